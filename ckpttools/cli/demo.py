@@ -1,0 +1,77 @@
+"""`ckpt demo`: the main job on an example it makes itself, every step shown."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from ckpttools.cli.options import ANY_PATH
+
+
+@click.command()
+@click.option(
+    "--directory", type=ANY_PATH, help="Where to work and leave the results; default a temporary one."
+)
+def demo(directory: Path | None) -> None:
+    """Make a small model, convert it, look at it, load it with Orbax.
+
+    \b
+    Example:
+      ckpt demo --directory ./demo
+    """
+    with _place(directory) as place:
+        source, target = place / "hf", place / "maxtext"
+        _make(source)
+        _shown("convert", "hf-to-maxtext", source, target)
+        _shown("inspect", "tree", target)
+        _load(source, target)
+
+
+@contextmanager
+def _place(directory: Path | None) -> Iterator[Path]:
+    if directory is not None:
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="ckpt-demo-") as name:
+        yield Path(name)
+
+
+def _make(source: Path) -> None:
+    """A Llama of 48 million parameters out of noise, as Hugging Face stores it."""
+    from ckpttools.testing.models import LlamaSizes, write_llama
+
+    sizes = LlamaSizes(layers=8, hidden=512, mlp=2048, heads=8, kv_heads=4, head_dim=64, vocab=32000)
+    path = write_llama(source, sizes)
+    click.echo(f"A small Llama out of noise, as Hugging Face stores it: {source}")
+    click.echo(f"  config.json and model.safetensors, {path.stat().st_size / 1e6:.0f} MB in bfloat16")
+
+
+def _shown(*arguments: str | Path) -> None:
+    """Runs a command of `ckpt` and shows its line before its output."""
+    from ckpttools.cli.main import main
+
+    words = [str(argument) for argument in arguments]
+    click.echo("\n$ ckpt " + " ".join(words))
+    main(words, standalone_mode=False)
+
+
+def _load(source: Path, target: Path) -> None:
+    """Restores the result with Orbax itself and compares one layer with the source."""
+    click.echo("\nOrbax restores it (orbax.checkpoint.StandardCheckpointer):")
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    import ckpttools
+
+    restored = ocp.StandardCheckpointer().restore((target / "0" / "items").absolute())
+    stacked = restored["params"]["params"]["decoder"]["layers"]["mlp"]["wi_0"]["kernel"]
+    single = ckpttools.open(source)["model.layers.5.mlp.gate_proj.weight",]
+    if not isinstance(single, ckpttools.LazyArray):
+        raise TypeError(single)
+    same = np.array_equal(np.asarray(stacked)[:, 5, :], single.read().T)
+    click.echo(f"  decoder/layers/mlp/wi_0/kernel: {stacked.dtype}{list(stacked.shape)}")
+    click.echo(f"  its layer 5 is model.layers.5.mlp.gate_proj.weight, transposed, bit by bit: {same}")

@@ -1,0 +1,75 @@
+"""The entry point `ckpt`: its commands, and what becomes of errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from ckpttools import __version__
+from ckpttools.cli.lazy import Lazy, LazyGroup
+from ckpttools.errors import CheckpointError, StorageError
+
+# As a shell reports a program that a signal ended: 128 and the signal's number.
+_INTERRUPTED, _PIPE_CLOSED = 130, 141
+
+_COMMANDS = {
+    "convert": Lazy("ckpttools.cli.convert", "convert", "Write a checkpoint in another form."),
+    "demo": Lazy("ckpttools.cli.demo", "demo", "Make a small model, convert it, look at it, load it with Orbax."),
+    "families": Lazy("ckpttools.cli.listings", "families", "List the model families that can be converted."),
+    "formats": Lazy("ckpttools.cli.listings", "formats", "List the formats that can be read."),
+    "inspect": Lazy("ckpttools.cli.inspect", "inspect", "Look into a checkpoint without loading it."),
+}
+
+
+class _Root(LazyGroup):
+    """The group of all commands, and the border at which errors become messages and exit codes."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _drop_output()
+            ctx.exit(_PIPE_CLOSED)
+        except KeyboardInterrupt:
+            click.echo("Stopped. Run the same command again to go on where it stopped.", err=True)
+            ctx.exit(_INTERRUPTED)
+        except (CheckpointError, OSError) as error:
+            _report(error, traceback=ctx.params["traceback"])
+            ctx.exit(error.exit_code if isinstance(error, CheckpointError) else StorageError.exit_code)
+
+
+def _report(error: Exception, *, traceback: bool) -> None:
+    """The error on stderr; on demand after the way it came."""
+    if traceback:
+        from traceback import format_tb
+
+        click.echo("".join(format_tb(error.__traceback__)), err=True, nl=False)
+    click.echo(f"Error: {error}", err=True)
+
+
+def _drop_output() -> None:
+    """Keeps the interpreter from writing what is left to a reader that has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@click.command(
+    "ckpt",
+    cls=_Root,
+    lazy=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option("--traceback", is_flag=True, help="Show where in the program an error arose.")
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def main(traceback: bool) -> None:
+    """Convert, inspect and prove checkpoints of large models.
+
+    \b
+    Exit codes: 0 done, 1 differences found, 2 usage, 3 bad input,
+    4 does not fit into memory or disk, 5 input/output.
+
+    \b
+    Example:
+      ckpt inspect tree ~/models/Llama-3.1-8B
+    """

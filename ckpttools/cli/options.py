@@ -1,0 +1,172 @@
+"""Options that several commands share. A bundle of options reaches the command as one frozen object."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttools.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from ckpttools.dtypes import DType
+
+Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
+    """A number of bytes: `512MiB`, `2GB`, `1.5GiB`, `1073741824`."""
+
+    name = "size"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _SIZE.fullmatch(value.strip())
+        if match is None:
+            self.fail(f"{value!r} is no size. Write 512MiB, 2GB or a number of bytes.", param, ctx)
+        number, letter, binary = match.groups()
+        power = _POWERS[letter.lower()] if letter else 0
+        nbytes = int(float(number) * (1024 if binary else 1000) ** power) if letter else int(float(number))
+        return nbytes or self.fail("must be more than nothing.", param, ctx)
+
+
+class DTypeName(click.ParamType):  # type: ignore[type-arg]
+    """The name of an element type, as `ckpttools.dtypes.parse_dtype` takes it."""
+
+    name = "dtype"
+
+    def convert(self, value: str | DType, param: click.Parameter | None, ctx: click.Context | None) -> DType:
+        from ckpttools.dtypes import parse_dtype
+
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse_dtype(value)
+        except UnknownNameError as error:
+            self.fail(str(error), param, ctx)
+
+
+SIZE = Size()
+DTYPE = DTypeName()
+ANY_PATH = click.Path(path_type=Path)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+def bundled(name: str, make: Callable[..., object], *options: Decorator) -> Decorator:
+    """A decorator that adds options and hands their values to the command as the one argument `name`.
+
+    Args:
+        name: of the command's parameter.
+        make: called with the options' values by name, once the command line was parsed.
+        options: click option decorators.
+    """
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def wrapper(**values: object) -> object:
+            mine = {key: values.pop(key) for key in keys}
+            return command(**values, **{name: make(**mine)})
+
+        already = len(_parameters(wrapper))
+        for option in reversed(options):
+            option(wrapper)
+        keys = [each.name for each in _parameters(wrapper)[already:]]
+        return wrapper
+
+    return decorate
+
+
+def _parameters(command: Command) -> list[click.Parameter]:
+    """What click's decorators have noted on a function so far; last in the help comes first."""
+    noted: list[click.Parameter] = getattr(command, "__click_params__", [])
+    return noted
+
+
+def _read_options(**values: Any) -> object:  # noqa: ANN401
+    from ckpttools.formats.base import ReadOptions
+
+    return ReadOptions(**values)
+
+
+max_header_option = click.option(
+    "--max-header-bytes",
+    type=SIZE,
+    default="100MB",
+    show_default=True,
+    help="Longest safetensors header that is accepted.",
+)
+read_options = bundled(
+    "read",
+    _read_options,
+    click.option(
+        "--step",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Training step to open; without it the latest finished one.",
+    ),
+    max_header_option,
+)
+
+
+def _resources(**values: Any) -> object:  # noqa: ANN401
+    from ckpttools.convert import Resources
+
+    return Resources(**values)
+
+
+resource_options = bundled(
+    "resources",
+    _resources,
+    click.option(
+        "--memory",
+        type=SIZE,
+        default="1GiB",
+        show_default=True,
+        help="Memory that may be resident at most, whatever the model's size: 512MiB, 2GB, …",
+    ),
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Workers at a time; without it one for each core.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How a command that writes should go about it and what it should print."""
+
+    dry_run: bool
+    overwrite: bool
+    resume: bool
+    progress: bool
+    as_json: bool
+
+
+output_options = bundled(
+    "output",
+    Output,
+    click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
+    click.option(
+        "--overwrite", is_flag=True, help="Replace DST if it is there; it goes last, when all is written."
+    ),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Insist on going on with an interrupted conversion. The same command does so anyway.",
+    ),
+    click.option("--progress/--no-progress", default=True, help="Report progress on stderr."),
+    json_option,
+)

@@ -1,0 +1,43 @@
+"""Where results go: stdout, as text or as one JSON value."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+
+import click
+
+
+def print_json(value: object) -> None:
+    """One JSON value on stdout; frozen dataclasses become objects of the same fields."""
+    click.echo(json.dumps(value, default=_plain))
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # Not `asdict`, which copies deeply: ten thousand arrays take it a third of a second.
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def show(lines: Iterable[str]) -> None:
+    """Lines on stdout; click takes the colours out where that is no terminal."""
+    click.echo("\n".join(lines), color=False if "NO_COLOR" in os.environ else None)
+
+
+def width() -> int | None:
+    """Columns of the terminal, or those that the user sets; None for a pipe, which has no width."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return shutil.get_terminal_size().columns
+    return None
+
+
+def printable(text: str) -> str:
+    """Names out of a file as they can be shown: what would steer the terminal is spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,50 @@
+"""Numbers for people: bytes on disk in powers of 1000, memory in powers of 1024, counts, durations."""
+
+from __future__ import annotations
+
+_STEPS = ("", "k", "M", "G", "T", "P")
+
+
+def disk(nbytes: float) -> str:
+    """2471645184 -> "2.47 GB"."""
+    return f"{_scaled(nbytes, 1000)}B"
+
+
+def memory(nbytes: int) -> str:
+    """1 << 30 -> "1.00 GiB", as process monitors count."""
+    text = _scaled(nbytes, 1024)
+    return f"{text}B" if text.endswith(" ") else f"{text[:-1]}{text[-1].upper()}iB"
+
+
+def exact(nbytes: int) -> str:
+    """2471645184 -> "2.47 GB (2,471,645,184 bytes)"."""
+    return f"{disk(nbytes)} ({nbytes:,} bytes)" if nbytes >= 1000 else f"{nbytes} bytes"
+
+
+def count(number: int) -> str:
+    """1235814400 -> "1.24 B": billions, as models are named."""
+    return _scaled(number, 1000).replace("G", "B").strip()
+
+
+def counted(number: int, noun: str) -> str:
+    """1 -> "1 array", 12 -> "12 arrays"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """3725 -> "1:02:05"."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def _scaled(number: float, base: int) -> str:
+    """Three digits, a space and the letter of the power of `base`."""
+    power = 0
+    # 999.5 would be rounded to four digits: it belongs to the next power.
+    while number >= 999.5 and power < len(_STEPS) - 1:
+        number /= base
+        power += 1
+    if power == 0:
+        return f"{number:.0f} "
+    digits = 2 if number < 9.995 else 1 if number < 99.95 else 0
+    return f"{number:.{digits}f} {_STEPS[power]}"

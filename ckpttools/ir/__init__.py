@@ -1,0 +1,1 @@
+"""The intermediate representation: lazy arrays, the closed set of lazy nodes, trees of them."""

@@ -1,0 +1,119 @@
+"""What a lazy array is: shape, dtype and where its bytes come from. Asking for any of these reads nothing.
+
+Elements travel as opaque unsigned numbers of their size (`DType.carrier`), so bits are never touched by
+accident; only value ops look at them as numbers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Protocol
+
+from ckpttools.dtypes import DType
+from ckpttools.region import Region, Shape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from typing_extensions import Buffer
+
+    from ckpttools.ir.scratch import Scratch
+
+
+class ByteSource(Protocol):
+    """Something that bytes can be read from by position, from several threads at once."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def version(self) -> str:
+        """Something that changes when the content does."""
+
+    def read_into(self, offset: int, out: Buffer) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCost:
+    """What a read will take: bytes fetched, and the number of separate reads. Adds up."""
+
+    nbytes: int = 0
+    reads: int = 0
+
+    def __add__(self, other: ReadCost) -> ReadCost:
+        return ReadCost(self.nbytes + other.nbytes, self.reads + other.reads)
+
+
+@dataclass(frozen=True, eq=False)
+class LazyArray(ABC):
+    """An array of `shape` and `dtype` of which any region can be had at the cost of that region.
+
+    The set of implementations is closed: `ckpttools.ir.nodes`.
+    """
+
+    shape: Shape
+    dtype: DType
+
+    @abstractmethod
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        """Writes the elements of `region` into `out`.
+
+        Args:
+            region: a box within `shape`.
+            out: of the region's shape and `dtype.carrier`, any strides.
+            scratch: has `scratch_bytes` free.
+
+        Raises:
+            FormatError, StorageError: the bytes are not there or cannot be read.
+        """
+
+    @property
+    @abstractmethod
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch that reading any region takes at most."""
+
+    @abstractmethod
+    def read_cost(self, region: Region) -> ReadCost:
+        """Bytes that `read_into` of this region will fetch, and in how many reads."""
+
+    @property
+    @abstractmethod
+    def stored_bits(self) -> int:
+        """Bits of one element where it is stored; 0 where nothing is."""
+
+    @abstractmethod
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        """File and offset at which reading this region starts; orders tasks by locality."""
+
+    @abstractmethod
+    def sources(self) -> Iterator[ByteSource]:
+        """The files that reading all of it reads; one may come several times."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory: elements of less than a byte take one."""
+        return self.size * self.dtype.itemsize
+
+    def read(self, region: Region | None = None) -> np.ndarray:
+        """The region (by default all of it) as a new C-ordered numpy array of `dtype.numpy`."""
+        import numpy as np
+
+        from ckpttools.ir.scratch import Scratch
+
+        region = Region.whole(self.shape) if region is None else region
+        out = np.empty(region.shape, self.dtype.carrier)
+        self.read_into(region, out, Scratch(self.scratch_bytes))
+        return out.view(self.dtype.numpy)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dtype}{list(self.shape)})"

@@ -1,0 +1,159 @@
+"""Copying between two views of equal shape whose memory orders differ, at memory speed.
+
+numpy copies a transposed 16-bit matrix one element at a time: 0.3 GB/s as a whole, 1.0 GB/s in tiles.
+Here k rows are first interleaved into elements of 8 or 16 bytes, and those are transposed: the same
+strided loop then moves k elements at once. Measured on one core (4096 x 14336, 16 bits): 3.1 to 3.4 GB/s.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ckpttools.ir.scratch import Scratch, rounded_up
+
+# One tile: source, interleaved buffer and target together stay in a core's L2 cache. Measured with 16-bit
+# elements and 128, 256, 512, 1024 KiB: 3.4 GB/s plain in all; with RoPE's row order 2.5, 3.6, 2.9, 4.0;
+# rows of an odd length 2.1, 2.1, 1.3, 1.3.
+_TILE_BYTES = 256 * 1024
+_WIDE: dict[int, np.dtype[Any]] = {
+    16: np.dtype("<c16"),
+    8: np.dtype("<u8"),
+    4: np.dtype("<u4"),
+    2: np.dtype("<u2"),
+}
+
+
+def scratch_bytes() -> int:
+    """Scratch that one `copy` takes at most."""
+    return 2 * rounded_up(_TILE_BYTES)
+
+
+def copy(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
+    """target[...] = source, both of one shape and one dtype, any strides."""
+    axes = _merged_axes(target, source)
+    target = np.lib.stride_tricks.as_strided(
+        target, [a.length for a in axes], [a.target for a in axes], writeable=True
+    )
+    source = np.lib.stride_tricks.as_strided(
+        source, [a.length for a in axes], [a.source for a in axes], writeable=False
+    )
+    fast = _contiguous_axis(source)
+    if fast is None or fast == target.ndim - 1 or _contiguous_axis(target) != target.ndim - 1:
+        target[...] = source
+    else:
+        _copy_transposed(target, source, fast, scratch)
+
+
+class _Axis(NamedTuple):
+    length: int
+    target: int
+    source: int
+
+
+def _merged_axes(target: np.ndarray, source: np.ndarray) -> list[_Axis]:
+    """The axes that remain when those that are one in both memories are joined, target-major."""
+    triples = zip(target.shape, target.strides, source.strides, strict=True)
+    axes = sorted((_Axis(*t) for t in triples if t[0] != 1), key=lambda a: -a.target)
+    merged: list[_Axis] = []
+    for axis in axes:
+        if merged:
+            last = merged[-1]
+            if last.target == axis.target * axis.length and last.source == axis.source * axis.length:
+                merged[-1] = _Axis(last.length * axis.length, axis.target, axis.source)
+                continue
+        merged.append(axis)
+    return merged
+
+
+def _contiguous_axis(array: np.ndarray) -> int | None:
+    """The axis along which neighbours touch in memory."""
+    return next((k for k, s in enumerate(array.strides) if s == array.itemsize), None)
+
+
+def _copy_transposed(target: np.ndarray, source: np.ndarray, fast: int, scratch: Scratch) -> None:
+    """Copies where the source's contiguous axis `fast` is not the target's last one.
+
+    The target's trailing axes are walked as the rows of a matrix whose columns run along `fast`.
+    """
+    rows_from = _first_row_axis(target, fast)
+    lead = [k for k in range(rows_from) if k != fast]
+    for index in np.ndindex(*(target.shape[k] for k in lead)):
+        where: list[int | slice] = [slice(None)] * target.ndim
+        for k, i in zip(lead, index, strict=True):
+            where[k] = i
+        position = sum(1 for k in range(fast) if k not in lead)
+        block_target = np.moveaxis(target[tuple(where)], position, 0)
+        block_source = np.moveaxis(source[tuple(where)], position, -1)
+        _copy_matrix(block_target, block_source, scratch)
+
+
+def _first_row_axis(target: np.ndarray, fast: int) -> int:
+    """The first of the trailing axes that lie in one contiguous run of the target, `fast` left out."""
+    axis = target.ndim - 1
+    run = target.itemsize * target.shape[axis]
+    while axis - 1 > fast and target.strides[axis - 1] == run:
+        axis -= 1
+        run *= target.shape[axis]
+    return axis
+
+
+def _copy_matrix(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
+    """target[c, *r] = source[*r, c]: rows contiguous in the target, columns in the source."""
+    columns = target.shape[0]
+    rows = target.size // columns
+    flat = target.reshape(columns, rows)
+    side = int((_TILE_BYTES // target.itemsize) ** 0.5)
+    inner = rows // source.shape[0]
+    if inner > side and source.ndim > 2:
+        for i in range(source.shape[0]):
+            _copy_matrix(flat[:, i * inner : (i + 1) * inner], source[i], scratch)
+        return
+    step = max(1, side // inner)
+    for first in range(0, source.shape[0], step):
+        last = min(first + step, source.shape[0])
+        for left in range(0, columns, side):
+            right = min(left + side, columns)
+            _copy_tile(
+                flat[left:right, first * inner : last * inner],
+                source[first:last, ..., left:right],
+                scratch,
+            )
+
+
+def _copy_tile(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
+    columns, rows = target.shape
+    if source.ndim == 2:
+        _interleave(target, source, scratch)
+        return
+    with scratch.take((rows, columns), target.dtype) as gathered:
+        gathered.reshape(source.shape)[...] = source
+        _interleave(target, gathered, scratch)
+
+
+def _interleave(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
+    """target = source.T through wide elements; the rows that do not fill one go singly."""
+    rows, columns = source.shape
+    wide = _wide_dtype(target)
+    width = wide.itemsize // target.itemsize if wide is not None else 1
+    even = rows // width * width
+    if wide is None or width == 1 or even == 0:
+        target[...] = source.T
+        return
+    with scratch.take((even // width, columns, width), target.dtype) as buffer:
+        groups = source[:even].reshape(even // width, width, columns)
+        for k in range(width):
+            buffer[:, :, k] = groups[:, k, :]
+        target[:, :even].view(wide)[...] = buffer.view(wide)[:, :, 0].T
+    if even < rows:
+        target[:, even:] = source[even:].T
+
+
+def _wide_dtype(target: np.ndarray) -> np.dtype[Any] | None:
+    """The widest element to which every row of the target is aligned."""
+    address = target.ctypes.data
+    for size, dtype in _WIDE.items():
+        if size > target.itemsize and address % size == 0 and target.strides[0] % size == 0:
+            return dtype
+    return None

@@ -1,0 +1,138 @@
+"""A checkpoint as a tree: paths in order, each with a lazy array or a leaf without data.
+
+A path is a tuple of keys: `str` for a dictionary key or an attribute, `int` for a place in a sequence.
+`Tree.nested()` is the same as dictionaries and lists, a JAX pytree of lazy arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from ckpttools.errors import FormatError
+from ckpttools.ir.array import LazyArray
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """A leaf that holds no data.
+
+    Attributes:
+        kind: "None", "Dict", "List" or "Tuple".
+    """
+
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A leaf that is a string."""
+
+    value: str
+
+
+Leaf = LazyArray | Empty | Text
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a checkpoint says of itself beside its arrays.
+
+    Attributes:
+        format: name of the format it was read from, or None.
+        step: training step of the directory it lies in, or None.
+        custom: the user's own metadata (`scan_layers` in a MaxText checkpoint).
+        config: the model's `config.json`, or None where there is none.
+        scalars: paths of arrays that were Python numbers.
+        place: what was opened, for messages.
+    """
+
+    format: str | None = None
+    step: int | None = None
+    custom: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+    scalars: frozenset[Path] = frozenset()
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Tree(Mapping[Path, Leaf]):
+    """An ordered map from path to leaf, with metadata. Never changed; transforms make new ones."""
+
+    leaves: Mapping[Path, Leaf]
+    metadata: Metadata = field(default_factory=Metadata)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "leaves", MappingProxyType(dict(self.leaves)))
+
+    def __getitem__(self, path: Path) -> Leaf:
+        return self.leaves[path]
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self.leaves)
+
+    def __len__(self) -> int:
+        return len(self.leaves)
+
+    @cached_property
+    def arrays(self) -> dict[Path, LazyArray]:
+        """The leaves that are arrays, in order."""
+        return {path: leaf for path, leaf in self.leaves.items() if isinstance(leaf, LazyArray)}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def with_metadata(self, **changes: Any) -> Tree:  # noqa: ANN401
+        """The same leaves with some metadata fields changed."""
+        return replace(self, metadata=replace(self.metadata, **changes))
+
+    def nested(self) -> Any:  # noqa: ANN401
+        """The tree as dictionaries and lists with the leaves in them; empty leaves become what they name.
+
+        Raises:
+            FormatError: a path runs through a leaf, or a sequence has gaps.
+        """
+        empties: dict[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
+        root: dict[str | int, Any] = {}
+        for path, leaf in self.leaves.items():
+            value = empties[leaf.kind] if isinstance(leaf, Empty) else leaf
+            if not path:
+                return value
+            _insert(root, path, value.value if isinstance(value, Text) else value)
+        return _sequences(root, ())
+
+
+def _insert(node: dict[str | int, Any], path: Path, value: object) -> None:
+    for depth, key in enumerate(path[:-1]):
+        node = node.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise FormatError("a path runs through a leaf", place=spelled(path[: depth + 1]))
+    node[path[-1]] = value
+
+
+def _sequences(node: object, path: Path) -> Any:  # noqa: ANN401
+    """Turns dictionaries whose keys are all places in a sequence into lists."""
+    if not isinstance(node, dict) or not node:
+        return node
+    made = {key: _sequences(value, (*path, key)) for key, value in node.items()}
+    if not all(isinstance(key, int) for key in made):
+        return made
+    if sorted(made) != list(range(len(made))):
+        raise FormatError("a sequence has gaps", place=spelled(path), got=sorted(made))
+    return [made[k] for k in range(len(made))]
+
+
+def spelled(path: Path) -> str:
+    """The path joined by "/", as messages and `--json` show it."""
+    return "/".join(map(str, path))
+
+
+def dotted(path: Path) -> str:
+    """The path joined by ".", as Orbax names arrays on disk."""
+    return ".".join(map(str, path))

@@ -1,0 +1,1 @@
+"""How two frameworks spell the same arrays: named axes, rows, tables. No I/O and no model's name in here."""

@@ -1,0 +1,137 @@
+"""Nothing missing, nothing left over, every shape as it should be: or one error that lists it all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from ckpttools.errors import CoverageError, listing, near_names
+from ckpttools.ir.array import LazyArray
+from ckpttools.mapping.axes import Side
+from ckpttools.mapping.sizes import Size
+
+# Beyond this many lines a list says only how many more there are.
+_MOST_LINES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A side whose arrays must be there, or must not be, and who says so (empty where nobody need)."""
+
+    side: Side
+    why: str
+
+
+def check_coverage(
+    arrays: Mapping[str, LazyArray],
+    wanted: Sequence[Expected],
+    unwanted: Sequence[Expected],
+    sizes: Mapping[str, Size],
+    place: str,
+    dropped: Collection[str] = (),
+) -> None:
+    """Compares the arrays that are there with those that the rows name.
+
+    Raises:
+        CoverageError: with every missing, left-over and misshapen array.
+    """
+    lengths = {axis: size.length for axis, size in sizes.items()}
+    sides = {key: each.side for each in wanted for key in each.side.keys(lengths)}
+    missing = [key for key in sides if key not in arrays]
+    extra = [key for key in arrays if key not in sides]
+    misshapen = [
+        _misshapen(key, arrays[key].shape, side, sizes)
+        for key, side in sides.items()
+        if key in arrays and arrays[key].shape != side.shape(lengths)
+    ]
+    if not (missing or extra or misshapen):
+        return
+    parts = [
+        _section("missing", [_with_near(key, extra) for key in missing[:20]] + missing[20:]),
+        _section("not expected", extra),
+        _section("of another shape", misshapen),
+    ]
+    alternatives = {key for each in unwanted for key in _keys(each, lengths)}
+    hints = [
+        *(f"{key} is missing because it was dropped" for key in missing if key in dropped),
+        *_flag_hints([key for key in missing if key not in alternatives], wanted, lengths, "wanted"),
+        *_flag_hints(extra, unwanted, lengths, "not expected"),
+        *_beyond_hints(extra, wanted, sizes),
+    ]
+    if extra and not hints:
+        hints.append("if they are to be left out, name them with --drop PATTERN")
+    raise CoverageError(
+        "the arrays do not match the model" + "".join(parts),
+        place=place,
+        hint="; ".join(hints) or "check that config.json belongs to these weights",
+    )
+
+
+def _section(what: str, lines: list[str]) -> str:
+    if not lines:
+        return ""
+    count = "1 array is" if len(lines) == 1 else f"{len(lines)} arrays are"
+    return f"\n  {count} {what}:{listing(lines, _MOST_LINES)}"
+
+
+def _with_near(key: str, extra: list[str]) -> str:
+    near = near_names(key, extra, 1)
+    return f"{key}  (there is {near[0]})" if near else key
+
+
+def _misshapen(key: str, shape: tuple[int, ...], side: Side, sizes: Mapping[str, Size]) -> str:
+    wanted = side.shape({axis: size.length for axis, size in sizes.items()})
+    why = "it looks transposed" if shape == wanted[::-1] else "; ".join(_doubtful(shape, wanted, side, sizes))
+    return f"{key}: got {list(shape)}, wanted {list(wanted)} ({why})"
+
+
+def _doubtful(
+    shape: tuple[int, ...], wanted: tuple[int, ...], side: Side, sizes: Mapping[str, Size]
+) -> Iterator[str]:
+    """The axes on which got and wanted differ, with who said their length."""
+    if len(shape) != len(wanted):
+        yield f"{len(wanted)} axes: {side}"
+        return
+    for group, got, length in zip(side.groups, shape, wanted, strict=True):
+        if got != length:
+            yield from (f"{axis} {sizes[axis].length} from {sizes[axis].source}" for axis in group)
+
+
+def _flag_hints(
+    keys: Sequence[str], expected: Sequence[Expected], lengths: Mapping[str, int], verdict: str
+) -> Iterator[str]:
+    """Says which flag decides about a key of the list."""
+    for each in expected:
+        if each.why:
+            there = set(keys)
+            hit = next((key for key in _keys(each, lengths) if key in there), None)
+            if hit:
+                yield f"{hit} is {verdict} because of {each.why}"
+
+
+def _keys(expected: Expected, lengths: Mapping[str, int]) -> Iterator[str]:
+    """The keys of a side, none where the length of an axis in its key is not known."""
+    if set(expected.side.key.axes) <= set(lengths):
+        yield from expected.side.keys(lengths)
+
+
+def _beyond_hints(
+    extra: Sequence[str], wanted: Sequence[Expected], sizes: Mapping[str, Size]
+) -> Iterator[str]:
+    """Says which size is too small for the keys that are there."""
+    there = set(extra)
+    for axis in dict.fromkeys(axis for each in wanted for axis in each.side.key.axes):
+        size = sizes[axis]
+        beyond = (
+            each.side.key.spell({**dict.fromkeys(each.side.key.axes, 0), axis: size.length}, _lengths(sizes))
+            for each in wanted
+            if axis in each.side.key.axes and not any(f.labels for f in each.side.key.fields)
+        )
+        hit = next(islice((key for key in beyond if key in there), 1), None)
+        if hit:
+            yield f"{hit} is beyond the {size.length} that {size.source} says"
+
+
+def _lengths(sizes: Mapping[str, Size]) -> dict[str, int]:
+    return {axis: size.length for axis, size in sizes.items()}

@@ -1,0 +1,129 @@
+"""A row: one array, or one family of arrays, spelled two ways. Both directions come from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ckpttools.errors import MappingError
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.nodes import elementwise, relayout, stack, take
+from ckpttools.mapping.axes import Group, Side, parse_side
+from ckpttools.mapping.values import BoundOp, ValueOp
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Two spellings of the same numbers.
+
+    Attributes:
+        left, right: the two sides; they name the same axes.
+        op: what happens to values on the way from right to left, or None.
+        when, unless: name of a flag of the model that must (not) be set for the row to exist.
+    """
+
+    left: Side
+    right: Side
+    op: ValueOp | None = None
+    when: str | None = None
+    unless: str | None = None
+
+    def __post_init__(self) -> None:
+        if set(self.left.axes) != set(self.right.axes):
+            odd = sorted(set(self.left.axes) ^ set(self.right.axes))
+            raise MappingError(
+                "the two sides of a row name different axes",
+                place=self,
+                got=", ".join(odd),
+                hint="every axis occurs once on each side, in the key or in the array",
+            )
+
+    def applies(self, flags: frozenset[str]) -> bool:
+        """Whether a model with these flags has this row."""
+        return (self.when is None or self.when in flags) and self.unless not in flags
+
+    def stacked(self, axis: str, at: int) -> Row:
+        """The row with `axis` moved from the left key into the left array: what scanning does to it."""
+        if axis not in self.left.key.axes:
+            return self
+        return replace(self, left=self.left.stacked(axis, at))
+
+    def __str__(self) -> str:
+        return f"{self.left}  <->  {self.right}"
+
+
+def row(
+    left: str,
+    left_axes: str,
+    right: str,
+    right_axes: str,
+    *,
+    op: ValueOp | None = None,
+    when: str | None = None,
+    unless: str | None = None,
+) -> Row:
+    """A row from its text; see `ckpttools.mapping.axes` for the language.
+
+    Raises:
+        MappingError: the text is not in the language, or the sides name different axes.
+    """
+    return Row(parse_side(left, left_axes), parse_side(right, right_axes), op, when, unless)
+
+
+@dataclass(frozen=True)
+class Respelling:
+    """One direction of a row at the sizes of one model: target arrays as expressions of source arrays.
+
+    Attributes:
+        source, target: the two sides.
+        sizes: length of every axis.
+        op: what happens to values on the way, or None.
+    """
+
+    source: Side
+    target: Side
+    sizes: Mapping[str, int]
+    op: BoundOp | None = None
+
+    def at(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> LazyArray:
+        """The target array at `index`, a coordinate of each axis of the target's key."""
+        body = self._stacked(dict(index), self._stacked_axes, arrays)
+        if self._groups == self.target.groups:
+            return body
+        split = tuple((self.sizes[axis],) for axis in self.target.array_axes)
+        merge = tuple(len(group) for group in self.target.groups)
+        return relayout(body, split, tuple(range(len(split))), merge)
+
+    @property
+    def _stacked_axes(self) -> Group:
+        """Axes that leave the key and enter the array."""
+        return tuple(axis for axis in self.target.array_axes if axis in self.source.key.axes)
+
+    @property
+    def _groups(self) -> tuple[Group, ...]:
+        """The target's groups; single axes where one of them merges a stacked axis with others."""
+        mixed = any(len(g) > 1 and set(g) & set(self._stacked_axes) for g in self.target.groups)
+        return tuple((axis,) for axis in self.target.array_axes) if mixed else self.target.groups
+
+    def _stacked(self, index: dict[str, int], axes: Group, arrays: Mapping[str, LazyArray]) -> LazyArray:
+        if not axes:
+            return self._single(index, arrays)
+        axis, *rest = axes
+        parts = [self._stacked({**index, axis: i}, tuple(rest), arrays) for i in range(self.sizes[axis])]
+        outer = self._stacked_axes[: -len(axes)]
+        return stack(parts, [g for g in self._groups if g[0] not in outer].index((axis,)))
+
+    def _single(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> LazyArray:
+        """What one source array gives: its values, the axes that enter the key taken, the rest in order."""
+        array = arrays[self.source.key.spell(index, self.sizes)]
+        if self.op is not None:
+            array = elementwise(array, self.op)
+        taken = tuple(axis for axis in self.source.array_axes if axis in self.target.key.axes)
+        kept = tuple(g for g in self._groups if not set(g) & set(self._stacked_axes))
+        numbers = self.source.array_axes
+        split = tuple(tuple(self.sizes[axis] for axis in group) for group in self.source.groups)
+        order = tuple(numbers.index(axis) for group in ((taken,), kept) for g in group for axis in g)
+        array = relayout(array, split, order, (*(1 for _ in taken), *map(len, kept)))
+        for axis in taken:
+            array = take(array, 0, index[axis])
+        return array

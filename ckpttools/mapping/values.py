@@ -1,0 +1,189 @@
+"""Functions of single elements that a row may apply, each with what it does to exactness.
+
+Arithmetic is in float32, or in the element's own type where that is wider; results are rounded once, to
+nearest, ties to even.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ckpttools.dtypes import DTYPES, DType
+from ckpttools.errors import MappingError
+from ckpttools.ir.nodes import ElementOp
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# Elements of one block: source, float32 copy and result stay in a core's L2 cache.
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """Whether the inverse gives the original bits back.
+
+    Attributes:
+        exact: True if it does, for every value that `reason` does not except.
+        reason: why not, or which values are excepted; empty if none.
+    """
+
+    exact: bool
+    reason: str = ""
+
+
+class ValueOp(Protocol):
+    """What a row may do to values. Bound to the sizes of a model it becomes an `ElementOp`."""
+
+    def bound(self, sizes: Mapping[str, int]) -> BoundOp:
+        """The function itself, with every size known."""
+
+
+class BoundOp(ElementOp, Protocol):
+    """A function of elements that knows its inverse and how exact that is."""
+
+    def inverse(self) -> BoundOp:
+        """The function back."""
+
+    def exactness(self, dtype: DType) -> Exactness:
+        """Whether `inverse` after this gives the bits of `dtype` back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """x * size ** power, as `Scale("head_dim", -0.5)` for MaxText's query scale."""
+
+    axis: str
+    power: float
+
+    def bound(self, sizes: Mapping[str, int]) -> BoundOp:
+        return Multiply(sizes[self.axis] ** self.power)
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """x * float32(factor), rounded to x's dtype; divided by it where `divide`."""
+
+    factor: float
+    divide: bool = False
+
+    def result(self, dtype: DType) -> DType:
+        if not dtype.is_float:
+            raise MappingError("only floating-point values can be scaled", got=dtype)
+        return dtype
+
+    def inverse(self) -> Multiply:
+        return Multiply(self.factor, not self.divide)
+
+    def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
+        import numpy as np
+
+        wide = np.float64 if dtype.bits == 64 else np.float32
+        factor = wide(np.float32(self.factor))
+        operation = np.divide if self.divide else np.multiply
+
+        def rescaled(block: np.ndarray) -> np.ndarray:
+            with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+                scaled: np.ndarray = operation(block.astype(wide), factor)
+                return scaled.astype(dtype.numpy)
+
+        _blockwise(source, target, dtype, dtype, rescaled)
+
+    def exactness(self, dtype: DType) -> Exactness:
+        edge = "largest" if (self.factor > 1) != self.divide else "smallest"
+        but = f"but for values near the {edge} of the type"
+        if math.frexp(self.factor)[0] == 0.5 and dtype.name in ("bfloat16", "float32", "float64"):
+            return Exactness(True, f"a power of two: exact {but}")
+        sign = "divided by" if self.divide else "times"
+        return Exactness(False, f"{sign} {self.factor:.6g}, rounded to {dtype}: at most 1 ulp off {but}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """The same value in another dtype, rounded to nearest even."""
+
+    to: DType
+    origin: DType | None = None
+
+    def result(self, dtype: DType) -> DType:
+        if not (dtype.is_float and self.to.is_float) and not self.exactness(dtype).exact:
+            raise MappingError(
+                f"a cast from {dtype} to {self.to} can lose whole numbers", hint="keep the stored dtype"
+            )
+        return self.to
+
+    def inverse(self) -> Cast:
+        if self.origin is None:
+            raise MappingError("a cast of unknown origin has no inverse")
+        return Cast(self.origin, self.to)
+
+    def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
+        import numpy as np
+
+        def cast(block: np.ndarray) -> np.ndarray:
+            with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+                if self.to.bits <= 16:
+                    # Some pairs of small types have no cast of their own; float64 would be rounded twice.
+                    block = (
+                        _rounded_to_odd(block) if dtype.bits == 64 else block.astype(np.float32, copy=False)
+                    )
+                return block.astype(self.to.numpy)
+
+        _blockwise(source, target, dtype, self.to, cast)
+
+    def exactness(self, dtype: DType) -> Exactness:
+        if dtype == self.to or self.to in _HOLDS.get(dtype, ()):
+            return Exactness(True)
+        return Exactness(False, f"cast from {dtype} to {self.to}: rounded")
+
+
+def _holders() -> dict[DType, tuple[DType, ...]]:
+    """For each dtype the dtypes that hold all its values."""
+    floats = [DTYPES[name] for name in ("float32", "float64")]
+    small = [d for d in DTYPES.values() if d.is_float and d.bits <= 16]
+    wider = {d: tuple(floats) for d in small}
+    tiny = [d for d in small if d.bits <= 8 and d.name != "float8_e8m0fnu"]
+    wider.update(dict.fromkeys(tiny, (DTYPES["bfloat16"], *floats)))
+    wider[DTYPES["float8_e8m0fnu"]] = (DTYPES["bfloat16"], *floats)
+    wider[DTYPES["float32"]] = (DTYPES["float64"],)
+    return wider
+
+
+_HOLDS = _holders()
+
+
+def _rounded_to_odd(block: np.ndarray) -> np.ndarray:
+    """float64 as float32 of which the last bit tells what was cut off: rounding it again is exact."""
+    import numpy as np
+
+    single = block.astype(np.float32)
+    back = single.astype(np.float64)
+    bits = single.view(np.uint32)
+    bits -= np.abs(back) > np.abs(block)
+    bits |= back != block
+    return single
+
+
+class _Function(Protocol):
+    def __call__(self, block: np.ndarray) -> np.ndarray: ...
+
+
+def _blockwise(
+    source: np.ndarray, target: np.ndarray, dtype: DType, result: DType, function: _Function
+) -> None:
+    """target = function(source) in blocks of the leading axis, through real dtypes."""
+    if source.ndim == 0:
+        target[...] = function(source.reshape(1).view(dtype.numpy)).view(result.carrier)[0]
+        return
+    if source.shape[0] == 0 or source.size == 0:
+        return
+    rows = max(1, _BLOCK // (source.size // source.shape[0]))
+    for first in range(0, source.shape[0], rows):
+        block = source[first : first + rows]
+        if block.size > _BLOCK and block.ndim > 1 and block.shape[0] == 1:
+            _blockwise(block[0], target[first], dtype, result, function)
+            continue
+        target[first : first + rows] = function(block.view(dtype.numpy)).view(result.carrier)

@@ -1,0 +1,54 @@
+"""Many names as few lines: those that differ in one number become one, with its range in braces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers as ascending ranges: 0, 1, 2, 5 give "0..2,5"."""
+    ordered = sorted(set(numbers))
+    runs = groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])
+    parts = ([number for _, number in run] for _, run in runs)
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}..{part[-1]}" for part in parts)
+
+
+def folded(lines: Iterable[str]) -> list[str]:
+    """The lines with those that differ only in their first number joined, then in their second, and so on.
+
+    Order is that of each group's first line. Numbers are runs of digits without a leading zero.
+    """
+    split = [_pieces(line) for line in lines]
+    deepest = max((len(pieces) // 2 for pieces in split), default=0)
+    for position in range(deepest):
+        split = _fold_at(split, 2 * position + 1)
+    return ["".join(pieces) for pieces in split]
+
+
+def _pieces(line: str) -> tuple[str, ...]:
+    """The line as text, number, text, number, …, text; the texts may be empty."""
+    pieces = [""]
+    for is_number, characters in groupby(line, key=str.isdigit):
+        part = "".join(characters)
+        if is_number and (part == "0" or not part.startswith("0")) and part.isascii():
+            pieces += [part, ""]
+        else:
+            pieces[-1] += part
+    return tuple(pieces)
+
+
+def _fold_at(lines: Sequence[tuple[str, ...]], position: int) -> list[tuple[str, ...]]:
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for pieces in lines:
+        number = pieces[position : position + 1]
+        groups.setdefault((pieces[:position], pieces[position + 1 :]), []).extend(number)
+    return [
+        (*before, _range_piece(numbers), *after) if numbers else before
+        for (before, after), numbers in groups.items()
+    ]
+
+
+def _range_piece(numbers: list[str]) -> str:
+    distinct = set(numbers)
+    return numbers[0] if len(distinct) == 1 else "{" + ranges(map(int, distinct)) + "}"

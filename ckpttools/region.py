@@ -1,0 +1,159 @@
+"""Half-open boxes of integer coordinates: pure arithmetic, no arrays.
+
+A region of an array of rank n is n pairs (start, stop). Rank 0 has one region, which holds one element.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The box of all coordinates with `start[k] <= i[k] < stop[k]`."""
+
+    start: Shape
+    stop: Shape
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Region:
+        return cls((0,) * len(shape), tuple(shape))
+
+    @property
+    def rank(self) -> int:
+        return len(self.start)
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(max(0, b - a) for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The index that cuts this region out of an array."""
+        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+
+    def intersect(self, other: Region) -> Region | None:
+        """The common box, or None where the two do not meet."""
+        start = tuple(map(max, self.start, other.start))
+        stop = tuple(map(min, self.stop, other.stop))
+        return Region(start, stop) if all(a < b for a, b in zip(start, stop, strict=True)) else None
+
+    def shifted(self, offset: Sequence[int]) -> Region:
+        """This box moved by `offset`."""
+        return Region(
+            tuple(a + d for a, d in zip(self.start, offset, strict=True)),
+            tuple(b + d for b, d in zip(self.stop, offset, strict=True)),
+        )
+
+    def relative_to(self, origin: Region) -> Region:
+        """This box in coordinates that count from the start of `origin`."""
+        return self.shifted([-a for a in origin.start])
+
+    def replaced(self, axis: int, start: int, stop: int) -> Region:
+        """This box with another extent along one axis."""
+        starts, stops = list(self.start), list(self.stop)
+        starts[axis], stops[axis] = start, stop
+        return Region(tuple(starts), tuple(stops))
+
+    def without(self, axis: int) -> Region:
+        """This box with one axis dropped."""
+        return Region(self.start[:axis] + self.start[axis + 1 :], self.stop[:axis] + self.stop[axis + 1 :])
+
+    def inserted(self, axis: int, start: int, stop: int) -> Region:
+        """This box with a new axis before position `axis`."""
+        return Region(
+            (*self.start[:axis], start, *self.start[axis:]),
+            (*self.stop[:axis], stop, *self.stop[axis:]),
+        )
+
+    def pieces(self, axis: int, step: int) -> Iterator[Region]:
+        """This box cut along one axis into boxes of at most `step`, in order."""
+        for start in range(self.start[axis], self.stop[axis], step):
+            yield self.replaced(axis, start, min(start + step, self.stop[axis]))
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)) + "]"
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def grid_shape(shape: Sequence[int], chunk: Sequence[int]) -> Shape:
+    """Number of cells of size `chunk` along each axis; the last cell of an axis may be cut short."""
+    return tuple(ceil_div(n, c) for n, c in zip(shape, chunk, strict=True))
+
+
+def grid_cell(shape: Sequence[int], chunk: Sequence[int], index: Sequence[int]) -> Region:
+    """The part of the array that lies in one cell of the grid."""
+    return Region(
+        tuple(i * c for i, c in zip(index, chunk, strict=True)),
+        tuple(min((i + 1) * c, n) for i, c, n in zip(index, chunk, shape, strict=True)),
+    )
+
+
+def grid_indices(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Shape]:
+    """Every cell index of the grid, in C order."""
+    return itertools.product(*map(range, grid_shape(shape, chunk)))
+
+
+def contiguous_runs(shape: Sequence[int], region: Region) -> Iterator[tuple[int, int]]:
+    """The region as (offset, length) runs of elements of a C-ordered array of `shape`, in order.
+
+    Runs are as long as they can be: trailing axes that the region spans whole are merged.
+    """
+    if region.size == 0:
+        return
+    rank = len(shape)
+    split = rank
+    while split > 0 and region.start[split - 1] == 0 and region.stop[split - 1] == shape[split - 1]:
+        split -= 1
+    inner = math.prod(shape[split:])
+    if split == 0:
+        yield 0, inner
+        return
+    strides = [inner] * split
+    for k in range(split - 2, -1, -1):
+        strides[k] = strides[k + 1] * shape[k + 1]
+    base = region.start[split - 1] * strides[split - 1]
+    length = (region.stop[split - 1] - region.start[split - 1]) * inner
+    outer = [range(region.start[k], region.stop[k]) for k in range(split - 1)]
+    for index in itertools.product(*outer):
+        yield base + sum(i * s for i, s in zip(index, strides, strict=False)), length
+
+
+def count_runs(shape: Sequence[int], region: Region) -> int:
+    """How many runs `contiguous_runs` yields, without making them."""
+    if region.size == 0:
+        return 0
+    split = len(shape)
+    while split > 0 and region.start[split - 1] == 0 and region.stop[split - 1] == shape[split - 1]:
+        split -= 1
+    return math.prod(region.shape[: max(0, split - 1)])
+
+
+def split_to(region: Region, most: int) -> Iterator[Region]:
+    """The region cut along its leading axes into boxes of at most `most` elements (at least one), in C order.
+
+    Each box is a slab: single coordinates, then a stretch of one axis, then whole axes.
+    """
+    if region.size <= most or region.size == 1:
+        if region.size:
+            yield region
+        return
+    shape = region.shape
+    axis = next(k for k, n in enumerate(shape) if n > 1)
+    inner = math.prod(shape[axis + 1 :])
+    step = max(1, most // inner)
+    for piece in region.pieces(axis, step):
+        yield from split_to(piece, most)

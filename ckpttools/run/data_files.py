@@ -1,0 +1,115 @@
+"""The destination's data files, open for writing at any place from any thread."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ckpttools.run.staging import write_error
+
+# Direct writes need memory, offset and length in whole blocks; a page is a multiple of every block size.
+_BLOCK = 4096
+# Below this a direct write waits longer for the disk than a copy into the page cache takes.
+_SMALLEST_DIRECT = 1 << 20
+
+
+class DataFiles:
+    """Files of known size that are written in pieces, in any order.
+
+    Large pieces go straight from the buffer to the disk where the file system can do that (`O_DIRECT`):
+    the page cache would cost a second copy and its pages more than the copy. Measured for 2.47 GB with two
+    threads: 0.9 s direct, 1.7 to 6.5 s of kernel time through the cache.
+    """
+
+    def __init__(self, directory: Path, sizes: Mapping[str, int]) -> None:
+        """Creates each file at its full size, or opens it where an earlier run made it.
+
+        Raises:
+            StorageError, NoSpaceError: that is not possible.
+        """
+        self._paths = {name: directory / name for name in sizes}
+        self._cached: dict[str, int] = {}
+        self._direct: dict[str, int] = {}
+        for name, size in sizes.items():
+            path = self._paths[name]
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._cached[name] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                _reserve(self._cached[name], size)
+                self._open_direct(name)
+            except OSError as error:
+                self.close()
+                raise write_error(path, error) from error
+
+    def _open_direct(self, name: str) -> None:
+        flag = getattr(os, "O_DIRECT", 0)
+        try:
+            if flag:
+                self._direct[name] = os.open(self._paths[name], os.O_WRONLY | os.O_CLOEXEC | flag)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+
+    def write(self, name: str, offset: int, data: memoryview, address: int) -> None:
+        """Writes all of `data` at `offset`.
+
+        Args:
+            name: the file.
+            offset: byte in the file.
+            data: what to write.
+            address: where `data` lies in memory.
+
+        Raises:
+            StorageError, NoSpaceError: the system reports an error.
+        """
+        whole = len(data) // _BLOCK * _BLOCK
+        aligned = offset % _BLOCK == 0 and address % _BLOCK == 0
+        if name in self._direct and aligned and whole >= _SMALLEST_DIRECT:
+            whole = self._write_direct(name, offset, data[:whole])
+            offset, data = offset + whole, data[whole:]
+        self._write(name, self._cached[name], offset, data)
+
+    def _write_direct(self, name: str, offset: int, data: memoryview) -> int:
+        """Writes `data`; returns how much of it, which is nothing where the disk refuses its alignment."""
+        try:
+            return os.pwrite(self._direct[name], data, offset)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return 0
+            raise write_error(self._paths[name], error) from error
+
+    def _write(self, name: str, descriptor: int, offset: int, data: memoryview) -> None:
+        while data:
+            try:
+                count = os.pwrite(descriptor, data, offset)
+            except OSError as error:
+                raise write_error(self._paths[name], error) from error
+            offset += count
+            data = data[count:]
+
+    def sync(self) -> None:
+        """Returns when everything written so far is durable."""
+        for name, descriptor in self._cached.items():
+            try:
+                os.fdatasync(descriptor)
+            except OSError as error:
+                raise write_error(self._paths[name], error) from error
+
+    def close(self) -> None:
+        for descriptor in (*self._cached.values(), *self._direct.values()):
+            os.close(descriptor)
+        self._cached.clear()
+        self._direct.clear()
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Gives the file its size and, where the file system can, its room: a full disk shows at once."""
+    if os.fstat(descriptor).st_size < size:
+        os.ftruncate(descriptor, size)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise

@@ -1,0 +1,1 @@
+"""Where bytes live. Local files today; other stores answer to the same few calls."""

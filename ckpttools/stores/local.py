@@ -1,0 +1,112 @@
+"""Local files, read by position. No mmap: mapped pages would count against the memory budget."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckpttools.errors import FormatError, StorageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+# Linux transfers at most 2**31 - 4096 bytes a call (read(2)); ask for less, in whole pages.
+_MOST_AT_ONCE = 1 << 30
+
+
+class LocalFile:
+    """One file, opened at the first read and shared by all threads.
+
+    Attributes:
+        path: where it is.
+        size: its length in bytes when it was looked at; a later, shorter file is an error.
+        version: when it was last changed, in nanoseconds.
+    """
+
+    def __init__(self, path: str, size: int, version: str = "") -> None:
+        self.path = path
+        self.size = size
+        self.version = version
+        self._descriptor: int | None = None
+        self._closing: Callable[[], object] = lambda: None
+        self._opening = threading.Lock()
+
+    @classmethod
+    def at(cls, path: str | Path) -> LocalFile:
+        """The file as it is now.
+
+        Raises:
+            StorageError: it is not there or may not be looked at.
+        """
+        try:
+            status = Path(path).stat()
+        except OSError as error:
+            raise storage_error("cannot look at", path, error) from error
+        return cls(str(path), status.st_size, str(status.st_mtime_ns))
+
+    def _opened(self) -> int:
+        with self._opening:
+            if self._descriptor is None:
+                try:
+                    self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError as error:
+                    raise storage_error("cannot open", self.path, error) from error
+                self._closing = weakref.finalize(self, os.close, self._descriptor)
+            return self._descriptor
+
+    def read_into(self, offset: int, out: Buffer) -> None:
+        """Fills `out` with the bytes from `offset` on.
+
+        Raises:
+            FormatError: the file ends before.
+            StorageError: the system reports an error.
+        """
+        descriptor = self._opened()
+        rest = memoryview(out).cast("B")
+        wanted = len(rest)
+        while rest:
+            try:
+                count = os.preadv(descriptor, [rest[:_MOST_AT_ONCE]], offset)
+            except OSError as error:
+                raise storage_error("cannot read", self.path, error) from error
+            if count == 0:
+                raise FormatError(
+                    f"{self.path} ends too early",
+                    got=f"a file of {os.fstat(descriptor).st_size} bytes",
+                    wanted=f"{wanted} bytes that end at byte {offset + len(rest)}",
+                    hint="the file was cut short or is still being written: fetch it again",
+                )
+            offset += count
+            rest = rest[count:]
+
+    def read(self, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset` on; errors as `read_into`."""
+        out = bytearray(length)
+        self.read_into(offset, out)
+        return bytes(out)
+
+    def close(self) -> None:
+        """Gives the descriptor back; a later read opens the file again. Not while others read."""
+        with self._opening:
+            self._closing()
+            self._descriptor = None
+
+    def __repr__(self) -> str:
+        return f"LocalFile({self.path!r})"
+
+
+def storage_error(doing: str, path: str | Path, error: OSError) -> StorageError:
+    """An operating-system error in our words, the system's own kept."""
+    hints = {
+        "PermissionError": "check who owns it and its mode bits",
+        "FileNotFoundError": "check the spelling of the path",
+    }
+    return StorageError(
+        f"{doing} {path}",
+        got=f"{error.strerror} (errno {error.errno})",
+        hint=hints.get(type(error).__name__),
+    )

@@ -1,0 +1,268 @@
+"""Hypothesis strategies for the things this package is made of, each lazy array with its known contents.
+
+Plug-ins and forks test their own formats and rows with these; nothing here is imported by the package.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+
+from ckpttools.dtypes import DTYPES, DType
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.nodes import Chunked, Constant, Stored, elementwise, relayout, stack, take
+from ckpttools.mapping.values import Cast
+from ckpttools.region import Region, Shape, grid_cell, grid_indices
+from ckpttools.stores.memory import Bytes
+
+WHOLE = tuple(dtype for dtype in DTYPES.values() if not dtype.packed)
+PACKED = tuple(dtype for dtype in DTYPES.values() if dtype.packed)
+_SIDES = (1, 1, 2, 3, 5, 7)
+
+
+class Known(NamedTuple):
+    """A lazy array and what it holds, as its carrier's numbers."""
+
+    array: LazyArray
+    truth: np.ndarray
+
+
+def shapes(min_rank: int = 0, max_rank: int = 5, most: int = 2000) -> st.SearchStrategy[Shape]:
+    """Shapes of at most `most` elements, mostly of odd sides, some of them one."""
+    sides = st.lists(st.sampled_from(_SIDES), min_size=min_rank, max_size=max_rank)
+    return sides.map(tuple).filter(lambda shape: prod(shape) <= most)
+
+
+@st.composite
+def regions(draw: st.DrawFn, shape: Sequence[int], empty: bool = False) -> Region:
+    """Regions of an array of `shape`, whole axes and single coordinates among them; empty ones if asked."""
+    starts: list[int] = []
+    stops: list[int] = []
+    for length in shape:
+        start = draw(st.integers(0, length if empty else length - 1))
+        stop = draw(st.integers(start if empty else start + 1, length))
+        whole = draw(st.booleans())
+        starts.append(0 if whole else start)
+        stops.append(length if whole else stop)
+    return Region(tuple(starts), tuple(stops))
+
+
+def chunk_shapes(shape: Sequence[int], beyond: int = 0) -> st.SearchStrategy[Shape]:
+    """Shapes of grid cells for an array of `shape`, up to `beyond` longer than it on each axis."""
+    return st.tuples(*(st.integers(1, length + beyond) for length in shape))
+
+
+def tilings(shape: Sequence[int]) -> st.SearchStrategy[list[Region]]:
+    """All cells of a random grid over `shape`, in random order."""
+    grids = chunk_shapes(shape).map(
+        lambda chunk: [grid_cell(shape, chunk, index) for index in grid_indices(shape, chunk)]
+    )
+    return grids.flatmap(st.permutations)
+
+
+def dtypes(packed: bool = False) -> st.SearchStrategy[DType]:
+    """Element types; those of less than a byte only if asked."""
+    return st.sampled_from((*WHOLE, *PACKED) if packed else WHOLE)
+
+
+def noise(shape: Sequence[int], dtype: DType, seed: int = 0) -> np.ndarray:
+    """Random bits of `dtype`, as its carrier's numbers; bits that an element lacks are zero."""
+    raw = np.random.default_rng(seed).integers(0, 256, prod(shape) * dtype.itemsize, np.uint8)
+    if dtype.packed:
+        raw &= np.uint8((1 << dtype.bits) - 1)
+    return raw.view(dtype.carrier).reshape(shape)
+
+
+def file_bytes(truth: np.ndarray, dtype: DType) -> bytes:
+    """The bytes of an array in a file: C order, elements of less than a byte packed."""
+    flat = np.ascontiguousarray(truth).reshape(-1)
+    if not dtype.packed:
+        return flat.tobytes()
+    bits = np.unpackbits(flat.view(np.uint8)[:, None], axis=1, bitorder="little")[:, : dtype.bits]
+    return np.packbits(bits.reshape(-1), bitorder="little").tobytes()
+
+
+def stored(truth: np.ndarray, dtype: DType, path: str = "memory", lead: int = 0, tail: int = 0) -> Stored:
+    """An array in a file of its own, with `lead` bytes before it and `tail` behind."""
+    data = b"\xa5" * lead + file_bytes(truth, dtype) + b"\x5a" * tail
+    return Stored(truth.shape, dtype, Bytes(path, data), lead)
+
+
+def chunked(truth: np.ndarray, dtype: DType, chunk: Shape) -> Chunked:
+    """An array in a grid of chunks, each in a file of its own; what lies beyond the edges is noise."""
+    parts: dict[Shape, Stored] = {}
+    for index in grid_indices(truth.shape, chunk):
+        cell = grid_cell(truth.shape, chunk, index)
+        whole = noise(chunk, dtype, seed=len(parts) + 1)
+        whole[tuple(slice(0, n) for n in cell.shape)] = truth[cell.slices]
+        parts[index] = stored(whole, dtype, "/".join(map(str, index)))
+    return Chunked(truth.shape, dtype, chunk, partial(_part, parts))
+
+
+def _part(parts: Mapping[Shape, Stored], index: Shape) -> Stored:
+    return parts[index]
+
+
+@st.composite
+def leaves(draw: st.DrawFn, shape: Shape, dtype: DType) -> Known:
+    """Arrays that are not made of others."""
+    kind = draw(st.sampled_from(("stored", "stored", "chunked", "constant")))
+    if kind == "constant":
+        element = noise((1,), dtype, draw(st.integers(0, 99)))
+        return Known(Constant(shape, dtype, element.tobytes()), np.broadcast_to(element[0], shape))
+    truth = noise(shape, dtype, draw(st.integers(0, 99)))
+    if kind == "chunked" and not dtype.packed:
+        return Known(chunked(truth, dtype, draw(chunk_shapes(shape, beyond=2))), truth)
+    return Known(stored(truth, dtype, lead=draw(st.integers(0, 9)), tail=1), truth)
+
+
+@st.composite
+def lazy_arrays(
+    draw: st.DrawFn,
+    depth: int = 3,
+    shape: Shape | None = None,
+    dtype: DType | None = None,
+    packed: bool = True,
+    values: bool = True,
+) -> Known:
+    """Nested expressions of all kinds of node, at most `depth` deep.
+
+    Args:
+        draw: given by hypothesis.
+        depth: most nodes on a way from the top to a leaf, leaves not counted.
+        shape: of the array; None for any.
+        dtype: of the array; None for any.
+        packed: whether a dtype that is drawn may have elements of less than a byte.
+        values: whether there may be functions of elements (exact casts, so the truth is plain).
+    """
+    shape = draw(shapes(most=300)) if shape is None else shape
+    dtype = draw(dtypes(packed)) if dtype is None else dtype
+    kinds = ["leaf"]
+    if depth > 0:
+        kinds += ["take", "relayout", "relayout"]
+        kinds += ["stack"] if shape else []
+        kinds += ["cast"] if values and dtype.name in ("float32", "float64") else []
+    kind = draw(st.sampled_from(kinds))
+    inner = partial(lazy_arrays, depth - 1, packed=packed, values=values)
+    if kind == "leaf":
+        return draw(leaves(shape, dtype))
+    if kind == "take":
+        axis = draw(st.integers(0, len(shape)))
+        length = draw(st.integers(1, 3))
+        source = draw(inner(shape=(*shape[:axis], length, *shape[axis:]), dtype=dtype))
+        index = draw(st.integers(0, length - 1))
+        return Known(take(source.array, axis, index), np.take(source.truth, index, axis))
+    if kind == "stack":
+        axis = draw(st.integers(0, len(shape) - 1))
+        part = (*shape[:axis], *shape[axis + 1 :])
+        parts = [draw(inner(shape=part, dtype=dtype)) for _ in range(shape[axis])]
+        whole = stack([each.array for each in parts], axis)
+        return Known(whole, np.stack([each.truth for each in parts], axis))
+    if kind == "cast":
+        source = draw(inner(shape=shape, dtype=DTYPES["bfloat16"]))
+        with np.errstate(invalid="ignore"):
+            cast = source.truth.view(DTYPES["bfloat16"].numpy).astype(dtype.numpy)
+        return Known(elementwise(source.array, Cast(dtype, DTYPES["bfloat16"])), cast.view(dtype.carrier))
+    return draw(_relaid(shape, dtype, inner))
+
+
+@st.composite
+def _relaid(draw: st.DrawFn, shape: Shape, dtype: DType, inner: partial[st.SearchStrategy[Known]]) -> Known:
+    """A permutation of atoms that ends in `shape`: its atoms first, then an order, then source axes."""
+    groups = [draw(factors(length)) for length in shape]
+    lengths = [length for group in groups for length in group]
+    source_of = draw(st.permutations(range(len(lengths))))
+    atoms = [0] * len(lengths)
+    for number, length in zip(source_of, lengths, strict=True):
+        atoms[number] = length
+    split = draw(groupings(tuple(atoms)))
+    source = draw(inner(shape=tuple(map(prod, split)), dtype=dtype))
+    array = relayout(source.array, split, source_of, [len(group) for group in groups])
+    return Known(array, source.truth.reshape(atoms).transpose(source_of).reshape(shape))
+
+
+@st.composite
+def factors(draw: st.DrawFn, number: int) -> tuple[int, ...]:
+    """Numbers of which the product is `number`, ones among them; none at all for one, now and then."""
+    if number == 1 and draw(st.booleans()):
+        return ()
+    first = draw(st.sampled_from([n for n in range(1, number + 1) if number % n == 0]))
+    if draw(st.booleans()):
+        return (first, number // first)
+    return (number,)
+
+
+@st.composite
+def groupings(draw: st.DrawFn, items: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """`items` in their order, in groups of one to three, with an empty group now and then."""
+    groups: list[tuple[int, ...]] = []
+    rest = items
+    while rest:
+        count = draw(st.integers(0, min(3, len(rest))))
+        groups.append(rest[:count])
+        rest = rest[count:]
+    return tuple(groups)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The text of a row, and sizes that make it concrete.
+
+    Attributes:
+        left, left_axes, right, right_axes: the arguments of `ckpttools.mapping.row.row`.
+        sizes: length of every axis.
+    """
+
+    left: str
+    left_axes: str
+    right: str
+    right_axes: str
+    sizes: Mapping[str, int]
+
+
+@st.composite
+def statements(draw: st.DrawFn, most_axes: int = 5) -> Statement:
+    """Rows of every kind: each axis in the key or the array of each side, alone or merged, in any order."""
+    names = draw(st.permutations(("layer", "heads", "pair", "half", "embed", "expert")))
+    axes = names[: draw(st.integers(0, most_axes))]
+    sizes = {axis: draw(st.integers(1, 4)) for axis in axes}
+    left, left_axes = draw(_side("left", axes, sizes))
+    right, right_axes = draw(_side("right", axes, sizes))
+    return Statement(left, left_axes, right, right_axes, sizes)
+
+
+@st.composite
+def _side(draw: st.DrawFn, name: str, axes: Sequence[str], sizes: Mapping[str, int]) -> tuple[str, str]:
+    order = draw(st.permutations(axes))
+    in_key = draw(st.integers(0, min(3, len(order))))
+    key = name
+    for group in draw(_name_groups(order[:in_key])):
+        count = prod(sizes[axis] for axis in group)
+        style = draw(st.sampled_from(("plain", "offset", "labels"))) if len(group) == 1 else "plain"
+        suffix = {"plain": "", "offset": "+3", "labels": ":" + ",".join(_words(count))}[style]
+        key += ".at_{" + " ".join(group) + suffix + "}"
+    groups = draw(_name_groups(order[in_key:]))
+    return key, " ".join(group[0] if len(group) == 1 else f"({' '.join(group)})" for group in groups)
+
+
+@st.composite
+def _name_groups(draw: st.DrawFn, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """`names` in order, in groups of one to three."""
+    groups: list[tuple[str, ...]] = []
+    rest = tuple(names)
+    while rest:
+        count = draw(st.integers(1, min(3, len(rest))))
+        groups.append(rest[:count])
+        rest = rest[count:]
+    return groups
+
+
+def _words(count: int) -> list[str]:
+    return ["".join(letters) for letters in itertools.islice(itertools.product("qkv", repeat=3), count)]

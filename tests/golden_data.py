@@ -1,0 +1,101 @@
+"""The golden fixtures, and ways to read a checkpoint that share no code with the package."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from ckpttools.convert import Resources, ToMaxText, plan_to_maxtext
+from ckpttools.ir.tree import Empty, Text, Tree, spelled
+
+GOLDEN = Path(__file__).parents[1] / "fixtures" / "golden"
+FAMILIES = ("llama3.1", "llama3.2-tied", "mistral-7b", "qwen2.5", "qwen2.5-tied", "qwen3", "qwen3-tied")
+# Each family's weights in one file, and once in shards.
+SOURCES = (*((family, "hf") for family in FAMILIES), ("llama3.1", "hf_sharded"))
+SCAN_NAMES = {True: "scanned", False: "unscanned"}
+
+Leaves = dict[str, Any]
+
+
+def golden_leaves(family: str, scan: bool) -> Leaves:
+    """What MaxText's checkpoint holds: path -> shape, dtype and digest, or the name of an empty leaf."""
+    return json.loads((GOLDEN / family / f"leaves_{SCAN_NAMES[scan]}.json").read_bytes())
+
+
+def golden_arrays(family: str, scan: bool) -> Leaves:
+    """The leaves of `golden_leaves` that hold data."""
+    return {path: leaf for path, leaf in golden_leaves(family, scan).items() if isinstance(leaf, dict)}
+
+
+def golden_checkpoint(scan: bool) -> Path:
+    """The run directory that MaxText itself wrote for llama3.1."""
+    return GOLDEN / "llama3.1" / f"maxtext_{SCAN_NAMES[scan]}"
+
+
+def described(array: np.ndarray) -> dict[str, Any]:
+    """One leaf as the golden files spell it."""
+    data = np.ascontiguousarray(array).tobytes()
+    return {
+        "shape": list(array.shape),
+        "dtype": array.dtype.name,
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+
+
+def all_described(arrays: Mapping[str, np.ndarray]) -> Leaves:
+    return {path: described(array) for path, array in arrays.items()}
+
+
+def convert(
+    destination: Path,
+    family: str,
+    source: str = "hf",
+    *,
+    memory: int = 1 << 30,
+    jobs: int = 2,
+    **options: Any,
+) -> Path:
+    """Converts a golden model and returns the directory of the item."""
+    resources = Resources(memory=memory, jobs=jobs)
+    plan_to_maxtext(GOLDEN / family / source, ToMaxText(**options), resources).run(destination)
+    return destination / "0" / "items"
+
+
+def leaves_by_package(tree: Tree) -> Leaves:
+    """Every leaf of a tree, arrays read by the package itself."""
+    made: Leaves = {}
+    for path, leaf in tree.items():
+        assert not isinstance(leaf, Text)
+        made[spelled(path)] = leaf.kind if isinstance(leaf, Empty) else described(leaf.read())
+    return made
+
+
+def kvstore(item: Path) -> dict[str, Any]:
+    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{item}/"}}
+
+
+def arrays_by_tensorstore(item: Path) -> dict[str, np.ndarray]:
+    """Every zarr v3 array in the item's OCDBT, whatever `_METADATA` says; missing chunks are errors."""
+    return {path: array.read().result() for path, array in opened_by_tensorstore(item).items()}
+
+
+def opened_by_tensorstore(item: Path) -> dict[str, ts.TensorStore]:
+    keys = ts.KvStore.open(kvstore(item)).result().list().result()
+    names = sorted(key.decode().removesuffix("/zarr.json") for key in keys if key.endswith(b"/zarr.json"))
+    return {name.replace(".", "/"): _opened(item, name) for name in names}
+
+
+def _opened(item: Path, name: str) -> ts.TensorStore:
+    spec = {
+        "driver": "zarr3",
+        "kvstore": kvstore(item) | {"path": f"{name}/"},
+        "fill_missing_data_reads": False,
+        "recheck_cached_data": False,
+    }
+    return ts.open(spec, open=True, read=True).result()

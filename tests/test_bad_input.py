@@ -1,0 +1,212 @@
+"""Bad input at the command line: place, got, wanted, next step, exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hf_models import write_llama
+from safetensors.numpy import save_file
+
+from ckpttools.cli.main import main
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """Makes a Llama of 4 layers, lets its tensors and configuration be changed, converts it."""
+
+    def run(change=lambda tensors, config: None, options=(), **sizes):
+        directory = tmp_path / "hf"
+        tensors = dict(write_llama(directory, **sizes))
+        config = json.loads((directory / "config.json").read_text())
+        change(tensors, config)
+        save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, directory / "model.safetensors")
+        (directory / "config.json").write_text(json.dumps(config))
+        return convert(directory, tmp_path, options)
+
+    return run
+
+
+def convert(source, tmp_path, options=()):
+    arguments = ["convert", "hf-to-maxtext", str(source), str(tmp_path / "out"), *options]
+    result = CliRunner().invoke(main, arguments)
+    if result.exit_code:
+        assert not (tmp_path / "out").exists()
+        assert not (tmp_path / "out.partial").exists()
+        assert result.stdout == ""
+    return result
+
+
+def test_the_unchanged_model_converts(broken):
+    assert broken().exit_code == 0
+
+
+def test_one_missing_tensor(broken):
+    result = broken(lambda tensors, _: tensors.pop("model.layers.3.mlp.up_proj.weight"))
+    assert result.exit_code == 3
+    assert "1 array is missing:\n    model.layers.3.mlp.up_proj.weight\n" in result.stderr
+
+
+def test_several_missing_tensors_are_listed_at_once(broken):
+    def change(tensors, _):
+        del tensors["model.norm.weight"]
+        for layer in (0, 1, 3):
+            del tensors[f"model.layers.{layer}.mlp.up_proj.weight"]
+
+    result = broken(change)
+    assert result.exit_code == 3
+    assert "4 arrays are missing:" in result.stderr
+    assert "    model.layers.{0..1,3}.mlp.up_proj.weight\n" in result.stderr
+    assert "    model.norm.weight\n" in result.stderr
+
+
+def test_an_extra_tensor_and_how_to_drop_it(broken, tmp_path):
+    def change(tensors, _):
+        tensors["model.layers.1.self_attn.q_proj.bias"] = tensors["model.norm.weight"]
+
+    result = broken(change)
+    assert result.exit_code == 3
+    assert "1 array is not expected:\n    model.layers.1.self_attn.q_proj.bias\n" in result.stderr
+    assert "--drop PATTERN" in result.stderr
+    assert convert(tmp_path / "hf", tmp_path, ["--drop", "*.q_proj.bias"]).exit_code == 0
+
+
+def test_a_drop_pattern_that_matches_nothing(broken):
+    result = broken(options=["--drop", "*.lora_A.*"])
+    assert result.exit_code == 2
+    assert "*.lora_A.*" in result.stderr
+
+
+def test_a_tensor_that_is_needed_and_dropped(broken):
+    result = broken(options=["--drop", "model.norm.*"])
+    assert result.exit_code == 3
+    assert "model.norm.weight is missing because it was dropped" in result.stderr
+
+
+def test_a_misspelled_tensor_shows_its_near_name(broken):
+    def change(tensors, _):
+        tensors["model.layers.1.self_attn.qproj.weight"] = tensors.pop(
+            "model.layers.1.self_attn.q_proj.weight"
+        )
+
+    result = broken(change)
+    assert "q_proj.weight  (there is model.layers.1.self_attn.qproj.weight)" in result.stderr
+
+
+def test_a_transposed_tensor_of_the_right_element_count(broken):
+    def change(tensors, _):
+        tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"].T
+
+    result = broken(change)
+    assert result.exit_code == 3
+    assert "up_proj.weight: got [64, 128], wanted [128, 64] (it looks transposed)" in result.stderr
+
+
+def test_a_layer_more_than_the_configuration_says(broken):
+    result = broken(lambda _, config: config.update(num_hidden_layers=3))
+    assert result.exit_code == 3
+    assert "9 arrays are not expected:" in result.stderr
+    assert "is beyond the 3 that config.json: num_hidden_layers says" in result.stderr
+
+
+def test_a_layer_less_than_the_configuration_says(broken):
+    result = broken(lambda _, config: config.update(num_hidden_layers=5))
+    assert "9 arrays are missing:" in result.stderr
+    assert "rope" not in result.stderr
+
+
+def test_a_tied_configuration_with_a_head(broken):
+    result = broken(lambda _, config: config.update(tie_word_embeddings=True))
+    assert result.exit_code == 3
+    assert (
+        "lm_head.weight is not expected because of config.json: tie_word_embeddings is true" in result.stderr
+    )
+
+
+def test_an_untied_configuration_without_a_head(broken):
+    result = broken(lambda tensors, _: tensors.pop("lm_head.weight"))
+    assert result.exit_code == 3
+    assert "lm_head.weight is wanted because of config.json: tie_word_embeddings is false" in result.stderr
+
+
+def test_a_configuration_that_contradicts_the_shapes_names_both(broken):
+    result = broken(lambda _, config: config.update(vocab_size=300))
+    assert result.exit_code == 3
+    message = (
+        "model.embed_tokens.weight: got [256, 64], wanted [300, 64] (vocab 300 from config.json: vocab_size)"
+    )
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("value", ["64", 0, -1, 1.5, True])
+def test_a_size_that_is_none(broken, value):
+    result = broken(lambda _, config: config.update(hidden_size=value))
+    assert result.exit_code == 3
+    assert f"hidden_size is not a size\n  at     config.json\n  got    {value!r}" in result.stderr
+
+
+def test_an_unknown_model_type_lists_the_known_ones(broken):
+    result = broken(lambda _, config: config.update(model_type="lama"))
+    assert result.exit_code == 3
+    assert "no family has model_type 'lama'" in result.stderr
+    assert "wanted one of llama, mistral, qwen2, qwen3" in result.stderr
+    assert "did you mean llama? --family llama uses its rows" in result.stderr
+
+
+def test_a_fine_tune_with_its_own_model_type_converts_with_the_family_named(broken):
+    result = broken(lambda _, config: config.update(model_type="my_llama"), ["--family", "llama"])
+    assert result.exit_code == 0
+
+
+def test_no_configuration(broken, tmp_path):
+    broken()
+    (tmp_path / "hf" / "config.json").unlink()
+    (tmp_path / "out").rename(tmp_path / "other")
+    result = convert(tmp_path / "hf", tmp_path)
+    assert result.exit_code == 3
+    assert "there is no config.json beside the weights" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["", "{'a': 1}", "[]", "version https://git-lfs.github.com/spec/v1\noid 1"])
+def test_an_unreadable_configuration(broken, tmp_path, text):
+    broken()
+    (tmp_path / "out").rename(tmp_path / "other")
+    (tmp_path / "hf" / "config.json").write_text(text)
+    result = convert(tmp_path / "hf", tmp_path)
+    assert result.exit_code == 3
+    assert "config.json" in result.stderr
+    assert "next" in result.stderr
+
+
+def test_an_interleaved_layout_where_maxtext_has_none(broken):
+    result = broken(options=["--rope-layout", "interleaved"], model_type="qwen3")
+    assert result.exit_code == 2
+    assert "family qwen3 has no interleaved RoPE layout" in result.stderr
+
+
+def test_a_scan_axis_that_no_norm_has(broken):
+    result = broken(options=["--scan-axis", "7"])
+    assert result.exit_code == 2
+    assert "wanted 0 or 1" in result.stderr
+
+
+def test_interleaving_an_odd_head(broken):
+    rope = {"rope_type": "llama3", "factor": 8.0}
+    result = broken(head_dim=15, rope_parameters=rope)
+    assert result.exit_code == 3
+    assert "pair" in result.stderr
+
+
+def test_a_truncated_shard_says_expected_and_got(broken, tmp_path):
+    broken()
+    (tmp_path / "out").rename(tmp_path / "other")
+    path = tmp_path / "hf" / "model.safetensors"
+    whole = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(whole - 1000)
+    result = convert(tmp_path / "hf", tmp_path)
+    assert result.exit_code == 3
+    assert str(whole) in result.stderr
+    assert str(whole - 1000) in result.stderr

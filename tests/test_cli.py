@@ -1,0 +1,612 @@
+"""The command line: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from hf_models import write_llama
+
+from ckpttools.cli import units
+from ckpttools.cli.lazy import LazyGroup
+from ckpttools.cli.main import main
+from ckpttools.cli.options import SIZE
+from ckpttools.cli.output import printable
+from ckpttools.cli.progress import Lines
+from ckpttools.run.events import Publishing, Started, TaskDone
+
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "4" * 64 + "\nsize 12345\n"
+
+
+def ckpt(*arguments: object, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(main, [str(each) for each in arguments])
+
+
+def succeed(*arguments: object, **environment: str) -> Result:
+    result = ckpt(*arguments, **environment)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("hf") / "llama"
+    write_llama(directory, shards=2)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def converted(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    destination = tmp_path_factory.mktemp("maxtext") / "llama"
+    succeed("convert", "hf-to-maxtext", llama, destination)
+    return destination
+
+
+class TestCommands:
+    def test_help_lists_every_command(self):
+        output = succeed("--help").stdout
+        for name in ("convert", "families", "formats", "inspect"):
+            assert f"\n  {name} " in output
+
+    def test_the_list_says_what_the_commands_say_of_themselves(self):
+        assert isinstance(main, LazyGroup)
+        for entry in main.lazy.values():
+            command = getattr(import_module(entry.module), entry.name)
+            assert command.get_short_help_str(100) == entry.help
+
+    def test_every_command_has_an_example_and_every_option_a_help(self):
+        for path, command in _commands(main, "ckpt"):
+            assert f"Example:\n      {path}" in (command.help or ""), path
+            options = [each for each in command.params if isinstance(each, click.Option)]
+            assert all(option.help for option in options), path
+
+    def test_version(self):
+        assert succeed("--version").stdout == "ckpt 0.1.0\n"
+
+    @pytest.mark.parametrize("group", ["convert", "inspect"])
+    def test_a_group_alone_shows_its_help(self, group: str):
+        assert "Commands:" in ckpt(group).output
+
+    def test_a_misspelled_command(self):
+        result = ckpt("inspct")
+        assert result.exit_code == 2
+        assert "No such command 'inspct'. Did you mean 'inspect'?" in result.stderr
+
+    def test_a_misspelled_command_of_a_group(self):
+        result = ckpt("convert", "hf-to-maxtex", "a", "b")
+        assert result.exit_code == 2
+        assert "hf-to-maxtext" in result.stderr
+
+    def test_a_misspelled_option(self):
+        result = ckpt("convert", "hf-to-maxtext", "a", "b", "--drpo", "x")
+        assert result.exit_code == 2
+        assert "--drop" in result.stderr
+
+
+def _commands(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
+    """All commands, groups included, with the words that call them."""
+    found = [(path, command)]
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            found += _commands(below, f"{path} {name}")
+    return found
+
+
+class TestImports:
+    """What a command need not import, it does not."""
+
+    def imported(self, *arguments: str) -> set[str]:
+        code = f"""
+import sys
+from ckpttools.cli.main import main
+try:
+    main({list(arguments)!r})
+except SystemExit as end:
+    assert not end.code, end.code
+print(*sys.modules, file=sys.stderr)
+"""
+        process = python("-c", code)
+        assert process.returncode == 0, process.stderr
+        return set(process.stderr.split())
+
+    HEAVY = frozenset({"jax", "orbax", "tensorstore", "huggingface_hub", "safetensors", "ml_dtypes"})
+
+    def test_help(self):
+        assert not self.imported("--help") & {*self.HEAVY, "numpy", "rich", "json", "ckpttools.convert"}
+
+    def test_help_of_a_command(self):
+        assert not self.imported("convert", "hf-to-maxtext", "--help") & {*self.HEAVY, "numpy", "rich"}
+
+    @pytest.mark.parametrize("option", ["--json", "--flat", "--depth=2"])
+    def test_inspect_tree_of_safetensors(self, llama: Path, option: str):
+        imported = self.imported("inspect", "tree", str(llama), option)
+        assert not imported & {*self.HEAVY, "numpy", "rich"}
+
+    def test_a_dry_run(self, llama: Path, tmp_path: Path):
+        imported = self.imported("convert", "hf-to-maxtext", str(llama), str(tmp_path / "x"), "--dry-run")
+        assert not imported & {*self.HEAVY - {"ml_dtypes"}, "rich"}
+
+    def test_a_conversion(self, llama: Path, tmp_path: Path):
+        imported = self.imported("convert", "hf-to-maxtext", str(llama), str(tmp_path / "x"))
+        assert not imported & {"jax", "orbax", "tensorstore", "huggingface_hub", "rich"}
+
+
+class TestInspectTree:
+    def test_json_of_a_converted_checkpoint(self, converted: Path):
+        found = json.loads(succeed("inspect", "tree", converted, "--json").stdout)
+        arrays = {each["path"]: each for each in found.pop("arrays")}
+        assert found == {
+            "path": f"{converted}/0/items",
+            "format": "orbax",
+            "kind": "stacked-inference",
+            "flavour": "linen",
+            "scan_axis": 1,
+            "step": 0,
+            "num_arrays": 13,
+            "num_parameters": 180_800,
+            "nbytes": 361_608,
+            "custom_metadata": {"scan_layers": True},
+        }
+        assert len(arrays) == 13
+        assert arrays["step"] == {
+            "path": "step",
+            "shape": [],
+            "dtype": "int64",
+            "nbytes": 8,
+            "role": "other",
+        }
+        assert arrays["params/params/decoder/layers/self_attention/query/kernel"] == {
+            "path": "params/params/decoder/layers/self_attention/query/kernel",
+            "shape": [64, 4, 4, 16],
+            "dtype": "bfloat16",
+            "nbytes": 32_768,
+            "role": "parameter",
+        }
+
+    def test_json_of_safetensors(self, llama: Path):
+        found = json.loads(succeed("inspect", "tree", llama, "--json").stdout)
+        assert found["format"] == "safetensors"
+        assert (found["kind"], found["flavour"], found["scan_axis"], found["step"]) == (None,) * 4
+        assert (found["num_arrays"], found["num_parameters"], found["nbytes"]) == (39, 180_800, 361_600)
+        names = [each["path"] for each in found["arrays"]]
+        assert "model.layers.0.mlp.up_proj.weight" in names
+        assert {each["role"] for each in found["arrays"]} == {"parameter"}
+
+    @pytest.mark.parametrize("columns", ["80", "200"])
+    def test_the_tree_of_safetensors(self, llama: Path, columns: str):
+        lines = succeed("inspect", "tree", llama, COLUMNS=columns).stdout.splitlines()
+        assert lines[:2] == [str(llama), "safetensors"]
+        assert lines[-1] == "39 arrays, 181 k parameters (180,800), 362 kB"
+        assert lines[lines.index("") + 1 : -2] == [
+            "lm_head.weight                           bfloat16[256,64]       32.8 kB",
+            "model                                                            329 kB",
+            "├── embed_tokens.weight                  bfloat16[256,64]       32.8 kB",
+            "├── layers.{0..3}                                                296 kB",
+            "│   ├── input_layernorm.weight           bfloat16[64]      × 4    512 B",
+            "│   ├── mlp                                                      197 kB",
+            "│   │   ├── down_proj.weight             bfloat16[64,128]  × 4  65.5 kB",
+            "│   │   ├── gate_proj.weight             bfloat16[128,64]  × 4  65.5 kB",
+            "│   │   └── up_proj.weight               bfloat16[128,64]  × 4  65.5 kB",
+            "│   ├── post_attention_layernorm.weight  bfloat16[64]      × 4    512 B",
+            "│   └── self_attn                                               98.3 kB",
+            "│       ├── k_proj.weight                bfloat16[32,64]   × 4  16.4 kB",
+            "│       ├── o_proj.weight                bfloat16[64,64]   × 4  32.8 kB",
+            "│       ├── q_proj.weight                bfloat16[64,64]   × 4  32.8 kB",
+            "│       └── v_proj.weight                bfloat16[32,64]   × 4  16.4 kB",
+            "└── norm.weight                          bfloat16[64]             128 B",
+        ]
+
+    def test_the_head_says_kind_and_metadata(self, converted: Path):
+        lines = succeed("inspect", "tree", converted).stdout.splitlines()
+        assert lines[0] == f"{converted}/0/items"
+        assert lines[1] == "orbax, stacked-inference, linen, scan axis 1, step 0"
+        assert lines[2] == 'custom metadata {"scan_layers": true}'
+
+    def test_lines_fit_a_narrow_terminal_where_they_can(self, converted: Path):
+        lines = succeed("inspect", "tree", converted, COLUMNS="80").stdout.splitlines()[3:]
+        assert max(map(len, lines)) <= 80
+        wide = succeed("inspect", "tree", converted, COLUMNS="200").stdout.splitlines()[3:]
+        assert max(map(len, wide)) < 100
+        assert [line.split() for line in lines] == [line.split() for line in wide]
+
+    def test_depth(self, converted: Path):
+        lines = succeed("inspect", "tree", converted, "--depth", 2).stdout.splitlines()
+        assert [line.split()[-3:] for line in lines[4:-2]] == [
+            ["params/params", "362", "kB"],
+            ["decoder", "329", "kB"],
+            ["bfloat16[256,64]", "32.8", "kB"],
+            ["int64[]", "8", "B"],
+        ]
+
+    def test_filter(self, llama: Path):
+        found = json.loads(succeed("inspect", "tree", llama, "--json", "--filter", "*.mlp.*").stdout)
+        assert found["num_arrays"] == 12
+        assert all(".mlp." in each["path"] for each in found["arrays"])
+
+    def test_a_filter_that_nothing_matches(self, llama: Path):
+        lines = succeed("inspect", "tree", llama, "--filter", "nope").stdout.splitlines()
+        assert lines[-2:] == ["", "0 arrays, 0 parameters, 0 B"]
+
+    def test_flat(self, llama: Path):
+        lines = succeed("inspect", "tree", llama, "--flat").stdout.splitlines()
+        assert sum("model.layers.3." in line for line in lines) == 9
+
+    def test_no_colours_in_a_pipe(self, llama: Path):
+        process = _run("inspect", "tree", llama)
+        assert process.returncode == 0
+        assert "\x1b" not in process.stdout
+
+    def test_a_reader_that_stops_reading(self, llama: Path):
+        with _start("inspect", "tree", llama, "--json") as process:
+            assert process.stdout is not None and process.stderr is not None
+            process.stdout.close()
+            assert process.stderr.read() == ""
+            assert process.wait(30) == 141
+
+    def test_a_step_that_is_not_there(self, converted: Path):
+        result = ckpt("inspect", "tree", converted, "--step", 7)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("Error: there is no step 7\n")
+
+    def test_names_cannot_steer_the_terminal(self):
+        assert printable("a\x1b[31m\n\ud800") == r"a\x1b[31m\n\ud800"
+        assert printable("größe") == "größe"
+
+
+def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    process = _start(*arguments)
+    stdout, stderr = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def _start(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from ckpttools.cli.main import main; main(prog_name='ckpt')"]
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    return subprocess.Popen(
+        [*command, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+class TestConvert:
+    def test_the_closing_line(self, llama: Path, tmp_path: Path):
+        result = succeed("convert", "hf-to-maxtext", llama, tmp_path / "new")
+        assert result.stdout.startswith(f"{tmp_path}/new: 13 arrays, 362 kB in ")
+        assert "B/s), peak memory " in result.stdout
+        assert result.stdout.count("\n") == 1
+        assert result.stderr == ""
+
+    def test_the_receipt_as_json(self, llama: Path, tmp_path: Path):
+        receipt = json.loads(succeed("convert", "hf-to-maxtext", llama, tmp_path / "new", "--json").stdout)
+        assert receipt.pop("seconds") > 0
+        assert receipt.pop("peak_bytes") > 1 << 20
+        assert receipt.pop("tasks") >= 13
+        assert receipt == {
+            "destination": f"{tmp_path}/new",
+            "arrays": 13,
+            "tasks_resumed": 0,
+            "bytes_in": 361_600,
+            "bytes_out": 361_608,
+            "bytes_resumed": 0,
+        }
+
+    @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
+    def test_every_family(self, model_type: str, tmp_path: Path):
+        tensors = write_llama(tmp_path / "hf", model_type=model_type, tie_word_embeddings=True)
+        succeed("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "new", "--no-scan")
+        found = json.loads(succeed("inspect", "tree", tmp_path / "new", "--json").stdout)
+        assert found["kind"] == "unstacked-inference"
+        assert found["custom_metadata"] == {"scan_layers": False}
+        assert found["num_parameters"] == sum(tensor.size for tensor in tensors.values())
+
+    def test_options_reach_the_conversion(self, llama: Path, tmp_path: Path):
+        options = ("--scan-axis", 0, "--dtype", "float32", "--rope-layout", "interleaved", "--jobs", 1)
+        succeed("convert", "hf-to-maxtext", llama, tmp_path / "new", *options)
+        found = json.loads(succeed("inspect", "tree", tmp_path / "new", "--json").stdout)
+        shapes = {each["path"]: (each["shape"], each["dtype"]) for each in found["arrays"]}
+        query = shapes["params/params/decoder/layers/self_attention/query/kernel"]
+        assert query == ([4, 64, 4, 16], "float32")
+        assert found["scan_axis"] == 0
+
+    def test_what_is_inexact_or_dropped_is_said_on_stderr(self, tmp_path: Path):
+        write_llama(tmp_path / "hf")
+        options = ("--dtype", "float16", "--family", "llama", "--drop", "lm_head.*", "--dry-run")
+        result = ckpt("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "new", *options)
+        assert result.exit_code == 3  # the head is part of the model
+        write_llama(tmp_path / "tied", tie_word_embeddings=True, vocab_size=512)
+        result = succeed("convert", "hf-to-maxtext", tmp_path / "tied", tmp_path / "new", "--dtype=fp16")
+        assert result.stderr == "INEXACT  11 arrays: cast from bfloat16 to float16: rounded\n"
+
+    def test_overwrite(self, llama: Path, tmp_path: Path):
+        (tmp_path / "old").mkdir()
+        (tmp_path / "old" / "file").touch()
+        succeed("convert", "hf-to-maxtext", llama, tmp_path / "old", "--overwrite")
+        assert [each.name for each in (tmp_path / "old").iterdir()] == ["0"]
+
+    def test_an_interrupted_conversion_goes_on(self, llama: Path, tmp_path: Path):
+        (tmp_path / "new.partial").mkdir()
+        succeed("convert", "hf-to-maxtext", llama, tmp_path / "new", "--resume")
+        assert not (tmp_path / "new.partial").exists()
+
+    def test_an_interrupt(self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        def interrupted(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("ckpttools.convert.Conversion.run", interrupted)
+        result = ckpt("convert", "hf-to-maxtext", llama, tmp_path / "new")
+        assert result.exit_code == 130
+        assert result.stderr == "Stopped. Run the same command again to go on where it stopped.\n"
+
+    def test_a_real_interrupt(self, tmp_path: Path):
+        write_llama(tmp_path / "hf", hidden_size=512, intermediate_size=8192, num_hidden_layers=8)
+        process = _start("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "new", "--jobs=1")
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "new.partial").exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+        # It may have finished first; never does it show a traceback.
+        assert process.returncode in (0, 130)
+        assert "Traceback" not in stderr
+        succeed("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "new", "--overwrite")
+
+
+class TestDryRun:
+    def test_the_plan_as_text(self, llama: Path, tmp_path: Path):
+        output = succeed("convert", "hf-to-maxtext", llama, tmp_path / "new", "--dry-run", "--jobs=1").stdout
+        lines = dict(line.split(maxsplit=1) for line in output.splitlines() if line)
+        assert lines["from"] == str(llama)
+        assert lines["to"] == f"{tmp_path}/new"
+        assert lines["arrays"] == "13 arrays, 181 k parameters"
+        assert lines["read"] == "362 kB (361,600 bytes)"
+        assert lines["write"] == "362 kB (361,608 bytes)"
+        assert lines["file"].startswith("0/items/d/data, ")
+        assert lines["work"].endswith("tasks, 1 worker")
+        assert lines["memory"].endswith(" MiB at most, of 1.00 GiB allowed")
+        assert lines["changed"].startswith("decoder.layers.self_attention.query.kernel: ")
+        assert not (tmp_path / "new").exists() and not (tmp_path / "new.partial").exists()
+
+    def test_the_plan_as_json(self, llama: Path, tmp_path: Path):
+        options = ("--dry-run", "--json", "--memory", "512MiB", "--jobs", 2, "--dtype", "float16")
+        plan = json.loads(succeed("convert", "hf-to-maxtext", llama, tmp_path / "new", *options).stdout)
+        arrays = {each["path"]: each for each in plan.pop("array_list")}
+        assert arrays["params/params/decoder/decoder_norm/scale"] == {
+            "path": "params/params/decoder/decoder_norm/scale",
+            "shape": [64],
+            "dtype": "float16",
+            "nbytes": 128,
+            "chunk": [64],
+        }
+        assert plan.pop("tasks") >= 13
+        assert 0 < plan.pop("projected_peak") <= plan["memory"]
+        assert list(plan.pop("files")) == ["0/items/d/data"]
+        assert [each["subject"] for each in plan.pop("values")] == [
+            "decoder.layers.self_attention.query.kernel"
+        ]
+        assert plan == {
+            "source": str(llama),
+            "destination": f"{tmp_path}/new",
+            "arrays": 13,
+            "parameters": 180_800,
+            "bytes_in": 361_600,
+            "bytes_out": 361_608,
+            "jobs": 2,
+            "memory": 512 << 20,
+            "inexact": [{"subject": "12 arrays", "text": "cast from bfloat16 to float16: rounded"}],
+            "dropped": [],
+        }
+
+    def test_dropped_arrays_are_counted_and_named(self, llama: Path, tmp_path: Path):
+        write_llama(tmp_path / "hf", tie_word_embeddings=False)
+        config = json.loads((tmp_path / "hf/config.json").read_text()) | {"tie_word_embeddings": True}
+        (tmp_path / "hf/config.json").write_text(json.dumps(config))
+        options = ("--dry-run", "--drop", "lm_head.weight")
+        output = succeed("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "new", *options).stdout
+        assert "\ndropped  1 array: lm_head.weight\n" in output
+
+    def test_it_refuses_what_the_run_would_refuse(self, llama: Path, tmp_path: Path):
+        (tmp_path / "new").write_text("")
+        result = ckpt("convert", "hf-to-maxtext", llama, tmp_path / "new", "--dry-run")
+        assert result.exit_code == 2
+        assert result.stdout == ""
+
+
+class TestErrors:
+    """Exit codes and the whole text, for the errors that users meet first."""
+
+    def fails(self, code: int, *arguments: object) -> str:
+        result = ckpt(*arguments)
+        assert result.exit_code == code, result.output
+        assert result.stdout == ""
+        assert "Traceback" not in result.stderr
+        return result.stderr
+
+    def converts(self, code: int, source: Path, destination: Path, *options: object) -> str:
+        return self.fails(code, "convert", "hf-to-maxtext", source, destination, *options)
+
+    def test_no_source(self, tmp_path: Path):
+        text = self.converts(5, tmp_path / "nothing", tmp_path / "new")
+        assert text == f"Error: {tmp_path}/nothing is not there\n  next   check the spelling of the path\n"
+
+    def test_a_source_that_is_no_checkpoint(self, tmp_path: Path):
+        text = self.converts(3, tmp_path, tmp_path / "new")
+        assert text.startswith(f"Error: {tmp_path} is no checkpoint of a known format\n")
+        assert "\n    safetensors: " in text
+
+    def test_no_configuration(self, tmp_path: Path):
+        write_llama(tmp_path / "hf")
+        (tmp_path / "hf/config.json").unlink()
+        text = self.converts(3, tmp_path / "hf", tmp_path / "new")
+        assert text.startswith("Error: there is no config.json beside the weights\n  at     ")
+
+    def test_an_unknown_model(self, tmp_path: Path):
+        write_llama(tmp_path / "hf", model_type="lama")
+        text = self.converts(3, tmp_path / "hf", tmp_path / "new")
+        assert text.startswith("Error: no family has model_type 'lama'\n")
+        assert "did you mean llama?" in text
+
+    def test_an_unknown_family(self, llama: Path, tmp_path: Path):
+        assert "unknown family 'nope'" in self.converts(3, llama, tmp_path / "new", "--family", "nope")
+
+    def test_an_unknown_dtype(self, llama: Path, tmp_path: Path):
+        text = self.converts(2, llama, tmp_path / "new", "--dtype", "bfloat61")
+        assert "Invalid value for '--dtype': unknown dtype 'bfloat61'" in text
+        assert "did you mean bfloat16?" in text
+
+    def test_a_destination_that_exists(self, llama: Path, converted: Path):
+        text = self.converts(2, llama, converted)
+        assert text.startswith(f"Error: {converted} exists\n")
+        assert "--overwrite" in text
+
+    def test_too_little_memory(self, llama: Path, tmp_path: Path):
+        text = self.converts(4, llama, tmp_path / "new", "--memory", "20MiB")
+        assert text.startswith("Error: the conversion does not fit into the memory allowed\n")
+        assert "next   try --memory " in text
+
+    @pytest.mark.parametrize("size", ["lots", "", "-1", "1 XB", "0"])
+    def test_a_size_that_is_none(self, llama: Path, tmp_path: Path, size: str):
+        assert "'--memory'" in self.converts(2, llama, tmp_path / "new", "--memory", size)
+
+    def test_nothing_to_resume(self, llama: Path, tmp_path: Path):
+        text = self.converts(2, llama, tmp_path / "new", "--resume")
+        assert text == (
+            "Error: there is nothing to go on with\n"
+            f"  wanted {tmp_path}/new.partial, which an interrupted conversion leaves\n"
+            "  next   run the command without --resume\n"
+        )
+
+    @pytest.mark.parametrize("command", ["inspect", "convert"])
+    def test_a_git_lfs_pointer(self, tmp_path: Path, command: str):
+        (tmp_path / "model.safetensors").write_text(LFS_POINTER)
+        words = ("inspect", "tree") if command == "inspect" else ("convert", "hf-to-maxtext")
+        target = () if command == "inspect" else (tmp_path / "new",)
+        assert "Git LFS pointer" in self.fails(3, *words, tmp_path, *target)
+
+    def test_a_header_that_is_too_long(self, llama: Path, tmp_path: Path):
+        text = self.converts(3, llama, tmp_path / "new", "--max-header-bytes", 100)
+        assert "header" in text
+
+    def test_a_destination_that_cannot_be_made(self, llama: Path, tmp_path: Path):
+        (tmp_path / "file").touch()
+        assert self.converts(5, llama, tmp_path / "file" / "new").startswith("Error: ")
+
+    def test_the_traceback_comes_on_demand(self, tmp_path: Path):
+        result = ckpt("--traceback", "inspect", "tree", tmp_path / "nothing")
+        assert result.exit_code == 5
+        assert "registry.py" in result.stderr
+        assert "Error: " in result.stderr
+
+
+class TestListings:
+    def test_families(self):
+        lines = succeed("families").stdout.splitlines()
+        assert lines[0].split() == ["family", "model_type", "models"]
+        assert [line.split()[0] for line in lines[1:]] >= ["llama", "mistral", "qwen2", "qwen3"]
+
+    def test_families_as_json(self):
+        found = {each["name"]: each for each in json.loads(succeed("families", "--json").stdout)}
+        assert set(found["llama"]) == {"name", "model_types", "models"}
+        assert found["llama"]["model_types"] == ["llama"]
+
+    def test_formats(self):
+        assert {"orbax", "safetensors"} <= set(succeed("formats").stdout.splitlines())
+
+    def test_formats_as_json(self):
+        assert {"name": "orbax"} in json.loads(succeed("formats", "--json").stdout)
+
+
+class TestUnits:
+    @pytest.mark.parametrize(
+        ("text", "nbytes"),
+        [
+            ("512MiB", 512 << 20),
+            ("2GB", 2_000_000_000),
+            ("1.5GiB", 3 << 29),
+            ("1 gib", 1 << 30),
+            ("4k", 4000),
+            ("100B", 100),
+            ("1073741824", 1 << 30),
+        ],
+    )
+    def test_sizes(self, text: str, nbytes: int):
+        assert SIZE.convert(text, None, None) == nbytes
+
+    @pytest.mark.parametrize(
+        ("nbytes", "text"),
+        [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.00 kB"),
+            (9_996, "10.0 kB"),
+            (99_960, "100 kB"),
+            (999_499, "999 kB"),
+            (999_500, "1.00 MB"),
+            (2_471_645_184, "2.47 GB"),
+            (1_340_000_000_000, "1.34 TB"),
+        ],
+    )
+    def test_disk(self, nbytes: int, text: str):
+        assert units.disk(nbytes) == text
+
+    @pytest.mark.parametrize(
+        ("nbytes", "text"), [(12, "12 B"), (1 << 30, "1.00 GiB"), (100 << 20, "100 MiB"), (2048, "2.00 KiB")]
+    )
+    def test_memory(self, nbytes: int, text: str):
+        assert units.memory(nbytes) == text
+
+    @pytest.mark.parametrize(
+        ("number", "text"), [(12, "12"), (1_235_814_400, "1.24 B"), (671_000_000_000, "671 B")]
+    )
+    def test_counts(self, number: int, text: str):
+        assert units.count(number) == text
+
+    def test_durations(self):
+        assert units.duration(0.4) == "0:00:00"
+        assert units.duration(3725) == "1:02:05"
+
+
+class TestLines:
+    def test_at_most_one_line_in_five_seconds(self, llama: Path, capsys: pytest.CaptureFixture[str]):
+        from ckpttools.convert import plan_to_maxtext
+
+        plan = plan_to_maxtext(llama).plan
+        clock = iter([0.0, 1.0, 6.0, 7.0, 12.0, 13.0])
+        lines = Lines(clock=lambda: next(clock))
+        lines(Started(plan, 0, 0))
+        for _ in range(4):
+            lines(TaskDone(90_402, 90_402))
+        lines(Publishing())
+        said = capsys.readouterr()
+        assert said.out == ""
+        first, second = said.err.splitlines()
+        assert first.startswith("50 %  181 of 362 kB  30.1 kB/s  0:00:06 left  ")
+        assert second.startswith("100 %  362 of 362 kB  30.1 kB/s  0:00:00 left  ")
+
+    def test_only_this_run_counts_for_the_rate(self, llama: Path, capsys: pytest.CaptureFixture[str]):
+        from ckpttools.convert import plan_to_maxtext
+
+        plan = plan_to_maxtext(llama).plan
+        clock = iter([0.0, 10.0])
+        lines = Lines(clock=lambda: next(clock))
+        lines(Started(plan, 5, 261_608))
+        lines(TaskDone(50_000, 50_000))
+        assert capsys.readouterr().err.startswith("86 %  312 of 362 kB  5.00 kB/s  0:00:10 left")

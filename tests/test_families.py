@@ -1,0 +1,330 @@
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import CheckpointError, ConfigError, CoverageError, UnknownNameError
+from ckpttools.families.family import FlagRule
+from ckpttools.families.registry import families, family_named, family_of
+from ckpttools.ir.nodes import Stored
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.refusing import Refusing
+from ckpttools.testing.strategies import noise, stored
+
+use_profile()
+F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]
+BUILT_IN = ("llama", "mistral", "qwen2", "qwen3")
+LLAMA3_ROPES = (
+    {"rope_scaling": {"rope_type": "llama3"}},
+    {"rope_scaling": {"type": "llama3"}},
+    {"rope_parameters": {"rope_type": "llama3"}},
+)
+
+
+def config_of(family, **fields):
+    return {
+        "model_type": family,
+        "num_hidden_layers": 2,
+        "hidden_size": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "intermediate_size": 10,
+        "vocab_size": 14,
+        "tie_word_embeddings": False,
+    } | fields
+
+
+def hf_shapes(c):
+    """What transformers' own models of these families hold."""
+    embed, mlp, dim = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    query, key = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
+    layer = {
+        "input_layernorm.weight": (embed,),
+        "post_attention_layernorm.weight": (embed,),
+        "mlp.gate_proj.weight": (mlp, embed),
+        "mlp.up_proj.weight": (mlp, embed),
+        "mlp.down_proj.weight": (embed, mlp),
+        "self_attn.q_proj.weight": (query, embed),
+        "self_attn.k_proj.weight": (key, embed),
+        "self_attn.v_proj.weight": (key, embed),
+        "self_attn.o_proj.weight": (embed, query),
+    }
+    if c["model_type"] == "qwen2":
+        layer |= {f"self_attn.{n}_proj.bias": (s,) for n, s in zip("qkv", (query, key, key), strict=True)}
+    if c["model_type"] == "qwen3":
+        layer |= {f"self_attn.{n}_norm.weight": (dim,) for n in "qk"}
+    shapes = {"model.embed_tokens.weight": (c["vocab_size"], embed), "model.norm.weight": (embed,)}
+    shapes |= {} if c["tie_word_embeddings"] else {"lm_head.weight": (c["vocab_size"], embed)}
+    for number in range(c["num_hidden_layers"]):
+        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def weights(shapes, seed=0):
+    """Normal float32 numbers of about 0.02, so that scaling by a power of two is exact."""
+    random = np.random.default_rng(seed)
+    return {key: random.normal(0, 0.02, shape).astype(np.float32) for key, shape in shapes.items()}
+
+
+def lazy(tensors):
+    return {key: stored(t.view(F32.carrier), F32, key) for key, t in tensors.items()}
+
+
+def scanned(table, axis):
+    return table if axis is None else table.stacked("layer", axis)
+
+
+@st.composite
+def configs(draw, exact=True):
+    family = draw(st.sampled_from(BUILT_IN))
+    interleaved = family == "llama" and draw(st.booleans())
+    scaled = family in ("llama", "mistral")
+    dims = (4, 16) if scaled and exact else (2, 6, 8) if interleaved else (1, 3, 5, 4)
+    return config_of(
+        family,
+        num_hidden_layers=draw(st.integers(1, 4)),
+        hidden_size=draw(st.integers(1, 9)),
+        num_attention_heads=draw(st.integers(1, 5)),
+        num_key_value_heads=draw(st.integers(1, 5)),
+        head_dim=draw(st.sampled_from(dims)),
+        intermediate_size=draw(st.integers(1, 9)),
+        vocab_size=draw(st.integers(1, 9)),
+        tie_word_embeddings=draw(st.booleans()),
+        **(draw(st.sampled_from(LLAMA3_ROPES)) if interleaved else {}),
+    )
+
+
+SCANS = st.sampled_from((None, 0, 1, 2))
+
+
+@settings(max_examples=60)
+@given(config=configs(), axis=SCANS)
+def test_there_and_back_restores_every_bit(config, axis):
+    table = scanned(family_of(config, "config.json").table(config, "config.json"), axis)
+    tensors = weights(hf_shapes(config))
+    there = table.to_left(lazy(tensors))
+    assert all(note.exact for note in there.values)
+    back = table.to_right(there.arrays)
+    assert back.arrays.keys() == tensors.keys()
+    for key, tensor in tensors.items():
+        assert back.arrays[key].read().tobytes() == tensor.tobytes(), key
+
+
+@settings(max_examples=30)
+@given(config=configs(exact=False), axis=SCANS)
+def test_there_and_back_is_at_most_one_ulp_off_where_that_is_said(config, axis):
+    table = scanned(family_of(config, "config.json").table(config, "config.json"), axis)
+    tensors = weights(hf_shapes(config))
+    there = table.to_left(lazy(tensors))
+    inexact = {note.key for note in there.values if not note.exact}
+    back = table.to_right(there.arrays).arrays
+    for key, tensor in tensors.items():
+        read = back[key].read()
+        if inexact and "q_proj.weight" in key:
+            assert np.abs(read.view(np.int32) - tensor.view(np.int32)).max() <= 1
+        else:
+            assert read.tobytes() == tensor.tobytes(), key
+
+
+def test_a_hundred_layers():
+    config = config_of("llama", num_hidden_layers=100, hidden_size=3, vocab_size=2, intermediate_size=1)
+    table = family_of(config, "config.json").table(config, "config.json").stacked("layer", 1)
+    tensors = weights(hf_shapes(config))
+    there = table.to_left(lazy(tensors)).arrays
+    stacked = there["decoder.layers.mlp.wi_0.kernel"]
+    assert stacked.shape == (3, 100, 1)
+    for layer in (0, 9, 10, 99):
+        wanted = tensors[f"model.layers.{layer}.mlp.gate_proj.weight"].T
+        assert stacked.read()[:, layer].tobytes() == wanted.tobytes()
+    back = table.to_right(there).arrays
+    assert all(back[key].read().tobytes() == tensor.tobytes() for key, tensor in tensors.items())
+
+
+def maxtext(config, tensors, interleaved):
+    """MaxText's unscanned arrays, written down with numpy alone."""
+    embed, heads, kv = (config[f] for f in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    dim = config["head_dim"]
+    scale = dim**-0.5 if config["model_type"] in ("llama", "mistral") else 1
+
+    def rope(array):
+        """Halves to neighbours on the last axis."""
+        if not interleaved:
+            return array
+        out = np.empty_like(array)
+        out[..., 0::2], out[..., 1::2] = array[..., : dim // 2], array[..., dim // 2 :]
+        return out
+
+    made = {
+        "token_embedder.embedding": tensors["model.embed_tokens.weight"],
+        "decoder.decoder_norm.scale": tensors["model.norm.weight"],
+    }
+    if not config["tie_word_embeddings"]:
+        made["decoder.logits_dense.kernel"] = tensors["lm_head.weight"].T
+    for n in range(config["num_hidden_layers"]):
+        hf = {k.removeprefix(f"model.layers.{n}."): t for k, t in tensors.items() if f"layers.{n}." in k}
+        layer = {
+            "pre_self_attention_layer_norm.scale": hf["input_layernorm.weight"],
+            "post_self_attention_layer_norm.scale": hf["post_attention_layernorm.weight"],
+            "mlp.wi_0.kernel": hf["mlp.gate_proj.weight"].T,
+            "mlp.wi_1.kernel": hf["mlp.up_proj.weight"].T,
+            "mlp.wo.kernel": hf["mlp.down_proj.weight"].T,
+            "self_attention.query.kernel": rope(hf["self_attn.q_proj.weight"].T.reshape(embed, heads, dim))
+            * np.float32(scale),
+            "self_attention.key.kernel": rope(hf["self_attn.k_proj.weight"].T.reshape(embed, kv, dim)),
+            "self_attention.value.kernel": hf["self_attn.v_proj.weight"].T.reshape(embed, kv, dim),
+            "self_attention.out.kernel": hf["self_attn.o_proj.weight"].T.reshape(heads, dim, embed),
+        }
+        if config["model_type"] == "qwen2":
+            for short, long, count in (("q", "query", heads), ("k", "key", kv), ("v", "value", kv)):
+                layer[f"self_attention.{long}.bias"] = hf[f"self_attn.{short}_proj.bias"].reshape(count, dim)
+        if config["model_type"] == "qwen3":
+            layer["self_attention.query_norm.scale"] = hf["self_attn.q_norm.weight"]
+            layer["self_attention.key_norm.scale"] = hf["self_attn.k_norm.weight"]
+        made |= {f"decoder.layers_{n}.{name}": array for name, array in layer.items()}
+    return made
+
+
+@settings(max_examples=60)
+@given(config=configs(exact=False) | configs(), axis=SCANS)
+def test_left_arrays_are_what_numpy_makes_of_them(config, axis):
+    interleaved = "rope_scaling" in config or "rope_parameters" in config
+    table = scanned(family_of(config, "config.json").table(config, "config.json"), axis)
+    tensors = weights(hf_shapes(config), seed=1)
+    wanted = maxtext(config, tensors, interleaved)
+    got = table.to_left(lazy(tensors)).arrays
+    if axis is not None:
+        names = {key.split("layers_0.")[1] for key in wanted if "layers_0." in key}
+        for name in names:
+            parts = [wanted.pop(f"decoder.layers_{n}.{name}") for n in range(config["num_hidden_layers"])]
+            wanted[f"decoder.layers.{name}"] = np.stack(parts, min(axis, parts[0].ndim))
+    assert got.keys() == wanted.keys()
+    for key, truth in wanted.items():
+        assert got[key].shape == truth.shape, key
+        assert got[key].read().tobytes() == truth.tobytes(), key
+
+
+@pytest.mark.parametrize("family", BUILT_IN)
+@pytest.mark.parametrize("absent", ["head_dim", "num_key_value_heads", "intermediate_size", "vocab_size"])
+def test_fields_that_old_configurations_lack(family, absent):
+    config = config_of(family, num_key_value_heads=4)
+    tensors = lazy(weights(hf_shapes(config)))
+    full = family_named(family).table(config, "c").to_left(tensors)
+    for silent in ({k: v for k, v in config.items() if k != absent}, config | {absent: None}):
+        made = family_named(family).table(silent, "c").to_left(tensors)
+        assert made.sizes == full.sizes
+        assert {k: a.read().tobytes() for k, a in made.arrays.items()} == {
+            k: a.read().tobytes() for k, a in full.arrays.items()
+        }
+
+
+@pytest.mark.parametrize("rope", LLAMA3_ROPES)
+def test_a_llama3_rope_reorders_query_and_key(rope):
+    halves, neighbours = config_of("llama"), config_of("llama", **rope)
+    tensors = lazy(weights(hf_shapes(halves)))
+    one = family_of(halves, "c").table(halves, "c").to_left(tensors).arrays
+    other = family_of(neighbours, "c").table(neighbours, "c").to_left(tensors).arrays
+    differ = {key for key in one if one[key].read().tobytes() != other[key].read().tobytes()}
+    assert differ == {
+        f"decoder.layers_{k}.self_attention.{n}.kernel" for k in (0, 1) for n in ("query", "key")
+    }
+
+
+@pytest.mark.parametrize(
+    "rope", [{"rope_scaling": None}, {"rope_scaling": {"type": "linear"}}, {"rope_theta": 1.0}]
+)
+def test_other_ropes_keep_halves(rope):
+    config = config_of("llama", **rope)
+    assert not family_of(config, "c").table(config, "c").flags["interleaved"].value
+
+
+def test_an_odd_head_cannot_be_interleaved():
+    config = config_of("llama", head_dim=3, **LLAMA3_ROPES[0])
+    shapes = hf_shapes(config)
+    with pytest.raises(CheckpointError):
+        family_of(config, "c").table(config, "c").to_left(
+            {key: Stored(shape, BF16, Refusing(key), 0) for key, shape in shapes.items()}
+        )
+
+
+def test_rotary_buffers_of_old_checkpoints_are_dropped():
+    config = config_of("llama")
+    tensors = lazy(weights(hf_shapes(config) | {"model.layers.1.self_attn.rotary_emb.inv_freq": (2,)}))
+    mapped = family_of(config, "c").table(config, "c").to_left(tensors)
+    assert mapped.dropped == ("model.layers.1.self_attn.rotary_emb.inv_freq",)
+
+
+def test_a_tied_model_with_a_head_says_why_it_is_refused():
+    config = config_of("qwen3")
+    tensors = lazy(weights(hf_shapes(config)))
+    tied = config | {"tie_word_embeddings": True}
+    with pytest.raises(CoverageError) as caught:
+        family_of(tied, "config.json").table(tied, "config.json").to_left(tensors)
+    assert (
+        "lm_head.weight is not expected because of config.json: tie_word_embeddings is true"
+        in caught.value.hint
+    )
+
+
+@pytest.mark.parametrize("family", BUILT_IN)
+def test_a_wrong_configuration_names_field_and_array(family):
+    config = config_of(family)
+    tensors = lazy(weights(hf_shapes(config)))
+    wrong = config | {"hidden_size": 8}
+    with pytest.raises(CoverageError) as caught:
+        family_of(wrong, "config.json").table(wrong, "config.json").to_left(tensors)
+    assert "model.embed_tokens.weight: got [14, 6], wanted [14, 8]" in caught.value.message
+    assert "embed 8 from config.json: hidden_size" in caught.value.message
+
+
+@settings(max_examples=20)
+@given(config=configs())
+def test_bfloat16_models_say_what_the_scale_does(config):
+    table = family_of(config, "c").table(config, "c")
+    tensors = {key: stored(noise(s, BF16), BF16, key) for key, s in hf_shapes(config).items()}
+    notes = table.to_left(tensors).values
+    assert bool(notes) == (config["model_type"] in ("llama", "mistral"))
+    assert all("query" in note.key and note.exact for note in notes)
+
+
+def test_the_built_in_families_are_found():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        families.cache_clear()
+        assert set(BUILT_IN) <= set(families())
+    assert list(families()) == sorted(families())
+    assert all(family.name == name for name, family in families().items())
+    assert all(family.models and family.model_types for family in families().values())
+
+
+def test_unknown_families_are_named_with_near_ones():
+    with pytest.raises(UnknownNameError, match="unknown family 'lama'") as caught:
+        family_named("lama")
+    assert "llama" in caught.value.hint
+    with pytest.raises(UnknownNameError, match="no family has model_type 'qwen9'") as caught:
+        family_of({"model_type": "qwen9"}, "config.json")
+    assert caught.value.place == "config.json"
+    assert "qwen2" in caught.value.wanted
+    with pytest.raises(UnknownNameError) as caught:
+        family_named("zzzzzz")
+    assert "ckpt families" in caught.value.hint
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": None}, {"model_type": 3}, {"model_type": ["llama"]}])
+def test_a_configuration_that_says_no_model_type(config):
+    with pytest.raises(ConfigError, match="does not say which model") as caught:
+        family_of(config, "config.json")
+    assert "--family" in caught.value.hint
+
+
+def test_flag_rules():
+    rule = FlagRule(("a.b", "c"), ("x", True), default=True)
+    assert rule.read({"a": {"b": "x"}, "c": "y"}, "p").value
+    assert rule.read({"c": True}, "p").source == "p: c is true"
+    assert not rule.read({"a": {"b": "y"}}, "p").value
+    assert rule.read({"a": "text"}, "p").value
+    assert rule.read({}, "p").source == "p: no a.b"
+    assert not FlagRule((), ()).read({"a": 1}, "p").value

@@ -1,0 +1,250 @@
+"""The oracle: what MaxText's own converter wrote, leaf by leaf, bit by bit. See fixtures/README.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from golden_data import (
+    FAMILIES,
+    GOLDEN,
+    SCAN_NAMES,
+    SOURCES,
+    all_described,
+    arrays_by_tensorstore,
+    convert,
+    described,
+    golden_arrays,
+    golden_checkpoint,
+    golden_leaves,
+    leaves_by_package,
+    opened_by_tensorstore,
+)
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from ckpttools.convert import Resources, ToMaxText, plan_to_maxtext
+from ckpttools.dtypes import DTYPES
+from ckpttools.families.registry import family_of
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.tree import dotted
+from ckpttools.plan import plan as planning
+
+SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
+EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
+EVERY_SOURCE = pytest.mark.parametrize(
+    ("family", "source"), SOURCES, ids=["-".join(each) for each in SOURCES]
+)
+SMALL_MEMORY = 128 << 20
+
+
+@pytest.fixture
+def small_tasks(monkeypatch):
+    """Cuts the tiny arrays into many tasks: 3 KiB, while a layer's matrix has 4 to 16 KiB."""
+    monkeypatch.setattr(planning, "LARGEST_TASK", 3 << 10)
+    monkeypatch.setattr(planning, "_SMALLEST_TASK", 1 << 10)
+
+
+def assert_golden(item: Path, family: str, scan: bool) -> None:
+    """The checkpoint holds what MaxText's holds, for two independent readers."""
+    assert leaves_by_package(open_tree(item)) == golden_leaves(family, scan)
+    assert all_described(arrays_by_tensorstore(item)) == golden_arrays(family, scan)
+
+
+class TestEqualToMaxText:
+    @SCANS
+    @EVERY_SOURCE
+    def test_every_leaf(self, tmp_path, family, source, scan):
+        item = convert(tmp_path / "out", family, source, scan=scan)
+        assert_golden(item, family, scan)
+
+    @SCANS
+    @EVERY_SOURCE
+    def test_in_little_memory(self, tmp_path, family, source, scan):
+        options = ToMaxText(scan=scan)
+        plan = plan_to_maxtext(GOLDEN / family / source, options, Resources(SMALL_MEMORY, jobs=2)).plan
+        assert plan.projected_peak <= SMALL_MEMORY
+        assert_golden(convert(tmp_path / "out", family, source, memory=SMALL_MEMORY, scan=scan), family, scan)
+
+    @SCANS
+    @EVERY_SOURCE
+    def test_in_many_tasks(self, tmp_path, small_tasks, family, source, scan):
+        plan = plan_to_maxtext(GOLDEN / family / source, ToMaxText(scan=scan), Resources(jobs=2)).plan
+        assert len(plan.tasks) > 3 * len(plan.tree.arrays)
+        assert_golden(convert(tmp_path / "out", family, source, scan=scan), family, scan)
+
+    @SCANS
+    @EVERY_FAMILY
+    def test_tree_metadata(self, tmp_path, family, scan):
+        """`_METADATA` names the leaves that MaxText's names: `step` a number, `opt_state` an empty dict."""
+        item = convert(tmp_path / "out", family, scan=scan)
+        entries = json.loads((item / "_METADATA").read_bytes())["tree_metadata"].values()
+        kinds = {
+            "/".join(key["key"] for key in entry["key_metadata"]): entry["value_metadata"]["value_type"]
+            for entry in entries
+        }
+        wanted = dict.fromkeys(golden_arrays(family, scan), "np.ndarray")
+        assert kinds == wanted | {"step": "scalar", "opt_state": "Dict"}
+
+    @SCANS
+    def test_tree_metadata_agrees_with_maxtexts_own(self, tmp_path, scan):
+        """All but the type: MaxText's arrays were on 16 devices, ours have none."""
+        ours = convert(tmp_path / "out", "llama3.1", scan=scan)
+        theirs = golden_checkpoint(scan) / "0" / "items"
+        assert tree_entries(ours) == tree_entries(theirs)
+
+    @SCANS
+    def test_fixtures_hold_what_their_digests_say(self, scan):
+        arrays = arrays_by_tensorstore(golden_checkpoint(scan) / "0" / "items")
+        assert all_described(arrays) == golden_arrays("llama3.1", scan)
+
+
+def tree_entries(item: Path) -> dict[str, object]:
+    entries = json.loads((item / "_METADATA").read_bytes())["tree_metadata"]
+    for entry in entries.values():
+        value = entry["value_metadata"]
+        if value["value_type"] == "jax.Array":
+            value["value_type"] = "np.ndarray"
+        value.pop("write_shape", None)
+    return entries
+
+
+class TestOptions:
+    """Options change exactly what they say; undoing that by hand gives the golden leaves."""
+
+    ROTATED = ("self_attention/query/kernel", "self_attention/key/kernel")
+
+    @SCANS
+    def test_interleaved_mistral_is_the_permuted_golden_one(self, tmp_path, scan):
+        item = convert(tmp_path / "out", "mistral-7b", scan=scan, rope_layout="interleaved")
+        arrays = arrays_by_tensorstore(item)
+        halves = {
+            path: as_halves(array) if path.endswith(self.ROTATED) else array for path, array in arrays.items()
+        }
+        golden = golden_arrays("mistral-7b", scan)
+        assert all_described(halves) == golden
+        changed = {path for path, array in arrays.items() if described(array) != golden[path]}
+        assert changed == {path for path in arrays if path.endswith(self.ROTATED)}
+
+    @SCANS
+    def test_halves_is_what_mistral_has_anyway(self, tmp_path, scan):
+        item = convert(tmp_path / "out", "mistral-7b", scan=scan, rope_layout="halves")
+        assert_golden(item, "mistral-7b", scan)
+
+    @SCANS
+    def test_llama_in_halves(self, tmp_path, scan):
+        item = convert(tmp_path / "out", "llama3.1", scan=scan, rope_layout="halves")
+        arrays = arrays_by_tensorstore(item)
+        interleaved = {
+            path: as_pairs(array) if path.endswith(self.ROTATED) else array for path, array in arrays.items()
+        }
+        assert all_described(interleaved) == golden_arrays("llama3.1", scan)
+
+    def test_llama_in_halves_equals_numpy(self, tmp_path):
+        item = convert(tmp_path / "out", "llama3.1", scan=False, rope_layout="halves")
+        arrays = arrays_by_tensorstore(item)
+        tensors = load_file(GOLDEN / "llama3.1" / "hf" / "model.safetensors")
+        for layer in range(4):
+            theirs, ours = f"model.layers.{layer}.self_attn", f"params/params/decoder/layers_{layer}"
+            query = tensors[f"{theirs}.q_proj.weight"].astype(np.float32) / np.float32(4)
+            query = query.astype(ml_dtypes.bfloat16).reshape(4, 16, 64).transpose(2, 0, 1)
+            key = tensors[f"{theirs}.k_proj.weight"].reshape(2, 16, 64).transpose(2, 0, 1)
+            assert described(arrays[f"{ours}/self_attention/query/kernel"]) == described(query)
+            assert described(arrays[f"{ours}/self_attention/key/kernel"]) == described(key)
+
+    @EVERY_FAMILY
+    def test_scan_axis_0_is_the_golden_leaf_with_its_axis_moved(self, tmp_path, family):
+        arrays = arrays_by_tensorstore(convert(tmp_path / "out", family, scan_axis=0))
+        stacked = [path for path in arrays if "/layers/" in path]
+        assert all(arrays[path].shape[0] == 4 for path in stacked)
+        moved = {path: np.moveaxis(arrays[path], 0, 1) for path in stacked}
+        assert all_described(arrays | moved) == golden_arrays(family, True)
+
+    @SCANS
+    @EVERY_FAMILY
+    def test_float32_is_the_exact_upcast(self, tmp_path, family, scan):
+        item = convert(tmp_path / "out", family, scan=scan, dtype=DTYPES["float32"])
+        arrays = arrays_by_tensorstore(item)
+        step = arrays.pop("step")
+        assert described(step) == golden_arrays(family, scan)["step"]
+        assert {array.dtype.name for array in arrays.values()} == {"float32"}
+        narrow = {path: array.astype(ml_dtypes.bfloat16) for path, array in arrays.items()}
+        assert all_described(narrow | {"step": step}) == golden_arrays(family, scan)
+        widened = {path: array.astype(np.float32) for path, array in narrow.items()}
+        assert all_described(widened) == all_described(arrays)
+
+
+def as_halves(array: np.ndarray) -> np.ndarray:
+    """The last axis from (a0, b0, a1, b1, …) to (a0, a1, …, b0, b1, …)."""
+    return np.concatenate([array[..., 0::2], array[..., 1::2]], axis=-1)
+
+
+def as_pairs(array: np.ndarray) -> np.ndarray:
+    """The inverse of `as_halves`."""
+    half = array.shape[-1] // 2
+    return np.stack([array[..., :half], array[..., half:]], axis=-1).reshape(array.shape)
+
+
+class TestReproducible:
+    FILES = ("d/data", "d/index", "manifest.ocdbt", "_METADATA")
+
+    def contents(self, item: Path) -> dict[str, bytes]:
+        return {name: (item / name).read_bytes() for name in self.FILES}
+
+    @EVERY_FAMILY
+    def test_two_runs_give_the_same_bytes(self, tmp_path, family):
+        first, second = (convert(tmp_path / name, family) for name in ("first", "second"))
+        assert self.contents(first) == self.contents(second)
+
+    @SCANS
+    def test_bytes_do_not_depend_on_jobs_or_tasks(self, tmp_path, monkeypatch, scan):
+        one = convert(tmp_path / "one", "qwen2.5", scan=scan, jobs=1)
+        monkeypatch.setattr(planning, "LARGEST_TASK", 1500)
+        monkeypatch.setattr(planning, "_SMALLEST_TASK", 1000)
+        four = convert(tmp_path / "four", "qwen2.5", scan=scan, jobs=4)
+        assert self.contents(one) == self.contents(four)
+
+    def test_shards_do_not_matter(self, tmp_path):
+        single, sharded = (convert(tmp_path / name, "llama3.1", name) for name in ("hf", "hf_sharded"))
+        assert self.contents(single) == self.contents(sharded)
+
+
+class TestWayBack:
+    """The rows read from left to right give the Hugging Face tensors back, bit by bit."""
+
+    @SCANS
+    @EVERY_SOURCE
+    def test_of_mapped_arrays(self, family, source, scan):
+        tree = open_tree(GOLDEN / family / source)
+        table = table_of(family, scan)
+        left = table.to_left({dotted(path): array for path, array in tree.arrays.items()})
+        right = table.to_right(left.arrays)
+        assert all_described({k: a.read() for k, a in right.arrays.items()}) == hf_tensors(family)
+
+    @SCANS
+    @EVERY_FAMILY
+    def test_of_written_checkpoints(self, tmp_path, family, scan):
+        tree = open_tree(convert(tmp_path / "out", family, scan=scan))
+        parameters = {dotted(path[2:]): array for path, array in tree.arrays.items() if path[0] == "params"}
+        right = table_of(family, scan).to_right(parameters)
+        assert all_described({k: a.read() for k, a in right.arrays.items()}) == hf_tensors(family)
+
+
+def table_of(family: str, scan: bool):
+    config = json.loads((GOLDEN / family / "hf" / "config.json").read_bytes())
+    table = family_of(config, "config.json").table(config, "config.json")
+    return table.stacked("layer", 1) if scan else table
+
+
+def hf_tensors(family: str) -> dict[str, object]:
+    with safe_open(GOLDEN / family / "hf" / "model.safetensors", "np") as file:
+        return {name: described(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+
+
+def test_arrays_are_stored_raw(tmp_path):
+    """What makes chunks byte ranges: one plain codec."""
+    for array in opened_by_tensorstore(convert(tmp_path / "out", "qwen3")).values():
+        assert [codec["name"] for codec in array.spec().to_json()["metadata"]["codecs"]] == ["bytes"]

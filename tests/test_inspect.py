@@ -1,0 +1,221 @@
+"""`ckpttools.inspect`: what a tree report says, and how repetitions fold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.inspect.folding import Branch, fold, natural
+from ckpttools.inspect.tree import ArrayReport, TreeReport, inspect_tree
+from ckpttools.ir.nodes import Constant
+from ckpttools.ir.tree import Empty, Metadata, Path, Tree
+
+
+def constant(*shape: int, dtype: str = "bfloat16") -> Constant:
+    return Constant(shape, DTYPES[dtype], bytes(DTYPES[dtype].itemsize))
+
+
+def reported(arrays: dict[str, Constant]) -> TreeReport:
+    return inspect_tree(Tree({tuple(name.split("/")): array for name, array in arrays.items()}))
+
+
+def folded(arrays: dict[str, Constant]) -> list[tuple[str, int, int]]:
+    """Name, count and bytes of every line, depth first."""
+
+    def lines(branches: tuple[Branch, ...]) -> Iterator[tuple[str, int, int]]:
+        for branch in branches:
+            yield branch.name, branch.count, branch.nbytes
+            yield from lines(branch.children)
+
+    return list(lines(fold(reported(arrays).arrays)))
+
+
+class TestInspectTree:
+    def test_it_says_what_the_tree_holds(self):
+        leaves = {
+            ("step",): constant(dtype="int64"),
+            ("params", "params", "decoder", "decoder_norm", "scale"): constant(8),
+            ("params", "params", "decoder", "layers", "norm", "scale"): constant(8, 4),
+            ("opt_state", 0, "mu"): constant(8, dtype="float32"),
+            ("opt_state", 1): Empty("None"),
+        }
+        metadata = Metadata("orbax", step=7, custom={"scan_layers": True}, place="/run/7/items")
+        report = inspect_tree(Tree(leaves, metadata))
+        assert report == TreeReport(
+            path="/run/7/items",
+            format="orbax",
+            kind="stacked-training",
+            flavour="linen",
+            scan_axis=1,
+            step=7,
+            num_arrays=4,
+            num_parameters=8 + 32,
+            nbytes=8 + 16 + 64 + 32,
+            custom_metadata={"scan_layers": True},
+            arrays=(
+                ArrayReport("step", (), "int64", 8, "other"),
+                ArrayReport("params/params/decoder/decoder_norm/scale", (8,), "bfloat16", 16, "parameter"),
+                ArrayReport("params/params/decoder/layers/norm/scale", (8, 4), "bfloat16", 64, "parameter"),
+                ArrayReport("opt_state/0/mu", (8,), "float32", 32, "optimizer"),
+            ),
+        )
+
+    def test_a_pattern_limits_arrays_and_totals_but_not_the_kind(self):
+        leaves: dict[Path, Constant] = {
+            ("params", "params", "decoder", "decoder_norm", "scale"): constant(8),
+            ("params", "params", "decoder", "layers_0", "norm", "scale"): constant(8),
+        }
+        report = inspect_tree(Tree(leaves), "*/layers_*")
+        assert [each.path for each in report.arrays] == ["params/params/decoder/layers_0/norm/scale"]
+        assert (report.num_arrays, report.num_parameters, report.nbytes) == (1, 8, 16)
+        assert report.kind == "unstacked-inference"
+
+    def test_nothing_matches(self):
+        report = inspect_tree(Tree({("a",): constant(2)}), "b*")
+        assert (report.num_arrays, report.num_parameters, report.nbytes) == (0, 0, 0)
+
+    def test_an_empty_tree(self):
+        assert inspect_tree(Tree({})).arrays == ()
+        assert fold(()) == ()
+
+    def test_reports_are_frozen(self):
+        report = inspect_tree(Tree({}))
+        with pytest.raises(FrozenInstanceError):
+            report.step = 1  # type: ignore[misc]
+
+
+class TestFold:
+    def test_siblings_that_differ_in_one_number_become_one(self):
+        arrays = {f"decoder/layers_{k}/kernel": constant(4, 2) for k in range(32)}
+        assert folded(arrays) == [("decoder/layers_{0..31}/kernel", 32, 32 * 16)]
+
+    def test_numeric_names(self):
+        assert folded({f"layers/{k}": constant(1) for k in range(3)}) == [("layers/{0..2}", 3, 6)]
+
+    def test_flat_names_are_split_at_dots(self):
+        report = reported({f"model.layers.{k}.weight": constant(1) for k in range(12)})
+        assert [branch.name for branch in fold(report.arrays)] == ["model.layers.{0..11}.weight"]
+
+    def test_a_dot_inside_a_key_of_a_tree_is_no_separator(self):
+        assert folded({"a.b/c": constant(1), "a.d/c": constant(1)}) == [("a.b/c", 1, 2), ("a.d/c", 1, 2)]
+
+    def test_gaps(self):
+        assert folded({f"l_{k}": constant(1) for k in (0, 1, 2, 3, 5)}) == [("l_{0..3,5}", 5, 10)]
+
+    def test_other_shapes_are_kept_apart(self):
+        arrays = {f"l_{k}": constant(2 if k % 3 == 2 else 1) for k in range(6)}
+        assert folded(arrays) == [("l_{0..1,3..4}", 4, 8), ("l_{2,5}", 2, 8)]
+
+    def test_other_dtypes_are_kept_apart(self):
+        arrays = {"l_0": constant(1), "l_1": constant(1, dtype="float16")}
+        assert folded(arrays) == [("l_0", 1, 2), ("l_1", 1, 2)]
+
+    def test_other_names_below_are_kept_apart(self):
+        arrays = {"l_0/a": constant(1), "l_1/b": constant(1)}
+        assert folded(arrays) == [("l_0/a", 1, 2), ("l_1/b", 1, 2)]
+
+    def test_experts_fold_inside_layers(self):
+        arrays = {
+            f"layers.{layer}.experts.{expert}.{name}": constant(3)
+            for layer in range(4)
+            for expert in range(8)
+            for name in ("up", "down")
+        }
+        assert folded(arrays) == [
+            ("layers.{0..3}.experts.{0..7}", 64, 384),
+            ("down", 32, 192),
+            ("up", 32, 192),
+        ]
+
+    def test_the_number_that_folds_most_is_taken(self):
+        arrays = {f"a{i}_b{k}": constant(1) for i in range(2) for k in range(5)}
+        assert folded(arrays) == [("a0_b{0..4}", 5, 10), ("a1_b{0..4}", 5, 10)]
+
+    def test_zeros_before_a_number_are_kept(self):
+        assert folded({f"l_{k:02}": constant(1) for k in range(8, 12)}) == [("l_{08..11}", 4, 8)]
+
+    def test_one_number_spelled_two_ways_is_two_names(self):
+        lines = folded({"l_1": constant(1), "l_01": constant(1)})
+        assert sorted(lines) == [("l_01", 1, 2), ("l_1", 1, 2)]
+
+    def test_an_array_that_has_arrays_below(self):
+        arrays = {"a": constant(1), "a.b": constant(2)}
+        assert folded(arrays) == [("a", 2, 6), ("b", 1, 4)]
+
+    def test_natural_order(self):
+        arrays = {f"l_{k}": constant(k + 1) for k in range(12)}
+        assert [name for name, _, _ in folded(arrays)] == [f"l_{k}" for k in range(12)]
+        assert natural("layers_2") < natural("layers_10") < natural("norm")
+
+    def test_ten_thousand_leaves_take_no_time(self):
+        arrays = {f"l_{k % 100}/x_{k}": constant(k) for k in range(10_000)}
+        report = reported(arrays)
+        started = time.perf_counter()
+        fold(report.arrays)
+        assert time.perf_counter() - started < 2
+
+    def test_a_name_of_ten_thousand_keys(self):
+        assert sum(branch.count for branch in fold(reported({"a." * 10_000: constant(1)}).arrays)) == 1
+
+
+KEYS = st.sampled_from(
+    ["a", "layers_0", "layers_1", "layers_2", "layers_10", "0", "1", "01", "w0_b1", "w1_b1"]
+)
+PATHS = st.lists(KEYS, min_size=1, max_size=4).map("/".join)
+TREES = st.dictionaries(PATHS, st.integers(0, 2), max_size=40)
+
+
+@given(TREES)
+def test_folded_lines_add_up_to_all_leaves(lengths: dict[str, int]):
+    arrays = {path: constant(2**length) for path, length in lengths.items()}
+    report = reported(arrays)
+    top = fold(report.arrays)
+    assert sum(branch.count for branch in top) == report.num_arrays
+    assert sum(branch.nbytes for branch in top) == report.nbytes
+    for branch in _all(top):
+        own = branch.count - sum(child.count for child in branch.children)
+        assert own >= 0 and (own > 0) == (branch.array is not None)
+        own_bytes = branch.nbytes - sum(child.nbytes for child in branch.children)
+        assert own_bytes == (own * prod(branch.array.shape) * 2 if branch.array else 0)
+
+
+@given(TREES)
+def test_every_leaf_is_told_by_exactly_one_line(lengths: dict[str, int]):
+    arrays = {path: constant(2**length) for path, length in lengths.items()}
+    joint = "/" if any("/" in path for path in arrays) else "."
+    told = sorted(path for path in _unfolded(fold(reported(arrays).arrays), joint))
+    assert told == sorted(arrays)
+
+
+def _all(branches: tuple[Branch, ...]) -> Iterator[Branch]:
+    for branch in branches:
+        yield branch
+        yield from _all(branch.children)
+
+
+def _unfolded(branches: tuple[Branch, ...], joint: str) -> Iterator[str]:
+    """The paths that lines stand for, told from their names alone."""
+    for branch in branches:
+        for name in _expanded(branch.name):
+            if branch.array is not None:
+                yield name
+            yield from (f"{name}{joint}{below}" for below in _unfolded(branch.children, joint))
+
+
+def _expanded(name: str) -> list[str]:
+    before, brace, rest = name.partition("{")
+    if not brace:
+        return [name]
+    ranges, _, after = rest.partition("}")
+    numbers: list[str] = []
+    for each in ranges.split(","):
+        first, _, last = each.partition("..")
+        numbers += [str(k).zfill(len(first)) for k in range(int(first), int(last or first) + 1)]
+    return [f"{before}{number}{tail}" for number in numbers for tail in _expanded(after)]

@@ -1,0 +1,61 @@
+"""The memory budget is a promise: measured peaks stay below projected ones, whatever the model's size."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ckpttools.testing.models import LlamaSizes, write_llama
+
+MIB = 1 << 20
+
+CONVERT = """
+import json, sys
+from ckpttools.convert import Resources, ToMaxText, plan_to_maxtext
+source, destination, memory, scan = sys.argv[1:]
+options, resources = ToMaxText(scan=scan == "scan"), Resources(memory=int(memory), jobs=2)
+conversion = plan_to_maxtext(source, options, resources)
+receipt = conversion.run(destination)
+print(json.dumps({"peak": receipt.peak_bytes, "projected": conversion.plan.projected_peak,
+                  "bytes": receipt.bytes_out}))
+"""
+
+
+def convert(source, destination, memory, scan="scan"):
+    """Converts in a process of its own; returns its peak, the projected one and the bytes written."""
+    command = [sys.executable, "-c", CONVERT, str(source), str(destination), str(memory), scan]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("scan", ["scan", "unscan"])
+@pytest.mark.parametrize("memory", [128 * MIB, 192 * MIB, 512 * MIB])
+def test_the_measured_peak_is_at_most_the_projected_one(tmp_path, memory, scan):
+    sizes = LlamaSizes(layers=2, hidden=2048, mlp=16384, heads=16, kv_heads=4, head_dim=128, vocab=8192)
+    write_llama(tmp_path / "hf", sizes, sparse=True)
+    result = convert(tmp_path / "hf", tmp_path / "out", memory, scan)
+    assert result["bytes"] > 2 * memory or memory == 512 * MIB
+    assert result["peak"] <= result["projected"] <= memory
+
+
+def test_a_stacked_leaf_much_larger_than_the_budget(tmp_path):
+    sizes = LlamaSizes(layers=4, hidden=4096, mlp=32768, heads=8, kv_heads=2, head_dim=64, vocab=1000)
+    write_llama(tmp_path / "hf", sizes, sparse=True)
+    leaf = 4 * 4096 * 32768 * 2
+    result = convert(tmp_path / "hf", tmp_path / "out", 128 * MIB)
+    assert leaf == 1024 * MIB
+    assert result["peak"] <= 128 * MIB
+
+
+def test_a_model_four_times_larger_has_the_same_peak(tmp_path):
+    peaks = []
+    for layers in (2, 8):
+        sizes = LlamaSizes(
+            layers=layers, hidden=2048, mlp=8192, heads=16, kv_heads=4, head_dim=64, vocab=32768
+        )
+        write_llama(tmp_path / f"hf{layers}", sizes, sparse=True)
+        peaks.append(convert(tmp_path / f"hf{layers}", tmp_path / f"out{layers}", 256 * MIB)["peak"])
+    assert peaks[1] <= 1.1 * peaks[0]

@@ -1,0 +1,351 @@
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import FormatError, ShapeError
+from ckpttools.ir import copy as copying
+from ckpttools.ir import nodes
+from ckpttools.ir.array import ReadCost
+from ckpttools.ir.nodes import (
+    Chunked,
+    Constant,
+    Relayout,
+    Stored,
+    elementwise,
+    relayout,
+    stack,
+    stacked_axes,
+    take,
+)
+from ckpttools.ir.scratch import Scratch
+from ckpttools.mapping.values import Cast
+from ckpttools.region import Region
+from ckpttools.stores.memory import Bytes
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.refusing import ReadRefusedError, Refusing
+from ckpttools.testing.strategies import chunked, dtypes, lazy_arrays, noise, regions, shapes, stored
+
+use_profile()
+BF16, F32, U8 = DTYPES["bfloat16"], DTYPES["float32"], DTYPES["uint8"]
+
+
+@pytest.fixture(params=[64, 512, 4096, None], ids=lambda size: f"slab {size}")
+def slab(request):
+    """Reads everything through slabs of this many bytes; buffers are not rounded up to pages."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param:
+            patch.setattr(nodes, "SLAB_BYTES", request.param)
+            patch.setattr(nodes, "_PACKED_SLAB", min(request.param, nodes._PACKED_SLAB))
+            patch.setattr(copying, "_TILE_BYTES", max(request.param, 256))
+        yield request.param
+
+
+@dataclass(frozen=True)
+class Tight:
+    """Scratch that hands out exactly as many bytes as are asked for, 16-byte aligned, and counts them."""
+
+    limit: int
+
+    def take(self, shape, dtype):
+        return _Taken(self, shape, dtype)
+
+
+class _Taken:
+    in_use = 0
+
+    def __init__(self, scratch, shape, dtype):
+        self.nbytes, self.limit = prod(shape) * dtype.itemsize, scratch.limit
+        self.array = np.frombuffer(b"\xee" * self.nbytes, np.uint8).copy().view(dtype).reshape(shape)
+
+    def __enter__(self):
+        _Taken.in_use += self.nbytes
+        assert _Taken.in_use <= self.limit, "more scratch than was projected"
+        return self.array
+
+    def __exit__(self, *error):
+        _Taken.in_use -= self.nbytes
+
+
+def bits(array):
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes()
+
+
+def out_array(draw, shape, dtype):
+    """An output of any strides: (the memory, the view)."""
+    order = draw(st.permutations(range(len(shape))))
+    extra = [draw(st.integers(0, 1)) for _ in shape]
+    steps = [draw(st.sampled_from((1, 1, 2))) for _ in shape]
+    memory = np.frombuffer(
+        b"\xcc" * (prod(shape[k] * steps[k] + extra[k] for k in order) * dtype.itemsize), np.uint8
+    ).copy()
+    base = memory.view(dtype).reshape([shape[k] * steps[k] + extra[k] for k in order])
+    view = base.transpose([int(k) for k in np.argsort(order)])
+    return base, view[(*(slice(0, n * s, s) for n, s in zip(shape, steps, strict=True)), ...)]
+
+
+@settings(max_examples=120)
+@given(known=lazy_arrays(), data=st.data())
+def test_any_region_is_the_slice_of_the_whole(slab, known, data):
+    array, truth = known
+    region = data.draw(regions(array.shape))
+    base, out = out_array(data.draw, region.shape, array.dtype.carrier)
+    wanted = base.copy()
+    offset = out.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    np.ndarray(out.shape, out.dtype, wanted, offset, out.strides)[...] = truth[region.slices]
+    array.read_into(region, out, Scratch(array.scratch_bytes))
+    assert bits(base) == bits(wanted)
+
+
+@settings(max_examples=120)
+@given(known=lazy_arrays(), data=st.data())
+def test_scratch_is_enough_to_the_byte(slab, known, data):
+    array, truth = known
+    region = data.draw(regions(array.shape))
+    out = np.empty(region.shape, array.dtype.carrier)
+    array.read_into(region, out, Tight(array.scratch_bytes))
+    assert bits(out) == bits(truth[region.slices])
+
+
+@given(known=lazy_arrays())
+def test_read_gives_the_whole_in_its_own_dtype(known):
+    array, truth = known
+    read = array.read()
+    assert (read.shape, read.dtype) == (array.shape, array.dtype.numpy)
+    assert bits(read) == bits(truth)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """A file that keeps a list of what was read."""
+
+    data: Bytes
+    seen: list
+
+    path = property(lambda self: self.data.path)
+    size = property(lambda self: self.data.size)
+    version = "0"
+
+    def read_into(self, offset, out):
+        self.seen.append((offset, memoryview(out).nbytes))
+        self.data.read_into(offset, out)
+
+
+def counted(array, seen):
+    return Stored(array.shape, array.dtype, Counting(array.source, seen), array.offset)
+
+
+@given(st.data())
+def test_stored_reads_what_it_says_and_nothing_else(data):
+    shape = data.draw(shapes(min_rank=1))
+    dtype = data.draw(dtypes())
+    truth, seen = noise(shape, dtype), []
+    array = counted(stored(truth, dtype, lead=7, tail=9), seen)
+    region = data.draw(regions(shape))
+    array.read(region)
+    assert array.read_cost(region) == ReadCost(sum(n for _, n in seen), len(seen))
+    assert array.first_byte(region) == ("memory", min(start for start, _ in seen))
+    inside = np.zeros(array.offset + array.nbytes + 9, bool)
+    for start, count in seen:
+        inside[start : start + count] = True
+    flat = np.arange(truth.size).reshape(shape)[region.slices].reshape(-1)
+    wanted = np.zeros_like(inside)
+    for k in flat:
+        first = 7 + k * dtype.itemsize
+        wanted[first : first + dtype.itemsize] = True
+    assert (inside == wanted).all()
+
+
+@given(st.data())
+def test_packed_reads_at_most_the_bytes_that_hold_its_bits(data):
+    dtype = data.draw(st.sampled_from([d for d in DTYPES.values() if d.packed]))
+    truth, seen = noise(data.draw(shapes(min_rank=1, most=400)), dtype), []
+    array = counted(stored(truth, dtype, lead=3), seen)
+    region = data.draw(regions(truth.shape))
+    array.read(region)
+    read = sum(n for _, n in seen)
+    assert read <= array.read_cost(region).nbytes + 2 * len(seen)
+    assert all(start >= 3 and start + n <= 3 + array.stored_nbytes for start, n in seen)
+
+
+@given(st.data())
+def test_expressions_read_what_their_cost_says(data):
+    """No node reads behind the plan's back; a relayout's cover may make it read more than the region."""
+    seen: list[tuple[int, int]] = []
+    shape = data.draw(shapes(min_rank=1, max_rank=3, most=300))
+    parts = [counted(stored(noise(shape, BF16, k), BF16), seen) for k in range(2)]
+    axis = data.draw(st.integers(0, len(shape)))
+    array = take(stack(parts, axis), axis, 1)
+    array = elementwise(array, Cast(F32))
+    order = data.draw(st.permutations(range(len(shape))))
+    array = relayout(array, [(n,) for n in shape], order, [1] * len(shape))
+    region = data.draw(regions(array.shape))
+    array.read(region)
+    assert sum(n for _, n in seen) == array.read_cost(region).nbytes == region.size * 2
+
+
+@given(known=lazy_arrays(), data=st.data())
+def test_costs_and_places_are_told_for_every_region(known, data):
+    region = data.draw(regions(known.array.shape))
+    cost = known.array.read_cost(region)
+    file, offset = known.array.first_byte(region)
+    assert cost.nbytes >= 0
+    assert (cost.reads == 0) == (cost.nbytes == 0)
+    sources = {source.path for source in known.array.sources()}
+    assert offset >= 0
+    assert file in sources | {""}
+    assert (cost.nbytes > 0) <= bool(sources)
+
+
+@given(st.data())
+def test_looking_at_an_expression_reads_nothing(data):
+    shape = data.draw(shapes(min_rank=2, max_rank=3))
+    part = Stored(shape, BF16, Refusing("f", 1 << 40), 100)
+    whole = relayout(
+        stack([part] * 3, 1),
+        [(n,) for n in (shape[0], 3, *shape[1:])],
+        range(len(shape) + 1)[::-1],
+        [1] * (len(shape) + 1),
+    )
+    array = elementwise(whole, Cast(F32))
+    region = data.draw(regions(array.shape))
+    assert array.read_cost(region).nbytes == region.size * 2
+    assert array.first_byte(region)[0] == "f"
+    assert array.scratch_bytes > 0
+    assert "float32" in repr(array)
+    with pytest.raises(ReadRefusedError, match="bytes of f were read"):
+        array.read(region)
+
+
+def test_a_transpose_of_a_huge_array_takes_little_scratch():
+    huge = Stored((1 << 20, 1 << 18), BF16, Refusing("f"), 0)
+    turned = relayout(huge, [(1 << 20,), (1 << 18,)], (1, 0), (1, 1))
+    assert elementwise(turned, Cast(F32)).scratch_bytes < 8 << 20
+
+
+def test_a_cast_of_a_huge_array_holds_what_is_under_it():
+    part = Stored((3, 5), F32, Refusing("f"), 0)
+    assert elementwise(part, Cast(BF16)).scratch_bytes >= 2 * part.nbytes
+
+
+def test_relayout_reads_rope_halves_in_bounds():
+    """Two neighbours of an interleaved head lie half a head apart: the slab between them is read."""
+    seen: list[tuple[int, int]] = []
+    truth = noise((64, 5), BF16)
+    source = counted(stored(truth, BF16), seen)
+    array = relayout(source, [(2, 2, 16), (5,)], (0, 2, 1, 3), (3, 1))
+    region = Region((0, 0), (4, 5))
+    assert bits(array.read(region)) == bits(
+        truth.reshape(2, 2, 16, 5).transpose(0, 2, 1, 3).reshape(64, 5)[:4]
+    )
+    assert sum(n for _, n in seen) <= array.read_cost(region).nbytes <= source.nbytes
+
+
+@given(st.data())
+def test_relayout_never_covers_more_than_the_source(data):
+    known = data.draw(lazy_arrays(depth=1).filter(lambda k: isinstance(k.array, Relayout)))
+    region = data.draw(regions(known.array.shape))
+    whole = known.array.source.read_cost(Region.whole(known.array.source.shape)).nbytes
+    parts = len(list(known.array._atom_boxes(region)))
+    assert known.array.read_cost(region).nbytes <= whole * parts
+
+
+def test_relayout_that_moves_nothing_is_the_source():
+    array = Constant((4, 1, 6), F32, bytes(4))
+    assert relayout(array, [(4,), (1,), (6,)], (0, 1, 2), (1, 1, 1)) is array
+    assert relayout(array, [(2, 2), (1,), (6,)], (2, 0, 1, 3), (2, 1, 1)).shape == (2, 2, 6)
+    square = Constant((4, 4), F32, bytes(4))
+    assert relayout(square, [(4,), (4,)], (1, 0), (1, 1)) is not square
+
+
+@pytest.mark.parametrize(
+    ("split", "order", "merge"),
+    [
+        ([(2, 3), (4,)], (0, 1, 2), (1, 1, 1)),
+        ([(4,), (6,)], (0, 0), (1, 1)),
+        ([(4,), (6,)], (0,), (1,)),
+        ([(4,), (6,)], (1, 0), (1,)),
+        ([(4,)], (0,), (1,)),
+    ],
+)
+def test_relayout_refuses_what_is_no_permutation(split, order, merge):
+    with pytest.raises(ShapeError):
+        relayout(Constant((4, 6), F32, bytes(4)), split, order, merge)
+
+
+def test_stack_refuses_arrays_that_differ():
+    with pytest.raises(ShapeError, match="one shape and dtype") as caught:
+        stack([Constant((2,), F32, bytes(4)), Constant((3,), F32, bytes(4))], 0)
+    assert "[2]" in caught.value.got
+    assert "[3]" in caught.value.got
+    with pytest.raises(ShapeError):
+        stack([Constant((2,), F32, bytes(4)), Constant((2,), BF16, bytes(2))], 0)
+    with pytest.raises(ShapeError) as caught:
+        stack([], 0)
+    assert caught.value.got == "none"
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_take_refuses_coordinates_that_are_not_there(index):
+    with pytest.raises(ShapeError, match="no such coordinate"):
+        take(Constant((3, 2), F32, bytes(4)), 0, index)
+
+
+def test_stacked_axes_are_those_of_layers_and_experts():
+    leaf = Constant((4, 5), F32, bytes(4))
+    experts = stack([leaf] * 3, 0)
+    layers = stack([experts] * 2, 1)
+    assert layers.shape == (3, 2, 4, 5)
+    assert stacked_axes(leaf) == ()
+    assert stacked_axes(experts) == (0,)
+    assert stacked_axes(layers) == (0, 1)
+    assert stacked_axes(stack([experts] * 2, 0)) == (0, 1)
+    assert stacked_axes(stack([experts] * 2, 3)) == (0, 3)
+
+
+def test_stacked_axes_are_seen_through_a_cast():
+    layers = stack([Constant((4, 5), F32, bytes(4))] * 2, 1)
+    assert stacked_axes(elementwise(layers, Cast(BF16))) == (1,)
+
+
+def test_a_file_that_ends_too_early_says_so():
+    array = Stored((5,), F32, Bytes("short", bytes(18)), 0)
+    with pytest.raises(FormatError, match="short ends too early"):
+        array.read()
+
+
+def test_chunked_reads_only_the_chunks_it_meets():
+    truth = noise((5, 7), U8)
+    whole = chunked(truth, U8, (2, 3))
+    met: list[tuple[int, ...]] = []
+
+    def part(index):
+        met.append(index)
+        return whole.part(index)
+
+    array = Chunked(whole.shape, U8, whole.chunk, part)
+    region = Region((1, 2), (3, 4))
+    assert bits(array.read(region)) == bits(truth[region.slices])
+    assert met == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert len({source.path for source in array.sources()}) == 9
+
+
+def test_scratch_is_given_back_when_reading_fails():
+    scratch = Scratch(1 << 14)
+    for _ in range(9):
+        with pytest.raises(ReadRefusedError):
+            Stored((9, 9), F32, Refusing("f"), 0).read_into(
+                Region.whole((9, 9)), np.empty((9, 18), "<u4")[:, ::2], scratch
+            )
+    with scratch.take((scratch.nbytes,), np.dtype("u1")):
+        pass
+
+
+def test_scratch_refuses_more_than_it_has():
+    scratch = Scratch(4096)
+    with scratch.take((1,), np.dtype("u1")), pytest.raises(MemoryError, match="4096 in use, 1 more wanted"):
+        scratch.take((1,), np.dtype("u1")).__enter__()

@@ -1,0 +1,194 @@
+"""What is written loads through Orbax itself: every public loader, with and without a target, and sharded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from golden_data import (
+    all_described,
+    arrays_by_tensorstore,
+    convert,
+    described,
+    golden_arrays,
+    golden_leaves,
+    leaves_by_package,
+    opened_by_tensorstore,
+)
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.formats import chunking
+from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.nodes import Constant
+from ckpttools.ir.tree import Empty, Metadata, Text, Tree
+from ckpttools.plan.plan import build
+from ckpttools.run.executor import execute
+
+SCRIPT = Path(__file__).with_name("orbax_loader_script.py")
+# Name -> family, scanned, cut into many chunks.
+CHECKPOINTS = {
+    "scanned": ("llama3.1", True, False),
+    "unscanned": ("llama3.1", False, False),
+    "scanned-chunks": ("llama3.1", True, True),
+    "unscanned-chunks": ("llama3.1", False, True),
+    "biases-tied": ("qwen2.5-tied", True, True),
+}
+SHARDED = ("one_device", "first_axis", "last_axis", "replicated")
+V0_LOADERS = ("standard", "pytree", "manager_bare", "manager_named", "manager_pytree")
+V1_LOADERS = ("v1_load", "v1_load_item", "v1_load_checkpointables")
+CASES = (
+    *map("-".join, product(V0_LOADERS, ("none", "unsharded", *SHARDED))),
+    *map("-".join, product(V1_LOADERS, ("none", "numpy", *SHARDED))),
+    *map("-".join, product(["maxtext_parameters"], ("first_axis", "last_axis", "replicated", "float32"))),
+    "maxtext_metadata",
+    "item_metadata",
+    "manager_metadata",
+    "v1_metadata",
+)
+
+
+EVERY = "every-leaf"
+
+
+def constant(dtype: str, number: float, *shape: int) -> Constant:
+    return Constant(shape, DTYPES[dtype], np.array(number).astype(DTYPES[dtype].numpy).tobytes())
+
+
+EVERY_LEAF = Tree(
+    {
+        **{("dtypes", name): constant(name, 1, 3, 2) for name, dtype in DTYPES.items() if dtype.zarr3},
+        ("empty", "none"): Empty("None"),
+        ("empty", "dict"): Empty("Dict"),
+        ("empty", "list"): Empty("List"),
+        ("empty", "tuple"): Empty("Tuple"),
+        ("list", 0): constant("float32", 2),
+        ("list", 1, "nested"): constant("int32", 7, 5),
+        ("list", 2): Empty("None"),
+        ("number",): constant("float64", 1.5),
+        ("yes",): constant("bool", 1),
+        ("text",): Text('é / "quoted"\n'),
+    },
+    Metadata(step=0, custom={"a": {"b": [1, None, "é"]}}, scalars=frozenset({("number",), ("yes",)})),
+)
+
+
+def spelled_out(tree: Any) -> Any:
+    """What Orbax gives without a target, as the script spells it; numbers come back as Python's."""
+    if isinstance(tree, dict):
+        return {key: spelled_out(value) for key, value in tree.items()} | (
+            {"number": 1.5, "yes": True} if "number" in tree else {}
+        )
+    if isinstance(tree, list | tuple):
+        return [spelled_out(value) for value in tree]
+    return described(tree.read()) if isinstance(tree, Constant) else tree
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """All checkpoints: name -> run directory."""
+    return {name: made(tmp_path_factory.mktemp(name) / "run", *how) for name, how in CHECKPOINTS.items()}
+
+
+def made(run: Path, family: str, scan: bool, many_chunks: bool) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        if many_chunks:
+            # Matrices of 16 KiB become 6 chunks, those of 8 KiB 3: no axis of theirs is so divisible.
+            patch.setattr(chunking, "SMALLEST", 6 << 10)
+            patch.setattr(chunking, "LARGEST", 3000)
+        convert(run, family, scan=scan)
+    return run
+
+
+@pytest.fixture(scope="module")
+def every_leaf(tmp_path_factory):
+    """The run directory of a checkpoint with every kind of leaf."""
+    run = tmp_path_factory.mktemp("every-leaf") / "run"
+    writer = OrbaxWriter()
+    execute(build(EVERY_LEAF, writer, memory=1 << 30, jobs=1), writer, run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def results(runs, every_leaf, tmp_path_factory):
+    """What became of every case: name -> case -> problem. One process loads everything."""
+    directory = tmp_path_factory.mktemp("results")
+    jobs = [(name, str(runs[name]), golden_leaves(*how[:2])) for name, how in CHECKPOINTS.items()]
+    jobs.append((EVERY, str(every_leaf), spelled_out(EVERY_LEAF.nested())))
+    (directory / "jobs.json").write_text(json.dumps(jobs))
+    command = [sys.executable, str(SCRIPT), str(directory / "jobs.json"), str(directory / "results.json")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads((directory / "results.json").read_bytes())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_loads(results, checkpoint, case):
+    assert results[checkpoint][case] == "", results[checkpoint][case]
+
+
+@pytest.mark.parametrize("loader", (*V0_LOADERS, *V1_LOADERS))
+def test_every_leaf_loads(results, loader):
+    assert results[EVERY][loader] == "", results[EVERY][loader]
+
+
+def test_no_case_is_forgotten(results):
+    wanted = {name: {*CASES} for name in CHECKPOINTS} | {EVERY: {*V0_LOADERS, *V1_LOADERS}}
+    assert {name: {*cases} for name, cases in results.items()} == wanted
+
+
+class TestEveryLeaf:
+    """Every dtype that zarr has, numbers, text, empty leaves, lists: also for readers that are not Orbax."""
+
+    def test_tensorstore(self, every_leaf):
+        wanted = {
+            "/".join(map(str, path)): described(array.read()) for path, array in EVERY_LEAF.arrays.items()
+        }
+        assert all_described(arrays_by_tensorstore(every_leaf / "0" / "items")) == wanted
+
+    def test_package(self, every_leaf):
+        tree = open_tree(every_leaf)
+        assert list(tree) == list(EVERY_LEAF)
+        assert tree.metadata.scalars == EVERY_LEAF.metadata.scalars
+        assert tree.metadata.custom == EVERY_LEAF.metadata.custom
+        for path, leaf in EVERY_LEAF.items():
+            if isinstance(leaf, Constant):
+                assert described(tree.arrays[path].read()) == described(leaf.read())
+            else:
+                assert tree[path] == leaf
+
+
+class TestManyChunks:
+    """The checkpoints with small chunks are what they are meant to be."""
+
+    @pytest.mark.parametrize("name", [name for name, how in CHECKPOINTS.items() if how[2]])
+    def test_grids_are_ragged(self, runs, name):
+        ragged = [
+            path
+            for path, array in opened_by_tensorstore(runs[name] / "0" / "items").items()
+            if any(n % c for n, c in zip(array.shape, array.chunk_layout.read_chunk.shape or (), strict=True))
+        ]
+        assert any("mlp" in path for path in ragged)
+        assert any("query" in path for path in ragged)
+        assert any("embedding" in path for path in ragged)
+
+    @pytest.mark.parametrize("name", ["scanned-chunks", "biases-tied"])
+    def test_each_layer_has_its_own_chunks(self, runs, name):
+        arrays = opened_by_tensorstore(runs[name] / "0" / "items")
+        query = arrays["params/params/decoder/layers/self_attention/query/kernel"]
+        assert query.shape == (64, 4, 4, 16)
+        assert query.chunk_layout.read_chunk.shape == (22, 1, 4, 16)
+
+    @pytest.mark.parametrize("name", CHECKPOINTS)
+    def test_values(self, runs, name):
+        family, scan, _ = CHECKPOINTS[name]
+        item = runs[name] / "0" / "items"
+        assert leaves_by_package(open_tree(item)) == golden_leaves(family, scan)
+        assert all_described(arrays_by_tensorstore(item)) == golden_arrays(family, scan)

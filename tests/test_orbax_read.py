@@ -1,0 +1,339 @@
+"""Reading Orbax checkpoints: those that MaxText wrote, unfinished ones, and damaged ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from golden_data import (
+    SCAN_NAMES,
+    convert,
+    golden_arrays,
+    golden_checkpoint,
+    golden_leaves,
+    leaves_by_package,
+    opened_by_tensorstore,
+)
+
+from ckpttools.errors import CheckpointError, FormatError, StorageError, UsageError
+from ckpttools.formats import ocdbt
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.orbax_write import INDEX_FILE
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.kinds import kind_of
+from ckpttools.ir.tree import Empty, spelled
+
+SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
+LEVELS = pytest.mark.parametrize("level", ["", "0", "0/items"], ids=["run", "step", "item"])
+QUERY = "params.params.decoder.layers.self_attention.query.kernel"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A converted checkpoint that a test may damage; its item's directory."""
+    return convert(tmp_path / "out", "llama3.1")
+
+
+def shapes(tree) -> dict[str, object]:
+    return {
+        spelled(path): leaf.kind if isinstance(leaf, Empty) else [list(leaf.shape), leaf.dtype.name]
+        for path, leaf in tree.items()
+    }
+
+
+class TestWrittenByMaxText:
+    @SCANS
+    @LEVELS
+    def test_opens_at_every_level(self, scan, level):
+        tree = open_tree(golden_checkpoint(scan) / level)
+        wanted = {
+            path: leaf if isinstance(leaf, str) else [leaf["shape"], leaf["dtype"]]
+            for path, leaf in golden_leaves("llama3.1", scan).items()
+        }
+        assert shapes(tree) == wanted
+        assert tree.metadata.format == "orbax"
+        assert tree.metadata.step == 0
+        assert tree.metadata.custom == {"scan_layers": scan}
+        assert tree.metadata.place == str(golden_checkpoint(scan) / "0" / "items")
+
+    @SCANS
+    def test_leaves_are_in_the_order_of_the_metadata(self, scan):
+        item = golden_checkpoint(scan) / "0" / "items"
+        entries = json.loads((item / "_METADATA").read_bytes())["tree_metadata"].values()
+        paths = [tuple(key["key"] for key in entry["key_metadata"]) for entry in entries]
+        assert list(open_tree(item)) == paths
+
+    @SCANS
+    def test_shapes_are_those_tensorstore_sees(self, scan):
+        item = golden_checkpoint(scan) / "0" / "items"
+        seen = {
+            path: [list(array.shape), array.dtype.name] for path, array in opened_by_tensorstore(item).items()
+        }
+        assert shapes(open_tree(item)) == seen | {"opt_state": "Dict"}
+
+    @SCANS
+    def test_scalars_are_told(self, scan):
+        assert open_tree(golden_checkpoint(scan)).metadata.scalars == {("step",)}
+
+    def test_kind(self):
+        stacked, unstacked = (kind_of(open_tree(golden_checkpoint(scan))) for scan in (True, False))
+        assert (stacked.kind, stacked.flavour, stacked.scan_axis) == ("stacked-inference", "linen", 1)
+        assert (unstacked.kind, unstacked.flavour) == ("unstacked-inference", "linen")
+
+    @SCANS
+    def test_values_with_codecs_are_refused(self, scan):
+        for path, array in open_tree(golden_checkpoint(scan)).arrays.items():
+            with pytest.raises(FormatError, match="only raw chunks") as caught:
+                array.read()
+            assert caught.value.place == spelled(path)
+            assert "sharding_indexed" in caught.value.got
+
+    def test_opening_reads_no_array(self, tmp_path):
+        """Data files of arrays may be absent as long as nobody reads them."""
+        shutil.copytree(golden_checkpoint(True), tmp_path / "run")
+        for directory in tmp_path.rglob("ocdbt.process_0"):
+            index_files = index_files_of(tmp_path / "run" / "0" / "items")
+            for file in (directory / "d").iterdir():
+                if f"ocdbt.process_0/d/{file.name}" not in index_files:
+                    file.unlink()
+        assert len(open_tree(tmp_path / "run").arrays) == len(golden_arrays("llama3.1", True))
+
+
+def index_files_of(item: Path) -> set[str]:
+    """The files that hold nodes of the index or documents of arrays."""
+    fetched = set()
+
+    def fetch(file: str, offset: int, length: int | None) -> bytes:
+        fetched.add(file)
+        data = (item / file).read_bytes()
+        return data[offset:] if length is None else data[offset : offset + length]
+
+    entries = ocdbt.read(fetch)
+    documents = (entry for key, entry in entries.items() if key.endswith(b"/zarr.json"))
+    return fetched | {entry.file for entry in documents if isinstance(entry, ocdbt.Extent)}
+
+
+class TestSteps:
+    """Of several steps the latest finished one is taken, judged by content."""
+
+    @pytest.fixture
+    def run(self, checkpoint):
+        """Steps 0 and 10 finished, 2 without `_METADATA`, 30 without a commit time, 7 in progress."""
+        run = checkpoint.parent.parent
+        for step in (2, 10, 30):
+            shutil.copytree(run / "0", run / str(step))
+        (run / "2" / "items" / "_METADATA").unlink()
+        change_json(run / "30" / "_CHECKPOINT_METADATA", commit_timestamp_nsecs=None)
+        shutil.copytree(run / "0", run / "40.orbax-checkpoint-tmp")
+        return run
+
+    def opened(self, run, step=None):
+        return open_tree(run, ReadOptions(step=step)).metadata
+
+    def test_latest_finished_one_is_chosen(self, run):
+        metadata = self.opened(run)
+        assert metadata.step == 10
+        assert metadata.place == str(run / "10" / "items")
+
+    @pytest.mark.parametrize("step", [0, 10])
+    def test_a_step_may_be_named(self, run, step):
+        assert self.opened(run, step).step == step
+
+    @pytest.mark.parametrize(("step", "reason"), [(2, "no _METADATA"), (30, "commit timestamp null")])
+    def test_an_unfinished_step_is_refused(self, run, step, reason):
+        with pytest.raises(FormatError, match=f"step {step} is an unfinished save") as caught:
+            self.opened(run, step)
+        assert caught.value.got == reason
+
+    def test_an_unknown_step_is_refused(self, run):
+        with pytest.raises(UsageError, match="no step 5") as caught:
+            self.opened(run, 5)
+        assert "0, 2, 10, 30" in caught.value.wanted
+
+    def test_without_a_finished_step_every_reason_is_told(self, run):
+        for step in (0, 10):
+            shutil.rmtree(run / str(step))
+        with pytest.raises(FormatError, match="no step is a finished save") as caught:
+            self.opened(run)
+        assert "step 2: no _METADATA" in str(caught.value)
+        assert "step 30: commit timestamp null" in str(caught.value)
+
+    @pytest.mark.parametrize("level", ["", "items"])
+    def test_an_unfinished_step_is_refused_by_its_own_path(self, run, level):
+        with pytest.raises(FormatError, match="no _METADATA"):
+            open_tree(run / "2" / level)
+        with pytest.raises(FormatError, match="unfinished save") as caught:
+            open_tree(run / "30" / level)
+        assert caught.value.got == "commit timestamp null"
+
+    @pytest.mark.parametrize("level", ["", "items"])
+    def test_a_path_and_another_step_contradict(self, run, level):
+        assert open_tree(run / "10" / level, ReadOptions(step=10)).metadata.step == 10
+        with pytest.raises(UsageError, match="no step 0") as caught:
+            open_tree(run / "10" / level, ReadOptions(step=0))
+        assert caught.value.got == "step 10"
+
+    def test_a_damaged_checkpoint_metadata_is_a_reason(self, run):
+        (run / "10" / "_CHECKPOINT_METADATA").write_text("{")
+        assert self.opened(run).step == 0
+
+    def test_several_items_must_be_chosen_from(self, run):
+        shutil.copytree(run / "10" / "items", run / "10" / "other")
+        with pytest.raises(FormatError, match="several items") as caught:
+            self.opened(run)
+        assert caught.value.got == "items, other"
+        assert open_tree(run / "10" / "other").metadata.step == 10
+
+
+class TestBareSteps:
+    """`Checkpointer.save(run / "5")` puts the files of step and item into one directory."""
+
+    @pytest.fixture
+    def run(self, checkpoint, tmp_path):
+        for step in ("5", "6"):
+            shutil.copytree(checkpoint, tmp_path / "run_9" / step)
+        return tmp_path / "run_9"
+
+    def test_the_latest_is_chosen(self, run):
+        metadata = open_tree(run).metadata
+        assert (metadata.step, metadata.place) == (6, str(run / "6"))
+
+    @pytest.mark.parametrize("step", [5, 6])
+    def test_one_may_be_named(self, run, step):
+        assert open_tree(run, ReadOptions(step=step)).metadata.place == str(run / str(step))
+        metadata = open_tree(run / str(step)).metadata
+        assert (metadata.step, metadata.custom) == (step, {"scan_layers": True})
+
+    def test_an_unfinished_one_is_refused(self, run):
+        change_json(run / "6" / "_CHECKPOINT_METADATA", commit_timestamp_nsecs=None)
+        assert open_tree(run).metadata.step == 5
+        with pytest.raises(FormatError, match="unfinished save"):
+            open_tree(run / "6")
+
+    def test_any_name_will_do(self, run):
+        (run / "6").rename(run / "final")
+        assert open_tree(run / "final").metadata.step is None
+
+
+def change_json(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | changes))
+
+
+class TestDamaged:
+    """What is wrong is said with its place; a damaged array does not hide the others."""
+
+    def test_a_missing_chunk(self, checkpoint):
+        change_index(checkpoint, lambda entries: entries.pop(f"{QUERY}/c/0/0/0/0".encode()))
+        error = self.error_of_query(checkpoint)
+        assert error.message == "a chunk is missing"
+        assert "query/kernel" in error.place
+        assert "c/0/0/0/0" in error.place
+
+    @pytest.mark.parametrize("length", [0, 2, 32766, 32770])
+    def test_a_chunk_of_the_wrong_length(self, checkpoint, length):
+        key = f"{QUERY}/c/0/0/0/0".encode()
+
+        def change(entries):
+            entries[key] = ocdbt.Extent(entries[key].file, entries[key].offset, length)
+
+        change_index(checkpoint, change)
+        error = self.error_of_query(checkpoint)
+        assert error.message == "a chunk has the wrong length"
+        assert (error.got, error.wanted) == (f"{length} bytes", "32768 bytes")
+        assert "query/kernel" in error.place
+
+    def test_a_missing_array(self, checkpoint):
+        change_index(checkpoint, lambda entries: entries.pop(f"{QUERY}/zarr.json".encode()))
+        with pytest.raises(FormatError, match=f"no {QUERY}/zarr.json") as caught:
+            open_tree(checkpoint)
+        assert caught.value.place == str(checkpoint)
+
+    def test_a_document_that_is_none(self, checkpoint):
+        change_index(checkpoint, lambda entries: entries.update({f"{QUERY}/zarr.json".encode(): b"{}"}))
+        with pytest.raises(FormatError, match="not the metadata of a zarr v3 array") as caught:
+            open_tree(checkpoint)
+        assert f"{QUERY}/zarr.json" in caught.value.place
+
+    def test_a_missing_manifest(self, checkpoint):
+        (checkpoint / "manifest.ocdbt").unlink()
+        with pytest.raises(FormatError, match=r"no manifest\.ocdbt") as caught:
+            open_tree(checkpoint)
+        assert caught.value.place == str(checkpoint)
+
+    def test_a_damaged_manifest(self, checkpoint):
+        manifest = checkpoint / "manifest.ocdbt"
+        data = bytearray(manifest.read_bytes())
+        data[len(data) // 2] ^= 1
+        manifest.write_bytes(data)
+        with pytest.raises(FormatError, match=r"CRC-32C") as caught:
+            open_tree(checkpoint)
+        assert "manifest.ocdbt" in str(caught.value)
+
+    @pytest.mark.parametrize("file", ["manifest.ocdbt", INDEX_FILE])
+    def test_a_truncated_index(self, checkpoint, file):
+        data = (checkpoint / file).read_bytes()
+        (checkpoint / file).write_bytes(data[: len(data) // 2])
+        with pytest.raises(FormatError) as caught:
+            open_tree(checkpoint)
+        assert file in str(caught.value)
+
+    def test_a_missing_index(self, checkpoint):
+        (checkpoint / INDEX_FILE).unlink()
+        with pytest.raises(StorageError, match=INDEX_FILE):
+            open_tree(checkpoint)
+
+    def test_a_truncated_data_file(self, checkpoint):
+        data = checkpoint / "d" / "data"
+        whole = data.read_bytes()
+        data.write_bytes(whole[: len(whole) // 2])
+        failed = set()
+        for path, array in open_tree(checkpoint).arrays.items():
+            try:
+                array.read()
+            except FormatError as error:
+                assert str(data) in str(error)
+                failed.add(path)
+        assert 0 < len(failed) < len(open_tree(checkpoint).arrays)
+
+    def test_a_missing_data_file(self, checkpoint):
+        (checkpoint / "d" / "data").unlink()
+        with pytest.raises(StorageError, match="d/data"):
+            leaves_by_package(open_tree(checkpoint))
+
+    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"tree_metadata": {"a": {}}}', '{"tree_metadata": 1}'])
+    def test_a_damaged_tree(self, checkpoint, text):
+        (checkpoint / "_METADATA").write_text(text)
+        with pytest.raises(FormatError) as caught:
+            open_tree(checkpoint)
+        assert caught.value.place == str(checkpoint / "_METADATA")
+
+    def test_a_directory_of_something_else(self, tmp_path):
+        (tmp_path / "0").mkdir()
+        with pytest.raises(FormatError, match="no checkpoint of a known format"):
+            open_tree(tmp_path)
+
+    def error_of_query(self, checkpoint) -> CheckpointError:
+        """The error of reading the query; every other array still reads as it should."""
+        arrays = {spelled(path): array for path, array in open_tree(checkpoint).arrays.items()}
+        query = arrays.pop(QUERY.replace(".", "/"))
+        with pytest.raises(FormatError) as caught:
+            query.read()
+        for array in arrays.values():
+            array.read()
+        return caught.value
+
+
+def change_index(item: Path, change) -> None:
+    """Rewrites the item's index with some entries changed."""
+
+    def fetch(file: str, offset: int, length: int | None) -> bytes:
+        data = (item / file).read_bytes()
+        return data[offset:] if length is None else data[offset : offset + length]
+
+    entries = ocdbt.read(fetch)
+    change(entries)
+    index = ocdbt.encode(entries.items(), INDEX_FILE)
+    (item / INDEX_FILE).write_bytes(index.nodes)
+    (item / "manifest.ocdbt").write_bytes(index.manifest)

@@ -1,0 +1,314 @@
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import MemoryBudgetError
+from ckpttools.formats.base import Layout, Placement
+from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.ir import nodes
+from ckpttools.ir.nodes import Constant, Stored, elementwise, relayout, stack
+from ckpttools.ir.scratch import Scratch
+from ckpttools.ir.tree import Metadata, Tree
+from ckpttools.mapping.values import Cast, Multiply
+from ckpttools.plan import plan as planning
+from ckpttools.plan.plan import Note, Notes, build
+from ckpttools.plan.task import cut
+from ckpttools.region import Region, grid_cell, grid_indices
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.refusing import Refusing
+from ckpttools.testing.strategies import chunk_shapes, lazy_arrays, noise, shapes, stored
+
+use_profile()
+BF16, F32 = DTYPES["bfloat16"], DTYPES["float32"]
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Grids:
+    """A writer that puts arrays one after the other, with these chunk shapes; whole where none is named."""
+
+    chunks: dict
+    offset: int = 0
+    name: str = "grids"
+
+    def layout(self, tree):
+        placements, end = {}, self.offset
+        for path, array in tree.arrays.items():
+            chunk = self.chunks.get(path, array.shape)
+            placements[path] = Placement(array.shape, array.dtype.itemsize, chunk, "data", end)
+            end += placements[path].nbytes
+        return Layout(placements, {"data": end})
+
+    def finish(self, directory, tree, layout):
+        raise NotImplementedError
+
+
+@pytest.fixture
+def small():
+    """Budgets and tasks of a size that fits the small arrays of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "BASE_BYTES", 0)
+        patch.setattr(planning, "LARGEST_TASK", 256)
+        patch.setattr(planning, "_SMALLEST_TASK", 16)
+        patch.setattr(nodes, "SLAB_BYTES", 512)
+        yield
+
+
+@st.composite
+def known_trees(draw):
+    knowns = {("a", k): draw(lazy_arrays(depth=2, packed=False)) for k in range(draw(st.integers(1, 3)))}
+    tree = Tree({path: known.array for path, known in knowns.items()})
+    chunks = {path: draw(chunk_shapes(known.array.shape)) for path, known in knowns.items()}
+    return tree, {path: known.truth for path, known in knowns.items()}, Grids(chunks)
+
+
+def least(tree, writer, jobs=1):
+    """The budget that a refusal asks for, in bytes."""
+    with pytest.raises(MemoryBudgetError) as caught:
+        build(tree, writer, memory=0, jobs=jobs)
+    number, unit = caught.value.hint.removeprefix("try --memory ")[:-3], caught.value.hint[-3:]
+    assert unit == "MiB"
+    return int(number) * MIB
+
+
+@settings(max_examples=120)
+@given(case=known_trees(), jobs=st.integers(1, 3), data=st.data())
+def test_doing_the_tasks_in_any_order_makes_the_files(small, case, jobs, data):
+    tree, truths, writer = case
+    plan = build(tree, writer, memory=10 * MIB, jobs=jobs)
+    assert plan.jobs == jobs
+    file = bytearray(plan.layout.files["data"])
+    scratch, buffer = Scratch(plan.scratch_bytes), Scratch(plan.buffer_bytes)
+    for task in data.draw(st.permutations(plan.tasks)):
+        array, placement = tree.arrays[task.path], plan.layout.placements[task.path]
+        assert task.bytes_out == task.region.size * array.dtype.itemsize <= plan.buffer_bytes <= 256
+        assert task.bytes_in == array.read_cost(task.region).nbytes
+        with buffer.take([task.region.shape[k] for k in placement.order], array.dtype.carrier) as memory:
+            view = memory.transpose([int(k) for k in np.argsort(placement.order)])
+            array.read_into(task.region, view, scratch)
+            flat = memory.reshape(-1).view(np.uint8)
+            for run in placement.runs(task.region):
+                file[run.offset : run.offset + run.nbytes] = flat[run.position : run.position + run.nbytes]
+    for path, truth in truths.items():
+        check_chunks(file, plan.layout.placements[path], truth)
+
+
+def check_chunks(file, placement, truth):
+    for index in grid_indices(placement.shape, placement.chunk):
+        cell = grid_cell(placement.shape, placement.chunk, index)
+        padded = np.zeros(placement.chunk, truth.dtype)
+        padded[tuple(slice(0, n) for n in cell.shape)] = truth[cell.slices]
+        start = placement.chunk_offset(index)
+        assert bytes(file[start : start + placement.chunk_nbytes]) == padded.tobytes()
+
+
+@given(case=known_trees())
+def test_tasks_tile_every_array_exactly_once(small, case):
+    tree, _, writer = case
+    plan = build(tree, writer, memory=10 * MIB, jobs=1)
+    seen = {path: np.zeros(array.shape, int) for path, array in tree.arrays.items()}
+    for task in plan.tasks:
+        seen[task.path][task.region.slices] += 1
+    assert all((count == 1).all() for count in seen.values())
+    assert plan.bytes_out == tree.nbytes
+    assert [task.locality for task in plan.tasks] == sorted(task.locality for task in plan.tasks)
+
+
+@st.composite
+def large_trees(draw):
+    """Trees of up to terabytes that cannot be read: whole files, transposed, stacked and cast."""
+    sides = st.sampled_from((1, 3, 7, 100, 1000, 4096, 14336, 128256))
+    leaves = {}
+    for number in range(draw(st.integers(1, 3))):
+        shape = draw(st.lists(sides, min_size=0, max_size=3).map(tuple).filter(lambda s: prod(s) < 1 << 36))
+        array = Stored(shape, draw(st.sampled_from((BF16, F32))), Refusing(f"f{number}", 1 << 50), 8)
+        kind = draw(st.sampled_from(("plain", "turned", "stacked", "cast", "both")))
+        if kind in ("turned", "both"):
+            order = draw(st.permutations(range(len(shape))))
+            array = relayout(array, [(n,) for n in shape], order, [1] * len(shape))
+        if kind in ("stacked", "both"):
+            array = stack([array] * draw(st.integers(1, 9)), draw(st.integers(0, len(shape))))
+        if kind in ("cast", "both"):
+            array = elementwise(array, Cast(F32 if array.dtype == BF16 else BF16, array.dtype))
+        leaves["leaf", number] = array
+    return Tree(leaves)
+
+
+def thrifty(tree):
+    """Whether the tree can be planned in a moment: tasks are made one by one."""
+    return tree.nbytes < 1 << 29
+
+
+@settings(max_examples=25)
+@given(tree=large_trees().filter(thrifty), jobs=st.integers(1, 8), data=st.data())
+def test_the_promise_is_kept_whatever_the_model(tree, jobs, data):
+    writer = OrbaxWriter()
+    need = least(tree, writer, jobs)
+    memory = need + data.draw(st.sampled_from((0, 0, MIB, 100 * MIB, 4096 * MIB)))
+    plan = build(tree, writer, memory=memory, jobs=jobs)
+    assert plan.projected_peak <= memory
+    assert 1 <= plan.jobs <= jobs
+    assert max(task.bytes_out for task in plan.tasks) == plan.buffer_bytes
+    assert all(plan.scratch_bytes >= array.scratch_bytes for array in tree.arrays.values())
+    for path, array in tree.arrays.items():
+        assert sum(task.region.size for task in plan.tasks if task.path == path) == array.size
+
+
+@settings(max_examples=60)
+@given(tree=large_trees(), jobs=st.integers(1, 8))
+def test_less_than_the_least_is_refused(tree, jobs):
+    writer = OrbaxWriter()
+    need = least(tree, writer, jobs)
+    with pytest.raises(MemoryBudgetError) as caught:
+        build(tree, writer, memory=need - MIB, jobs=jobs)
+    assert caught.value.hint == f"try --memory {need >> 20}MiB"
+    assert f"{(need >> 20) - 1}MiB" in caught.value.got
+    assert caught.value.exit_code == 4
+
+
+def test_a_terabyte_asks_for_no_more_than_it_must():
+    """Fewer, larger tasks take less memory than a million small ones."""
+    huge = Tree({("w",): Stored((1000, 4096, 128256), BF16, Refusing("f", 1 << 50), 0)})
+    assert least(huge, OrbaxWriter()) < 320 * MIB
+
+
+def test_awkward_shapes_stay_within_the_budget(small):
+    """Halving threes leaves many small tiles: they count, too."""
+    tree = Tree({("w",): stored(noise((3,) * 5, BF16), BF16)})
+    for memory in range(500, 1 << 16, 97):
+        try:
+            plan = build(tree, Grids({("w",): (1,) * 5}), memory=memory, jobs=2)
+        except MemoryBudgetError:
+            continue
+        assert plan.projected_peak <= memory
+
+
+def test_more_memory_is_used_for_workers_first_then_for_larger_tasks():
+    tree = Tree({("w",): Stored((4096, 4096), F32, Refusing("f"), 0)})
+    plans = [build(tree, OrbaxWriter(), memory=m * MIB, jobs=4) for m in (110, 128, 256, 1024)]
+    assert [plan.jobs for plan in plans] == sorted(plan.jobs for plan in plans)
+    assert plans[-1].jobs == 4
+    assert plans[-1].buffer_bytes > plans[0].buffer_bytes
+
+
+def test_an_element_that_does_not_fit():
+    array = Constant((2,), DTYPES["complex128"], bytes(16))
+    placement = Placement((2,), 16, (2,), "data", 0)
+    with pytest.raises(MemoryBudgetError, match="no element fits") as caught:
+        list(cut(("w",), array, placement, 15))
+    assert caught.value.place == "w"
+    assert len(list(cut(("w",), array, placement, 16))) == 2
+
+
+@given(shapes(most=400), st.integers(1, 100), st.data())
+def test_cutting_keeps_to_the_limit(shape, most, data):
+    array = stored(noise(shape, BF16), BF16)
+    placement = Placement(shape, 2, data.draw(chunk_shapes(shape)), "data", 0)
+    seen = np.zeros(shape, int)
+    for task in cut(("w",), array, placement, 2 * most):
+        assert 0 < task.region.size <= most
+        seen[task.region.slices] += 1
+    assert (seen == 1).all()
+
+
+def test_a_matrix_is_cut_along_the_axis_it_is_stored_along():
+    array = Stored((4096, 4096), BF16, Refusing("f"), 0)
+    placement = Placement((4096, 4096), 2, (512, 4096), "data", 0)
+    regions = [task.region for task in cut(("w",), array, placement, 8 * MIB)]
+    assert regions == [Region((1024 * k, 0), (1024 * (k + 1), 4096)) for k in range(4)]
+
+
+def tree_of(**changes):
+    options = {"path": "f", "version": "1", "offset": 0, "shape": (6, 4, 4), "dtype": BF16} | changes
+    source = Refusing(options["path"], 1 << 20, options["version"])
+    array = Stored(options["shape"], options["dtype"], source, options["offset"])
+    axes = range(3)
+    order = options.get("order", axes)
+    array = relayout(array, [(n,) for n in array.shape], order, (1, 1, 1))
+    if "op" in options:
+        array = elementwise(array, options["op"])
+    return Tree({("params", "w"): array}, Metadata(custom={"scan_layers": options.get("scan", True)}))
+
+
+def fingerprint(writer=None, notes=None, memory=1 << 30, **changes):
+    return build(tree_of(**changes), writer or Grids({}), memory=memory, jobs=2, notes=notes).fingerprint()
+
+
+CHANGES = {
+    "version": {"version": "2"},
+    "file": {"path": "g"},
+    "offset": {"offset": 8},
+    "dtype": {"dtype": DTYPES["float16"]},
+    "shape": {"shape": (6, 2, 8)},
+    "order of axes of one length": {"order": (0, 2, 1)},
+    "cast": {"op": Cast(DTYPES["float16"])},
+    "scale": {"op": Multiply(0.25)},
+    "another scale": {"op": Multiply(0.5)},
+    "scan": {"scan": False},
+    "chunks": {"writer": Grids({("params", "w"): (1, 4, 4)})},
+    "place": {"writer": Grids({}, offset=64)},
+    "notes": {"notes": Notes(inexact=(Note("w", "rounded"),))},
+}
+
+
+def test_equal_plans_have_one_fingerprint():
+    assert fingerprint() == fingerprint()
+    assert fingerprint(op=Multiply(0.25)) == fingerprint(op=Multiply(0.25))
+
+
+def test_every_difference_changes_the_fingerprint():
+    found = {name: fingerprint(**change) for name, change in CHANGES.items()}
+    found["none"] = fingerprint()
+    names: dict[str, str] = {}
+    for name, each in found.items():
+        assert names.setdefault(each, name) == name
+
+
+def test_the_scan_axis_of_a_square_stack_changes_the_fingerprint():
+    parts = [Stored((3, 3), BF16, Refusing(f"f{k}"), 0) for k in range(3)]
+    plans = [build(Tree({("w",): stack(parts, k)}), Grids({}), memory=1 << 30, jobs=1) for k in range(3)]
+    assert len({plan.fingerprint() for plan in plans}) == 3
+
+
+def test_the_value_of_a_constant_changes_the_fingerprint():
+    trees = [Tree({("step",): Constant((), DTYPES["int64"], bytes([k] * 8))}) for k in range(2)]
+    one, two = (build(tree, Grids({}), memory=1 << 30, jobs=1).fingerprint() for tree in trees)
+    assert one != two
+
+
+def test_only_nodes_can_be_described():
+    with pytest.raises(TypeError, match="no node"):
+        nodes.described("text")
+
+
+def test_sources_are_listed_once_by_path():
+    parts = [Stored((3,), BF16, Refusing(path), 0) for path in ("b", "a", "b")]
+    plan = build(Tree({("w",): stack(parts, 0)}), Grids({}), memory=1 << 30, jobs=1)
+    assert [source.path for source in plan.sources] == ["a", "b"]
+
+
+def test_tasks_follow_their_sources():
+    """Arrays are listed by name, but read in file order."""
+    places = {"a": 16, "b": 0, "c": 8}
+    arrays = {(name,): Stored((4,), BF16, Refusing("f"), offset) for name, offset in places.items()}
+    plan = build(Tree(arrays), Grids({}), memory=1 << 30, jobs=1)
+    assert [task.path for task in plan.tasks] == [("b",), ("c",), ("a",)]
+
+
+def test_an_empty_tree_is_a_plan_of_nothing():
+    plan = build(Tree({}), Grids({}), memory=1 << 30, jobs=4)
+    assert (plan.tasks, plan.bytes_in, plan.bytes_out, plan.buffer_bytes) == ((), 0, 0, 0)
+    assert plan.fingerprint()
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5)])
+def test_an_array_without_elements_needs_no_task(shape):
+    tree = Tree({(name,): Stored(n, BF16, Refusing("f"), 0) for name, n in (("w", shape), ("v", (2,)))})
+    writer = Grids({("w",): tuple(max(1, n) for n in shape)})
+    plan = build(tree, writer, memory=1 << 30, jobs=1)
+    assert [task.path for task in plan.tasks] == [("v",)]

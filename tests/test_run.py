@@ -1,0 +1,267 @@
+"""Running a plan: the result does not depend on interruptions, and nothing half-written gets the name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ckpttools.convert import Resources, ToMaxText, plan_to_maxtext
+from ckpttools.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
+from ckpttools.plan import plan as planning
+from ckpttools.run import executor
+from ckpttools.run.data_files import DataFiles
+from ckpttools.run.events import Publishing, Receipt, Started, TaskDone
+from ckpttools.run.journal import NAME as JOURNAL
+from ckpttools.testing.models import LlamaSizes, write_llama
+
+SIZES = LlamaSizes(layers=3, hidden=128, mlp=384, heads=4, kv_heads=2, head_dim=32, vocab=1000)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("hf")
+    write_llama(directory, SIZES)
+    return directory
+
+
+@pytest.fixture
+def small_tasks(monkeypatch):
+    """Cuts the tiny model into many tasks."""
+    monkeypatch.setattr(planning, "LARGEST_TASK", 1 << 15)
+    monkeypatch.setattr(planning, "_SMALLEST_TASK", 1 << 10)
+
+
+def data_digest(checkpoint: Path) -> str:
+    items = checkpoint / "0" / "items"
+    files = [items / "d" / "data", items / "d" / "index", items / "manifest.ocdbt", items / "_METADATA"]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+class InterruptionError(Exception):
+    pass
+
+
+def interrupt_after(count):
+    seen = []
+
+    def observe(event):
+        if isinstance(event, TaskDone):
+            seen.append(event)
+            if len(seen) == count:
+                raise InterruptionError
+
+    return observe
+
+
+def test_events_tell_the_whole_story(model, tmp_path, small_tasks):
+    events = []
+    conversion = plan_to_maxtext(model)
+    receipt = conversion.run(tmp_path / "out", observe=events.append)
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-2], Publishing)
+    assert events[-1] is receipt
+    done = [event for event in events if isinstance(event, TaskDone)]
+    assert len(done) == receipt.tasks == len(conversion.plan.tasks)
+    assert sum(event.bytes_out for event in done) == receipt.bytes_out == conversion.plan.bytes_out
+    assert isinstance(receipt, Receipt)
+    assert receipt.tasks_resumed == 0
+
+
+def test_any_order_of_tasks_gives_the_same_files(model, tmp_path, small_tasks, monkeypatch):
+    plan_to_maxtext(model, resources=Resources(jobs=1)).run(tmp_path / "a")
+    monkeypatch.setattr(planning, "LARGEST_TASK", 1 << 13)
+    plan_to_maxtext(model, resources=Resources(jobs=4)).run(tmp_path / "b")
+    assert data_digest(tmp_path / "a") == data_digest(tmp_path / "b")
+
+
+def test_a_second_run_goes_on_where_the_first_stopped(model, tmp_path, small_tasks, monkeypatch):
+    monkeypatch.setattr(executor, "_SYNC_SECONDS", 0.001)
+    whole = plan_to_maxtext(model)
+    whole.run(tmp_path / "whole")
+    with pytest.raises(InterruptionError):
+        plan_to_maxtext(model).run(tmp_path / "out", observe=interrupt_after(40))
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out.partial" / JOURNAL).exists()
+    receipt = plan_to_maxtext(model).run(tmp_path / "out")
+    assert 0 < receipt.tasks_resumed <= 42
+    assert not (tmp_path / "out.partial").exists()
+    assert not list((tmp_path / "out").rglob(JOURNAL))
+    assert data_digest(tmp_path / "out") == data_digest(tmp_path / "whole")
+
+
+SLOW_RUN = """
+import sys, time
+from ckpttools.convert import plan_to_maxtext
+from ckpttools.plan import plan
+from ckpttools.run import executor
+from ckpttools.run.events import TaskDone
+plan.LARGEST_TASK, plan._SMALLEST_TASK, executor._SYNC_SECONDS = 1 << 14, 1 << 10, 0.01
+def observe(event):
+    if isinstance(event, TaskDone):
+        time.sleep(0.02)
+plan_to_maxtext(sys.argv[1]).run(sys.argv[2], observe=observe)
+"""
+
+
+def test_kill_nine_at_any_moment_loses_nothing(model, tmp_path, small_tasks, monkeypatch):
+    monkeypatch.setattr(planning, "LARGEST_TASK", 1 << 14)
+    plan_to_maxtext(model).run(tmp_path / "whole")
+    out = tmp_path / "out"
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", SLOW_RUN, str(model), str(out)])
+        journal = tmp_path / "out.partial" / JOURNAL
+        before = journal.stat().st_size if journal.exists() else 0
+        deadline = time.monotonic() + 30
+        while not journal.exists() or journal.stat().st_size <= max(before, 70):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not out.exists()
+    receipt = plan_to_maxtext(model).run(out)
+    assert receipt.tasks_resumed > 0
+    assert data_digest(out) == data_digest(tmp_path / "whole")
+
+
+def test_a_torn_last_line_of_the_journal_does_not_count(model, tmp_path, small_tasks, monkeypatch):
+    monkeypatch.setattr(executor, "_SYNC_SECONDS", 0.001)
+    with pytest.raises(InterruptionError):
+        plan_to_maxtext(model).run(tmp_path / "out", observe=interrupt_after(40))
+    journal = tmp_path / "out.partial" / JOURNAL
+    lines = journal.read_text()
+    journal.write_text(lines + "1")
+    sound = {int(number) for line in lines.split("\n")[1:] for number in line.split()}
+    receipt = plan_to_maxtext(model).run(tmp_path / "out")
+    assert receipt.tasks_resumed == len(sound)
+
+
+def test_a_destination_that_exists_is_left_alone(model, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "precious").write_text("x")
+    with pytest.raises(DestinationExistsError, match="--overwrite"):
+        plan_to_maxtext(model).run(out)
+    assert [place.name for place in tmp_path.iterdir()] == ["out"]
+    plan_to_maxtext(model).run(out, overwrite=True)
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["out"]
+    assert sorted(place.name for place in out.iterdir()) == ["0"]
+
+
+def test_an_empty_directory_may_be_the_destination(model, tmp_path):
+    (tmp_path / "out").mkdir()
+    plan_to_maxtext(model).run(tmp_path / "out")
+    assert (tmp_path / "out" / "0" / "items" / "manifest.ocdbt").exists()
+
+
+def test_the_beginning_of_another_conversion_is_left_alone(model, tmp_path, small_tasks):
+    with pytest.raises(InterruptionError):
+        plan_to_maxtext(model).run(tmp_path / "out", observe=interrupt_after(5))
+    other = plan_to_maxtext(model, ToMaxText(scan=False))
+    with pytest.raises(UsageError, match="another conversion"):
+        other.run(tmp_path / "out")
+    other.run(tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "0" / "items" / "_METADATA").exists()
+
+
+def test_a_source_that_changed_is_another_conversion(tmp_path, small_tasks):
+    write_llama(tmp_path / "hf", SIZES)
+    with pytest.raises(InterruptionError):
+        plan_to_maxtext(tmp_path / "hf").run(tmp_path / "out", observe=interrupt_after(5))
+    path = tmp_path / "hf" / "model.safetensors"
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(UsageError, match="another conversion"):
+        plan_to_maxtext(tmp_path / "hf").run(tmp_path / "out")
+
+
+def test_two_processes_do_not_write_the_same_checkpoint(model, tmp_path, small_tasks):
+    inner = []
+
+    def observe(event):
+        if isinstance(event, Started):
+            with pytest.raises(UsageError, match="another process"):
+                plan_to_maxtext(model).run(tmp_path / "out")
+            inner.append(event)
+
+    plan_to_maxtext(model).run(tmp_path / "out", observe=observe)
+    assert inner
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path):
+    # 14 TiB as a hole; no disk that runs this test has so much room, and ext4 holds files up to 16 TiB.
+    huge = LlamaSizes(layers=1, hidden=1 << 14, mlp=1 << 14, heads=4, kv_heads=2, head_dim=64, vocab=7 << 26)
+    write_llama(tmp_path / "hf", huge, sparse=True)
+    conversion = plan_to_maxtext(tmp_path / "hf", resources=Resources(memory=4 << 30))
+    with pytest.raises(NoSpaceError, match="too little room"):
+        conversion.run(tmp_path / "out")
+    assert [place.name for place in tmp_path.iterdir()] == ["hf"]
+
+
+def test_a_disk_that_fills_up_says_so_and_can_be_gone_on_with(model, tmp_path, small_tasks, monkeypatch):
+    write = os.pwrite
+    calls = []
+
+    def full(descriptor, data, offset):
+        calls.append(offset)
+        if len(calls) > 20:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(NoSpaceError, match="the disk is full"):
+        plan_to_maxtext(model).run(tmp_path / "out")
+    monkeypatch.setattr(os, "pwrite", write)
+    assert not (tmp_path / "out").exists()
+    plan_to_maxtext(model).run(tmp_path / "out")
+    plan_to_maxtext(model).run(tmp_path / "whole")
+    assert data_digest(tmp_path / "out") == data_digest(tmp_path / "whole")
+
+
+def test_a_place_that_cannot_be_written_is_an_error_of_storage(model, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match="cannot create"):
+        plan_to_maxtext(model).run(tmp_path / "file" / "out")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that refuses to be written")
+def test_a_read_only_file_system_is_an_error_of_storage(model):
+    with pytest.raises(StorageError, match="cannot create"):
+        plan_to_maxtext(model).run("/proc/self/ckpttools-out")
+
+
+def test_a_source_that_shrinks_while_it_is_read_is_named(tmp_path, small_tasks):
+    path = write_llama(tmp_path / "hf", SIZES)
+    conversion = plan_to_maxtext(tmp_path / "hf")
+    os.truncate(path, path.stat().st_size - 100)
+    from ckpttools.errors import FormatError
+
+    with pytest.raises(FormatError, match="ends too early"):
+        conversion.run(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_writes_of_any_alignment_land_where_they_should(tmp_path):
+    import numpy as np
+
+    from ckpttools.ir.scratch import Scratch
+
+    size = 5 << 20
+    rng = np.random.default_rng(0)
+    truth = np.zeros(size, np.uint8)
+    files = DataFiles(tmp_path, {"a/data": size})
+    with Scratch(4 << 20).take((4 << 20,), np.dtype("u1")) as block:
+        for offset, start, length in [(0, 0, 2 << 20), (4096 * 600, 1, 1 << 20), (3_500_001, 0, 1_500_000)]:
+            piece = block[start : start + length]
+            piece[:] = rng.integers(0, 256, length, np.uint8)
+            files.write("a/data", offset, piece.data, piece.ctypes.data)
+            truth[offset : offset + length] = piece
+    files.sync()
+    files.close()
+    assert (tmp_path / "a" / "data").read_bytes() == truth.tobytes()

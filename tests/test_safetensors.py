@@ -1,0 +1,690 @@
+"""The safetensors reader against the reference package, hand-made files, and everything that can be wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors_files import entry, file_of, framed, packed, small, write_index
+
+from ckpttools.dtypes import DTYPES, from_safetensors
+from ckpttools.errors import CheckpointError, ConfigError, FormatError, StorageError
+from ckpttools.formats.base import Format, ReadOptions
+from ckpttools.formats.safetensors import FORMAT, parse_header
+from ckpttools.ir.tree import Tree
+from ckpttools.region import Region
+from ckpttools.stores.local import LocalFile
+
+ALL_CODES = [dtype.safetensors for dtype in DTYPES.values() if dtype.safetensors]
+WHOLE_CODES = [code for code in ALL_CODES if not from_safetensors(code).packed]
+PACKED_CODES = [code for code in ALL_CODES if from_safetensors(code).packed]
+few = settings(max_examples=60, deadline=None)
+
+
+def opened(path: Path, **options) -> Tree:
+    return FORMAT.open(path, ReadOptions(**options))
+
+
+def file_at(folder: Path, content: bytes, name: str = "model.safetensors") -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    """One directory for all examples of a property; each writes the file anew."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def refusal(path: Path, kind: type[CheckpointError] = FormatError, **options) -> CheckpointError:
+    with pytest.raises(CheckpointError) as caught:
+        opened(path, **options)
+    assert type(caught.value) is kind
+    assert caught.value.hint
+    return caught.value
+
+
+def assert_says(error: CheckpointError, *words: str) -> None:
+    for word in words:
+        assert word in str(error), f"{word!r} is not in:\n{error}"
+
+
+# --- What can be read -------------------------------------------------------------------------------------
+
+
+@st.composite
+def shapes(draw):
+    return tuple(draw(st.lists(st.integers(0, 5), max_size=4)))
+
+
+@st.composite
+def regions(draw, shape):
+    pairs = [sorted((draw(st.integers(0, n)), draw(st.integers(0, n)))) for n in shape]
+    return Region(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
+
+
+@st.composite
+def tensors(draw, codes=tuple(WHOLE_CODES)):
+    names = draw(st.lists(st.text(st.characters(codec="utf-8"), max_size=6), max_size=6, unique=True))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    made = {}
+    for name in names:
+        if name == "__metadata__":
+            continue
+        code, shape = draw(st.sampled_from(codes)), draw(shapes())
+        bits = math.prod(shape) * from_safetensors(code).bits
+        if bits % 8:
+            shape, bits = (*shape, 4), bits * 4
+        made[name] = (code, shape, rng.bytes(bits // 8))
+    return made
+
+
+@few
+@given(data=st.data(), made=tensors(), padding=st.integers(0, 17))
+def test_hand_made_files_read_as_their_bytes(data, made, padding, folder):
+    keys = data.draw(st.permutations(list(made)))
+    tree = opened(file_at(folder, packed(made, keys, padding)))
+    assert set(tree) == {(name,) for name in made}
+    for name, (code, shape, raw) in made.items():
+        array = tree[name,]
+        assert (array.shape, array.dtype) == (shape, from_safetensors(code))
+        reference = np.frombuffer(raw, array.dtype.carrier).reshape(shape)
+        region = data.draw(regions(shape))
+        assert array.read().tobytes() == raw
+        assert array.read(region).tobytes() == reference[region.slices].tobytes()
+
+
+@few
+@given(made=tensors(tuple(ALL_CODES)))
+def test_tensors_come_in_the_order_of_their_bytes(made, folder):
+    path = file_at(folder, packed(made, sorted(made, reverse=True)))
+    header = parse_header(LocalFile.at(path))
+    assert [(each.begin, each.end) for each in header.entries] == sorted(
+        (each.begin, each.end) for each in header.entries
+    )
+    assert [path[0] for path in opened(path)] == [each.name for each in header.entries]
+
+
+NUMPY_DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
+NUMPY_DTYPES += [ml_dtypes.bfloat16]
+
+
+@few
+@given(data=st.data(), dtypes=st.lists(st.sampled_from(NUMPY_DTYPES), min_size=1, max_size=5))
+def test_files_of_the_package_read_as_the_package_reads_them(data, dtypes, folder):
+    rng = np.random.default_rng(len(dtypes))
+    arrays = {}
+    for k, dtype in enumerate(dtypes):
+        arrays[f"t{k}"] = rng.integers(0, 2, data.draw(shapes())).astype(dtype)
+    path = folder / "model.safetensors"
+    safetensors.numpy.save_file(arrays, path, metadata={"format": "np"})
+    tree, reference = opened(path), safetensors.numpy.load_file(path)
+    assert tree.metadata.custom == {"format": "np"}
+    assert set(tree) == {(name,) for name in reference}
+    for name in arrays:  # the package's order changes from call to call
+        wanted = reference[name]
+        got = tree[name,].read()
+        assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
+        assert got.tobytes() == wanted.tobytes()
+        region = data.draw(regions(wanted.shape))
+        assert tree[name,].read(region).tobytes() == wanted[region.slices].tobytes()
+
+
+def test_eight_bit_floats_of_the_package(tmp_path):
+    """The package writes them from numpy and cannot read them back into it."""
+    values = np.arange(-3, 3).reshape(2, 3)
+    arrays = {name: values.astype(getattr(ml_dtypes, name)) for name in ("float8_e4m3fn", "float8_e5m2")}
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file(arrays, path)
+    tree = opened(path)
+    for name, wanted in arrays.items():
+        assert tree[name,].dtype.name == name
+        assert tree[name,].read().tobytes() == wanted.tobytes()
+
+
+def unpacked_slowly(raw: bytes, bits: int, count: int) -> list[int]:
+    """Element after element, lowest bits first."""
+    number = int.from_bytes(raw, "little")
+    return [(number >> (bits * k)) & ((1 << bits) - 1) for k in range(count)]
+
+
+@few
+@given(data=st.data(), made=tensors(tuple(PACKED_CODES)))
+def test_elements_of_less_than_a_byte(data, made, folder):
+    tree = opened(file_at(folder, packed({"one": ("U8", [3], b"abc"), **made})))
+    for name, (code, shape, raw) in made.items():
+        dtype = from_safetensors(code)
+        slow = np.array(unpacked_slowly(raw, dtype.bits, math.prod(shape)), np.uint8).reshape(shape)
+        region = data.draw(regions(shape))
+        assert tree[name,].read().dtype == dtype.numpy
+        assert tree[name,].read().tobytes() == slow.tobytes()
+        assert tree[name,].read(region).tobytes() == slow[region.slices].tobytes()
+
+
+@pytest.mark.parametrize("code", ALL_CODES)
+def test_every_dtype_without_axes_or_elements(code, tmp_path):
+    dtype = from_safetensors(code)
+    raw = bytes(range(1, 9))[: max(1, dtype.bits // 8)]
+    shape = [4] if dtype.packed else []
+    raw = raw[:1] * (4 * dtype.bits // 8) if dtype.packed else raw
+    made = {"empty": (code, [3, 0, 2], b""), "one": (code, shape, raw), "last": (code, [0], b"")}
+    tree = opened(file_at(tmp_path, packed(made)))
+    assert tree["empty",].read().shape == (3, 0, 2)
+    assert tree["last",].read().shape == (0,)
+    assert tree["one",].read().dtype == dtype.numpy
+    if not dtype.packed:
+        assert tree["one",].read().tobytes() == raw
+
+
+def test_data_that_is_not_aligned_to_its_elements(tmp_path):
+    raw = np.arange(4, dtype="<f8").tobytes()
+    for padding in range(8):
+        path = file_at(tmp_path, packed({"x": ("U8", [1], b"\1"), "y": ("F64", [2, 2], raw)}, None, padding))
+        assert opened(path)["y",].read().tolist() == [[0, 1], [2, 3]]
+
+
+def test_a_file_without_tensors(tmp_path):
+    tree = opened(file_at(tmp_path, framed(b"{}")))
+    assert len(tree) == 0
+    assert tree.metadata.custom == {}
+
+
+def test_the_header_may_carry_null_metadata_and_further_fields(tmp_path):
+    made = {"__metadata__": None, "x": {**entry(), "comment": "of somebody"}}
+    assert list(opened(file_at(tmp_path, file_of(made, b"1234")))) == [("x",)]
+
+
+def test_a_sound_file_whose_length_looks_like_a_zip_archive(tmp_path):
+    plain = packed({"x": ("U8", [1], b"a")})
+    length = int.from_bytes(plain[:8], "little")
+    content = packed({"x": ("U8", [1], b"a")}, None, 0x4B50 - length)
+    assert content.startswith(b"PK")
+    assert opened(file_at(tmp_path, content))["x",].read().tolist() == [97]
+
+
+def test_metadata_of_the_tree(tmp_path):
+    path = file_at(tmp_path, packed({"x": ("U8", [0], b"")}, metadata={"a": "b"}))
+    assert opened(path).metadata.config is None
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    for place in (path, tmp_path):
+        metadata = opened(place).metadata
+        assert (metadata.format, metadata.place) == ("safetensors", str(place))
+        assert metadata.custom == {"a": "b"}
+        assert metadata.config == {"model_type": "llama"}
+
+
+# --- What is wrong with a file ----------------------------------------------------------------------------
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n"
+ONE = {"x": entry()}
+TWO = {"x": entry(offsets=[0, 4]), "y": entry(offsets=[4, 8])}
+NOT_WHOLE = "not a list of whole numbers"
+
+BROKEN = {
+    "empty": (b"", ["the file is empty", "0 bytes", "fetch it again"]),
+    "seven bytes": (b"1234567", ["too short", "7 bytes", "at least 8 bytes"]),
+    "pointer": (POINTER, ["Git LFS pointer", "4976698672 bytes", "`git lfs pull`"]),
+    "web page": (b"<!DOCTYPE html><html>", ["a web page", "access token"]),
+    "web page, spelled otherwise": (b"\n  <!doctype HTML>", ["a web page", "access token"]),
+    "web page without doctype": (b"\t<HTML lang=en>", ["a web page", "access token"]),
+    "error of a store": (b"<?xml version='1.0'?><Error>AccessDenied</Error>", ["a web page"]),
+    "zip": (b"PK\3\4" + bytes(60), ["zip archive", "torch.save", "save_file"]),
+    "pickle": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", ["a pickle", "torch.save", "save_file"]),
+    "gguf": (b"GGUF\3\0\0\0" + bytes(40), ["a GGUF file", "cannot be read"]),
+    "json": (b'{"error": "Repository not found"}', ["a JSON text", "error message"]),
+    "zeros": (bytes(100), ["starts with zeros", "fetch it again"]),
+    "header beyond the end": (
+        (1000).to_bytes(8, "little") + b'{"x',
+        ["truncated file, or not a safetensors file", "11 bytes", "1008 bytes"],
+    ),
+    "noise": (b"\xff" * 50, ["truncated file, or not a safetensors file", "50 bytes"]),
+    "no brace": (framed(b' {"x":1}'), ["header is not a JSON object", "byte 8", "a brace"]),
+    "a list": (framed(b"[1, 2] "), ["header is not a JSON object", "[1, 2]"]),
+    "not UTF-8": (framed(b'{"a\xff": 1}'), ["not UTF-8", ":1:4", "0xff"]),
+    "not JSON": (framed(b'{"a": 1,\n "b" 2}'), ["not JSON", ":2:6", "2}"]),
+    "cut in the middle": (framed(b'{"a": {"dtype"'), ["not JSON", ":1:15"]),
+    "two objects": (framed(b'{} {"a": 1}'), ["not JSON", ":1:4"]),
+    "too deep": (framed(b'{"a":' * 100_000), ["not usable JSON", "recursion"]),
+    "endless number": (framed(b'{"a": ' + b"9" * 5000 + b"}"), ["not usable JSON", "digits"]),
+    "half a surrogate pair": (framed(b'{"\\ud800": 1}'), ["surrogate", "\\ud800"]),
+    "duplicate name": (framed(b'{"w": 1, "v": 2, "w": 3}'), ["duplicate key 'w'"]),
+    "duplicate field": (framed(b'{"w": {"dtype": 1, "dtype": 2}}'), ["duplicate key 'dtype'"]),
+    "entry that is no object": (file_of({"x": 5}), ["'x'", "not an object", "5"]),
+    "no dtype": (file_of({"x": {"shape": [], "data_offsets": [0, 0]}}), ["'x'", "lacks dtype"]),
+    "no shape": (file_of({"x": {"dtype": "F32", "data_offsets": [0, 0]}}), ["'x'", "lacks shape"]),
+    "no offsets": (file_of({"x": {"dtype": "F32", "shape": []}}), ["'x'", "lacks data_offsets"]),
+    "no fields": (file_of({"x": {}}), ["lacks dtype and shape and data_offsets"]),
+    "dtype of wrong type": (file_of({"x": entry(code=3)}), ["'x'", "dtype is not a string", "3"]),
+    "unknown dtype": (file_of({"x": entry(code="bf16")}), ["'x'", "'bf16'", "did you mean BF16"]),
+    "unheard-of dtype": (file_of({"x": entry(code="qqq")}), ["'qqq'", "F8_E4M3FNUZ", "update"]),
+    "shape of wrong type": (file_of({"x": entry(shape="4")}), ["'x'", "shape is " + NOT_WHOLE, "'4'"]),
+    "negative length": (file_of({"x": entry(shape=[2, -1])}), ["shape is " + NOT_WHOLE, "[2, -1]"]),
+    "boolean length": (file_of({"x": entry(shape=[True])}), ["shape is " + NOT_WHOLE, "[True]"]),
+    "float length": (file_of({"x": entry(shape=[1.0])}), ["shape is " + NOT_WHOLE, "[1.0]"]),
+    "length beyond 64 bits": (file_of({"x": entry(shape=[2**63])}), ["shape is " + NOT_WHOLE]),
+    "NaN as length": (file_of({"x": entry(shape=[math.nan])}), ["shape is " + NOT_WHOLE]),
+    "too large": (file_of({"x": entry(shape=[2**40, 2**40, 0])}), ["'x'", "too large"]),
+    "too many axes": (file_of({"x": entry(shape=[1] * 65)}), ["'x'", "too many axes", "64"]),
+    "float offset": (file_of({"x": entry(offsets=[0, 4.0])}), ["data_offsets is " + NOT_WHOLE]),
+    "negative offset": (file_of({"x": entry(offsets=[-4, 0])}), ["data_offsets is " + NOT_WHOLE]),
+    "boolean offset": (file_of({"x": entry(offsets=[False, 4])}), ["data_offsets is " + NOT_WHOLE]),
+    "three offsets": (file_of({"x": entry(offsets=[0, 4, 8])}), ["not a pair", "[0, 4, 8]"]),
+    "offsets reversed": (file_of({"x": entry(offsets=[4, 0])}), ["'x'", "end before they begin", "[4, 0]"]),
+    "size mismatch": (
+        file_of({"x": entry(shape=[3])}, b"1234"),
+        ["'x'", "contradict", "4 bytes", "12 bytes", "F32[3]"],
+    ),
+    "part of a byte": (
+        file_of({"x": entry("F4", [3], [0, 2])}, b"12"),
+        ["'x'", "elements of 4 bits do not fill whole bytes", "[3]"],
+    ),
+    "six bits": (
+        file_of({"x": entry("F6_E2M3", [5], [0, 4])}, b"1234"),
+        ["elements of 6 bits do not fill whole bytes"],
+    ),
+    "data cut short": (
+        file_of(TWO, b"12345"),
+        ["truncated file", "3 bytes are missing", "fetch it again"],
+    ),
+    "bytes too many": (file_of(ONE, b"1234567"), ["3 bytes too many", "truncate -s"]),
+    "overlap": (
+        file_of({"x": entry(shape=[2], offsets=[0, 8]), "y": entry(offsets=[4, 8])}, b"12345678"),
+        ["overlap", "'x' at 0 to 8", "'y' at 4 to 8"],
+    ),
+    "same bytes twice": (file_of({"x": entry(), "y": entry()}, b"1234"), ["overlap", "'x'", "'y'"]),
+    "nothing within": (
+        file_of({"x": entry(), "y": entry(shape=[0], offsets=[2, 2])}, b"1234"),
+        ["overlap", "'x' at 0 to 4", "'y' at 2 to 2"],
+    ),
+    "hole": (
+        file_of({"x": entry(), "y": entry(offsets=[8, 12])}, bytes(12)),
+        ["a hole", "bytes 4 to 8", "between 'x' and 'y'"],
+    ),
+    "hole at the start": (
+        file_of({"x": entry(offsets=[4, 8])}, bytes(8)),
+        ["a hole", "bytes 0 to 4", "before 'x'"],
+    ),
+    "metadata of wrong type": (
+        file_of({"__metadata__": [1], **ONE}, b"1234"),
+        ["__metadata__", "string to string", "[1]", "as a string"],
+    ),
+    "metadata with a number": (file_of({"__metadata__": {"step": 7}}), ["__metadata__", "{'step': 7}"]),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_files(case, tmp_path):
+    content, words = BROKEN[case]
+    error = refusal(file_at(tmp_path, content))
+    assert str(tmp_path / "model.safetensors") in error.place
+    assert error.got or error.wanted
+    assert_says(error, *words)
+
+
+def test_truncation_tells_both_sizes(tmp_path):
+    content = file_of(TWO, b"12345678")
+    error = refusal(file_at(tmp_path, content[:-3]))
+    assert (error.got, error.wanted) == (f"{len(content) - 3} bytes", f"{len(content)} bytes")
+
+
+def test_every_truncation_of_a_file_is_refused(tmp_path):
+    content = packed({"x": ("U8", [2], b"ab"), "y": ("F16", [1], b"cd")}, padding=3)
+    for length in range(len(content)):
+        refusal(file_at(tmp_path, content[:length]))
+
+
+def test_a_truncated_header_is_not_taken_for_a_pickle(tmp_path):
+    assert_says(refusal(file_at(tmp_path, (0x280).to_bytes(8, "little") + b'{"x"')), "truncated")
+
+
+def test_the_limit_of_the_header_is_an_option(tmp_path):
+    path = file_at(tmp_path, packed({"x": ("U8", [1], b"a")}, padding=200))
+    length = path.stat().st_size - 9
+    assert len(opened(path, max_header_bytes=length)) == 1
+    error = refusal(path, max_header_bytes=length - 1)
+    assert_says(error, f"--max-header-bytes {length}", f"{length} bytes", f"at most {length - 1} bytes")
+
+
+SOUND = packed(
+    {"a": ("F32", [2, 2], bytes(range(16))), "b": ("F4", [4], b"ab"), "c": ("BF16", [], b"xy")},
+    key_order=["c", "a", "b"],
+    padding=2,
+    metadata={"format": "pt"},
+)
+SOUND_HEADER = json.loads(SOUND[8:-20])
+
+
+def opens_or_refuses(path: Path) -> None:
+    """Opens the file and reads all of it, unless it is refused."""
+    try:
+        tree = opened(path)
+    except CheckpointError as error:
+        assert error.hint
+        assert str(error)
+        return
+    for array in tree.arrays.values():
+        assert array.read().shape == array.shape
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    changes=st.lists(st.tuples(st.integers(0, len(SOUND) - 21), st.integers(0, 255)), max_size=4),
+    cut=st.none() | st.integers(0, len(SOUND)),
+)
+def test_damaged_bytes_open_or_are_refused(changes, cut, folder):
+    content = bytearray(SOUND)
+    for position, byte in changes:
+        content[position] = byte
+    opens_or_refuses(file_at(folder, bytes(content[:cut])))
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+scalars |= st.sampled_from([*ALL_CODES, 2**62, 2**63, 2**64, 10**400, -1, 0])
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), value=values)
+def test_damaged_fields_open_or_are_refused(data, value, folder):
+    header = json.loads(json.dumps(SOUND_HEADER))
+    name = data.draw(st.sampled_from([*header, "new"]))
+    field = data.draw(st.sampled_from([None, "dtype", "shape", "data_offsets"]))
+    if field is None or name not in header:
+        header[name] = value
+    else:
+        header[name][field] = value
+    opens_or_refuses(file_at(folder, framed(json.dumps(header).encode(), SOUND[-20:])))
+
+
+@settings(max_examples=200, deadline=None)
+@given(content=st.binary(max_size=60))
+def test_any_bytes_open_or_are_refused(content, folder):
+    opens_or_refuses(file_at(folder, content))
+
+
+# --- Directories ------------------------------------------------------------------------------------------
+
+
+def shards(folder: Path, count: int = 3) -> dict[str, str]:
+    """Sound shards `s0` … with tensors `t0` …; the weight map that goes with them."""
+    weight_map = {}
+    for k in range(count):
+        name = f"model-{k + 1:05}-of-{count:05}.safetensors"
+        file_at(folder, small(f"t{k}"), name)
+        weight_map[f"t{k}"] = name
+    return weight_map
+
+
+def test_shards_with_an_index(tmp_path):
+    weight_map = shards(tmp_path)
+    index = write_index(tmp_path, dict(reversed(weight_map.items())))
+    for place in (tmp_path, index):
+        tree = opened(place)
+        assert list(tree) == [("t0",), ("t1",), ("t2",)]
+        assert [array.read().tobytes() for array in tree.arrays.values()] == [b"t0", b"t1", b"t2"]
+        assert tree.metadata.place == str(place)
+
+
+def test_an_index_of_another_name(tmp_path):
+    write_index(tmp_path, shards(tmp_path), "diffusion.safetensors.index.json")
+    file_at(tmp_path, small("other"), "other.safetensors")
+    assert list(opened(tmp_path)) == [("t0",), ("t1",), ("t2",)]
+
+
+def test_files_without_an_index(tmp_path):
+    file_at(tmp_path, small("b"), "two.safetensors")
+    file_at(tmp_path, small("a"), "one.safetensors")
+    file_at(tmp_path, b"not ours", "._one.safetensors")
+    (tmp_path / "folder.safetensors").mkdir()
+    assert list(opened(tmp_path)) == [("a",), ("b",)]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_numbered_files_without_an_index(first, tmp_path):
+    for k in range(2):
+        file_at(tmp_path, small(f"t{k}"), f"w-{k + first}-of-2.safetensors")
+    assert list(opened(tmp_path)) == [("t0",), ("t1",)]
+    (tmp_path / f"w-{1 + first}-of-2.safetensors").unlink()
+    assert_says(refusal(tmp_path), "1 of the weight files", f"w-{first + 1 if first else 1}-of-2")
+
+
+def test_numbers_of_absurd_count_are_names_like_others(tmp_path):
+    file_at(tmp_path, small("x"), "w-1-of-99999999999999999999.safetensors")
+    assert len(opened(tmp_path)) == 1
+
+
+def test_the_single_file_goes_before_the_index(tmp_path):
+    write_index(tmp_path, shards(tmp_path))
+    file_at(tmp_path, small("single"))
+    assert list(opened(tmp_path)) == [("single",)]
+
+
+def test_custom_metadata_of_all_shards(tmp_path):
+    file_at(tmp_path, packed({}, metadata={"a": "1"}), "one.safetensors")
+    file_at(tmp_path, packed({}, metadata={"b": "2"}), "two.safetensors")
+    assert opened(tmp_path).metadata.custom == {"a": "1", "b": "2"}
+
+
+def test_a_directory_of_symbolic_links_as_the_hub_cache_has_it(tmp_path):
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    weight_map = shards(blobs)
+    write_index(blobs, weight_map)
+    (blobs / "config.json").write_text('{"model_type": "qwen3"}')
+    for k, path in enumerate(sorted(blobs.iterdir())):
+        path.rename(blobs / f"blob{k}")
+        (snapshot / path.name).symlink_to(f"../../blobs/blob{k}")
+    tree = opened(snapshot)
+    assert [array.read().tobytes() for array in tree.arrays.values()] == [b"t0", b"t1", b"t2"]
+    assert tree.metadata.config == {"model_type": "qwen3"}
+    single = opened(snapshot / weight_map["t1"])
+    assert list(single) == [("t1",)]
+    assert single.metadata.config == {"model_type": "qwen3"}
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_more_shards_than_open_files(tmp_path):
+    before = open_files()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    weight_map = shards(tmp_path, 60)
+    write_index(tmp_path, weight_map)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, hard))
+    try:
+        tree = opened(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(tree) == 60
+    assert open_files() == before
+
+
+def test_a_refused_file_is_closed(tmp_path):
+    before = open_files()
+    refusal(file_at(tmp_path, b"x" * 100))
+    assert open_files() == before
+
+
+def test_all_missing_shards_are_listed(tmp_path):
+    weight_map = shards(tmp_path)
+    write_index(tmp_path, {**weight_map, "u": "gone.safetensors", "v": "lost.safetensors", "w": "x" * 300})
+    (tmp_path / weight_map["t2"]).unlink()
+    (tmp_path / "lost.safetensors").symlink_to("nowhere")
+    error = refusal(tmp_path)
+    assert_says(error, "4 of the weight files", weight_map["t2"], "gone.safetensors", "lost.safetensors")
+    assert weight_map["t0"] not in str(error)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.safetensors", "/etc/passwd", "a/../../x.safetensors", "", "a\0b", "."]
+)
+def test_an_index_that_points_outside(name, tmp_path):
+    write_index(tmp_path, {**shards(tmp_path), "x": name})
+    assert_says(refusal(tmp_path), "outside", repr(name), "do not trust")
+
+
+def test_the_index_and_the_shards_disagree(tmp_path):
+    weight_map = shards(tmp_path)
+    weight_map["more"] = weight_map["yet"] = weight_map["t0"]
+    weight_map["t1"] = weight_map["t2"]
+    weight_map["other"] = "model-00002-of-00003.safetensors"
+    index = write_index(tmp_path, weight_map)
+    error = refusal(tmp_path)
+    assert error.place == str(index)
+    said, there = str(error).split("in the file, not named by the index")
+    for tensor in ("more", "yet", "t1", "other"):
+        assert f"{tensor} (" in said
+    assert "t1 (model-00002-of-00003.safetensors)" in there
+
+
+def test_the_same_tensor_in_two_files(tmp_path):
+    for name in ("one.safetensors", "two.safetensors", "three.safetensors"):
+        file_at(tmp_path, small("both"), name)
+    assert_says(refusal(tmp_path), "same tensor in two files", "both:", "one.safetensors", "two.safetensors")
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", ["not JSON", ":1:1"]),
+        ("{", ["not JSON", ":1:2"]),
+        ("[]", ["not an object"]),
+        ("{}", ["no usable weight_map", "none"]),
+        ('{"weight_map": {}}', ["no usable weight_map", "empty"]),
+        ('{"weight_map": ["a"]}', ["no usable weight_map", "list"]),
+        ('{"weight_map": {"a": 1}}', ["no usable weight_map", "no strings"]),
+        ('{"weight_map": {"a": "x", "a": "y"}}', ["duplicate key 'a'"]),
+        (POINTER.decode(), ["Git LFS pointer", "4976698672", "git lfs pull"]),
+        ("<html>", ["a web page, not JSON"]),
+    ],
+)
+def test_a_broken_index(text, words, tmp_path):
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(text)
+    error = refusal(tmp_path)
+    assert error.place.startswith(str(path))
+    assert_says(error, *words)
+
+
+@pytest.mark.parametrize(
+    "text, place, words",
+    [
+        ('{"a": 1,\n  }', ":2:3", ["not JSON"]),
+        ('["llama"]', ":1:1", ["not an object", "['llama']"]),
+        ("", ":1:1", ["not JSON", "the end"]),
+        (POINTER.decode(), "", ["Git LFS pointer"]),
+    ],
+)
+def test_a_broken_configuration(text, place, words, tmp_path):
+    path = file_at(tmp_path, small("x"))
+    (tmp_path / "config.json").write_text(text)
+    error = refusal(path, ConfigError)
+    assert error.place == str(tmp_path / "config.json") + place
+    assert error.got
+    assert error.wanted
+    assert_says(error, *words)
+
+
+def test_a_configuration_that_cannot_be_read(tmp_path):
+    file_at(tmp_path, small("x"))
+    (tmp_path / "config.json").symlink_to("nowhere")
+    assert_says(refusal(tmp_path, StorageError), "cannot read", "config.json")
+
+
+def test_a_configuration_that_is_no_text(tmp_path):
+    file_at(tmp_path, small("x"))
+    (tmp_path / "config.json").write_bytes(b'{"a": "\xe9"}')
+    assert_says(refusal(tmp_path, ConfigError), "not UTF-8", "config.json:1:8", "0xe9")
+
+
+# --- Recognition ------------------------------------------------------------------------------------------
+
+
+def test_what_is_recognised(tmp_path):
+    asked: Format = FORMAT
+    assert asked.name == "safetensors"
+    assert asked.why_not(tmp_path) == "no .safetensors file in the directory"
+    assert "cannot look at" in asked.why_not(tmp_path / "absent.safetensors")
+    assert "name ends neither" in asked.why_not(file_at(tmp_path, b"", "model.bin"))
+    index = write_index(tmp_path, shards(tmp_path))
+    assert asked.why_not(index) is None
+    assert asked.why_not(tmp_path) is None
+    index.unlink()
+    assert asked.why_not(tmp_path) is None
+    assert asked.why_not(tmp_path / "model-00001-of-00003.safetensors") is None
+
+
+def test_two_indexes_are_one_too_many(tmp_path):
+    write_index(tmp_path, {}, "a.safetensors.index.json")
+    write_index(tmp_path, {}, "b.safetensors.index.json")
+    assert "more than one index" in FORMAT.why_not(tmp_path)
+    assert_says(refusal(tmp_path), "a.safetensors.index.json, b.safetensors.index.json", "name the one")
+
+
+@pytest.mark.parametrize("name", ["absent", "absent.safetensors", "x" * 300])
+def test_nothing_there(name, tmp_path):
+    with pytest.raises(StorageError):
+        opened(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["model.bin", ""])
+def test_nothing_of_ours(name, tmp_path):
+    file_at(tmp_path, b"", "model.bin")
+    assert refusal(tmp_path / name if name else tmp_path).place
+
+
+# --- Cost -------------------------------------------------------------------------------------------------
+
+
+def test_opening_imports_nothing_heavy(tmp_path):
+    path = file_at(tmp_path, small("x"))
+    code = (
+        "import sys; from pathlib import Path; from ckpttools.formats.base import ReadOptions\n"
+        "from ckpttools.formats.safetensors import FORMAT\n"
+        f"FORMAT.open(Path({str(path)!r}), ReadOptions())\n"
+        "print([name for name in ('numpy', 'jax', 'safetensors', 'ml_dtypes') if name in sys.modules])"
+    )
+    root = Path(__file__).parents[1]
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_opening_reads_only_headers(tmp_path, monkeypatch):
+    path = file_at(tmp_path, packed({"x": ("U8", [1 << 20], bytes(1 << 20))}))
+    ends = []
+    plain = LocalFile.read_into
+    monkeypatch.setattr(
+        LocalFile,
+        "read_into",
+        lambda self, offset, out: ends.append(offset + len(out)) or plain(self, offset, out),
+    )
+    opened(path)
+    assert max(ends) <= 1024
+
+
+def test_a_thousand_tensors_take_milliseconds(tmp_path):
+    made = {f"model.layers.{k}.mlp.up_proj.weight": ("BF16", [1, 1], b"ab") for k in range(1000)}
+    source = LocalFile.at(file_at(tmp_path, packed(made)))
+    took = []
+    for _ in range(5):
+        start = time.perf_counter()
+        parse_header(source)
+        took.append(time.perf_counter() - start)
+    source.close()
+    assert min(took) < 0.05  # 3 ms on an idle machine

@@ -1,0 +1,294 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import ConfigError, CoverageError, ShapeError
+from ckpttools.ir.nodes import Stored
+from ckpttools.mapping.row import row
+from ckpttools.mapping.sizes import Observation, Size, require, sizes_from_config, unify
+from ckpttools.mapping.table import Flag, Table
+from ckpttools.mapping.values import Scale
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.refusing import Refusing
+from ckpttools.testing.strategies import noise, stored
+
+use_profile()
+F32 = DTYPES["float32"]
+ROWS = (
+    row("embedding", "vocab embed", "embed.weight", "vocab embed"),
+    row("logits", "embed vocab", "head.weight", "vocab embed", unless="tied"),
+    row("layers_{layer}.norm", "embed", "blocks.{layer}.norm.weight", "embed"),
+    row("layers_{layer}.wi", "embed mlp", "blocks.{layer}.up.weight", "mlp embed"),
+    row("layers_{layer}.query", "embed heads head_dim", "blocks.{layer}.q.weight", "(heads head_dim) embed"),
+)
+LENGTHS = {"vocab": 11, "embed": 5, "mlp": 7, "heads": 3, "head_dim": 2, "layer": 3}
+FIELDS = {"layer": "num_hidden_layers", "embed": "hidden_size", "vocab": "vocab_size"}
+
+
+def said(axis):
+    return Size(LENGTHS[axis], f"config.json: {FIELDS.get(axis, axis)}")
+
+
+def table(axes=tuple(LENGTHS), tied=False, **more):
+    flags = {"tied": Flag(tied, f"config.json: tie_word_embeddings is {str(tied).lower()}")}
+    return Table(ROWS, {axis: said(axis) for axis in axes}, flags, place="model", **more)
+
+
+def right_shapes(lengths=LENGTHS, tied=False):
+    shapes = {}
+    for each in ROWS:
+        if each.unless != "tied" or not tied:
+            shapes |= dict.fromkeys(each.right.keys(lengths), each.right.shape(lengths))
+    return shapes
+
+
+def unread(shapes):
+    return {key: Stored(shape, F32, Refusing(key), 0) for key, shape in shapes.items()}
+
+
+def refused(shapes, made=None, **options):
+    with pytest.raises(CoverageError) as caught:
+        (made or table(**options)).to_left(unread(shapes))
+    assert caught.value.place == "model"
+    return caught.value
+
+
+def test_a_model_that_matches_is_mapped_without_reading_it():
+    mapped = table().to_left(unread(right_shapes()))
+    assert mapped.sizes == LENGTHS
+    assert {key: array.shape for key, array in mapped.arrays.items()} == {
+        "embedding": (11, 5),
+        "logits": (5, 11),
+        **{f"layers_{k}.norm": (5,) for k in range(3)},
+        **{f"layers_{k}.wi": (5, 7) for k in range(3)},
+        **{f"layers_{k}.query": (5, 3, 2) for k in range(3)},
+    }
+    assert table().to_right(mapped.arrays).arrays.keys() == right_shapes().keys()
+
+
+def sections(message):
+    """The listed keys of an error's text by what is said of them."""
+    found, current = {}, None
+    for line in message.split("\n")[1:]:
+        if line.startswith("    "):
+            current.append(line.strip())
+        else:
+            count, _, what = line.strip().partition(" array")
+            current = found.setdefault(what.removeprefix("s are ").removeprefix(" is ").rstrip(":"), [])
+            current_count = int(count)
+            assert current_count > 0
+            found[f"count of {what.removeprefix('s are ').removeprefix(' is ').rstrip(':')}"] = current_count
+    return found
+
+
+@given(st.data())
+def test_all_that_is_wrong_is_listed_at_once(data):
+    shapes = right_shapes()
+    keys = sorted(shapes)
+    missing = data.draw(st.sets(st.sampled_from(keys), max_size=4))
+    bent = data.draw(st.sets(st.sampled_from(keys), max_size=4)) - missing
+    extra = data.draw(st.sets(st.sampled_from(["blocks.3.norm.weight", "other", "embed.bias"]), max_size=3))
+    there = {key: shape for key, shape in shapes.items() if key not in missing}
+    there |= {key: (*shapes[key][:-1], shapes[key][-1] + 1) for key in bent}
+    there |= dict.fromkeys(extra, (5,))
+    if not missing | bent | extra:
+        table().to_left(unread(there))
+        return
+    error = refused(there)
+    found = sections(error.message)
+    assert {line.split("  ")[0] for line in found.get("missing", [])} == missing
+    assert set(found.get("not expected", [])) == extra
+    assert {line.split(":")[0] for line in found.get("of another shape", [])} == bent
+    for what, wanted in (("missing", missing), ("not expected", extra), ("of another shape", bent)):
+        assert found.get(f"count of {what}", 0) == len(wanted)
+    assert error.hint
+
+
+def test_a_long_list_is_whole():
+    lengths = LENGTHS | {"layer": 60}
+    made = table(axes=("vocab", "embed", "mlp", "heads", "head_dim"))
+    made = Table(made.rows, made.sizes | {"layer": Size(60, "test")}, made.flags, place="model")
+    there = {key: shape for key, shape in right_shapes(lengths).items() if ".norm." not in key}
+    message = refused(there, made).message
+    assert "60 arrays are missing" in message
+    assert all(f"\n    blocks.{k}.norm.weight" in message for k in range(60))
+
+
+def test_a_missing_array_is_shown_with_its_near_name():
+    shapes = right_shapes()
+    shapes["blocks.1.norm.weigth"] = shapes.pop("blocks.1.norm.weight")
+    assert "blocks.1.norm.weight  (there is blocks.1.norm.weigth)" in refused(shapes).message
+
+
+@pytest.mark.parametrize("key", ["blocks.1.up.weight", "head.weight", "blocks.2.q.weight"])
+def test_a_transposed_array_is_refused_though_it_has_as_many_elements(key):
+    shapes = right_shapes()
+    shapes[key] = shapes[key][::-1]
+    message = refused(shapes).message
+    assert (
+        f"{key}: got {list(shapes[key])}, wanted {list(shapes[key][::-1])} (it looks transposed)" in message
+    )
+
+
+def test_the_first_array_of_a_row_may_be_the_one_that_is_wrong():
+    shapes = right_shapes()
+    shapes["blocks.0.up.weight"] = (5, 7)
+    assert "blocks.0.up.weight: got [5, 7], wanted [7, 5]" in refused(shapes).message
+
+
+def test_a_contradiction_names_the_field_and_the_array():
+    shapes = right_shapes(LENGTHS | {"vocab": 12})
+    message = refused(shapes).message
+    assert "embed.weight: got [12, 5], wanted [11, 5] (vocab 11 from config.json: vocab_size)" in message
+    assert "head.weight" in message
+
+
+def test_a_contradiction_between_two_arrays_names_both():
+    shapes = right_shapes()
+    shapes["blocks.2.up.weight"] = (8, 5)
+    message = refused(shapes, axes=("layer", "embed", "vocab", "heads")).message
+    assert "blocks.2.up.weight: got [8, 5], wanted [7, 5] (mlp 7 from blocks.0.up.weight [7, 5])" in message
+
+
+def test_an_array_of_another_rank_is_listed_with_its_axes():
+    shapes = right_shapes()
+    shapes["blocks.1.norm.weight"] = (5, 1)
+    assert "blocks.1.norm.weight: got [5, 1], wanted [5] (1 axes: blocks.{layer}" in refused(shapes).message
+
+
+def test_a_layer_beyond_the_configuration_is_explained():
+    error = refused(right_shapes(LENGTHS | {"layer": 5}))
+    assert "is beyond the 3 that config.json: num_hidden_layers says" in error.hint
+    assert "blocks.3." in error.hint
+    assert "6 arrays are not expected" in error.message
+
+
+def test_a_layer_too_few_is_listed():
+    error = refused(right_shapes(LENGTHS | {"layer": 2}))
+    assert "3 arrays are missing" in error.message
+    assert "blocks.2.norm.weight" in error.message
+
+
+@pytest.mark.parametrize(("tied", "verdict"), [(True, "not expected"), (False, "wanted")])
+def test_the_flag_that_decides_is_named(tied, verdict):
+    error = refused(right_shapes(tied=not tied), tied=tied)
+    reason = f"config.json: tie_word_embeddings is {str(tied).lower()}"
+    assert f"head.weight is {verdict} because of {reason}" in error.hint
+
+
+def test_left_over_arrays_may_be_dropped_by_name():
+    shapes = right_shapes() | {"blocks.0.rotary": (2,), "blocks.1.rotary": (2,), "extra": (1,)}
+    assert "--drop PATTERN" in refused(shapes).hint
+    mapped = table().to_left(unread(shapes), ["*.rotary", "extra"])
+    assert mapped.dropped == ("blocks.0.rotary", "blocks.1.rotary", "extra")
+    assert not any("rotary" in key for key in mapped.arrays)
+    assert table(dropped=("blocks.*.rotary",)).to_left(unread(shapes), ["ext?a"]).dropped == mapped.dropped
+
+
+def test_the_familys_patterns_are_of_right_keys_only():
+    mapped = table().to_left(unread(right_shapes()))
+    with pytest.raises(CoverageError):
+        table(dropped=("layers_0.extra",)).to_right(mapped.arrays | unread({"layers_0.extra": (1,)}))
+
+
+def test_dropping_an_array_that_is_needed_is_refused():
+    with pytest.raises(CoverageError, match="1 array is missing"):
+        table().to_left(unread(right_shapes()), ["embed.weight"])
+
+
+@pytest.mark.parametrize("silent", ["vocab", "embed", "mlp", "heads", "head_dim"])
+def test_what_the_configuration_does_not_say_is_told_by_the_shapes(silent):
+    made = table(axes=[axis for axis in LENGTHS if axis != silent])
+    assert made.to_left(unread(right_shapes())).sizes == LENGTHS
+
+
+def test_sizes_that_nothing_tells_are_named():
+    with pytest.raises(ShapeError, match="head_dim, heads") as caught:
+        table(axes=("layer", "vocab", "embed", "mlp")).to_left(unread(right_shapes()))
+    assert caught.value.place == "model"
+    with pytest.raises(ShapeError, match="layer"):
+        table(axes=("vocab", "embed", "mlp", "heads")).to_left(unread(right_shapes()))
+
+
+def test_a_merged_axis_that_does_not_divide_is_not_guessed():
+    sizes = unify(
+        {"heads": Size(4, "config")},
+        [Observation("q", (("heads", "head_dim"),), (6,)), Observation("v", (("head_dim",),), (2,))],
+    )
+    assert sizes["head_dim"] == Size(2, "v [2]")
+
+
+@given(st.data())
+def test_unifying_finds_what_follows_and_keeps_what_is_known(data):
+    groups = (
+        (("heads", "head_dim"), ("embed",)),
+        (("embed", "vocab"),),
+        (("kv", "head_dim"),),
+        (("embed",),),
+    )
+    lengths = {axis: data.draw(st.integers(1, 9)) for axis in ("heads", "head_dim", "embed", "vocab", "kv")}
+    seen = []
+    for number, each in enumerate(groups):
+        shape = []
+        for group in each:
+            count = 1
+            for axis in group:
+                count *= lengths[axis]
+            shape.append(count)
+        seen.append(Observation(str(number), each, tuple(shape)))
+    known = {"head_dim": Size(lengths["head_dim"], "config")}
+    found = unify(known, data.draw(st.permutations(seen)))
+    assert {axis: size.length for axis, size in found.items()} == lengths
+    assert found["head_dim"] is known["head_dim"]
+    assert require(found, lengths, "here") == lengths
+
+
+def test_alternatives_are_taken_in_order():
+    fields = {"kv": ("num_key_value_heads", "num_attention_heads")}
+    assert sizes_from_config({"num_attention_heads": 8}, fields, "c") == {
+        "kv": Size(8, "c: num_attention_heads")
+    }
+    both = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    assert sizes_from_config(both, fields, "c") == {"kv": Size(2, "c: num_key_value_heads")}
+    assert sizes_from_config({**both, "num_key_value_heads": None}, fields, "c")["kv"].length == 8
+    assert sizes_from_config({}, fields, "c") == {}
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, "8", True, [8]])
+def test_a_size_that_is_none_is_refused(value):
+    with pytest.raises(ConfigError, match="hidden_size is not a size") as caught:
+        sizes_from_config({"hidden_size": value}, {"embed": ("hidden_size",)}, "config.json")
+    assert caught.value.got == repr(value)
+    assert caught.value.place == "config.json"
+
+
+def test_value_notes_say_what_happens():
+    scaled = row("a.{layer}", "head_dim", "b.{layer}", "head_dim", op=Scale("head_dim", -0.5))
+    made = Table((scaled,), {"layer": Size(2, "test")})
+    arrays = {f"b.{k}": stored(noise((8,), F32), F32) for k in range(2)}
+    mapped = made.to_left(arrays)
+    (note,) = mapped.values
+    assert (note.key, note.exact, note.dtype) == ("a.{layer}", False, F32)
+    assert "times 0.353553" in note.reason
+    assert "divided by 0.353553" in made.to_right(mapped.arrays).values[0].reason
+
+
+def test_labels_tell_the_size_of_their_axis():
+    made = Table((row("qkv", "part embed", "{part:q,k,v}.weight", "embed"),), {})
+    mapped = made.to_left({f"{p}.weight": stored(noise((4,), F32, k), F32) for k, p in enumerate("qkv")})
+    assert mapped.sizes == {"part": 3, "embed": 4}
+    assert mapped.arrays["qkv"].shape == (3, 4)
+    back = made.to_right(mapped.arrays).arrays
+    assert list(back) == ["q.weight", "k.weight", "v.weight"]
+    assert back["k.weight"].read().tobytes() == noise((4,), F32, 1).tobytes()
+
+
+def test_labels_of_a_merged_axis_leave_the_sizes_to_others():
+    made = Table(
+        (row("w", "kind side embed", "{kind side:ul,ur,dl,dr}.weight", "embed"),),
+        {"kind": Size(2, "test"), "side": Size(2, "test")},
+    )
+    keys = ("ul", "ur", "dl", "dr")
+    mapped = made.to_left({f"{p}.weight": stored(noise((4,), F32, k), F32) for k, p in enumerate(keys)})
+    assert mapped.arrays["w"].shape == (2, 2, 4)

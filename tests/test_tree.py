@@ -1,0 +1,152 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import FormatError
+from ckpttools.ir.kinds import KindOfTree, kind_of, linen_state, role
+from ckpttools.ir.nodes import Constant
+from ckpttools.ir.tree import Empty, Metadata, Text, Tree, dotted, spelled
+from ckpttools.testing.profile import use_profile
+
+use_profile()
+F32 = DTYPES["float32"]
+
+
+def array(*shape):
+    return Constant(shape, F32, bytes(4))
+
+
+def nests():
+    leaves = st.builds(array, st.integers(1, 9))
+    keys = st.text("abc", min_size=1, max_size=2)
+    return st.recursive(
+        leaves,
+        lambda inner: (
+            st.dictionaries(keys, inner, min_size=1, max_size=3) | st.lists(inner, min_size=1, max_size=3)
+        ),
+        max_leaves=12,
+    )
+
+
+def flattened(node, path=()):
+    if isinstance(node, dict):
+        return {k: v for key, each in node.items() for k, v in flattened(each, (*path, key)).items()}
+    if isinstance(node, list):
+        return {k: v for key, each in enumerate(node) for k, v in flattened(each, (*path, key)).items()}
+    return {path: node}
+
+
+@given(nests())
+def test_nesting_is_the_inverse_of_flattening(nest):
+    leaves = flattened(nest)
+    tree = Tree(leaves)
+    assert tree.nested() == nest
+    assert list(tree) == list(leaves)
+    assert tree.arrays == leaves
+    assert tree.nbytes == sum(each.nbytes for each in leaves.values())
+
+
+def test_leaves_without_data_become_what_they_name():
+    leaves = {(name,): Empty(name) for name in ("None", "Dict", "List", "Tuple")} | {("text",): Text("words")}
+    assert Tree(leaves).nested() == {"None": None, "Dict": {}, "List": [], "Tuple": (), "text": "words"}
+    assert Tree(leaves).arrays == {}
+    assert Tree({(): Empty("Dict")}).nested() == {}
+    assert Tree({(): Text("words")}).nested() == "words"
+    assert Tree({}).nested() == {}
+
+
+def test_empty_leaves_are_not_one_object():
+    nested = Tree({("a",): Empty("Dict"), ("b",): Empty("Dict")}).nested()
+    nested["a"]["x"] = 1
+    assert nested["b"] == {}
+
+
+@pytest.mark.parametrize("leaf", [array(2), Text("words"), Empty("Dict"), Empty("None")])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_path_through_a_leaf_is_refused_in_either_order(leaf, first):
+    paths = {("a", "b"): leaf, ("a", "b", "c"): array(3)}
+    ordered = dict(sorted(paths.items(), reverse=bool(first)))
+    with pytest.raises(FormatError, match="runs through a leaf") as caught:
+        Tree(ordered).nested()
+    assert caught.value.place == "a/b"
+
+
+def test_a_sequence_with_gaps_is_refused():
+    with pytest.raises(FormatError, match="gaps") as caught:
+        Tree({("a", 0): array(1), ("a", 2): array(1)}).nested()
+    assert (caught.value.place, caught.value.got) == ("a", "[0, 2]")
+
+
+def test_numbers_and_words_together_stay_a_dictionary():
+    nested = Tree({("a", 0): array(1), ("a", "x"): array(2)}).nested()
+    assert set(nested["a"]) == {0, "x"}
+
+
+def test_a_tree_cannot_be_changed():
+    leaves = {("a",): array(1)}
+    tree = Tree(leaves, Metadata(step=3))
+    leaves["b",] = array(2)
+    assert len(tree) == 1
+    with pytest.raises(TypeError):
+        tree.leaves["b",] = array(2)
+    changed = tree.with_metadata(step=4, format="x")
+    assert (changed.metadata.step, changed.metadata.format, tree.metadata.step) == (4, "x", 3)
+    assert changed["a",] is tree["a",]
+
+
+def test_paths_are_spelled():
+    assert spelled(("a", 0, "b")) == "a/0/b"
+    assert dotted(("a", 0, "b")) == "a.0.b"
+    assert spelled(()) == ""
+
+
+def parameters(stacked, axis=1, layers=3, embed=5):
+    norm = ("decoder", "decoder_norm", "scale"), array(embed)
+    if stacked:
+        shape = [embed]
+        shape.insert(axis, layers)
+        return dict([norm, (("decoder", "layers", "norm", "scale"), array(*shape))])
+    return dict([norm, *((("decoder", f"layers_{k}", "norm", "scale"), array(embed)) for k in range(layers))])
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_kinds(stacked, trained, axis):
+    tree = linen_state(parameters(stacked, axis), 7, {"scan_layers": stacked})
+    assert tree.metadata.step == 7
+    assert tree["step",].read().item() == 7
+    leaves = dict(tree.leaves) | ({("opt_state", "mu", "x"): array(2)} if trained else {})
+    name = f"{'stacked' if stacked else 'unstacked'}-{'training' if trained else 'inference'}"
+    assert kind_of(Tree(leaves)) == KindOfTree(name, "linen", axis if stacked else None)
+
+
+def test_flavours():
+    plain = parameters(True)
+    nnx = Tree({(*path, "value"): each for path, each in plain.items()})
+    rl = Tree({("base", *path): each for path, each in plain.items()})
+    assert kind_of(nnx).flavour == "nnx"
+    assert kind_of(rl).flavour == "nnx-rl"
+    assert kind_of(Tree(plain)).flavour is None
+
+
+def test_other_trees_have_no_kind():
+    assert kind_of(Tree({})) == KindOfTree()
+    assert kind_of(Tree({("model.norm.weight",): array(3)})) == KindOfTree()
+    assert kind_of(Tree({(): array(3)})) == KindOfTree()
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        (("params", "params", "x"), "parameter"),
+        (("opt_state", "mu"), "optimizer"),
+        (("optimizer", 0), "optimizer"),
+        (("step",), "other"),
+        (("rngs", "x"), "other"),
+        ((), "parameter"),
+    ],
+)
+def test_roles(path, wanted):
+    assert role(path) == wanted
