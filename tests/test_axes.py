@@ -20,9 +20,8 @@ def spelled_key(key):
             text += part
         else:
             suffix = f"+{part.offset}" if part.offset else ""
-            text += (
-                "{" + " ".join(part.axes) + suffix + (":" + ",".join(part.labels)) * bool(part.labels) + "}"
-            )
+            suffix += ":" + ",".join(part.labels) if part.labels else ""
+            text += "{" + " ".join(part.axes) + suffix + "}"
     return text
 
 
@@ -92,6 +91,8 @@ def test_fields(key, sizes, spelled):
     ("key", "axes", "message"),
     [
         ("a.{layer", "embed", "a brace is not closed"),
+        ("a.layer}", "embed", "a brace is not opened"),
+        ("{x}.b}", "embed", "a brace is not opened"),
         ("a.{}", "embed", "a field must hold axis names"),
         ("a.{ }", "embed", "a field must hold axis names"),
         ("a.{3}", "embed", "a field must hold axis names"),

@@ -56,13 +56,12 @@ def test_what_is_not_said_takes_no_line():
 def test_a_listing_names_or_counts_all(items, most):
     lines = listing(items, most).split("\n")[1:]
     assert [line.strip() for line in lines[:most]] == items[:most]
-    left = len(items) - most
-    assert lines[most:] == ([f"    … and {left} more"] if left > 0 else [])
+    left = [line.strip() for line in lines[most:]]
+    assert len(left) == (len(items) > most)
+    assert not left or left[0].startswith(f"… and {len(items) - most} more")
 
 
 def test_near_names():
     assert near_names("lama", ["qwen2", "llama"]) == ["llama"]
     assert near_names("zzz", ["qwen2", "llama"]) == []
-    assert (
-        near_names("q1", ["q2", "q3", "q4", "q5"], 2) == ["q5", "q4"] or len(near_names("q1", ["q2"], 2)) <= 2
-    )
+    assert len(near_names("qwen", ["qwen2", "qwen3", "qwen4", "qwen5"], 2)) == 2

@@ -24,7 +24,7 @@ from ckpttools.ir.nodes import (
 )
 from ckpttools.ir.scratch import Scratch
 from ckpttools.mapping.values import Cast
-from ckpttools.region import Region
+from ckpttools.region import Region, count_runs
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.profile import use_profile
 from ckpttools.testing.refusing import ReadRefusedError, Refusing
@@ -140,24 +140,32 @@ def counted(array, seen):
 
 
 @given(st.data())
-def test_stored_reads_what_it_says_and_nothing_else(data):
+def test_stored_reads_what_it_says_and_little_between(data):
     shape = data.draw(shapes(min_rank=1))
     dtype = data.draw(dtypes())
     truth, seen = noise(shape, dtype), []
     array = counted(stored(truth, dtype, lead=7, tail=9), seen)
     region = data.draw(regions(shape))
     array.read(region)
-    assert array.read_cost(region) == ReadCost(sum(n for _, n in seen), len(seen))
-    assert array.first_byte(region) == ("memory", min(start for start, _ in seen))
-    inside = np.zeros(array.offset + array.nbytes + 9, bool)
-    for start, count in seen:
-        inside[start : start + count] = True
+    nbytes = sum(n for _, n in seen)
+    assert array.read_cost(region) == ReadCost(nbytes, len(seen))
+    assert nbytes <= nodes._MOST_GROWTH * region.size * dtype.itemsize
+    assert len(seen) <= count_runs(shape, region)
+    assert all(start >= 7 and start + n <= 7 + array.nbytes for start, n in seen)
     flat = np.arange(truth.size).reshape(shape)[region.slices].reshape(-1)
-    wanted = np.zeros_like(inside)
-    for k in flat:
-        first = 7 + k * dtype.itemsize
-        wanted[first : first + dtype.itemsize] = True
-    assert (inside == wanted).all()
+    assert array.first_byte(region) == ("memory", 7 + int(flat[0]) * dtype.itemsize)
+    read = np.zeros(7 + array.nbytes, int)
+    for start, count in seen:
+        read[start : start + count] += 1
+    assert read.max() == 1
+    assert (read[7:].reshape(-1, dtype.itemsize)[flat] == 1).all()
+
+
+def test_long_runs_are_read_without_what_lies_between():
+    seen: list[tuple[int, int]] = []
+    array = counted(stored(noise((4, 1 << 16), U8), U8), seen)
+    array.read(Region((1, 5), (4, 5 + (1 << 14))))
+    assert seen == [(k * (1 << 16) + 5, 1 << 14) for k in (1, 2, 3)]
 
 
 @given(st.data())
@@ -185,7 +193,9 @@ def test_expressions_read_what_their_cost_says(data):
     array = relayout(array, [(n,) for n in shape], order, [1] * len(shape))
     region = data.draw(regions(array.shape))
     array.read(region)
-    assert sum(n for _, n in seen) == array.read_cost(region).nbytes == region.size * 2
+    nbytes = sum(n for _, n in seen)
+    assert nbytes <= array.read_cost(region).nbytes <= nodes._MOST_GROWTH * region.size * 2
+    assert nbytes >= region.size * 2
 
 
 @given(known=lazy_arrays(), data=st.data())
@@ -213,7 +223,7 @@ def test_looking_at_an_expression_reads_nothing(data):
     )
     array = elementwise(whole, Cast(F32))
     region = data.draw(regions(array.shape))
-    assert array.read_cost(region).nbytes == region.size * 2
+    assert array.read_cost(region).nbytes >= region.size * 2
     assert array.first_byte(region)[0] == "f"
     assert array.scratch_bytes > 0
     assert "float32" in repr(array)
@@ -246,12 +256,13 @@ def test_relayout_reads_rope_halves_in_bounds():
 
 
 @given(st.data())
-def test_relayout_never_covers_more_than_the_source(data):
+def test_a_box_of_a_relayout_costs_no_more_than_the_whole_source(data):
     known = data.draw(lazy_arrays(depth=1).filter(lambda k: isinstance(k.array, Relayout)))
+    source = known.array.source
     region = data.draw(regions(known.array.shape))
-    whole = known.array.source.read_cost(Region.whole(known.array.source.shape)).nbytes
-    parts = len(list(known.array._atom_boxes(region)))
-    assert known.array.read_cost(region).nbytes <= whole * parts
+    if isinstance(source, Stored):
+        boxes = len(list(known.array._atom_boxes(region)))
+        assert known.array.read_cost(region).nbytes <= source.stored_nbytes * boxes
 
 
 def test_relayout_that_moves_nothing_is_the_source():

@@ -1,12 +1,14 @@
 import itertools
+from collections import defaultdict
 from math import prod
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttools.dtypes import DTYPES
-from ckpttools.formats.base import Placement
+from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
 from ckpttools.region import Region, grid_cell, grid_indices
 from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import chunk_shapes, noise, regions, shapes, tilings
@@ -15,12 +17,21 @@ use_profile()
 CARRIED = [DTYPES[name] for name in ("uint8", "bfloat16", "float32", "complex128")]
 
 
+HOMES = (
+    DataFile("d/data"),
+    DataFile("d/data", 4096),
+    DataFile("d/data", 64, per_file=1),
+    DataFile("d/data", 0, per_file=3),
+    ChunkFiles(lambda index: "c/" + "/".join(map(str, index))),
+)
+
+
 @st.composite
-def placements(draw, most=300):
-    shape = draw(shapes(most=most))
+def placements(draw, homes=HOMES):
+    shape = draw(shapes(most=300))
     dtype = draw(st.sampled_from(CARRIED))
     chunk = draw(chunk_shapes(shape))
-    return Placement(shape, dtype.itemsize, chunk, "d/data", draw(st.sampled_from((0, 64, 4096)))), dtype
+    return Placement(shape, dtype.itemsize, chunk, draw(st.sampled_from(homes))), dtype
 
 
 def buffer_of(truth, region, placement):
@@ -33,22 +44,27 @@ def buffer_of(truth, region, placement):
 def test_tiles_written_in_any_order_make_the_chunks(case, data):
     placement, dtype = case
     truth = noise(placement.shape, dtype, 1)
-    file = np.zeros(placement.offset + placement.nbytes, np.uint8)
-    written = np.zeros_like(file)
+    ranges = {index: placement.chunk_range(index) for index in grid_indices(placement.shape, placement.chunk)}
+    ends = defaultdict(int)
+    for each in ranges.values():
+        assert each.nbytes == placement.chunk_nbytes
+        ends[each.file] = max(ends[each.file], each.offset + each.nbytes)
+    files = {file: np.zeros(end, np.uint8) for file, end in ends.items()}
+    written = {file: np.zeros(end, np.uint8) for file, end in ends.items()}
     for region in data.draw(tilings(placement.shape)):
         buffer = buffer_of(truth, region, placement)
         for run in placement.runs(region):
             part = slice(run.offset, run.offset + run.nbytes)
-            file[part] = buffer[run.position : run.position + run.nbytes]
-            written[part] += 1
-    assert written.max() == 1
-    assert written.sum() == truth.nbytes
-    for index in grid_indices(placement.shape, placement.chunk):
+            files[run.file][part] = buffer[run.position : run.position + run.nbytes]
+            written[run.file][part] += 1
+    assert max(counts.max() for counts in written.values()) == 1
+    assert sum(counts.sum() for counts in written.values()) == truth.nbytes
+    for index, place in ranges.items():
         cell = grid_cell(placement.shape, placement.chunk, index)
         padded = np.zeros(placement.chunk, dtype.carrier)
         padded[tuple(slice(0, n) for n in cell.shape)] = truth[cell.slices]
-        start = placement.chunk_offset(index)
-        assert file[start : start + placement.chunk_nbytes].tobytes() == padded.tobytes()
+        stored = files[place.file][place.offset : place.offset + place.nbytes]
+        assert stored.tobytes() == padded.tobytes()
 
 
 @given(placements(), st.data())
@@ -61,12 +77,12 @@ def test_runs_cover_the_buffer_once_and_are_maximal(case, data):
     assert in_buffer[0][0] == 0
     assert all(a + n == b for (a, n), (b, _) in itertools.pairwise(in_buffer))
     assert sum(in_buffer[-1]) == region.size * placement.itemsize
-    in_file = sorted((run.offset, run.nbytes, run.position) for run in runs)
-    for (a, n, here), (b, _, there) in itertools.pairwise(in_file):
-        assert a + n < b or (a + n == b and here + n != there)
+    in_file = sorted((run.file, run.offset, run.nbytes, run.position) for run in runs)
+    for (file, a, n, here), (other, b, _, there) in itertools.pairwise(in_file):
+        assert file != other or a + n < b or (a + n == b and here + n != there)
 
 
-@given(placements(), st.data())
+@given(placements(HOMES[:2]), st.data())
 def test_runs_come_in_file_order(case, data):
     placement, _ = case
     offsets = [run.offset for run in placement.runs(data.draw(regions(placement.shape)))]
@@ -76,12 +92,20 @@ def test_runs_come_in_file_order(case, data):
 @given(placements())
 def test_chunks_lie_side_by_side_without_gaps(case):
     placement, _ = case
-    indices = list(grid_indices(placement.shape, placement.chunk))
-    offsets = sorted(placement.chunk_offset(index) for index in indices)
-    step = placement.chunk_nbytes
-    assert offsets == [placement.offset + k * step for k in range(len(indices))]
-    assert placement.nbytes == len(indices) * step
+    cells = list(placement.cells(Region.whole(placement.shape)))
+    assert sorted(cells) == list(grid_indices(placement.shape, placement.chunk))
+    assert [placement.position(index) for index in cells] == list(range(len(cells)))
+    ends = {}
+    for place in map(placement.chunk_range, cells):
+        first = placement.home.offset if isinstance(placement.home, DataFile) else 0
+        assert place.offset == ends.get(place.file, first)
+        ends[place.file] = place.offset + place.nbytes
+    assert placement.nbytes == len(cells) * placement.chunk_nbytes
     assert sorted(placement.order) == list(range(len(placement.shape)))
+    if isinstance(placement.home, DataFile):
+        assert len(ends) == -(-len(cells) // (placement.home.per_file or len(cells)))
+    else:
+        assert len(ends) == len(cells)
 
 
 @given(placements(), st.data())
@@ -99,7 +123,7 @@ def test_estimates_are_near_the_truth(case, data):
 @given(st.integers(1, 5), st.integers(2, 6), st.integers(2, 6), st.integers(1, 6))
 def test_all_chunks_of_a_layer_are_one_run(layers, rows, columns, piece):
     """Stacked in the middle, cut on the first axis: a layer's chunks are neighbours in file and buffer."""
-    placement = Placement((rows * piece, layers, columns), 2, (rows, 1, columns), "f", 0)
+    placement = Placement((rows * piece, layers, columns), 2, (rows, 1, columns), DataFile("f"))
     for layer in range(layers):
         region = Region((0, layer, 0), (rows * piece, layer + 1, columns))
         (run,) = placement.runs(region)
@@ -109,25 +133,34 @@ def test_all_chunks_of_a_layer_are_one_run(layers, rows, columns, piece):
 
 
 def test_a_scalar_is_one_chunk():
-    placement = Placement((), 8, (), "f", 128)
+    placement = Placement((), 8, (), DataFile("f", 128))
     (run,) = placement.runs(Region.whole(()))
     assert (run.offset, run.position, run.nbytes) == (128, 0, 8)
-    assert (placement.nbytes, placement.chunk_offset(()), placement.estimated_runs(Region.whole(()))) == (
+    assert (
+        placement.nbytes,
+        placement.chunk_range(()).offset,
+        placement.estimated_runs(Region.whole(())),
+    ) == (
         8,
         128,
         1,
     )
 
 
-def test_an_empty_region_has_no_runs():
-    placement = Placement((4, 4), 2, (2, 2), "f", 0)
-    empty = Region((1, 1), (1, 3))
-    assert list(placement.runs(empty)) == []
-    assert placement.estimated_runs(empty) == 0
+def test_an_appended_chunk_has_no_place_yet():
+    with pytest.raises(TypeError, match="no place"):
+        Placement((4,), 2, (2,), Appended("f", 100)).chunk_range((0,))
+
+
+def test_placements_that_differ_are_described_apart():
+    homes = (*HOMES, Appended("d/data", 10), Appended("d/data", 11))
+    described = {Placement((4,), 2, (2,), home).described for home in homes}
+    assert len(described) == len(homes)
+    assert Placement((4,), 2, (1,), HOMES[0]).described not in described
 
 
 def test_padding_is_part_of_the_file_but_of_no_run():
-    placement = Placement((5,), 1, (3,), "f", 0)
+    placement = Placement((5,), 1, (3,), DataFile("f"))
     assert placement.nbytes == 6
     assert sum(run.nbytes for run in placement.runs(Region.whole((5,)))) == 5
     assert prod(placement.grid) == 2

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import MemoryBudgetError
-from ckpttools.formats.base import Layout, Placement
+from ckpttools.formats.base import Layout
 from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.ir import nodes
 from ckpttools.ir.nodes import Constant, Stored, elementwise, relayout, stack
 from ckpttools.ir.scratch import Scratch
@@ -36,15 +37,15 @@ class Grids:
     offset: int = 0
     name: str = "grids"
 
-    def layout(self, tree):
+    def layout(self, tree, most):
         placements, end = {}, self.offset
         for path, array in tree.arrays.items():
             chunk = self.chunks.get(path, array.shape)
-            placements[path] = Placement(array.shape, array.dtype.itemsize, chunk, "data", end)
+            placements[path] = Placement(array.shape, array.dtype.itemsize, chunk, DataFile("data", end))
             end += placements[path].nbytes
         return Layout(placements, {"data": end})
 
-    def finish(self, directory, tree, layout):
+    def finish(self, directory, tree, layout, extents):
         raise NotImplementedError
 
 
@@ -87,11 +88,11 @@ def test_doing_the_tasks_in_any_order_makes_the_files(small, case, jobs, data):
     for task in data.draw(st.permutations(plan.tasks)):
         array, placement = tree.arrays[task.path], plan.layout.placements[task.path]
         assert task.bytes_out == task.region.size * array.dtype.itemsize <= plan.buffer_bytes <= 256
-        assert task.bytes_in == array.read_cost(task.region).nbytes
+        assert task.bytes_in == -(-task.region.size * array.stored_bits // 8)
         with buffer.take([task.region.shape[k] for k in placement.order], array.dtype.carrier) as memory:
             view = memory.transpose([int(k) for k in np.argsort(placement.order)])
             array.read_into(task.region, view, scratch)
-            flat = memory.reshape(-1).view(np.uint8)
+            flat = memory.tobytes()
             for run in placement.runs(task.region):
                 file[run.offset : run.offset + run.nbytes] = flat[run.position : run.position + run.nbytes]
     for path, truth in truths.items():
@@ -103,7 +104,7 @@ def check_chunks(file, placement, truth):
         cell = grid_cell(placement.shape, placement.chunk, index)
         padded = np.zeros(placement.chunk, truth.dtype)
         padded[tuple(slice(0, n) for n in cell.shape)] = truth[cell.slices]
-        start = placement.chunk_offset(index)
+        start = placement.chunk_range(index).offset
         assert bytes(file[start : start + placement.chunk_nbytes]) == padded.tobytes()
 
 
@@ -198,7 +199,7 @@ def test_more_memory_is_used_for_workers_first_then_for_larger_tasks():
 
 def test_an_element_that_does_not_fit():
     array = Constant((2,), DTYPES["complex128"], bytes(16))
-    placement = Placement((2,), 16, (2,), "data", 0)
+    placement = Placement((2,), 16, (2,), DataFile("data"))
     with pytest.raises(MemoryBudgetError, match="no element fits") as caught:
         list(cut(("w",), array, placement, 15))
     assert caught.value.place == "w"
@@ -208,7 +209,7 @@ def test_an_element_that_does_not_fit():
 @given(shapes(most=400), st.integers(1, 100), st.data())
 def test_cutting_keeps_to_the_limit(shape, most, data):
     array = stored(noise(shape, BF16), BF16)
-    placement = Placement(shape, 2, data.draw(chunk_shapes(shape)), "data", 0)
+    placement = Placement(shape, 2, data.draw(chunk_shapes(shape)), DataFile("data"))
     seen = np.zeros(shape, int)
     for task in cut(("w",), array, placement, 2 * most):
         assert 0 < task.region.size <= most
@@ -218,7 +219,7 @@ def test_cutting_keeps_to_the_limit(shape, most, data):
 
 def test_a_matrix_is_cut_along_the_axis_it_is_stored_along():
     array = Stored((4096, 4096), BF16, Refusing("f"), 0)
-    placement = Placement((4096, 4096), 2, (512, 4096), "data", 0)
+    placement = Placement((4096, 4096), 2, (512, 4096), DataFile("data"))
     regions = [task.region for task in cut(("w",), array, placement, 8 * MIB)]
     assert regions == [Region((1024 * k, 0), (1024 * (k + 1), 4096)) for k in range(4)]
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import ConfigError, CoverageError, ShapeError
 from ckpttools.ir.nodes import Stored
+from ckpttools.mapping.axes import parse_groups
 from ckpttools.mapping.row import row
 from ckpttools.mapping.sizes import Observation, Size, require, sizes_from_config, unify
 from ckpttools.mapping.table import Flag, Table
@@ -67,18 +68,27 @@ def test_a_model_that_matches_is_mapped_without_reading_it():
     assert table().to_right(mapped.arrays).arrays.keys() == right_shapes().keys()
 
 
+def expanded(line):
+    """The lines that one with ranges such as `{0..2,5}` stands for."""
+    before, brace, rest = line.partition("{")
+    if not brace or not rest[0].isdigit():
+        return [line]
+    inside, _, after = rest.partition("}")
+    pairs = [part.split("..") for part in inside.split(",")]
+    numbers = [n for pair in pairs for n in range(int(pair[0]), int(pair[-1]) + 1)]
+    return [each for n in numbers for each in expanded(f"{before}{n}{after}")]
+
+
 def sections(message):
-    """The listed keys of an error's text by what is said of them."""
-    found, current = {}, None
+    """The listed lines of an error's text, and their number as it says, by what is said of them."""
+    found, lines = {}, []
     for line in message.split("\n")[1:]:
         if line.startswith("    "):
-            current.append(line.strip())
+            lines += expanded(line.strip())
         else:
-            count, _, what = line.strip().partition(" array")
-            current = found.setdefault(what.removeprefix("s are ").removeprefix(" is ").rstrip(":"), [])
-            current_count = int(count)
-            assert current_count > 0
-            found[f"count of {what.removeprefix('s are ').removeprefix(' is ').rstrip(':')}"] = current_count
+            count, _, what = line.strip().rstrip(":").partition(" ")
+            lines = []
+            found[what.split(" ", 2)[2]] = (int(count), lines)
     return found
 
 
@@ -97,11 +107,12 @@ def test_all_that_is_wrong_is_listed_at_once(data):
         return
     error = refused(there)
     found = sections(error.message)
-    assert {line.split("  ")[0] for line in found.get("missing", [])} == missing
-    assert set(found.get("not expected", [])) == extra
-    assert {line.split(":")[0] for line in found.get("of another shape", [])} == bent
-    for what, wanted in (("missing", missing), ("not expected", extra), ("of another shape", bent)):
-        assert found.get(f"count of {what}", 0) == len(wanted)
+    marks = {"missing": "  ", "not expected": "  ", "of another shape": ":"}
+    for (what, mark), wanted in zip(marks.items(), (missing, extra, bent), strict=True):
+        count, lines = found.pop(what, (0, []))
+        assert count == len(wanted)
+        assert {line.split(mark)[0] for line in lines} == wanted
+    assert not found
     assert error.hint
 
 
@@ -110,9 +121,9 @@ def test_a_long_list_is_whole():
     made = table(axes=("vocab", "embed", "mlp", "heads", "head_dim"))
     made = Table(made.rows, made.sizes | {"layer": Size(60, "test")}, made.flags, place="model")
     there = {key: shape for key, shape in right_shapes(lengths).items() if ".norm." not in key}
-    message = refused(there, made).message
-    assert "60 arrays are missing" in message
-    assert all(f"\n    blocks.{k}.norm.weight" in message for k in range(60))
+    count, lines = sections(refused(there, made).message)["missing"]
+    assert count == 60
+    assert lines == [f"blocks.{k}.norm.weight" for k in range(60)]
 
 
 def test_a_missing_array_is_shown_with_its_near_name():
@@ -221,12 +232,8 @@ def test_a_merged_axis_that_does_not_divide_is_not_guessed():
 
 @given(st.data())
 def test_unifying_finds_what_follows_and_keeps_what_is_known(data):
-    groups = (
-        (("heads", "head_dim"), ("embed",)),
-        (("embed", "vocab"),),
-        (("kv", "head_dim"),),
-        (("embed",),),
-    )
+    texts = ("(heads head_dim) embed", "(embed vocab)", "(kv head_dim)", "embed")
+    groups = [parse_groups(text) for text in texts]
     lengths = {axis: data.draw(st.integers(1, 9)) for axis in ("heads", "head_dim", "embed", "vocab", "kv")}
     seen = []
     for number, each in enumerate(groups):

@@ -17,7 +17,7 @@ from ckpttools.cli.options import ANY_PATH
     "--directory", type=ANY_PATH, help="Where to work and leave the results; default a temporary one."
 )
 def demo(directory: Path | None) -> None:
-    """Make a small model, convert it, look at it, load it with Orbax.
+    """Make, convert, show and load a small model.
 
     \b
     Example:

@@ -16,7 +16,7 @@ _INTERRUPTED, _PIPE_CLOSED = 130, 141
 
 _COMMANDS = {
     "convert": Lazy("ckpttools.cli.convert", "convert", "Write a checkpoint in another form."),
-    "demo": Lazy("ckpttools.cli.demo", "demo", "Make a small model, convert it, look at it, load it with Orbax."),
+    "demo": Lazy("ckpttools.cli.demo", "demo", "Make, convert, show and load a small model."),
     "families": Lazy("ckpttools.cli.listings", "families", "List the model families that can be converted."),
     "formats": Lazy("ckpttools.cli.listings", "formats", "List the formats that can be read."),
     "inspect": Lazy("ckpttools.cli.inspect", "inspect", "Look into a checkpoint without loading it."),

@@ -14,8 +14,9 @@ from typing import Any
 
 from ckpttools.errors import FormatError
 from ckpttools.formats import ocdbt, orbax_metadata
-from ckpttools.formats.base import Layout, Placement
+from ckpttools.formats.base import Extents, Layout
 from ckpttools.formats.chunking import chunk_shape
+from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.zarr3 import RAW_CODECS, ArrayDocument, chunk_key
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import stacked_axes
@@ -47,7 +48,7 @@ class OrbaxWriter:
         """The item's directory, relative to the root."""
         return f"{self.step}/{self.item}"
 
-    def layout(self, tree: Tree) -> Layout:
+    def layout(self, tree: Tree, most: int) -> Layout:
         """As `Writer.layout`; every array in one data file, one after the other."""
         _check_names(tree)
         file = f"{self.base}/{DATA_FILE}"
@@ -58,11 +59,12 @@ class OrbaxWriter:
             alignment = _PAGE if array.nbytes >= _PAGE else _LINE
             start = -(-end // alignment) * alignment
             chunk = chunk_shape(array.shape, array.dtype.itemsize, stacked_axes(array))
-            placements[path] = Placement(array.shape, array.dtype.itemsize, chunk, file, start)
+            home = DataFile(file, start)
+            placements[path] = Placement(array.shape, array.dtype.itemsize, chunk, home)
             end = start + placements[path].nbytes
         return Layout(placements, {file: end})
 
-    def finish(self, directory: FilePath, tree: Tree, layout: Layout) -> None:
+    def finish(self, directory: FilePath, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`: the index, then Orbax's metadata at both levels, then the commit marks."""
         step, item = directory / str(self.step), directory / self.base
         index = ocdbt.encode(_entries(tree, layout), INDEX_FILE)
@@ -88,7 +90,8 @@ def _entries(tree: Tree, layout: Layout) -> Iterator[tuple[bytes, ocdbt.Entry]]:
         document = ArrayDocument(array.shape, array.dtype, placement.chunk, RAW_CODECS)
         yield f"{name}/zarr.json".encode(), document.to_json()
         for index in grid_indices(placement.shape, placement.chunk):
-            extent = ocdbt.Extent(DATA_FILE, placement.chunk_offset(index), placement.chunk_nbytes)
+            place = placement.chunk_range(index)
+            extent = ocdbt.Extent(DATA_FILE, place.offset, place.nbytes)
             yield f"{name}/{chunk_key(index)}".encode(), extent
 
 

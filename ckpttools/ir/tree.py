@@ -98,27 +98,37 @@ class Tree(Mapping[Path, Leaf]):
         Raises:
             FormatError: a path runs through a leaf, or a sequence has gaps.
         """
-        empties: dict[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
         root: dict[str | int, Any] = {}
         for path, leaf in self.leaves.items():
-            value = empties[leaf.kind] if isinstance(leaf, Empty) else leaf
             if not path:
-                return value
-            _insert(root, path, value.value if isinstance(value, Text) else value)
+                return _value(leaf)
+            _insert(root, path, leaf)
         return _sequences(root, ())
 
 
-def _insert(node: dict[str | int, Any], path: Path, value: object) -> None:
+def _value(leaf: Leaf) -> Any:  # noqa: ANN401
+    """What stands for a leaf in a nested tree."""
+    if isinstance(leaf, Empty):
+        empties: dict[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
+        return empties[leaf.kind]
+    return leaf.value if isinstance(leaf, Text) else leaf
+
+
+def _insert(node: dict[str | int, Any], path: Path, leaf: Leaf) -> None:
     for depth, key in enumerate(path[:-1]):
         node = node.setdefault(key, {})
         if not isinstance(node, dict):
             raise FormatError("a path runs through a leaf", place=spelled(path[: depth + 1]))
-    node[path[-1]] = value
+    if path[-1] in node:
+        raise FormatError("a path runs through a leaf", place=spelled(path))
+    node[path[-1]] = leaf
 
 
-def _sequences(node: object, path: Path) -> Any:  # noqa: ANN401
+def _sequences(node: Any, path: Path) -> Any:  # noqa: ANN401
     """Turns dictionaries whose keys are all places in a sequence into lists."""
-    if not isinstance(node, dict) or not node:
+    if not isinstance(node, dict):
+        return _value(node)
+    if not node:
         return node
     made = {key: _sequences(value, (*path, key)) for key, value in node.items()}
     if not all(isinstance(key, int) for key in made):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -12,7 +12,7 @@ from ckpttools.errors import MemoryBudgetError
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.ir.array import ByteSource, LazyArray
 from ckpttools.ir.nodes import described
-from ckpttools.ir.tree import Tree, spelled
+from ckpttools.ir.tree import Path, Tree, spelled
 from ckpttools.plan.task import LARGEST_TASK, Task, cut
 from ckpttools.region import ceil_div
 
@@ -103,7 +103,7 @@ class Plan:
         """The same for two plans that put the same bytes of the same files in the same places."""
         digest = hashlib.sha256()
         for line in self._described():
-            digest.update(json.dumps(line, separators=(",", ":"), default=str).encode())
+            digest.update(json.dumps(line, separators=(",", ":")).encode())
         return digest.hexdigest()
 
     def _described(self) -> Iterator[object]:
@@ -113,7 +113,7 @@ class Plan:
         for path, array in self.tree.arrays.items():
             placement = self.layout.placements[path]
             yield [spelled(path), array.shape, array.dtype.name, described(array)]
-            yield [placement.chunk, placement.file, placement.offset]
+            yield placement.described
         for task in self.tasks:
             yield [spelled(task.path), task.region.start, task.region.stop, task.locality]
 
@@ -131,8 +131,8 @@ def build(tree: Tree, writer: Writer, *, memory: int, jobs: int, notes: Notes | 
     Raises:
         MemoryBudgetError: the memory is too small even for one worker with the smallest tasks.
     """
-    layout = writer.layout(tree)
-    jobs, most, scratch = _fitted(tree.arrays.values(), layout, memory, jobs)
+    layout = writer.layout(tree, min(LARGEST_TASK, memory // 8))
+    jobs, most, scratch = _fitted(tree.arrays, layout, memory, jobs)
     tasks = [
         task
         for path, array in tree.arrays.items()
@@ -143,15 +143,16 @@ def build(tree: Tree, writer: Writer, *, memory: int, jobs: int, notes: Notes | 
     return Plan(tree, layout, tuple(tasks), jobs, memory, buffer, scratch, notes or Notes())
 
 
-def _fitted(arrays: Collection[LazyArray], layout: Layout, memory: int, jobs: int) -> tuple[int, int, int]:
+def _fitted(arrays: Mapping[Path, LazyArray], layout: Layout, memory: int, jobs: int) -> tuple[int, int, int]:
     """Workers, bytes of a task and bytes of scratch that stay within the memory; few, large tasks first."""
-    scratch = max((array.scratch_bytes for array in arrays), default=0)
+    needs = (array.scratch_bytes + layout.placements[path].scratch_bytes for path, array in arrays.items())
+    scratch = max(needs, default=0)
     least = 0
     for count in range(max(1, jobs), 0, -1):
         most = LARGEST_TASK
         while most >= _SMALLEST_TASK:
             # Halving an axis may leave tasks of little more than half the size.
-            tasks = sum(max(1, ceil_div(2 * array.nbytes, most)) for array in arrays)
+            tasks = sum(max(1, ceil_div(2 * array.nbytes, most)) for array in arrays.values())
             needed = _base_bytes(layout, tasks) + count * (most + scratch)
             if needed <= memory:
                 return count, most, scratch

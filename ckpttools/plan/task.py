@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ckpttools.errors import MemoryBudgetError
-from ckpttools.formats.base import Placement
+from ckpttools.formats.placement import Placement
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.tree import Path, spelled
 from ckpttools.region import Region, Shape, ceil_div
@@ -63,18 +63,31 @@ def task_shape(array: LazyArray, placement: Placement, most: int) -> Shape:
     """
     shape = array.shape
     while prod(shape) > most:
-        halves = [_halved(shape, axis, placement) for axis, length in enumerate(shape) if length > 1]
+        halves = [_halved(shape, axis, placement) for axis in range(len(shape))]
+        halves = [half for half in halves if half != shape]
+        if not halves:
+            raise MemoryBudgetError(
+                "a chunk that must be encoded whole does not fit",
+                got=f"{prod(shape) * array.dtype.itemsize} bytes",
+                wanted=f"at most {most * array.dtype.itemsize}",
+            )
         shape = min(halves, key=lambda half: _cost_per_element(array, placement, half))
     return shape
 
 
 def _halved(shape: Shape, axis: int, placement: Placement) -> Shape:
-    """The shape with one axis halved, rounded up to whole chunks where it spans several."""
-    half = ceil_div(shape[axis], 2)
-    chunk = placement.chunk[axis]
-    if half > chunk:
+    """The shape with one axis halved, rounded up to whole chunks where it spans several.
+
+    Chunks that are encoded are never cut; an axis of one chunk then stays as it is.
+    """
+    length, chunk = shape[axis], placement.chunk[axis]
+    half = ceil_div(length, 2)
+    if half > chunk or (placement.codec and length > chunk):
         half = ceil_div(half, chunk) * chunk
-    return (*shape[:axis], min(half, shape[axis] - 1), *shape[axis + 1 :])
+        half = half if half < length else half - chunk
+    elif placement.codec:
+        half = length
+    return (*shape[:axis], half, *shape[axis + 1 :])
 
 
 def _cost_per_element(array: LazyArray, placement: Placement, shape: Shape) -> float:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from ckpttools.formats.placement import Range
 from ckpttools.run.staging import write_error
 
 # Direct writes need memory, offset and length in whole blocks; a page is a multiple of every block size.
@@ -29,7 +32,11 @@ class DataFiles:
         Raises:
             StorageError, NoSpaceError: that is not possible.
         """
+        self._directory = directory
         self._paths = {name: directory / name for name in sizes}
+        self._ending = threading.Lock()
+        self._ends: dict[str, tuple[int, int]] = {}
+        self._unsynced: set[str] = set()
         self._cached: dict[str, int] = {}
         self._direct: dict[str, int] = {}
         for name, size in sizes.items():
@@ -52,7 +59,7 @@ class DataFiles:
             if error.errno != errno.EINVAL:
                 raise
 
-    def write(self, name: str, offset: int, data: memoryview, address: int) -> None:
+    def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
         """Writes all of `data` at `offset`.
 
         Args:
@@ -60,16 +67,71 @@ class DataFiles:
             offset: byte in the file.
             data: what to write.
             address: where `data` lies in memory.
+            loose: size of a file that is not one of those given in the beginning; it is made if need be.
 
         Raises:
             StorageError, NoSpaceError: the system reports an error.
         """
+        if loose is not None:
+            with self._loose(name, loose) as descriptor:
+                self._write(name, descriptor, offset, data)
+            return
         whole = len(data) // _BLOCK * _BLOCK
         aligned = offset % _BLOCK == 0 and address % _BLOCK == 0
         if name in self._direct and aligned and whole >= _SMALLEST_DIRECT:
             whole = self._write_direct(name, offset, data[:whole])
             offset, data = offset + whole, data[whole:]
         self._write(name, self._cached[name], offset, data)
+
+    def write_whole(self, name: str, data: bytes) -> Range:
+        """Writes a file of its own; returns the place of the data. Errors as `write`."""
+        with self._loose(name, len(data)) as descriptor:
+            self._write(name, descriptor, 0, memoryview(data))
+        return Range(name, 0, len(data))
+
+    def append(self, name: str, most: int, data: bytes) -> Range:
+        """Writes at the end of the last file of a series; returns the place of the data. Errors as `write`.
+
+        Args:
+            name: of the series; its files have numbers appended.
+            most: bytes after which the next file is begun.
+            data: what to write.
+        """
+        with self._ending:
+            number, end = self._ends.get(name, (0, 0))
+            if end >= most:
+                number, end = number + 1, 0
+            self._ends[name] = number, end + len(data)
+        file = f"{name}-{number:05d}"
+        with self._loose(file, None) as descriptor:
+            self._write(file, descriptor, end, memoryview(data))
+        return Range(file, end, len(data))
+
+    def extend(self, place: Range) -> None:
+        """Takes note of what an earlier run appended, so that nothing is written over it."""
+        name, dash, number = place.file.rpartition("-")
+        if dash and number.isdigit():
+            with self._ending:
+                end = (int(number), place.offset + place.nbytes)
+                self._ends[name] = max(self._ends.get(name, (0, 0)), end)
+
+    @contextmanager
+    def _loose(self, name: str, size: int | None) -> Iterator[int]:
+        """A file that is open only as long as it is written, remembered until it is synced."""
+        path = self._paths.setdefault(name, self._directory / name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise write_error(path, error) from error
+        try:
+            if size is not None and os.fstat(descriptor).st_size != size:
+                os.ftruncate(descriptor, size)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+        with self._ending:
+            self._unsynced.add(name)
 
     def _write_direct(self, name: str, offset: int, data: memoryview) -> int:
         """Writes `data`; returns how much of it, which is nothing where the disk refuses its alignment."""
@@ -91,11 +153,22 @@ class DataFiles:
 
     def sync(self) -> None:
         """Returns when everything written so far is durable."""
+        with self._ending:
+            loose, self._unsynced = self._unsynced, set()
         for name, descriptor in self._cached.items():
+            self._sync_one(name, descriptor)
+        for name in loose:
+            descriptor = os.open(self._paths[name], os.O_RDONLY | os.O_CLOEXEC)
             try:
-                os.fdatasync(descriptor)
-            except OSError as error:
-                raise write_error(self._paths[name], error) from error
+                self._sync_one(name, descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _sync_one(self, name: str, descriptor: int) -> None:
+        try:
+            os.fdatasync(descriptor)
+        except OSError as error:
+            raise write_error(self._paths[name], error) from error
 
     def close(self) -> None:
         for descriptor in (*self._cached.values(), *self._direct.values()):

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
-from pathlib import Path
+from pathlib import Path as FilePath
 
 import numpy as np
 
-from ckpttools.formats.base import Writer
+from ckpttools.formats.base import Extents, Writer
+from ckpttools.formats.placement import Appended, ChunkFiles, Placement, Range
 from ckpttools.ir.scratch import Scratch
+from ckpttools.ir.tree import Path
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
+from ckpttools.region import Shape
 from ckpttools.run.data_files import DataFiles
 from ckpttools.run.events import Observer, Publishing, Receipt, Started, TaskDone
-from ckpttools.run.journal import Journal
+from ckpttools.run.journal import Entry, Journal
 from ckpttools.run.memory import peak_bytes
 from ckpttools.run.staging import Staging, write_error
 
@@ -28,7 +31,7 @@ _SYNC_SECONDS = 0.5
 def execute(
     plan: Plan,
     writer: Writer,
-    destination: Path,
+    destination: FilePath,
     *,
     overwrite: bool = False,
     observe: Observer = lambda event: None,
@@ -48,18 +51,18 @@ def execute(
     """
     started = time.monotonic()
     staging = Staging(destination, overwrite)
-    staging.check(sum(plan.layout.files.values()))
+    staging.check(plan.layout.nbytes)
     staging.create()
     with ExitStack() as stack:
         journal = _journal(staging, plan.fingerprint())
         stack.callback(journal.close)
-        done = frozenset(journal.done)
-        bytes_done = sum(plan.tasks[number].bytes_out for number in done)
+        done = journal.done
+        bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
         observe(Started(plan, len(done), bytes_done))
         files = stack.enter_context(closing(DataFiles(staging.directory, plan.layout.files)))
-        _Run(plan, files, journal, observe).work(done)
+        extents = _Run(plan, files, journal, observe).work(done)
         observe(Publishing())
-        _finish(plan, writer, staging, journal)
+        _finish(plan, writer, staging, journal, extents)
     receipt = Receipt(
         destination=destination,
         arrays=len(plan.tree.arrays),
@@ -89,9 +92,9 @@ def _journal(staging: Staging, fingerprint: str) -> Journal:
         return Journal(staging.directory, fingerprint)
 
 
-def _finish(plan: Plan, writer: Writer, staging: Staging, journal: Journal) -> None:
+def _finish(plan: Plan, writer: Writer, staging: Staging, journal: Journal, extents: Extents) -> None:
     try:
-        writer.finish(staging.directory, plan.tree, plan.layout)
+        writer.finish(staging.directory, plan.tree, plan.layout, extents)
         journal.remove()
     except OSError as error:
         raise write_error(staging.directory, error) from error
@@ -107,13 +110,21 @@ class _Run:
         self._journal = journal
         self._observe = observe
         self._lock = threading.Lock()
-        self._finished: list[int] = []
+        self._finished: list[Entry] = []
+        self._extents: dict[tuple[Path, Shape], Range] = {}
         self._error: BaseException | None = None
         self._stop = threading.Event()
 
-    def work(self, done: frozenset[int]) -> None:
-        """Does all tasks but those in `done`; raises the first error after every thread has ended."""
-        todo = iter([number for number in range(len(self._plan.tasks)) if number not in done])
+    def work(self, done: Iterable[Entry]) -> Extents:
+        """Does all tasks but those in `done`; raises the first error after every thread has ended.
+
+        Returns:
+            Where all encoded chunks went, those of `done` as well.
+        """
+        for entry in done:
+            self._note(entry)
+        finished = {entry.task for entry in done}
+        todo = iter([number for number in range(len(self._plan.tasks)) if number not in finished])
         workers = [self._thread(lambda: self._worker(todo)) for _ in range(self._plan.jobs)]
         syncer = self._thread(self._syncer)
         try:
@@ -126,6 +137,7 @@ class _Run:
             # Also after an error: what is done need not be done again.
             self._sync()
         self._raise()
+        return self._extents
 
     def _thread(self, target: Callable[[], None]) -> threading.Thread:
         def guarded() -> None:
@@ -156,22 +168,65 @@ class _Run:
             if number is None:
                 return
             task = self._plan.tasks[number]
-            self._do(task, buffer, scratch)
+            entry = Entry(number, self._do(task, buffer, scratch))
             with self._lock:
-                self._finished.append(number)
+                self._note(entry)
+                self._finished.append(entry)
                 self._observe(TaskDone(task.bytes_in, task.bytes_out))
 
-    def _do(self, task: Task, buffer: Scratch, scratch: Scratch) -> None:
+    def _note(self, entry: Entry) -> None:
+        path = self._plan.tasks[entry.task].path
+        self._extents.update({(path, index): place for index, place in entry.chunks.items()})
+        for place in entry.chunks.values():
+            self._files.extend(place)
+
+    def _do(self, task: Task, buffer: Scratch, scratch: Scratch) -> dict[Shape, Range]:
+        """Makes a task's bytes and writes them; returns where its encoded chunks went."""
         array = self._plan.tree.arrays[task.path]
         placement = self._plan.layout.placements[task.path]
         ordered = [task.region.shape[axis] for axis in placement.order]
         with buffer.take(ordered, array.dtype.carrier) as memory:
-            array.read_into(task.region, memory.transpose(np.argsort(placement.order)), scratch)
-            data = memory.reshape(-1).view(np.uint8).data
-            address = memory.ctypes.data
-            for run in placement.runs(task.region):
-                part = data[run.position : run.position + run.nbytes]
-                self._files.write(placement.file, run.offset, part, address + run.position)
+            view = memory.transpose(np.argsort(placement.order))
+            array.read_into(task.region, view, scratch)
+            if placement.codec is not None:
+                return self._write_encoded(task, placement, view, scratch)
+            self._write_raw(task, placement, memory)
+            return {}
+
+    def _write_raw(self, task: Task, placement: Placement, memory: np.ndarray) -> None:
+        data = memory.reshape(-1).view(np.uint8).data
+        address = memory.ctypes.data
+        loose = placement.chunk_nbytes if isinstance(placement.home, ChunkFiles) else None
+        for run in placement.runs(task.region):
+            part = data[run.position : run.position + run.nbytes]
+            self._files.write(run.file, run.offset, part, address + run.position, loose)
+
+    def _write_encoded(
+        self, task: Task, placement: Placement, values: np.ndarray, scratch: Scratch
+    ) -> dict[Shape, Range]:
+        return {
+            index: self._write_chunk(task, placement, index, values, scratch)
+            for index in placement.cells(task.region)
+        }
+
+    def _write_chunk(
+        self, task: Task, placement: Placement, index: Shape, values: np.ndarray, scratch: Scratch
+    ) -> Range:
+        """Encodes one chunk, padded with zeros to its full shape, and writes it."""
+        part, inside = placement.part(task.region, index)
+        with scratch.take(placement.chunk, values.dtype) as chunk:
+            if inside.shape != placement.chunk:
+                chunk[...] = 0
+            chunk[inside.slices] = values[part.relative_to(task.region).slices]
+            codec = placement.codec
+            assert codec is not None
+            encoded = codec.encode(chunk.reshape(-1).view(np.uint8).data)
+        home = placement.home
+        if isinstance(home, Appended):
+            return self._files.append(home.file, home.most, encoded)
+        if isinstance(home, ChunkFiles):
+            return self._files.write_whole(home.name(index), encoded)
+        raise TypeError("encoded chunks have no fixed place in a data file")
 
     def _syncer(self) -> None:
         while not self._stop.wait(_SYNC_SECONDS):

@@ -1,20 +1,46 @@
 """Which tasks are done, in a file beside the data, so that the same command can go on after `kill -9`.
 
-One line names the plan, then one line lists the tasks that became durable together. A task is entered only
-after its bytes were synced, so the journal never promises more than the disk holds.
+One line names the plan, then there is one line for each finished task. A task is entered only after its
+bytes were synced, so the journal never promises more than the disk holds.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckpttools.errors import UsageError
+from ckpttools.formats.placement import Range
+from ckpttools.region import Shape
 from ckpttools.run.staging import write_error
 
 NAME = "journal.ckpttools"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A finished task.
+
+    Attributes:
+        task: its number in the plan.
+        chunks: where its encoded chunks went: grid index -> bytes of a file.
+    """
+
+    task: int
+    chunks: Mapping[Shape, Range]
+
+    def to_json(self) -> str:
+        chunks = [[index, each.file, each.offset, each.nbytes] for index, each in self.chunks.items()]
+        return json.dumps([self.task, chunks], separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> Entry:
+        task, chunks = json.loads(line)
+        return cls(task, {tuple(index): Range(*place) for index, *place in chunks})
 
 
 class Journal:
@@ -46,12 +72,12 @@ class Journal:
                 hint="wait for it, or choose another destination",
             ) from None
 
-    def _read(self, fingerprint: str) -> set[int]:
+    def _read(self, fingerprint: str) -> list[Entry]:
         self._file.seek(0)
         head, *lines = self._file.read().split("\n")
         if not head:
             self._append(fingerprint)
-            return set()
+            return []
         if head != fingerprint:
             self._file.close()
             raise UsageError(
@@ -61,11 +87,11 @@ class Journal:
                 hint="run the command that began it, delete it, or discard it with --overwrite",
             )
         # A line without its newline was being written when the process died.
-        return {int(number) for line in lines[:-1] for number in line.split()}
+        return [Entry.from_json(line) for line in lines[:-1]]
 
-    def enter(self, tasks: Iterable[int]) -> None:
+    def enter(self, entries: Iterable[Entry]) -> None:
         """Notes that the bytes of these tasks are durable."""
-        self._append(" ".join(map(str, tasks)))
+        self._append("\n".join(entry.to_json() for entry in entries))
 
     def _append(self, line: str) -> None:
         try:

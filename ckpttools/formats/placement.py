@@ -1,0 +1,270 @@
+"""Where the chunks of an array go: in which files, at which bytes, encoded or as they are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Protocol
+
+from ckpttools.region import (
+    Region,
+    Shape,
+    ceil_div,
+    contiguous_runs,
+    count_runs,
+    grid_cell,
+    grid_shape,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes of a file below the checkpoint's root."""
+
+    file: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """Chunks one after the other in a data file, or in several of a limited length each.
+
+    Attributes:
+        file: its name; further ones get a number appended.
+        offset: byte where the first chunk starts.
+        per_file: chunks in one file; None for all.
+    """
+
+    file: str
+    offset: int = 0
+    per_file: int | None = None
+
+    def place(self, position: int, chunk_nbytes: int) -> tuple[str, int]:
+        """File and offset of the chunk that is at this position in the sequence."""
+        if self.per_file is None:
+            return self.file, self.offset + position * chunk_nbytes
+        number, position = divmod(position, self.per_file)
+        return f"{self.file}-{number:05d}", self.offset + position * chunk_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFiles:
+    """Every chunk in a file of its own.
+
+    Attributes:
+        name: the name of a chunk's file, from its grid index.
+    """
+
+    name: Callable[[Shape], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Encoded chunks, appended to data files in the order in which they are made.
+
+    Attributes:
+        file: name of the files, each with a number appended.
+        most: bytes after which the next file is begun.
+    """
+
+    file: str
+    most: int
+
+
+class ChunkCodec(Protocol):
+    """Turns the bytes of a chunk into those that are stored."""
+
+    @property
+    def name(self) -> str:
+        """The codec and its options, such as "zstd:3"."""
+
+    def encode(self, data: memoryview) -> bytes:
+        """The stored bytes; the same for the same data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Bytes that are contiguous both in a task's buffer and in a file.
+
+    Attributes:
+        file: name of the file, relative to the checkpoint's root.
+        offset: byte in the file.
+        position: byte in the buffer.
+        nbytes: length.
+    """
+
+    file: str
+    offset: int
+    position: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one array goes: a grid of equal chunks.
+
+    Attributes:
+        shape: of the array.
+        itemsize: bytes of one element.
+        chunk: shape of one chunk. A chunk that reaches over the array's edge is stored whole, padded with
+            zeros, as zarr does.
+        home: the files.
+        codec: what encodes chunks; None for their elements in C order, little-endian.
+    """
+
+    shape: Shape
+    itemsize: int
+    chunk: Shape
+    home: DataFile | ChunkFiles | Appended
+    codec: ChunkCodec | None = None
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The axes from slowest to fastest in which chunks follow each other.
+
+        Axes with one coordinate a chunk (layers, experts) come first: all chunks of a layer are then
+        neighbours, in the file and in a task's buffer, whose axes have this order, too. Inside a chunk
+        those axes have length one, so the order of its elements is the plain C order.
+        """
+        single = [axis for axis, length in enumerate(self.chunk) if length == 1]
+        return (*single, *(axis for axis in range(len(self.chunk)) if axis not in single))
+
+    @cached_property
+    def grid(self) -> Shape:
+        """Number of chunks along each axis."""
+        return grid_shape(self.shape, self.chunk)
+
+    @cached_property
+    def chunk_nbytes(self) -> int:
+        """Bytes of one chunk before it is encoded."""
+        return prod(self.chunk) * self.itemsize
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all chunks before they are encoded, padding included."""
+        return prod(self.grid) * self.chunk_nbytes
+
+    @property
+    def described(self) -> str:
+        """Chunks, files and codec in a line: equal for placements that write the same."""
+        if isinstance(self.home, ChunkFiles):
+            where = self.home.name((0,) * len(self.shape))
+        else:
+            where = str(self.home)
+        return f"{self.chunk} {where} {self.codec.name if self.codec else 'raw'}"
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that a worker needs to encode a chunk: a copy of it and what it becomes."""
+        return 0 if self.codec is None else 2 * self.chunk_nbytes
+
+    def position(self, index: Shape) -> int:
+        """The place of a chunk in the sequence of all chunks."""
+        position = 0
+        for axis in self.order:
+            position = position * self.grid[axis] + index[axis]
+        return position
+
+    def chunk_range(self, index: Shape) -> Range:
+        """The bytes of a chunk that is stored as it is."""
+        if isinstance(self.home, ChunkFiles):
+            return Range(self.home.name(index), 0, self.chunk_nbytes)
+        if isinstance(self.home, Appended):
+            raise TypeError("an appended chunk has no place before it is made")
+        file, offset = self.home.place(self.position(index), self.chunk_nbytes)
+        return Range(file, offset, self.chunk_nbytes)
+
+    def cells(self, region: Region) -> Iterator[Shape]:
+        """Grid indices of the chunks that the region meets, in sequence."""
+        ranges = [
+            range(a // c, ceil_div(b, c))
+            for a, b, c in zip(region.start, region.stop, self.chunk, strict=True)
+        ]
+        for ordered in itertools.product(*(ranges[axis] for axis in self.order)):
+            index = [0] * len(ordered)
+            for axis, i in zip(self.order, ordered, strict=True):
+                index[axis] = i
+            yield tuple(index)
+
+    def runs(self, region: Region) -> Iterator[Run]:
+        """The region's bytes, as runs; neighbouring runs are joined.
+
+        The buffer holds the region's elements with the axes in `order`.
+        """
+        joined: Run | None = None
+        for run in self._raw_runs(region):
+            if joined and _touch(joined, run):
+                joined = Run(joined.file, joined.offset, joined.position, joined.nbytes + run.nbytes)
+                continue
+            if joined:
+                yield joined
+            joined = run
+        if joined:
+            yield joined
+
+    def _raw_runs(self, region: Region) -> Iterator[Run]:
+        shape = [region.shape[axis] for axis in self.order]
+        for index in self.cells(region):
+            part, inside = self.part(region, index)
+            in_file = contiguous_runs(self.chunk, inside)
+            in_buffer = contiguous_runs(shape, self._reordered(part.relative_to(region)))
+            yield from _common_runs(in_file, in_buffer, self.chunk_range(index), self.itemsize)
+
+    def part(self, region: Region, index: Shape) -> tuple[Region, Region]:
+        """What the region and a chunk share: in the array's coordinates and in the chunk's."""
+        part = region.intersect(grid_cell(self.shape, self.chunk, index))
+        if part is None:
+            raise IndexError(f"{region} does not meet chunk {index}")
+        return part, part.shifted([-i * c for i, c in zip(index, self.chunk, strict=True)])
+
+    def estimated_runs(self, region: Region) -> int:
+        """About how many runs `runs` yields: exact for one chunk, guessed from the first for many."""
+        if region.size == 0:
+            return 0
+        index = tuple(a // c for a, c in zip(region.start, self.chunk, strict=True))
+        part, inside = self.part(region, index)
+        shape = [region.shape[axis] for axis in self.order]
+        each = max(
+            count_runs(self.chunk, inside),
+            count_runs(shape, self._reordered(part.relative_to(region))),
+        )
+        if each == 1 and isinstance(self.home, DataFile):
+            return 1
+        return each * ceil_div(region.size, part.size)
+
+    def _reordered(self, region: Region) -> Region:
+        return Region(
+            tuple(region.start[axis] for axis in self.order), tuple(region.stop[axis] for axis in self.order)
+        )
+
+
+def _touch(first: Run, second: Run) -> bool:
+    """Whether the second run continues the first in the file and in the buffer."""
+    return (
+        first.file == second.file
+        and first.offset + first.nbytes == second.offset
+        and first.position + first.nbytes == second.position
+    )
+
+
+def _common_runs(
+    in_file: Iterator[tuple[int, int]], in_buffer: Iterator[tuple[int, int]], place: Range, itemsize: int
+) -> Iterator[Run]:
+    """Two walks over the same elements, cut where either of them jumps."""
+    there, left = 0, 0
+    here, rest = 0, 0
+    while True:
+        if left == 0:
+            there, left = next(in_file, (0, 0))
+        if rest == 0:
+            here, rest = next(in_buffer, (0, 0))
+        count = min(left, rest)
+        if count == 0:
+            return
+        yield Run(place.file, place.offset + there * itemsize, here * itemsize, count * itemsize)
+        there, left = there + count, left - count
+        here, rest = here + count, rest - count
