@@ -36,13 +36,20 @@ BF16, F32, U8 = DTYPES["bfloat16"], DTYPES["float32"], DTYPES["uint8"]
 
 @pytest.fixture(params=[64, 512, 4096, None], ids=lambda size: f"slab {size}")
 def slab(request):
-    """Reads everything through slabs of this many bytes; buffers are not rounded up to pages."""
+    """Reads everything through slabs of this many bytes."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param:
             patch.setattr(nodes, "SLAB_BYTES", request.param)
             patch.setattr(nodes, "_PACKED_SLAB", min(request.param, nodes._PACKED_SLAB))
             patch.setattr(copying, "_TILE_BYTES", max(request.param, 256))
         yield request.param
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """No room for buffers that are rounded up to pages: it would hide what is not accounted for."""
+    monkeypatch.setattr(nodes, "_PAGE", 0)
+    monkeypatch.setattr(copying, "rounded_up", lambda nbytes: nbytes)
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ class Tight:
 
 class _Taken:
     in_use = 0
+    most = 0
 
     def __init__(self, scratch, shape, dtype):
         self.nbytes, self.limit = prod(shape) * dtype.itemsize, scratch.limit
@@ -64,6 +72,7 @@ class _Taken:
 
     def __enter__(self):
         _Taken.in_use += self.nbytes
+        _Taken.most = max(_Taken.most, _Taken.in_use)
         assert _Taken.in_use <= self.limit, "more scratch than was projected"
         return self.array
 
@@ -103,12 +112,33 @@ def test_any_region_is_the_slice_of_the_whole(slab, known, data):
 
 @settings(max_examples=120)
 @given(known=lazy_arrays(), data=st.data())
-def test_scratch_is_enough_to_the_byte(slab, known, data):
+def test_scratch_is_enough_to_the_byte(slab, exact, known, data):
     array, truth = known
     region = data.draw(regions(array.shape))
     out = np.empty(region.shape, array.dtype.carrier)
     array.read_into(region, out, Tight(array.scratch_bytes))
     assert bits(out) == bits(truth[region.slices])
+
+
+def needed(array):
+    """Scratch that reading all of an array really takes, in bytes."""
+    scratch = Tight(1 << 30)
+    _Taken.most = 0
+    array.read_into(Region.whole(array.shape), np.empty(array.shape, array.dtype.carrier), scratch)
+    return _Taken.most
+
+
+def test_every_node_adds_what_it_takes_itself(exact):
+    """Over a constant, which takes nothing, no slack of the nodes below hides an account that is short."""
+    plain = Constant((64, 96), F32, bytes(4))
+    once = elementwise(plain, Cast(BF16))
+    twice = elementwise(once, Cast(F32))
+    turned = relayout(plain, [(64,), (96,)], (1, 0), (1, 1))
+    apart = relayout(elementwise(plain, Cast(BF16)), [(8, 8), (96,)], (2, 1, 0), (1, 2))
+    assert needed(once) == once.scratch_bytes == plain.nbytes
+    assert needed(twice) == twice.scratch_bytes == plain.nbytes + once.nbytes
+    assert plain.nbytes < needed(turned) <= turned.scratch_bytes
+    assert needed(apart) <= apart.scratch_bytes
 
 
 @given(known=lazy_arrays())

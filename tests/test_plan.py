@@ -276,6 +276,12 @@ def test_the_scan_axis_of_a_square_stack_changes_the_fingerprint():
     assert len({plan.fingerprint() for plan in plans}) == 3
 
 
+def test_two_orders_of_a_cube_have_two_fingerprints():
+    """As the two layouts of RoPE: one shape, one source, the same first byte."""
+    orders = ((0, 2, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1), (0, 1, 2))
+    assert len({fingerprint(shape=(4, 4, 4), order=order) for order in orders}) == 6
+
+
 def test_the_value_of_a_constant_changes_the_fingerprint():
     trees = [Tree({("step",): Constant((), DTYPES["int64"], bytes([k] * 8))}) for k in range(2)]
     one, two = (build(tree, Grids({}), memory=1 << 30, jobs=1).fingerprint() for tree in trees)

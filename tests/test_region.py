@@ -136,6 +136,7 @@ def test_grid_cells_tile_the_array(data):
     for index in indices:
         cell = grid_cell(shape, chunk, index)
         assert all(0 < n <= c for n, c in zip(cell.shape, chunk, strict=True))
+        assert all(stop <= n for stop, n in zip(cell.stop, shape, strict=True))
         assert cell.start == tuple(i * c for i, c in zip(index, chunk, strict=True))
         seen[cell.slices] += 1
     assert (seen == 1).all()

@@ -95,8 +95,9 @@ class Multiply:
     def exactness(self, dtype: DType) -> Exactness:
         edge = "largest" if (self.factor > 1) != self.divide else "smallest"
         but = f"but for values near the {edge} of the type"
+        factor = 1 / self.factor if self.divide else self.factor
         if math.frexp(self.factor)[0] == 0.5 and dtype.name in ("bfloat16", "float32", "float64"):
-            return Exactness(True, f"a power of two: exact {but}")
+            return Exactness(True, f"times {factor:g}, a power of two: exact {but}")
         sign = "divided by" if self.divide else "times"
         return Exactness(False, f"{sign} {self.factor:.6g}, rounded to {dtype}: at most 1 ulp off {but}")
 

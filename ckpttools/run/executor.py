@@ -8,18 +8,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path as FilePath
 
-import numpy as np
-
 from ckpttools.formats.base import Extents, Writer
-from ckpttools.formats.placement import Appended, ChunkFiles, Placement, Range
+from ckpttools.formats.placement import Range
 from ckpttools.ir.scratch import Scratch
 from ckpttools.ir.tree import Path
 from ckpttools.plan.plan import Plan
-from ckpttools.plan.task import Task
 from ckpttools.region import Shape
 from ckpttools.run.data_files import DataFiles
 from ckpttools.run.events import Observer, Publishing, Receipt, Started, TaskDone
 from ckpttools.run.journal import Entry, Journal
+from ckpttools.run.making import make
 from ckpttools.run.memory import peak_bytes
 from ckpttools.run.staging import Staging, write_error
 
@@ -134,8 +132,8 @@ class _Run:
             self._stop.set()
             for thread in (*workers, syncer):
                 thread.join()
-            # Also after an error: what is done need not be done again.
-            self._sync()
+        # Also after an error: what is done need not be done again.
+        self._sync_last()
         self._raise()
         return self._extents
 
@@ -149,6 +147,12 @@ class _Run:
         thread = threading.Thread(target=guarded)
         thread.start()
         return thread
+
+    def _sync_last(self) -> None:
+        try:
+            self._sync()
+        except BaseException as error:
+            self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
@@ -168,7 +172,7 @@ class _Run:
             if number is None:
                 return
             task = self._plan.tasks[number]
-            entry = Entry(number, self._do(task, buffer, scratch))
+            entry = Entry(number, make(self._plan, task, self._files, buffer, scratch))
             with self._lock:
                 self._note(entry)
                 self._finished.append(entry)
@@ -179,54 +183,6 @@ class _Run:
         self._extents.update({(path, index): place for index, place in entry.chunks.items()})
         for place in entry.chunks.values():
             self._files.extend(place)
-
-    def _do(self, task: Task, buffer: Scratch, scratch: Scratch) -> dict[Shape, Range]:
-        """Makes a task's bytes and writes them; returns where its encoded chunks went."""
-        array = self._plan.tree.arrays[task.path]
-        placement = self._plan.layout.placements[task.path]
-        ordered = [task.region.shape[axis] for axis in placement.order]
-        with buffer.take(ordered, array.dtype.carrier) as memory:
-            view = memory.transpose(np.argsort(placement.order))
-            array.read_into(task.region, view, scratch)
-            if placement.codec is not None:
-                return self._write_encoded(task, placement, view, scratch)
-            self._write_raw(task, placement, memory)
-            return {}
-
-    def _write_raw(self, task: Task, placement: Placement, memory: np.ndarray) -> None:
-        data = memory.reshape(-1).view(np.uint8).data
-        address = memory.ctypes.data
-        loose = placement.chunk_nbytes if isinstance(placement.home, ChunkFiles) else None
-        for run in placement.runs(task.region):
-            part = data[run.position : run.position + run.nbytes]
-            self._files.write(run.file, run.offset, part, address + run.position, loose)
-
-    def _write_encoded(
-        self, task: Task, placement: Placement, values: np.ndarray, scratch: Scratch
-    ) -> dict[Shape, Range]:
-        return {
-            index: self._write_chunk(task, placement, index, values, scratch)
-            for index in placement.cells(task.region)
-        }
-
-    def _write_chunk(
-        self, task: Task, placement: Placement, index: Shape, values: np.ndarray, scratch: Scratch
-    ) -> Range:
-        """Encodes one chunk, padded with zeros to its full shape, and writes it."""
-        part, inside = placement.part(task.region, index)
-        with scratch.take(placement.chunk, values.dtype) as chunk:
-            if inside.shape != placement.chunk:
-                chunk[...] = 0
-            chunk[inside.slices] = values[part.relative_to(task.region).slices]
-            codec = placement.codec
-            assert codec is not None
-            encoded = codec.encode(chunk.reshape(-1).view(np.uint8).data)
-        home = placement.home
-        if isinstance(home, Appended):
-            return self._files.append(home.file, home.most, encoded)
-        if isinstance(home, ChunkFiles):
-            return self._files.write_whole(home.name(index), encoded)
-        raise TypeError("encoded chunks have no fixed place in a data file")
 
     def _syncer(self) -> None:
         while not self._stop.wait(_SYNC_SECONDS):

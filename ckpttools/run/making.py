@@ -1,0 +1,81 @@
+"""One task: its region is read into a buffer, and what is in the buffer goes to its places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ckpttools.formats.placement import Appended, ChunkCodec, ChunkFiles, Placement, Range
+from ckpttools.ir.scratch import Scratch
+from ckpttools.plan.plan import Plan
+from ckpttools.plan.task import Task
+from ckpttools.region import Shape
+from ckpttools.run.data_files import DataFiles
+
+
+def make(
+    plan: Plan, task: Task, files: DataFiles, buffer: Scratch, scratch: Scratch
+) -> Mapping[Shape, Range]:
+    """Does a task.
+
+    Args:
+        plan: the one the task is of.
+        task: what to make.
+        files: where it goes.
+        buffer: has `plan.buffer_bytes`.
+        scratch: has `plan.scratch_bytes`.
+
+    Returns:
+        Where its encoded chunks went; nothing for chunks that are stored as they are.
+    """
+    array = plan.tree.arrays[task.path]
+    placement = plan.layout.placements[task.path]
+    ordered = [task.region.shape[axis] for axis in placement.order]
+    with buffer.take(ordered, array.dtype.carrier) as memory:
+        values = memory.transpose(np.argsort(placement.order))
+        array.read_into(task.region, values, scratch)
+        if placement.codec is None:
+            _write_raw(task, placement, memory, files)
+            return {}
+        return _write_encoded(task, placement, placement.codec, values, files, scratch)
+
+
+def _write_raw(task: Task, placement: Placement, memory: np.ndarray, files: DataFiles) -> None:
+    data = memory.reshape(-1).view(np.uint8).data
+    address = memory.ctypes.data
+    loose = placement.chunk_nbytes if isinstance(placement.home, ChunkFiles) else None
+    for run in placement.runs(task.region):
+        part = data[run.position : run.position + run.nbytes]
+        files.write(run.file, run.offset, part, address + run.position, loose)
+
+
+def _write_encoded(
+    task: Task,
+    placement: Placement,
+    codec: ChunkCodec,
+    values: np.ndarray,
+    files: DataFiles,
+    scratch: Scratch,
+) -> Mapping[Shape, Range]:
+    """Encodes and writes every chunk of the region, which is made of whole chunks."""
+    places: dict[Shape, Range] = {}
+    for index in placement.cells(task.region):
+        part, inside = placement.part(task.region, index)
+        with scratch.take(placement.chunk, values.dtype) as chunk:
+            if inside.shape != placement.chunk:
+                chunk[...] = 0
+            chunk[inside.slices] = values[part.relative_to(task.region).slices]
+            encoded = codec.encode(chunk.reshape(-1).view(np.uint8).data)
+        places[index] = _place(placement, index, encoded, files)
+    return places
+
+
+def _place(placement: Placement, index: Shape, encoded: bytes, files: DataFiles) -> Range:
+    match placement.home:
+        case Appended(file, most):
+            return files.append(file, most, encoded)
+        case ChunkFiles(name):
+            return files.write_whole(name(index), encoded)
+        case _:
+            raise TypeError("encoded chunks have no fixed place in a data file")
