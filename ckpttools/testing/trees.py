@@ -1,0 +1,120 @@
+"""Hypothesis strategies for whole trees, and what it means for two trees to be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+import hypothesis.strategies as st
+import numpy as np
+
+from ckpttools.dtypes import DTYPES, DType
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, spelled
+from ckpttools.region import Shape
+from ckpttools.testing.strategies import noise, shapes, stored
+
+# Names as checkpoints have them: some sort badly, one is prefix of another.
+NAMES = ("kernel", "scale", "layers_9", "layers_10", "layers", "a", "A", "mu", "0", "weight_1")
+
+
+@st.composite
+def trees(
+    draw: st.DrawFn,
+    dtypes: Sequence[DType] = tuple(DTYPES.values()),
+    *,
+    structure: bool = True,
+    most_leaves: int = 12,
+) -> Tree:
+    """A tree of small arrays.
+
+    Args:
+        draw: given by hypothesis.
+        dtypes: those that arrays may have.
+        structure: also lists, empty leaves, strings and scalars.
+        most_leaves: about how many leaves at most.
+    """
+    leaf = st.one_of(_arrays(dtypes), *([_others()] if structure else []))
+    inner = st.recursive(leaf, lambda below: _nodes(below, structure), max_leaves=most_leaves)
+    nested = draw(st.dictionaries(st.sampled_from(NAMES), inner, min_size=1, max_size=4))
+    leaves = _flattened(nested, ())
+    if not any(isinstance(each, LazyArray) for each in leaves.values()):
+        leaves["weight",] = draw(_arrays(dtypes))
+    scalars = [path for path, each in leaves.items() if _may_be_scalar(each)]
+    chosen = draw(st.sets(st.sampled_from(scalars))) if scalars and structure else set()
+    custom = draw(st.dictionaries(st.sampled_from(("scan_layers", "note")), st.booleans()))
+    return Tree(leaves, Metadata(step=draw(st.integers(0, 99)), custom=custom, scalars=frozenset(chosen)))
+
+
+def many_leaves(count: int, dtype: DType = DTYPES["float32"]) -> Tree:
+    """A tree of `count` small arrays whose names sort badly as text."""
+    leaves: dict[Path, Leaf] = {
+        ("params", f"layers_{k}", "kernel"): stored(noise((3, 2), dtype, k), dtype) for k in range(count)
+    }
+    return Tree(leaves, Metadata(step=0))
+
+
+def _arrays(dtypes: Sequence[DType]) -> st.SearchStrategy[LazyArray]:
+    return st.builds(_array, shapes(max_rank=4, most=400), st.sampled_from(dtypes), st.integers(0, 99))
+
+
+def _array(shape: Shape, dtype: DType, seed: int) -> LazyArray:
+    # Formats that hold no empty arrays say so; here every array has an element.
+    shape = shape if prod(shape) else (1,)
+    return stored(noise(shape, dtype, seed), dtype)
+
+
+def _others() -> st.SearchStrategy[Leaf]:
+    kinds = st.sampled_from(("None", "Dict", "List"))
+    return st.one_of(st.builds(Empty, kinds), st.builds(Text, st.text(max_size=8)))
+
+
+def _nodes(below: st.SearchStrategy[object], structure: bool) -> st.SearchStrategy[object]:
+    mappings = st.dictionaries(st.sampled_from(NAMES), below, min_size=1, max_size=3)
+    return st.one_of(mappings, st.lists(below, min_size=1, max_size=3)) if structure else mappings
+
+
+def _flattened(node: object, path: Path) -> dict[Path, Leaf]:
+    if isinstance(node, Mapping):
+        return {p: leaf for key, below in node.items() for p, leaf in _flattened(below, (*path, key)).items()}
+    if isinstance(node, list):
+        return {p: leaf for k, below in enumerate(node) for p, leaf in _flattened(below, (*path, k)).items()}
+    assert isinstance(node, LazyArray | Empty | Text)
+    return {path: node}
+
+
+def _may_be_scalar(leaf: Leaf) -> bool:
+    plain = ("int64", "float64", "bool")
+    return isinstance(leaf, LazyArray) and leaf.shape == () and leaf.dtype.name in plain
+
+
+def unambiguous(tree: Tree) -> bool:
+    """Whether no two paths become one name when keys are joined with dots."""
+    return len({dotted(path) for path in tree}) == len(tree)
+
+
+def assert_same(got: Tree, wanted: Tree) -> None:
+    """Same paths with the same key types, same leaves to the bit, same metadata that formats carry."""
+    assert set(got) == set(wanted), sorted(map(spelled, set(got) ^ set(wanted)))
+    for path, leaf in wanted.items():
+        assert_same_leaf(got[path], leaf, path)
+    assert got.metadata.scalars == wanted.metadata.scalars
+    assert dict(got.metadata.custom) == dict(wanted.metadata.custom)
+    assert got.metadata.step == wanted.metadata.step
+
+
+def assert_same_leaf(got: Leaf, wanted: Leaf, path: Path) -> None:
+    """The same kind of leaf with the same content."""
+    if not isinstance(wanted, LazyArray):
+        assert got == wanted, spelled(path)
+        return
+    assert isinstance(got, LazyArray), spelled(path)
+    assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype), spelled(path)
+    carrier = wanted.dtype.carrier
+    assert np.array_equal(got.read().view(carrier), wanted.read().view(carrier)), spelled(path)
+
+
+def with_step(tree: Tree, step: int | None) -> Tree:
+    """The tree as if read from another step."""
+    return Tree(tree.leaves, replace(tree.metadata, step=step))
