@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
 from ckpttools.errors import MemoryBudgetError
 from ckpttools.formats.base import Layout, Writer
-from ckpttools.ir.array import ByteSource, LazyArray
+from ckpttools.ir.array import ByteSource
 from ckpttools.ir.nodes import described
-from ckpttools.ir.tree import Path, Tree, spelled
+from ckpttools.ir.tree import Tree, spelled
 from ckpttools.plan.task import LARGEST_TASK, Task, cut
 from ckpttools.region import ceil_div
 
@@ -131,8 +131,7 @@ def build(tree: Tree, writer: Writer, *, memory: int, jobs: int, notes: Notes | 
     Raises:
         MemoryBudgetError: the memory is too small even for one worker with the smallest tasks.
     """
-    layout = writer.layout(tree, min(LARGEST_TASK, memory // 8))
-    jobs, most, scratch = _fitted(tree.arrays, layout, memory, jobs)
+    jobs, most, layout = _fitted(tree, writer, memory, jobs)
     tasks = [
         task
         for path, array in tree.arrays.items()
@@ -140,22 +139,23 @@ def build(tree: Tree, writer: Writer, *, memory: int, jobs: int, notes: Notes | 
     ]
     tasks.sort(key=lambda task: task.locality)
     buffer = max((task.bytes_out for task in tasks), default=0)
+    scratch = _scratch_bytes(tree, layout)
     return Plan(tree, layout, tuple(tasks), jobs, memory, buffer, scratch, notes or Notes())
 
 
-def _fitted(arrays: Mapping[Path, LazyArray], layout: Layout, memory: int, jobs: int) -> tuple[int, int, int]:
-    """Workers, bytes of a task and bytes of scratch that stay within the memory; few, large tasks first."""
-    needs = (array.scratch_bytes + layout.placements[path].scratch_bytes for path, array in arrays.items())
-    scratch = max(needs, default=0)
+def _fitted(tree: Tree, writer: Writer, memory: int, jobs: int) -> tuple[int, int, Layout]:
+    """Workers, bytes of a task and a layout that stay within the memory; few, large tasks first."""
+    layout = writer.layout(tree, LARGEST_TASK)
+    encodes = any(placement.codec for placement in layout.placements.values())
     least = 0
     for count in range(max(1, jobs), 0, -1):
         most = LARGEST_TASK
         while most >= _SMALLEST_TASK:
-            # Halving an axis may leave tasks of little more than half the size.
-            tasks = sum(max(1, ceil_div(2 * array.nbytes, most)) for array in arrays.values())
-            needed = _base_bytes(layout, tasks) + count * (most + scratch)
+            # Chunks that are encoded are made whole: a smaller task then means smaller chunks.
+            layout = writer.layout(tree, most) if encodes else layout
+            needed = _needed(tree, layout, count, most)
             if needed <= memory:
-                return count, most, scratch
+                return count, most, layout
             # Many small tasks can take more than a few large ones.
             least = min(least or needed, needed)
             most //= 2
@@ -165,6 +165,20 @@ def _fitted(arrays: Mapping[Path, LazyArray], layout: Layout, memory: int, jobs:
         wanted=f"at least {ceil_div(least, 1 << 20)}MiB, with --jobs 1",
         hint=f"try --memory {ceil_div(least, 1 << 20)}MiB",
     )
+
+
+def _needed(tree: Tree, layout: Layout, jobs: int, most: int) -> int:
+    """Bytes resident at most with tasks of this size."""
+    # Halving an axis may leave tasks of little more than half the size.
+    tasks = sum(max(1, ceil_div(2 * array.nbytes, most)) for array in tree.arrays.values())
+    return _base_bytes(layout, tasks) + jobs * (most + _scratch_bytes(tree, layout))
+
+
+def _scratch_bytes(tree: Tree, layout: Layout) -> int:
+    """Temporary bytes of a worker at most."""
+    arrays = tree.arrays.items()
+    needs = (array.scratch_bytes + layout.placements[path].scratch_bytes for path, array in arrays)
+    return max(needs, default=0)
 
 
 def _base_bytes(layout: Layout, tasks: int) -> int:
