@@ -196,7 +196,8 @@ def test_interleaving_an_odd_head(broken):
     rope = {"rope_type": "llama3", "factor": 8.0}
     result = broken(head_dim=15, rope_parameters=rope)
     assert result.exit_code == 3
-    assert "pair" in result.stderr
+    assert "the size of pair cannot be told" in result.stderr
+    assert "where 60 is (heads half pair) with heads 4, half 2" in result.stderr
 
 
 def test_a_truncated_shard_says_expected_and_got(broken, tmp_path):

@@ -248,7 +248,7 @@ def test_unifying_finds_what_follows_and_keeps_what_is_known(data):
     found = unify(known, data.draw(st.permutations(seen)))
     assert {axis: size.length for axis, size in found.items()} == lengths
     assert found["head_dim"] is known["head_dim"]
-    assert require(found, lengths, "here") == lengths
+    assert require(found, lengths, seen, "here") == lengths
 
 
 def test_alternatives_are_taken_in_order():

@@ -74,7 +74,9 @@ def unify(known: Mapping[str, Size], seen: Iterable[Observation]) -> dict[str, S
     return sizes
 
 
-def require(sizes: Mapping[str, Size], axes: Iterable[str], place: str) -> dict[str, int]:
+def require(
+    sizes: Mapping[str, Size], axes: Iterable[str], seen: Iterable[Observation], place: str
+) -> dict[str, int]:
     """The plain lengths of `axes`.
 
     Raises:
@@ -82,9 +84,23 @@ def require(sizes: Mapping[str, Size], axes: Iterable[str], place: str) -> dict[
     """
     missing = sorted({axis for axis in axes if axis not in sizes})
     if missing:
+        shown = next((each for each in seen if any(missing[0] in group for group in each.groups)), None)
         raise ShapeError(
             f"the size of {', '.join(missing)} cannot be told",
             place=place,
+            got=_why_not_told(shown, missing[0], sizes) if shown else None,
             wanted="a field of the configuration or an array that shows it",
         )
     return {axis: size.length for axis, size in sizes.items()}
+
+
+def _why_not_told(shown: Observation, axis: str, sizes: Mapping[str, Size]) -> str:
+    """What the array says of the axis, and what is in the way."""
+    if len(shown.groups) != len(shown.shape):
+        return f"{shown.key} {list(shown.shape)}, which should have {len(shown.groups)} axes"
+    number = next(k for k, group in enumerate(shown.groups) if axis in group)
+    others = [f"{each} {sizes[each].length}" for each in shown.groups[number] if each in sizes]
+    group = " ".join(shown.groups[number])
+    return (
+        f"{shown.key} {list(shown.shape)}, where {shown.shape[number]} is ({group}) with {', '.join(others)}"
+    )

@@ -146,8 +146,9 @@ class Table:
             for each in side.key.fields:
                 if each.labels and len(each.axes) == 1:
                     known[each.axes[0]] = Size(len(each.labels), f"the labels of {side.key}")
-        sizes = unify(known, _observed(arrays, sides))
-        require(sizes, {axis for side in sides for axis in side.axes}, self.place)
+        seen = list(_observed(arrays, sides))
+        sizes = unify(known, seen)
+        require(sizes, {axis for side in sides for axis in side.axes}, seen, self.place)
         return sizes
 
 

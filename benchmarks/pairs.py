@@ -1,0 +1,73 @@
+"""Commands against `cp` + `sync` of the same bytes: whole processes, in alternation."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def seconds(run: Callable[[], T]) -> tuple[float, T]:
+    """Wall time of a call and its result; nothing is left to be written before it starts."""
+    os.sync()
+    start = time.monotonic()
+    result = run()
+    return time.monotonic() - start, result
+
+
+def copy(source: Path, target: Path) -> None:
+    """`cp -r` and `sync`."""
+    subprocess.run(["cp", "-r", source, target], check=True)
+    os.sync()
+
+
+def ckpt(*arguments: str | Path) -> dict[str, float]:
+    """Runs `ckpt convert …` as a user would; returns its receipt."""
+    command = [Path(sys.executable).with_name("ckpt"), "convert", *arguments, "--json"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    os.sync()
+    receipt: dict[str, float] = json.loads(done.stdout)
+    return receipt
+
+
+def remove(path: Path) -> None:
+    """Deletes a file or a directory."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def against_copy(copied: Path, directory: Path, rounds: int, *command: str | Path) -> None:
+    """Alternates `cp` of `copied` and `ckpt convert COMMAND OUT`; prints every pair and the medians.
+
+    Args:
+        copied: what `cp` copies.
+        directory: where both write.
+        rounds: how many pairs.
+        command: words after `ckpt convert`; OUT is put after the source, the second of them.
+    """
+    target, output = directory / "copy", directory / "out"
+    copies, conversions, ratios, peaks = [], [], [], []
+    for _ in range(rounds):
+        copies.append(seconds(lambda: copy(copied, target))[0])
+        remove(target)
+        taken, receipt = seconds(lambda: ckpt(*command[:2], output, *command[2:]))
+        remove(output)
+        conversions.append(taken)
+        ratios.append(copies[-1] / taken)
+        peaks.append(receipt["peak_bytes"] / 2**30)
+        print(f"    cp + sync {copies[-1]:5.2f} s   ckpt {taken:5.2f} s   ratio {ratios[-1]:.2f}", flush=True)
+    middle = [statistics.median(values) for values in (copies, conversions, ratios)]
+    print(
+        f"  medians: cp + sync {middle[0]:.2f} s, ckpt {middle[1]:.2f} s, ratio {middle[2]:.2f}; "
+        f"best: {min(copies):.2f} s, {min(conversions):.2f} s, "
+        f"ratio {min(copies) / min(conversions):.2f}; peak {max(peaks):.2f} GiB",
+        flush=True,
+    )
