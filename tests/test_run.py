@@ -91,7 +91,7 @@ def test_a_second_run_goes_on_where_the_first_stopped(model, tmp_path, small_tas
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "out.partial" / JOURNAL).exists()
     receipt = plan_to_maxtext(model).run(tmp_path / "out")
-    assert 0 < receipt.tasks_resumed <= 42
+    assert 40 <= receipt.tasks_resumed < receipt.tasks
     assert not (tmp_path / "out.partial").exists()
     assert not list((tmp_path / "out").rglob(JOURNAL))
     assert data_digest(tmp_path / "out") == data_digest(tmp_path / "whole")

@@ -20,6 +20,8 @@ from ckpttools.region import ceil_div
 # first task (Linux, CPython 3.11, numpy 2.4): 45 to 60 MiB. The rest is for the plan itself and the index.
 BASE_BYTES = 96 << 20
 _SMALLEST_TASK = 1 << 20
+# How often a task may be halved before fewer workers are better: at 8 MiB direct writes get slow.
+_GOOD_SIZES = 3
 # A task with its region and place; an index entry with its key, twice (as an object and encoded).
 _BYTES_PER_TASK = 1024
 _BYTES_PER_CHUNK = 1024
@@ -148,23 +150,30 @@ def _fitted(tree: Tree, writer: Writer, memory: int, jobs: int) -> tuple[int, in
     layout = writer.layout(tree, LARGEST_TASK)
     encodes = any(placement.codec for placement in layout.placements.values())
     least = 0
-    for count in range(max(1, jobs), 0, -1):
-        most = LARGEST_TASK
-        while most >= _SMALLEST_TASK:
-            # Chunks that are encoded are made whole: a smaller task then means smaller chunks.
-            layout = writer.layout(tree, most) if encodes else layout
-            needed = _needed(tree, layout, count, most)
-            if needed <= memory:
-                return count, most, layout
-            # Many small tasks can take more than a few large ones.
-            least = min(least or needed, needed)
-            most //= 2
+    for count, most in _choices(jobs):
+        # Chunks that are encoded are made whole: a smaller task then means smaller chunks.
+        layout = writer.layout(tree, most) if encodes else layout
+        needed = _needed(tree, layout, count, most)
+        if needed <= memory:
+            return count, most, layout
+        # Many small tasks can take more than a few large ones.
+        least = min(least or needed, needed)
     raise MemoryBudgetError(
         "the conversion does not fit into the memory allowed",
         got=f"--memory {memory >> 20}MiB",
         wanted=f"at least {ceil_div(least, 1 << 20)}MiB, with --jobs 1",
         hint=f"try --memory {ceil_div(least, 1 << 20)}MiB",
     )
+
+
+def _choices(jobs: int) -> Iterator[tuple[int, int]]:
+    """Workers and bytes of a task, best first: tasks a little smaller, then fewer workers, then both."""
+    sizes = [LARGEST_TASK]
+    while sizes[-1] // 2 >= _SMALLEST_TASK:
+        sizes.append(sizes[-1] // 2)
+    yield from ((jobs, most) for most in sizes[:_GOOD_SIZES])
+    yield from ((count, sizes[:_GOOD_SIZES][-1]) for count in range(jobs - 1, 0, -1))
+    yield from ((1, most) for most in sizes[_GOOD_SIZES:])
 
 
 def _needed(tree: Tree, layout: Layout, jobs: int, most: int) -> int:
