@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from ckpttools.dtypes import DTYPES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -86,21 +87,33 @@ def test_a_family_can_be_added_as_the_page_says(tmp_path):
 
 
 def test_a_format_can_be_added_as_the_page_says(tmp_path):
+    page = "add-a-format.md"
+    install(tmp_path, page, "npy_format", "ckpttools.formats", "npy", "FORMAT")
+    (tmp_path / "test_npy_format.py").write_text(code_blocks(ROOT / "docs" / page, "python")[1])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_npy_format.py"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+
+
+def test_the_added_format_is_found_and_is_what_it_says(tmp_path, monkeypatch):
     install(tmp_path, "add-a-format.md", "npy_format", "ckpttools.formats", "npy", "FORMAT")
-    arrays = tmp_path / "arrays"
-    arrays.mkdir()
-    np.save(arrays / "weight.npy", np.arange(12, dtype=np.float32).reshape(3, 4))
-    done = ckpt("inspect", "tree", arrays, path=tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    import npy_format
+
+    from ckpttools.ir.tree import Metadata, Tree
+    from ckpttools.testing.conformance import write
+    from ckpttools.testing.strategies import noise, stored
+
+    dtype = DTYPES["float32"]
+    truth = noise((3, 4), dtype)
+    write(Tree({("a", "w"): stored(truth, dtype)}, Metadata()), npy_format.NpyWriter(), tmp_path / "out")
+    assert np.array_equal(np.load(tmp_path / "out" / "0.npy"), truth.view(dtype.numpy))
+    done = ckpt("inspect", "tree", tmp_path / "out", path=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "npy" in done.stdout
     assert "float32[3,4]" in done.stdout
-    module = importlib.util.spec_from_file_location("npy_format", tmp_path / "npy_format.py")
-    loaded = importlib.util.module_from_spec(module)
-    module.loader.exec_module(loaded)
-    from ckpttools.formats.base import ReadOptions
-
-    tree = loaded.FORMAT.open(arrays, ReadOptions())
-    assert np.array_equal(tree["weight",].read(), np.load(arrays / "weight.npy"))
 
 
 def test_a_plug_in_that_cannot_be_loaded_is_named_and_breaks_nothing(tmp_path):

@@ -1,4 +1,4 @@
-"""Reading Orbax checkpoints: those that MaxText wrote, unfinished ones, and damaged ones."""
+"""Reading Orbax checkpoints in the layout that is written here: which step is taken, and damage."""
 
 from __future__ import annotations
 
@@ -83,12 +83,8 @@ class TestWrittenByMaxText:
         assert (unstacked.kind, unstacked.flavour) == ("unstacked-inference", "linen")
 
     @SCANS
-    def test_values_with_codecs_are_refused(self, scan):
-        for path, array in open_tree(golden_checkpoint(scan)).arrays.items():
-            with pytest.raises(FormatError, match="only raw chunks") as caught:
-                array.read()
-            assert caught.value.place == spelled(path)
-            assert "sharding_indexed" in caught.value.got
+    def test_values(self, scan):
+        assert leaves_by_package(open_tree(golden_checkpoint(scan))) == golden_leaves("llama3.1", scan)
 
     def test_opening_reads_no_array(self, tmp_path):
         """Data files of arrays may be absent as long as nobody reads them."""
@@ -143,9 +139,9 @@ class TestSteps:
 
     @pytest.mark.parametrize(("step", "reason"), [(2, "no _METADATA"), (30, "commit timestamp null")])
     def test_an_unfinished_step_is_refused(self, run, step, reason):
-        with pytest.raises(FormatError, match=f"step {step} is an unfinished save") as caught:
+        with pytest.raises(FormatError) as caught:
             self.opened(run, step)
-        assert caught.value.got == reason
+        assert caught.value.message == f"step {step} is an unfinished save: {reason}"
 
     def test_an_unknown_step_is_refused(self, run):
         with pytest.raises(UsageError, match="no step 5") as caught:
@@ -164,9 +160,8 @@ class TestSteps:
     def test_an_unfinished_step_is_refused_by_its_own_path(self, run, level):
         with pytest.raises(FormatError, match="no _METADATA"):
             open_tree(run / "2" / level)
-        with pytest.raises(FormatError, match="unfinished save") as caught:
+        with pytest.raises(FormatError, match="step 30 is an unfinished save: commit timestamp null"):
             open_tree(run / "30" / level)
-        assert caught.value.got == "commit timestamp null"
 
     @pytest.mark.parametrize("level", ["", "items"])
     def test_a_path_and_another_step_contradict(self, run, level):
@@ -258,9 +253,9 @@ class TestDamaged:
 
     def test_a_missing_manifest(self, checkpoint):
         (checkpoint / "manifest.ocdbt").unlink()
-        with pytest.raises(FormatError, match=r"no manifest\.ocdbt") as caught:
-            open_tree(checkpoint)
-        assert caught.value.place == str(checkpoint)
+        for level in (checkpoint.parents[1], checkpoint.parent, checkpoint):
+            with pytest.raises(FormatError, match=r"step 0.*no manifest\.ocdbt in items"):
+                open_tree(level)
 
     def test_a_damaged_manifest(self, checkpoint):
         manifest = checkpoint / "manifest.ocdbt"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttools.cli.lazy import Lazy, LazyGroup
 from ckpttools.cli.options import (
     ANY_PATH,
     DTYPE,
@@ -17,13 +19,22 @@ from ckpttools.cli.options import (
     resource_options,
 )
 from ckpttools.cli.output import print_json
+from ckpttools.cli.storage import storage_options
 from ckpttools.errors import UsageError
 
 if TYPE_CHECKING:
     from ckpttools.convert import Conversion, Resources, ToMaxText
 
 
-@click.group()
+# Commands in files of their own, imported when they are run.
+_COMMANDS = {
+    "to-orbax": Lazy("ckpttools.cli.convert_any", "to_orbax", "Any format to Orbax."),
+    "to-zarr3": Lazy("ckpttools.cli.convert_any", "to_zarr3", "Any format to a plain zarr v3 hierarchy."),
+    "to-safetensors": Lazy("ckpttools.cli.convert_any", "to_safetensors", "Any format to safetensors."),
+}
+
+
+@click.group(cls=LazyGroup, lazy=_COMMANDS)
 def convert() -> None:
     """Write a checkpoint in another form.
 
@@ -31,6 +42,11 @@ def convert() -> None:
     Example:
       ckpt convert hf-to-maxtext ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
     """
+
+
+dtype_option = click.option(
+    "--dtype", type=DTYPE, help="Cast floating-point arrays; without it they stay as they are."
+)
 
 
 def _to_maxtext(max_header_bytes: int, **values: Any) -> ToMaxText:  # noqa: ANN401
@@ -57,7 +73,7 @@ _mapping_options = bundled(
         metavar="N",
         help="Axis on which layers are stacked (MaxText's param_scan_axis).",
     ),
-    click.option("--dtype", type=DTYPE, help="Cast floating-point arrays; without it they stay as they are."),
+    dtype_option,
     click.option(
         "--rope-layout",
         type=click.Choice(("halves", "interleaved")),
@@ -82,10 +98,16 @@ _mapping_options = bundled(
 @click.argument("source", metavar="SRC", type=ANY_PATH)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
 @_mapping_options
+@storage_options
 @resource_options
 @output_options
 def hf_to_maxtext(
-    source: Path, destination: Path, options: ToMaxText, resources: Resources, output: Output
+    source: Path,
+    destination: Path,
+    options: ToMaxText,
+    storage: dict[str, Any],
+    resources: Resources,
+    output: Output,
 ) -> None:
     """Convert a Hugging Face checkpoint into one that MaxText trains and decodes from.
 
@@ -100,10 +122,17 @@ def hf_to_maxtext(
       ckpt convert hf-to-maxtext ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b --memory 2GiB
     """
     from ckpttools.convert import plan_to_maxtext
+    from ckpttools.formats.orbax_write import OrbaxWriter
 
+    writer = OrbaxWriter(step=0, item="items", **storage)
+    perform(lambda: plan_to_maxtext(source, options, resources, writer), source, destination, output)
+
+
+def perform(plan: Callable[[], Conversion], source: Path, destination: Path, output: Output) -> None:
+    """Plans, then prints the plan or carries it out, as the user asked for."""
     if output.resume:
         _require_partial(destination)
-    conversion = plan_to_maxtext(source, options, resources)
+    conversion = plan()
     if output.dry_run:
         _print_plan(conversion, source, destination, output)
     else:
@@ -115,7 +144,7 @@ def _print_plan(conversion: Conversion, source: Path, destination: Path, output:
     from ckpttools.run.staging import Staging
 
     report = describe(conversion.plan, source, destination)
-    Staging(destination, output.overwrite).check(sum(report.files.values()))
+    Staging(destination, output.overwrite).check(conversion.plan.layout.nbytes)
     if output.as_json:
         print_json(report)
     else:

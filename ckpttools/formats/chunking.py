@@ -19,7 +19,9 @@ LARGEST = 64 * MIB
 MOST_PIECES = 16
 
 
-def chunk_shape(shape: Sequence[int], itemsize: int, single_axes: Sequence[int]) -> Shape:
+def chunk_shape(
+    shape: Sequence[int], itemsize: int, single_axes: Sequence[int], largest: int | None = None
+) -> Shape:
     """The grid for an array.
 
     Args:
@@ -27,20 +29,23 @@ def chunk_shape(shape: Sequence[int], itemsize: int, single_axes: Sequence[int])
         itemsize: bytes of one element.
         single_axes: axes of which every coordinate gets its own chunk: layers and experts, so that
             stacking and unstacking stay edits of the index.
+        largest: bytes of a chunk at most, in whole elements; None for `LARGEST`.
 
     Returns:
-        A shape of `SMALLEST` to `LARGEST` bytes where the array allows it.
+        A shape of `SMALLEST` to `LARGEST` bytes where the array and `largest` allow it.
     """
-    if prod(shape) * itemsize <= SMALLEST:
+    smallest = SMALLEST if largest is None else min(SMALLEST, largest)
+    largest = LARGEST if largest is None else min(LARGEST, largest)
+    if prod(shape) * itemsize <= smallest:
         return tuple(shape)
     chunk = [1 if axis in single_axes else length for axis, length in enumerate(shape)]
     for axis in (axis for axis in range(len(shape)) if axis not in single_axes):
         nbytes = prod(chunk) * itemsize
-        pieces = _even_pieces(shape[axis], nbytes // SMALLEST)
-        if nbytes // pieces > LARGEST:
-            pieces = min(shape[axis], max(pieces, ceil_div(nbytes, LARGEST)))
+        pieces = _even_pieces(shape[axis], nbytes // smallest)
+        if nbytes // pieces > largest:
+            pieces = min(shape[axis], max(pieces, ceil_div(nbytes, largest)))
         chunk[axis] = ceil_div(shape[axis], pieces)
-        if pieces > 1 and prod(chunk) * itemsize <= LARGEST:
+        if pieces > 1 and prod(chunk) * itemsize <= largest:
             break
     return tuple(chunk)
 

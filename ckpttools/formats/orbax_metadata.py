@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
 from ckpttools.errors import FormatError, StorageError
+from ckpttools.ir.array import LazyArray
 from ckpttools.ir.tree import Empty, Leaf, Path, Text, Tree
+from ckpttools.region import Shape
 
 TREE_FILE = "_METADATA"
 CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
 COMMIT_FILE = "commit_success.txt"
 STRINGS_FILE = "_strings.json"
+ARRAYS_DIRECTORY = "array_metadatas"
+EMPTY_KINDS = ("None", "Dict", "List", "Tuple")
+SHARDING_FILE = "_sharding"
+ARRAYS_FILE = "array_metadatas/process_0"
+# Names that Orbax uses in the directory of an item.
+OWN_FILES = frozenset(
+    (
+        TREE_FILE,
+        CHECKPOINT_FILE,
+        COMMIT_FILE,
+        STRINGS_FILE,
+        SHARDING_FILE,
+        "array_metadatas",
+        "manifest.ocdbt",
+        "d",
+    )
+)
 HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 
 _SEQUENCE, _DICT = 1, 2
 
 
-def tree_document(tree: Tree) -> dict[str, Any]:
+def tree_document(tree: Tree, use_ocdbt: bool = True, use_zarr3: bool = True) -> dict[str, Any]:
     """The content of `_METADATA`: every leaf with its keys and the kind of its value."""
     entries = {str(_text_keys(path)): _entry(path, leaf, tree) for path, leaf in tree.items()}
     return {
         "tree_metadata": entries,
-        "use_ocdbt": True,
-        "use_zarr3": True,
+        "use_ocdbt": use_ocdbt,
+        "use_zarr3": use_zarr3,
         "store_array_data_equal_to_fill_value": True,
         "custom_metadata": None,
     }
@@ -40,16 +60,23 @@ def _text_keys(path: Path) -> tuple[str, ...]:
 def _entry(path: Path, leaf: Leaf, tree: Tree) -> dict[str, Any]:
     keys = [{"key": str(key), "key_type": _SEQUENCE if isinstance(key, int) else _DICT} for key in path]
     kind = _value_type(path, leaf, tree)
-    value = {"value_type": kind, "skip_deserialize": isinstance(leaf, Empty)}
+    value: dict[str, Any] = {"value_type": kind, "skip_deserialize": isinstance(leaf, Empty)}
+    if isinstance(leaf, LazyArray) and kind == "jax.Array":
+        value["write_shape"] = list(leaf.shape)
     return {"key_metadata": keys, "value_metadata": value}
 
 
 def _value_type(path: Path, leaf: Leaf, tree: Tree) -> str:
-    """Arrays are said to be numpy's: that restores on any devices, with and without a target."""
+    """Arrays are said to be numpy's: that restores on any devices, with and without a target.
+
+    Only JAX has typed PRNG keys; their sharding is then written, too.
+    """
     if isinstance(leaf, Empty):
         return leaf.kind
     if isinstance(leaf, Text):
         return "string"
+    if path in tree.metadata.key_impls:
+        return "jax.Array"
     return "scalar" if path in tree.metadata.scalars else "np.ndarray"
 
 
@@ -75,6 +102,43 @@ def checkpoint_document(item: str | None, custom: Mapping[str, Any]) -> dict[str
 def strings_document(tree: Tree) -> dict[str, str]:
     """The content of `_strings.json`: array name -> text."""
     return {".".join(_text_keys(p)): leaf.value for p, leaf in tree.items() if isinstance(leaf, Text)}
+
+
+def random_key_documents(tree: Tree, chunks: Mapping[Path, Shape]) -> dict[str, dict[str, Any]]:
+    """File name -> content of what makes typed PRNG keys of arrays of numbers; nothing where there are none.
+
+    Args:
+        tree: what is written.
+        chunks: chunk shape of the arrays that are keys.
+    """
+    impls = {path: impl for path, impl in tree.metadata.key_impls.items() if path in chunks}
+    if not impls:
+        return {}
+    arrays = [_array_metadata(path, tree.arrays[path].shape, chunks[path], impls[path]) for path in impls]
+    names = (".".join(_text_keys(path)).encode() for path in impls)
+    shardings = {base64.urlsafe_b64encode(name).decode(): json.dumps(_ANY_ONE_DEVICE) for name in names}
+    return {ARRAYS_FILE: {"array_metadatas": arrays}, SHARDING_FILE: shardings}
+
+
+def _array_metadata(path: Path, shape: Shape, chunk: Shape, impl: str) -> dict[str, Any]:
+    described = {
+        "param_name": ".".join(_text_keys(path)),
+        "write_shape": list(shape),
+        "chunk_shape": list(chunk),
+        "ext_metadata": {"random_key_impl": impl},
+    }
+    return {"array_metadata": described}
+
+
+# Replicated over one device, the first: there is one wherever JAX runs.
+_ANY_ONE_DEVICE = {
+    "sharding_type": "NamedSharding",
+    "shape": [1],
+    "axis_names": ["device"],
+    "axis_types": ["AxisType.Auto"],
+    "partition_spec": [],
+    "device_mesh": {"mesh": [{"id": 0}]},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +178,35 @@ def _saved_leaf(entry: Mapping[str, Any]) -> SavedLeaf:
         int(key["key"]) if key["key_type"] == _SEQUENCE else str(key["key"]) for key in entry["key_metadata"]
     )
     value = entry["value_metadata"]
-    return SavedLeaf(path, value["value_type"], bool(value.get("skip_deserialize", False)))
+    kind = value["value_type"]
+    # An empty named tuple, of which only the class would tell more: Orbax restores None, too.
+    kind = "None" if kind == "NamedTuple" else kind
+    return SavedLeaf(path, kind, kind in EMPTY_KINDS)
+
+
+def key_impls(directory: FilePath) -> dict[str, str]:
+    """Names of the arrays that are typed PRNG keys, with the implementation of each.
+
+    Raises:
+        FormatError: a file of `array_metadatas` is none.
+    """
+    found: dict[str, str] = {}
+    for path in sorted(directory.glob(f"{ARRAYS_DIRECTORY}/process_*")):
+        try:
+            found.update(_impls(read_json(path)))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FormatError(
+                "not the metadata of arrays", place=path, got=f"{type(error).__name__}: {error}"
+            ) from error
+    return found
+
+
+def _impls(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for entry in document["array_metadatas"]:
+        array = entry["array_metadata"]
+        impl = (array.get("ext_metadata") or {}).get("random_key_impl")
+        if impl:
+            yield array["param_name"], impl
 
 
 def read_json(path: FilePath) -> dict[str, Any]:

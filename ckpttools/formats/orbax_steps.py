@@ -1,12 +1,24 @@
-"""Finding the item in an Orbax path: a run directory, a step directory or the item itself may be given."""
+"""Finding the item in an Orbax path: a run directory, a step directory or the item itself may be given.
+
+Whether a step is finished is judged by what is in it. Orbax judges by the scheme of the path (a rename, or a
+commit file on gs://), so a copy from one kind of store to the other misleads it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ckpttools.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.formats.orbax_entries import MANIFEST, processes_of
 from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, TREE_FILE, read_json
+from ckpttools.stores.local import storage_error
+
+# What Orbax appends to the name of a directory that it is still writing; old versions add a time.
+_IN_PROGRESS = ".orbax-checkpoint-tmp"
+_TREE_HANDLERS = ("PyTree", "Standard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +37,23 @@ class Item:
 
 
 def why_not(path: Path) -> str | None:
-    """None if there is an Orbax pytree at or below `path`, else what is missing."""
+    """None if there is an Orbax pytree at or below `path`, or the start of one; else what is missing.
+
+    Raises:
+        StorageError: `path` may not be looked into.
+    """
     if not path.is_dir():
         return "not a directory"
-    if _is_item(path) or _items(path) or _steps(_run(path)):
-        return None
-    return f"no {TREE_FILE} here, in a sub-directory or in a step directory"
+    _listed(path)
+    try:
+        if _is_item(path) or _is_step(path) or _steps(_run(path)):
+            return None
+    except OSError as error:
+        return f"cannot look at {error.filename}: {error.strerror}"
+    reason = f"no {TREE_FILE} here, in a sub-directory or in a step directory"
+    if (path / MANIFEST).is_file() or processes_of(path):
+        reason = f"there is an OCDBT database, but no {TREE_FILE}: an unfinished save, or an incomplete copy"
+    return reason
 
 
 def find_item(path: Path, step: int | None) -> Item:
@@ -38,14 +61,24 @@ def find_item(path: Path, step: int | None) -> Item:
 
     Raises:
         FormatError: an unfinished step, no finished one, or several items to choose from.
+        StorageError: a directory may not be looked into.
         UsageError: the step asked for is not there.
     """
+    try:
+        return _found(path, step)
+    except OSError as error:
+        raise storage_error("cannot look at", error.filename, error) from error
+
+
+def _found(path: Path, step: int | None) -> Item:
     if _is_item(path):
         step_directory = path if _is_bare(path) else path.parent
         return _checked(Item(path, step_directory, _number(step_directory)), step)
     items = _items(path)
     if items:
         return _checked(_only(items, path), step)
+    if _is_step(path):
+        raise _unfinished_error(path, _number(path), _unfinished(path))
     return _in_run(_run(path), step)
 
 
@@ -64,26 +97,35 @@ def _checked(item: Item, step: int | None) -> Item:
             got=f"step {item.step}",
             hint="give the run directory",
         )
-    reason = _unfinished(item.step_directory)
+    # Other items of the step do not matter to whoever names this one.
+    reason = ", ".join(_faults(item.step_directory, [item.directory]))
     if reason:
-        raise FormatError("this is an unfinished save", place=item.step_directory, got=reason)
+        raise _unfinished_error(item.step_directory, item.step, reason)
     return item
+
+
+def _unfinished_error(place: Path, step: int | None, reason: str | None) -> FormatError:
+    subject = "this" if step is None else f"step {step}"
+    return FormatError(
+        f"{subject} is an unfinished save: {reason or f'no {TREE_FILE}'}",
+        place=place,
+        hint="open an earlier step, or the run directory for the latest finished one",
+    )
 
 
 def _in_run(path: Path, step: int | None) -> Item:
     steps = _steps(path)
-    finished = {number: place for number, place in steps.items() if _unfinished(place) is None}
-    if step is not None and step not in steps:
-        raise UsageError(
-            f"there is no step {step}", place=path, wanted="one of " + ", ".join(map(str, sorted(steps)))
-        )
-    if step is not None and step not in finished:
-        raise FormatError(f"step {step} is an unfinished save", place=path, got=_unfinished(steps[step]))
-    if not finished:
-        reasons = [f"step {number}: {_unfinished(place)}" for number, place in sorted(steps.items())]
-        raise FormatError("no step is a finished save" + listing(reasons), place=path)
-    chosen = max(finished) if step is None else step
-    return _only(_items(finished[chosen]), finished[chosen])
+    if step is not None:
+        place = _finished_step(path, steps, step)
+        return _only(_items(place), place)
+    reasons: dict[int, str] = {}
+    for number in sorted(steps, reverse=True):
+        reason = _unfinished(steps[number])
+        if reason is None:
+            return _only(_items(steps[number]), steps[number])
+        reasons[number] = reason
+    lines = [f"step {number}: {reason}" for number, reason in sorted(reasons.items())]
+    raise FormatError("no step is a finished save" + listing(lines), place=path)
 
 
 def _only(items: list[Path], step_directory: Path) -> Item:
@@ -97,23 +139,79 @@ def _only(items: list[Path], step_directory: Path) -> Item:
 
 def _unfinished(step_directory: Path) -> str | None:
     """Why a step is not a finished save, judged by its content; None if it is one."""
-    reasons: list[str] = []
-    if not _items(step_directory):
-        reasons.append(f"no {TREE_FILE}")
-    metadata = step_directory / CHECKPOINT_FILE
-    if metadata.is_file():
-        try:
-            if read_json(metadata).get("commit_timestamp_nsecs") is None:
-                reasons.append("commit timestamp null")
-        except CheckpointError as error:
-            reasons.append(error.message)
-    return ", ".join(reasons) or None
+    items = _items(step_directory)
+    names = {item.name for item in items}
+    lost = [name for name in _named_items(step_directory) if items and name not in names]
+    return (
+        ", ".join([*_faults(step_directory, items), *(f"no {TREE_FILE} in {name}" for name in lost)]) or None
+    )
+
+
+def _faults(step_directory: Path, items: list[Path]) -> Iterator[str]:
+    """What a finished save has and this one has not, as far as it matters to some of its items."""
+    if _IN_PROGRESS in step_directory.name:
+        yield f"its name is still {step_directory.name}"
+    if not items:
+        yield f"no {TREE_FILE}"
+    for item in items:
+        if _lacks_index(item):
+            yield f"no {MANIFEST} in {item.name}"
+    try:
+        if _checkpoint(step_directory).get("commit_timestamp_nsecs", 0) is None:
+            yield "commit timestamp null"
+    except CheckpointError as error:
+        yield error.message
+
+
+def _checkpoint(step_directory: Path) -> dict[str, Any]:
+    """The `_CHECKPOINT_METADATA` of a step; nothing where there is none, as in old versions."""
+    return read_json(step_directory / CHECKPOINT_FILE) if _has_checkpoint_file(step_directory) else {}
+
+
+def _named_items(step_directory: Path) -> list[str]:
+    """The pytree items that the metadata of a step names."""
+    try:
+        handlers = _checkpoint(step_directory).get("item_handlers")
+    except CheckpointError:
+        return []  # a fault of its own
+    named = handlers.items() if isinstance(handlers, dict) else ()
+    return [
+        name
+        for name, handler in named
+        if isinstance(handler, str) and any(kind in handler for kind in _TREE_HANDLERS)
+    ]
+
+
+def _lacks_index(item: Path) -> bool:
+    """Whether the arrays are said to be in OCDBT and there is none, merged or not."""
+    if (item / MANIFEST).is_file() or processes_of(item):
+        return False
+    try:
+        return read_json(item / TREE_FILE).get("use_ocdbt") is True
+    except CheckpointError:
+        return False  # said with more detail when it is opened
+
+
+def _finished_step(path: Path, steps: dict[int, Path], step: int) -> Path:
+    """The directory of the step asked for."""
+    if step not in steps:
+        raise UsageError(
+            f"there is no step {step}", place=path, wanted="one of " + ", ".join(map(str, sorted(steps)))
+        )
+    reason = _unfinished(steps[step])
+    if reason:
+        raise _unfinished_error(path, step, reason)
+    return steps[step]
 
 
 def _steps(path: Path) -> dict[int, Path]:
     """Sub-directories whose name ends in a number and that look like a step, finished or not."""
-    numbered = ((_number(place), place) for place in _directories(path))
-    return {number: place for number, place in numbered if number is not None and _is_step(place)}
+    steps: dict[int, Path] = {}
+    for place in sorted(_directories(path), key=lambda place: _IN_PROGRESS not in place.name):
+        number = _number(place)
+        if number is not None and _is_step(place):
+            steps[number] = place
+    return steps
 
 
 def _is_step(path: Path) -> bool:
@@ -137,18 +235,23 @@ def _items(path: Path) -> list[Path]:
     """The items of a step. None for a run, even where its steps are bare ones."""
     if _is_bare(path):
         return [path]
-    items = [place for place in _directories(path) if _is_item(place)]
+    items = [place for place in _directories(path) if _is_item(place) and _IN_PROGRESS not in place.name]
     return [place for place in items if _number(place) is None or not _is_bare(place)]
 
 
 def _directories(path: Path) -> list[Path]:
+    return sorted(place for place in path.iterdir() if place.is_dir()) if path.is_dir() else []
+
+
+def _listed(path: Path) -> None:
+    """Raises what listing a directory raises, in our words."""
     try:
-        return sorted(place for place in path.iterdir() if place.is_dir())
-    except OSError:
-        return []
+        next(path.iterdir(), None)
+    except OSError as error:
+        raise storage_error("cannot list", path, error) from error
 
 
 def _number(path: Path) -> int | None:
-    """The step number in a directory's name: `100`, `00100`, `step_100`."""
-    digits = path.name.rpartition("_")[2]
+    """The step number in a directory's name: `100`, `00100`, `step_100`, `100.orbax-checkpoint-tmp`."""
+    digits = path.name.partition(_IN_PROGRESS)[0].rpartition("_")[2]
     return int(digits) if digits.isascii() and digits.isdigit() else None

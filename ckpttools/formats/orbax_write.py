@@ -1,33 +1,36 @@
-"""Writing Orbax checkpoints: raw zarr v3 chunks in one data file under an OCDBT index of our own.
+"""Writing Orbax checkpoints: zarr chunks in data files under an OCDBT index, or each in a file of its own.
 
-Chunks go to their places in any order; the index comes last, so an interrupted write leaves nothing that
-could be taken for a checkpoint.
+Chunks go to their places in any order; index and metadata come last, so an interrupted write leaves nothing
+that could be taken for a checkpoint.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
-from ckpttools.errors import FormatError
-from ckpttools.formats import ocdbt, orbax_metadata
+from ckpttools.errors import FormatError, UsageError, listing
+from ckpttools.formats import orbax_metadata, zarr2_document
 from ckpttools.formats.base import Extents, Layout
+from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, is_file_name
+from ckpttools.formats.chunk_codecs import LARGEST_ENCODED, CompressionSpec
 from ckpttools.formats.chunking import chunk_shape
-from ckpttools.formats.placement import DataFile, Placement
-from ckpttools.formats.zarr3 import RAW_CODECS, ArrayDocument, chunk_key
-from ckpttools.ir.array import LazyArray
+from ckpttools.formats.ocdbt import MANIFEST, Entry, Extent, encode
+from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
+from ckpttools.formats.zarr3 import DOCUMENT, RAW_CODECS, ArrayDocument, chunk_key
 from ckpttools.ir.nodes import stacked_axes
 from ckpttools.ir.tree import Path, Tree, dotted, spelled
-from ckpttools.region import grid_indices
+from ckpttools.region import Shape, ceil_div, grid_indices
 
 DATA_FILE = "d/data"
 INDEX_FILE = "d/index"
 # Chunks start on pages, so that they can be read and written without copying at the edges; arrays of
 # less than a page are not worth the gap.
 _PAGE, _LINE = 4096, 64
+_NO_TARGET = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -35,79 +38,198 @@ class OrbaxWriter:
     """Writes `<root>/<step>/<item>`, as `CheckpointManager` and MaxText lay it out.
 
     Attributes:
-        step: number of the step directory.
+        step: number of the step directory; None takes that of the tree, and 0 where it has none.
         item: name of the item in it.
+        ocdbt: chunks in few data files with an index; else every array is a directory, every chunk a file.
+        zarr3: arrays in zarr v3; else v2.
+        compression: of chunks; None stores them as they are, which loads fastest.
+        target_data_file_bytes: size at which the next data file is begun; None for one file.
     """
 
-    step: int = 0
+    step: int | None = 0
     item: str = "items"
+    ocdbt: bool = True
+    zarr3: bool = True
+    compression: CompressionSpec | None = None
+    target_data_file_bytes: int | None = None
     name: str = "orbax"
 
-    @property
-    def base(self) -> str:
-        """The item's directory, relative to the root."""
-        return f"{self.step}/{self.item}"
+    def __post_init__(self) -> None:
+        if not is_file_name(self.item) or self.item in orbax_metadata.OWN_FILES:
+            raise UsageError(
+                f"{self.item!r} cannot be the name of an item",
+                wanted="the name of a directory, such as items, default or state",
+            )
+        if self.target_data_file_bytes is not None and not self.ocdbt:
+            raise UsageError(
+                "without OCDBT every chunk is a file, so data files have no target size",
+                hint="leave out --no-ocdbt or --target-data-file-size",
+            )
 
     def layout(self, tree: Tree, most: int) -> Layout:
-        """As `Writer.layout`; every array in one data file, one after the other."""
-        _check_names(tree)
-        file = f"{self.base}/{DATA_FILE}"
+        """As `Writer.layout`; raw chunks under OCDBT have their places from the start, others get them."""
+        self._check(tree)
+        base = self._base(tree)
+        files = _DataFiles(f"{base}/{DATA_FILE}", self.target_data_file_bytes)
+        largest = min(most, LARGEST_ENCODED) if self.compression else None
         placements: dict[Path, Placement] = {}
-        end = 0
         for path, array in tree.arrays.items():
-            _check_array(path, array)
-            alignment = _PAGE if array.nbytes >= _PAGE else _LINE
-            start = -(-end // alignment) * alignment
-            chunk = chunk_shape(array.shape, array.dtype.itemsize, stacked_axes(array))
-            home = DataFile(file, start)
-            placements[path] = Placement(array.shape, array.dtype.itemsize, chunk, home)
-            end = start + placements[path].nbytes
-        return Layout(placements, {file: end})
+            itemsize = array.dtype.itemsize
+            chunk = chunk_shape(array.shape, itemsize, stacked_axes(array), largest)
+            home = self._home(base, path) or files.home(array.shape, chunk, itemsize)
+            placements[path] = Placement(array.shape, itemsize, chunk, home, self.compression)
+        if self.ocdbt and not self.compression:
+            return Layout(placements, files.sizes)
+        return Layout(placements, {})
+
+    def _base(self, tree: Tree) -> str:
+        """The item's directory, relative to the root."""
+        step = tree.metadata.step or 0 if self.step is None else self.step
+        return f"{step}/{self.item}"
+
+    def _home(self, base: str, path: Path) -> ChunkFiles | Appended | None:
+        """Where the chunks of an array go that have no fixed place in a data file, else None."""
+        if not self.ocdbt:
+            return ChunkFiles(lambda index: f"{base}/{_key(path, self._chunk_key(index))}")
+        if self.compression:
+            return Appended(f"{base}/{DATA_FILE}", self.target_data_file_bytes or _NO_TARGET)
+        return None
+
+    def _chunk_key(self, index: Shape) -> str:
+        return chunk_key(index) if self.zarr3 else zarr2_document.chunk_key(index)
 
     def finish(self, directory: FilePath, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """As `Writer.finish`: the index, then Orbax's metadata at both levels, then the commit marks."""
-        step, item = directory / str(self.step), directory / self.base
-        index = ocdbt.encode(_entries(tree, layout), INDEX_FILE)
-        (item / INDEX_FILE).write_bytes(index.nodes)
-        (item / "manifest.ocdbt").write_bytes(index.manifest)
-        _write_json(item / orbax_metadata.TREE_FILE, orbax_metadata.tree_document(tree))
-        strings = orbax_metadata.strings_document(tree)
-        if strings:
-            _write_json(item / orbax_metadata.STRINGS_FILE, strings)
-        custom = tree.metadata.custom
-        inner, outer = (orbax_metadata.checkpoint_document(name, custom) for name in (None, self.item))
-        _write_json(item / orbax_metadata.CHECKPOINT_FILE, inner)
-        _write_json(step / orbax_metadata.CHECKPOINT_FILE, outer)
-        for place in (item, step):
-            (place / orbax_metadata.COMMIT_FILE).write_text("Checkpoint commit was successful")
+        """As `Writer.finish`: index or documents, Orbax's metadata at both levels, then the commit marks."""
+        item = directory / self._base(tree)
+        if self.ocdbt:
+            index = encode(self._entries(tree, layout, extents), INDEX_FILE)
+            _write(item / INDEX_FILE, index.nodes)
+            _write(item / MANIFEST, index.manifest)
+        else:
+            for key, document in self._documents(tree, layout):
+                _write(item / key, document)
+        for name, content in self._metadata(tree, layout).items():
+            _write(item / name, json.dumps(content).encode())
+        outer = orbax_metadata.checkpoint_document(self.item, tree.metadata.custom)
+        _write(item.parent / orbax_metadata.CHECKPOINT_FILE, json.dumps(outer).encode())
+        for place in (item, item.parent):
+            _write(place / orbax_metadata.COMMIT_FILE, b"Checkpoint commit was successful")
+
+    def _documents(self, tree: Tree, layout: Layout) -> Iterator[tuple[str, bytes]]:
+        """Key and content of each array's own metadata."""
+        codec = self.compression
+        for path, array in tree.arrays.items():
+            chunk = layout.placements[path].chunk
+            if self.zarr3:
+                codecs = (*RAW_CODECS, codec.zarr3) if codec else RAW_CODECS
+                document = ArrayDocument(array.shape, array.dtype, chunk, codecs)
+                yield _key(path, DOCUMENT), document.to_json()
+            else:
+                compressor = codec.zarr2 if codec else None
+                text = zarr2_document.encode(array.shape, array.dtype, chunk, compressor)
+                yield _key(path, zarr2_document.DOCUMENT), text
+
+    def _entries(self, tree: Tree, layout: Layout, extents: Extents) -> Iterator[tuple[bytes, Entry]]:
+        """Index entries: each array's metadata inline, each chunk as a range of a data file."""
+        for key, document in self._documents(tree, layout):
+            yield key.encode(), document
+        below = len(self._base(tree)) + 1
+        for path in tree.arrays:
+            placement = layout.placements[path]
+            for index in grid_indices(placement.shape, placement.chunk):
+                place = extents[path, index] if placement.codec else placement.chunk_range(index)
+                extent = Extent(place.file[below:], place.offset, place.nbytes)
+                yield _key(path, self._chunk_key(index)).encode(), extent
+
+    def _metadata(self, tree: Tree, layout: Layout) -> Mapping[str, Mapping[str, Any]]:
+        """The JSON files of the item: name -> content."""
+        keys = tree.metadata.key_impls.keys() & layout.placements.keys()
+        chunks = {path: layout.placements[path].chunk for path in keys}
+        made = {
+            orbax_metadata.TREE_FILE: orbax_metadata.tree_document(tree, self.ocdbt, self.zarr3),
+            orbax_metadata.CHECKPOINT_FILE: orbax_metadata.checkpoint_document(None, tree.metadata.custom),
+            orbax_metadata.STRINGS_FILE: orbax_metadata.strings_document(tree),
+            **orbax_metadata.random_key_documents(tree, chunks),
+        }
+        return {name: content for name, content in made.items() if content}
+
+    def _check(self, tree: Tree) -> None:
+        _check_names(tree)
+        _check_sizes(tree)
+        if self.zarr3:
+            check_dtypes(tree, lambda dtype: dtype.zarr3, "zarr v3")
+        else:
+            check_dtypes(tree, zarr2_document.spelling, "zarr v2")
+        if not self.ocdbt:
+            _check_directories(tree)
 
 
-def _entries(tree: Tree, layout: Layout) -> Iterator[tuple[bytes, ocdbt.Entry]]:
-    """Index entries: each array's document inline, each chunk as a range of the data file."""
-    for path, array in tree.arrays.items():
-        placement = layout.placements[path]
-        name = dotted(path)
-        document = ArrayDocument(array.shape, array.dtype, placement.chunk, RAW_CODECS)
-        yield f"{name}/zarr.json".encode(), document.to_json()
-        for index in grid_indices(placement.shape, placement.chunk):
-            place = placement.chunk_range(index)
-            extent = ocdbt.Extent(DATA_FILE, place.offset, place.nbytes)
-            yield f"{name}/{chunk_key(index)}".encode(), extent
+@dataclass
+class _DataFiles:
+    """Gives arrays their places in data files, one after the other.
+
+    Attributes:
+        name: of the one file, or of all with numbers appended where there is a target.
+        target: size at which the next file is begun.
+        sizes: final size of each file.
+    """
+
+    name: str
+    target: int | None
+    sizes: dict[str, int] = field(default_factory=dict)
+    _files: int = 0
+
+    def __post_init__(self) -> None:
+        if self.target is None:
+            self.sizes[self.name] = 0
+
+    def home(self, shape: Shape, chunk: Shape, itemsize: int) -> DataFile:
+        """The place of the next array."""
+        array = Placement(shape, itemsize, chunk, DataFile(""))
+        if self.target is not None and array.nbytes > self.target:
+            return self._striped(array, self.target)
+        file, start = self._next(array.nbytes)
+        self.sizes[file] = start + array.nbytes
+        return DataFile(file, start)
+
+    def _next(self, nbytes: int) -> tuple[str, int]:
+        """File and offset for an array of so many bytes that go into one file."""
+        file = next(reversed(self.sizes), None)
+        if file is not None:
+            alignment = _PAGE if nbytes >= _PAGE else _LINE
+            start = ceil_div(self.sizes[file], alignment) * alignment
+            if self.target is None or start + nbytes <= self.target:
+                return file, start
+        return self._new_name(), 0
+
+    def _striped(self, array: Placement, target: int) -> DataFile:
+        """An array over files of its own, as many whole chunks in each as the target allows."""
+        per_file = max(1, target // array.chunk_nbytes)
+        home = DataFile(self._new_name(), 0, per_file)
+        chunks = array.nbytes // array.chunk_nbytes
+        for first in range(0, chunks, per_file):
+            file, _ = home.place(first, array.chunk_nbytes)
+            self.sizes[file] = min(per_file, chunks - first) * array.chunk_nbytes
+        return home
+
+    def _new_name(self) -> str:
+        self._files += 1
+        return f"{self.name}-{self._files - 1:05d}"
 
 
-def _check_array(path: Path, array: LazyArray) -> None:
-    if array.size == 0:
+def _key(path: Path, below: str) -> str:
+    """A key of an array. Orbax gives an array that is the whole tree no name."""
+    name = dotted(path)
+    return f"{name}/{below}" if name else below
+
+
+def _check_sizes(tree: Tree) -> None:
+    empty = [f"{spelled(path)}: {list(array.shape)}" for path, array in tree.arrays.items() if not array.size]
+    if empty:
         raise FormatError(
-            "Orbax cannot hold an array without elements",
-            place=spelled(path),
-            got=list(array.shape),
-            hint="leave it out",
-        )
-    if array.dtype.zarr3 is None:
-        raise FormatError(
-            f"zarr has no {array.dtype}",
-            place=spelled(path),
-            hint="cast it, for instance with --dtype bfloat16",
+            "Orbax cannot hold arrays without elements:" + listing(empty),
+            place=tree.metadata.place or None,
+            hint="leave them out; plain zarr v3 (to-zarr3) holds them",
         )
 
 
@@ -125,5 +247,19 @@ def _check_names(tree: Tree) -> None:
             )
 
 
-def _write_json(path: FilePath, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document))
+def _check_directories(tree: Tree) -> None:
+    """Without OCDBT an array's name is that of a directory beside Orbax's own files."""
+    names = [dotted(path) for path in tree.arrays if path]
+    wrong = [name for name in names if not is_file_name(name) or name in orbax_metadata.OWN_FILES]
+    if wrong:
+        raise FormatError(
+            "without OCDBT these arrays would need directories of names that cannot be:" + listing(wrong),
+            place=tree.metadata.place or None,
+            wanted=f"names without '/', of at most {LONGEST_NAME} bytes, that Orbax does not use itself",
+            hint="write with --ocdbt, or rename them",
+        )
+
+
+def _write(path: FilePath, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)

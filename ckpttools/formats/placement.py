@@ -82,6 +82,10 @@ class ChunkCodec(Protocol):
     def name(self) -> str:
         """The codec and its options, such as "zstd:3"."""
 
+    @property
+    def working_bytes(self) -> int:
+        """Memory that encoding takes beside what goes in and what comes out."""
+
     def encode(self, data: memoryview) -> bytes:
         """The stored bytes; the same for the same data."""
 
@@ -159,8 +163,8 @@ class Placement:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes that a worker needs to encode a chunk: a copy of it and what it becomes."""
-        return 0 if self.codec is None else 2 * self.chunk_nbytes
+        """Bytes that a worker needs to encode a chunk: a copy of it, what it becomes, and the encoder."""
+        return 0 if self.codec is None else 2 * self.chunk_nbytes + self.codec.working_bytes
 
     def position(self, index: Shape) -> int:
         """The place of a chunk in the sequence of all chunks."""

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 from ckpttools.errors import CheckpointError, ConfigError, FormatError, listing
+from ckpttools.formats import flat
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.safetensors_header import (
     Header,
@@ -283,7 +284,17 @@ def _differing(what: str, pairs: Iterable[tuple[str, str]]) -> str:
 def _tree(path: Path, folder: Path, files: Sequence[_File]) -> Tree:
     leaves = dict(chain.from_iterable(map(_leaves, files)))
     custom = dict(chain.from_iterable(file.header.metadata.items() for file in files))
-    return Tree(leaves, Metadata(FORMAT.name, custom=custom, config=_config(folder), place=str(path)))
+    described = custom.pop(flat.ENTRY, None)
+    tree = Tree(leaves, Metadata(FORMAT.name, custom=custom, config=_config(folder), place=str(path)))
+    # One shard of several has the description of all of them: its arrays go by their names alone.
+    if described is None or _is_one_of_several(path):
+        return tree
+    return flat.restored(tree, described)
+
+
+def _is_one_of_several(path: Path) -> bool:
+    match = _SHARD_NAME.fullmatch(path.name)
+    return match is not None and path.is_file() and int(match["count"]) > 1
 
 
 def _leaves(file: _File) -> Iterator[tuple[TreePath, Stored]]:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.dtypes import DType, from_zarr3
 from ckpttools.errors import FormatError
+from ckpttools.formats.zarr_codecs import (
+    ChunkKeys,
+    Coding,
+    ZarrArray,
+    by_tensorstore,
+    checked_grid,
+    fill_element,
+    plain,
+    zstd,
+)
 from ckpttools.region import Shape
 
 
@@ -82,3 +92,78 @@ def parse_document(data: bytes, place: str) -> ArrayDocument:
 def chunk_key(index: Shape) -> str:
     """The key of a chunk below its array: `c/0/3`, or `c` for an array of rank 0."""
     return "/".join(["c", *map(str, index)])
+
+
+DOCUMENT = "zarr.json"
+_INDEX_CODECS = ("bytes", "crc32c")
+_Codec = Mapping[str, Any]
+
+
+def parse_array(data: bytes, place: str) -> ZarrArray:
+    """Reads a `zarr.json`, with everything that reading the array takes.
+
+    Raises:
+        FormatError: as `parse_document`; or its shape, keys or fill value are none.
+    """
+    short = parse_document(data, place)
+    document = json.loads(data)
+    shape, chunk = checked_grid(list(short.shape), list(short.chunk), place)
+    coding, at_start = _coding(short.codecs, short.dtype, chunk, document)
+    fill = fill_element(document.get("fill_value"), short.dtype, place)
+    return ZarrArray(shape, short.dtype, chunk, _keys(document, place), coding, at_start, fill)
+
+
+def _keys(document: Mapping[str, Any], place: str) -> ChunkKeys:
+    encoding = document.get("chunk_key_encoding", {"name": "default"})
+    names = {"default": ChunkKeys("c", "/"), "v2": ChunkKeys("", ".")}
+    if not isinstance(encoding, dict) or encoding.get("name") not in names:
+        raise FormatError("an unknown encoding of chunk keys", place=place, got=encoding)
+    keys = names[encoding["name"]]
+    return ChunkKeys(keys.prefix, _configuration(encoding).get("separator", keys.separator))
+
+
+def _coding(
+    codecs: Sequence[_Codec], dtype: DType, chunk: Shape, document: Mapping[str, Any]
+) -> tuple[Coding, bool | None]:
+    """The coding of pieces; and, if chunks are shards of them, whether their index is at the start."""
+    if [codec.get("name") for codec in codecs] == ["sharding_indexed"]:
+        settings = _configuration(codecs[0])
+        inner = settings.get("chunk_shape", ())
+        if _divides(inner, chunk) and _is_plain_index(settings.get("index_codecs", ())):
+            pieces = _chain(settings.get("codecs", ()), dtype, tuple(inner), document)
+            return pieces, settings.get("index_location", "end") == "start"
+    return _chain(codecs, dtype, chunk, document), None
+
+
+def _divides(inner: Sequence[int], chunk: Shape) -> bool:
+    return len(inner) == len(chunk) and all(n > 0 and c % n == 0 for c, n in zip(chunk, inner, strict=True))
+
+
+def _is_plain_index(codecs: Sequence[_Codec]) -> bool:
+    names = tuple(codec.get("name") for codec in codecs)
+    return names == _INDEX_CODECS and _is_little(codecs[0])
+
+
+def _chain(codecs: Sequence[_Codec], dtype: DType, shape: Shape, document: Mapping[str, Any]) -> Coding:
+    """What a chain of codecs makes of a piece: plain or zstd in some order of axes, or whatever it is."""
+    axes, rest = list(range(len(shape))), list(codecs)
+    order: Any = axes
+    if rest and rest[0].get("name") == "transpose":
+        order = _configuration(rest.pop(0)).get("order")
+    names = [codec.get("name") for codec in rest]
+    if isinstance(order, list) and sorted(order) == axes and names[:1] == ["bytes"] and _is_little(rest[0]):
+        if len(names) == 1:
+            return plain(shape, order)
+        if names[1:] == ["zstd"]:
+            return zstd(shape, order, dtype)
+    return by_tensorstore(shape, dtype, "zarr3", {**document, "codecs": list(codecs)})
+
+
+def _is_little(codec: _Codec) -> bool:
+    """Whether a `bytes` codec stores little-endian; elements of one byte need not say."""
+    return bool(_configuration(codec).get("endian", "little") == "little")
+
+
+def _configuration(codec: _Codec) -> Mapping[str, Any]:
+    found = codec.get("configuration")
+    return found if isinstance(found, dict) else {}

@@ -140,17 +140,19 @@ class Stored(LazyArray):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Chunked(LazyArray):
-    """An array stored as a grid of equal chunks, each a stored array of its own.
+    """An array stored as a grid of equal chunks, each a lazy array of its own.
 
     Attributes:
         chunk: shape of the grid's cells; chunks at the edge have it, too, and are cut when read.
-        part: the stored chunk at a grid index.
+        part: the chunk at a grid index.
+        part_scratch: scratch that reading the parts takes at most; None where each is a `Stored`.
     """
 
     chunk: Shape
-    part: Callable[[Shape], Stored]
+    part: Callable[[Shape], LazyArray]
+    part_scratch: int | None = None
 
-    def _cells(self, region: Region) -> Iterator[tuple[Region, Region, Stored]]:
+    def _cells(self, region: Region) -> Iterator[tuple[Region, Region, LazyArray]]:
         """For each chunk that the region meets: the part in the array, the same in the chunk, the chunk."""
         ranges = zip(region.start, region.stop, self.chunk, strict=True)
         for index in itertools.product(*(range(a // c, -(-b // c)) for a, b, c in ranges)):
@@ -165,6 +167,8 @@ class Chunked(LazyArray):
 
     @property
     def scratch_bytes(self) -> int:
+        if self.part_scratch is not None:
+            return self.part_scratch
         return min(prod(self.chunk) * self.dtype.itemsize, SLAB_BYTES) + _PAGE
 
     def read_cost(self, region: Region) -> ReadCost:
@@ -172,7 +176,7 @@ class Chunked(LazyArray):
 
     def sources(self) -> Iterator[ByteSource]:
         for index in grid_indices(self.shape, self.chunk):
-            yield self.part(index).source
+            yield from self.part(index).sources()
 
     @property
     def stored_bits(self) -> int:
@@ -181,6 +185,67 @@ class Chunked(LazyArray):
     def first_byte(self, region: Region) -> tuple[str, int]:
         _, inside, stored = next(self._cells(region))
         return stored.first_byte(inside)
+
+
+class Encoded(Protocol):
+    """Bytes of a file that are an array's elements under some code; a format knows which."""
+
+    @property
+    def source(self) -> ByteSource: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Encoded bytes that reading all elements fetches."""
+
+    @property
+    def code(self) -> str:
+        """What tells it from other arrays in the same bytes: the part of them and the code."""
+
+    @property
+    def scratch_bytes(self) -> int: ...
+
+    def fetched(self, region: Region) -> int:
+        """Encoded bytes that reading this region fetches."""
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        """As `LazyArray.read_into`."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Decoded(LazyArray):
+    """An array stored under a code: compressed, for instance. Read from its start, not anywhere.
+
+    Attributes:
+        encoded: the bytes, and how they become elements.
+    """
+
+    encoded: Encoded
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        self.encoded.read_into(region, out, scratch)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.encoded.scratch_bytes
+
+    def read_cost(self, region: Region) -> ReadCost:
+        return ReadCost(self.encoded.fetched(region), 1)
+
+    def sources(self) -> Iterator[ByteSource]:
+        yield self.encoded.source
+
+    @property
+    def stored_bits(self) -> int:
+        return 8 * self.dtype.itemsize
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        """The place in proportion: what lies behind in the array lies behind in its code, too."""
+        before = next(contiguous_runs(self.shape, region), (0, 0))[0]
+        ahead = before * self.encoded.nbytes // max(1, self.size)
+        return self.encoded.source.path, self.encoded.offset + ahead
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -308,9 +373,11 @@ class Take(LazyArray):
 
 
 def stacked_axes(array: LazyArray) -> tuple[int, ...]:
-    """The axes along which separate arrays were stacked, such as layers and experts."""
+    """The axes of which each coordinate is stored apart, such as those of stacked layers and experts."""
     if isinstance(array, Elementwise):
         return stacked_axes(array.source)
+    if isinstance(array, Chunked):
+        return tuple(axis for axis, length in enumerate(array.chunk) if length == 1 < array.shape[axis])
     if not isinstance(array, Stack):
         return ()
     inner = (axis + (axis >= array.axis) for axis in stacked_axes(array.parts[0]))
@@ -542,6 +609,8 @@ def described(array: LazyArray) -> object:
         case Chunked():
             parts = (array.part(index) for index in grid_indices(array.shape, array.chunk))
             return ["chunked", array.chunk, *map(described, parts)]
+        case Decoded(encoded=code):
+            return ["decoded", code.source.path, code.source.version, code.offset, code.code]
         case Constant():
             return ["constant", array.element.hex()]
         case Stack():

@@ -49,6 +49,7 @@ class Metadata:
         custom: the user's own metadata (`scan_layers` in a MaxText checkpoint).
         config: the model's `config.json`, or None where there is none.
         scalars: paths of arrays that were Python numbers.
+        key_impls: for arrays that are the data of typed JAX PRNG keys, the name of their implementation.
         place: what was opened, for messages.
     """
 
@@ -57,6 +58,7 @@ class Metadata:
     custom: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     scalars: frozenset[Path] = frozenset()
+    key_impls: Mapping[Path, str] = field(default_factory=dict)
     place: str = ""
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from ckpttools.formats.placement import Range
-from ckpttools.run.staging import write_error
+from ckpttools.run.staging import MOST_SINGLE_SYNCS, write_error
 
 # Direct writes need memory, offset and length in whole blocks; a page is a multiple of every block size.
 _BLOCK = 4096
@@ -37,6 +38,7 @@ class DataFiles:
         self._ending = threading.Lock()
         self._ends: dict[str, tuple[int, int]] = {}
         self._unsynced: set[str] = set()
+        _allow_descriptors(2 * len(sizes))
         self._cached: dict[str, int] = {}
         self._direct: dict[str, int] = {}
         for name, size in sizes.items():
@@ -157,6 +159,9 @@ class DataFiles:
             loose, self._unsynced = self._unsynced, set()
         for name, descriptor in self._cached.items():
             self._sync_one(name, descriptor)
+        if len(loose) > MOST_SINGLE_SYNCS:
+            os.sync()
+            return
         for name in loose:
             descriptor = os.open(self._paths[name], os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -175,6 +180,15 @@ class DataFiles:
             os.close(descriptor)
         self._cached.clear()
         self._direct.clear()
+
+
+def _allow_descriptors(count: int) -> None:
+    """Lets the process have so many more files open, as far as the system permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = soft + count
+    if count > soft // 2 and soft != resource.RLIM_INFINITY:
+        wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _reserve(descriptor: int, size: int) -> None:

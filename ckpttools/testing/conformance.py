@@ -83,8 +83,7 @@ class FormatTests(ABC):
             for array in back.arrays.values():
                 region = data.draw(regions(array.shape))
                 whole = array.read().view(array.dtype.carrier)
-                part = array.read(region).view(array.dtype.carrier)
-                assert (part == whole[region.slices]).all()
+                assert array.read(region).tobytes() == whole[region.slices].tobytes()
 
     def test_every_dtype_alone(self) -> None:
         for dtype in self.dtypes:
@@ -133,8 +132,7 @@ class FormatTests(ABC):
             for path, array in back.arrays.items():
                 if prod(array.shape):
                     region = Region.whole(array.shape)
-                    wanted = tree.arrays[path].read(region)
-                    assert (array.read(region) == wanted).all()
+                    assert array.read(region).tobytes() == tree.arrays[path].read(region).tobytes()
         except CheckpointError:
             return
 

@@ -1,0 +1,146 @@
+"""`ckpt convert to-…`: any format into one, without knowing the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttools.cli.convert import dtype_option, perform
+from ckpttools.cli.options import (
+    ANY_PATH,
+    SIZE,
+    Command,
+    Output,
+    output_options,
+    read_options,
+    resource_options,
+)
+from ckpttools.cli.storage import compression_option, storage_options
+
+if TYPE_CHECKING:
+    from ckpttools.convert import Conversion, Resources
+    from ckpttools.dtypes import DType
+    from ckpttools.formats.base import ReadOptions, Writer
+    from ckpttools.formats.chunk_codecs import CompressionSpec
+
+
+def places(command: Command) -> Command:
+    """Adds SRC and DST; comes first on a command."""
+    command = click.argument("destination", metavar="DST", type=ANY_PATH)(command)
+    return click.argument("source", metavar="SRC", type=ANY_PATH)(command)
+
+
+def common_options(command: Command) -> Command:
+    """Adds what every command of this kind takes beside the options of its format; comes last."""
+    for option in (output_options, resource_options, read_options, dtype_option):
+        command = option(command)
+    return command
+
+
+def write_any(
+    writer: Writer,
+    *,
+    source: Path,
+    destination: Path,
+    dtype: DType | None,
+    read: ReadOptions,
+    resources: Resources,
+    output: Output,
+) -> None:
+    """Does what the command line says; takes what `places` and `common_options` add."""
+    from ckpttools.convert_any import plan_any
+
+    def plan() -> Conversion:
+        return plan_any(source, writer, read=read, resources=resources, dtype=dtype)
+
+    perform(plan, source, destination, output)
+
+
+@click.command("to-safetensors", short_help="Any format to safetensors.")
+@places
+@click.option(
+    "--max-shard-size",
+    type=SIZE,
+    default="5GB",
+    show_default=True,
+    help="Bytes of tensors in one file at most, unless one alone has more; as huggingface_hub splits them.",
+)
+@click.option(
+    "--separator",
+    type=click.Choice((".", "/")),
+    default=".",
+    show_default=True,
+    help="What joins the keys of a path to the name of a tensor.",
+)
+@common_options
+def to_safetensors(max_shard_size: int, separator: str, **common: Any) -> None:  # noqa: ANN401
+    """Write any checkpoint as safetensors: the same arrays under the same names, no model known.
+
+    SRC may be a file, an item, a step or a run directory. DST is a directory; it gets model.safetensors,
+    or model-00001-of-00003.safetensors and so on with model.safetensors.index.json.
+
+    What safetensors has no place for (keys of lists, empty nodes, strings, custom metadata, the step) goes
+    into the metadata of the first file, and comes back when that is converted or inspected.
+
+    \b
+    Example:
+      ckpt convert to-safetensors ~/maxtext/llama3.1-8b ~/st/llama3.1-8b --dtype bfloat16
+    """
+    from ckpttools.formats.safetensors_write import SafetensorsWriter
+
+    write_any(SafetensorsWriter(max_shard_size, separator), **common)
+
+
+@click.command("to-orbax", short_help="Any format to Orbax.")
+@places
+@click.option("--item", default="items", show_default=True, metavar="NAME", help="Name of the item.")
+@click.option(
+    "--as-step",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Number of the step that is written; without it that of SRC, or 0 where it has none.",
+)
+@storage_options
+@common_options
+def to_orbax(item: str, as_step: int | None, storage: dict[str, Any], **common: Any) -> None:  # noqa: ANN401
+    """Write any checkpoint as Orbax, or an Orbax checkpoint in another layout: no model known.
+
+    SRC may be a file, an item, a step or a run directory. DST gets <step>/<item>, as CheckpointManager and
+    MaxText lay it out.
+
+    Keys of lists, empty nodes, strings, scalars, typed PRNG keys, custom metadata and the step are kept.
+    Arrays restore as numpy's where no target says otherwise, typed PRNG keys on one device.
+
+    \b
+    Example:
+      ckpt convert to-orbax ~/maxtext/run/checkpoints ~/smaller --compression zstd:9
+      ckpt convert to-orbax ~/models/weights.safetensors ~/orbax --item params --no-ocdbt
+    """
+    from ckpttools.formats.orbax_write import OrbaxWriter
+
+    write_any(OrbaxWriter(step=as_step, item=item, **storage), **common)
+
+
+@click.command("to-zarr3", short_help="Any format to a plain zarr v3 hierarchy.")
+@places
+@compression_option
+@common_options
+def to_zarr3(compression: CompressionSpec | None, **common: Any) -> None:  # noqa: ANN401
+    """Write any checkpoint as zarr v3: groups and arrays under the keys of the tree, no model known.
+
+    SRC may be a file, an item, a step or a run directory. DST is the root group, which zarr.open_group of
+    zarr-python opens. Arrays of dtypes that zarr-python lacks, such as bfloat16, are read by tensorstore;
+    zarr-python opens what is beside them by name, but cannot list their group.
+
+    What zarr has no place for (keys of lists, empty nodes, strings, custom metadata, the step) goes into
+    the attributes of the root, and comes back when that is converted or inspected.
+
+    \b
+    Example:
+      ckpt convert to-zarr3 ~/maxtext/llama3.1-8b ~/zarr/llama3.1-8b --dtype float32
+    """
+    from ckpttools.formats.zarr3_write import ZarrWriter
+
+    write_any(ZarrWriter(compression), **common)

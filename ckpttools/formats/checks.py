@@ -1,0 +1,46 @@
+"""What writers refuse before the first byte is written, said in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ckpttools.dtypes import DType
+from ckpttools.errors import FormatError, listing
+from ckpttools.ir.tree import Tree, spelled
+
+# What Linux file systems take.
+LONGEST_NAME = 255
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a file or directory can have this name."""
+    if name in ("", ".", "..") or not {"/", "\0"}.isdisjoint(name):
+        return False
+    try:
+        return len(name.encode()) <= LONGEST_NAME
+    except UnicodeEncodeError:
+        return False
+
+
+def check_dtypes(tree: Tree, spelling: Callable[[DType], str | None], what: str) -> None:
+    """Refuses arrays of a dtype that a format has no spelling for.
+
+    Args:
+        tree: what is to be written.
+        spelling: of a dtype, None where there is none.
+        what: the format, for the message.
+
+    Raises:
+        FormatError: names all of them and the cast that would do.
+    """
+    wrong = {path: array for path, array in tree.arrays.items() if spelling(array.dtype) is None}
+    if not wrong:
+        return
+    dtypes = sorted({array.dtype.name for array in wrong.values()})
+    raise FormatError(
+        f"{what} has no {' and no '.join(dtypes)}:"
+        + listing([f"{spelled(path)}: {array.dtype}" for path, array in wrong.items()]),
+        place=tree.metadata.place or None,
+        # All dtypes that zarr lacks are floating-point ones of less than a byte.
+        hint="--dtype bfloat16 casts floating-point arrays, without loss for those of 8 bits and less",
+    )

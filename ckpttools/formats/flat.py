@@ -1,0 +1,211 @@
+"""A tree in a format that knows nothing but arrays with names: the names, and a text that undoes them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.errors import FormatError, listing
+from ckpttools.ir.tree import Empty, Leaf, Path, Text, Tree
+
+# The key under which the text lies among a format's own metadata.
+ENTRY = "ckpttools.tree"
+_VERSION = 1
+_ARRAY = "array"
+_WITHOUT = "remove it from the metadata to open the arrays under their names alone"
+
+
+def joined(path: Path, separator: str) -> str:
+    """The name of the array at `path`."""
+    return separator.join(map(str, path))
+
+
+def names(tree: Tree, separator: str) -> dict[Path, str]:
+    """The names of all arrays, in order.
+
+    Raises:
+        FormatError: two of them would have the same; names all such pairs.
+    """
+    named = {path: joined(path, separator) for path in tree.arrays}
+    firsts: dict[str, Path] = {}
+    twice = [
+        f"{_keys(firsts[name])} and {_keys(path)}: {name!r}"
+        for path, name in named.items()
+        if firsts.setdefault(name, path) != path
+    ]
+    if twice:
+        raise FormatError(
+            f"different paths become the same name when their keys are joined with {separator!r}:"
+            + listing(twice),
+            place=tree.metadata.place,
+            hint="join them with another --separator, or rename them",
+        )
+    return named
+
+
+def _keys(path: Path) -> str:
+    """A path key by key, where joining them is what is in question."""
+    return json.dumps(path, ensure_ascii=False)
+
+
+def is_flat(tree: Tree) -> bool:
+    """Whether the tree is but arrays with names, so that nothing is lost when only these are kept."""
+    named = all(len(path) == 1 and isinstance(path[0], str) for path in tree)
+    plain = all(_kind(path, leaf, tree) == (_ARRAY,) for path, leaf in tree.items())
+    return named and plain and tree.metadata.step is None
+
+
+def described(tree: Tree, separator: str) -> str:
+    """Everything about the tree but its arrays, as a JSON text from which `restored` makes it again.
+
+    Raises:
+        FormatError: JSON cannot hold the custom metadata; names the key.
+    """
+    _check_custom(tree)
+    document = {
+        "version": _VERSION,
+        "separator": separator,
+        "step": tree.metadata.step,
+        "custom_metadata": dict(tree.metadata.custom),
+        "leaves": [[path, *_kind(path, leaf, tree)] for path, leaf in tree.items()],
+    }
+    return json.dumps(document, separators=(",", ":"))
+
+
+def _check_custom(tree: Tree) -> None:
+    for key, value in tree.metadata.custom.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise FormatError(
+                f"custom metadata {key!r} cannot be written as JSON",
+                place=tree.metadata.place,
+                got=error,
+                hint="leave it out, or turn it into numbers, strings, lists and dictionaries",
+            ) from error
+
+
+def _kind(path: Path, leaf: Leaf, tree: Tree) -> tuple[str, ...]:
+    """What a leaf is, and its value where no array holds that."""
+    if isinstance(leaf, Empty):
+        return "empty", leaf.kind
+    if isinstance(leaf, Text):
+        return "text", leaf.value
+    if path in tree.metadata.key_impls:
+        return "key", tree.metadata.key_impls[path]
+    return ("scalar" if path in tree.metadata.scalars else _ARRAY,)
+
+
+def restored(flat: Tree, text: str) -> Tree:
+    """The tree that `described` described.
+
+    Args:
+        flat: its arrays, each under a path of one key, the name.
+        text: what `described` gave.
+
+    Raises:
+        FormatError: the text cannot be used, or it and `flat` do not name the same arrays.
+    """
+    place = f"{flat.metadata.place}: {ENTRY} in the metadata"
+    saved = _parsed(text, place)
+    _check_same(saved, flat, place)
+    leaves = {each.path: each.leaf or flat[(joined(each.path, saved.separator),)] for each in saved.leaves}
+    return Tree(leaves, flat.metadata).with_metadata(
+        custom=saved.custom,
+        step=saved.step,
+        scalars=frozenset(each.path for each in saved.leaves if each.kind == "scalar"),
+        key_impls={each.path: each.value for each in saved.leaves if each.kind == "key"},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedLeaf:
+    """One leaf, as `_kind` has it."""
+
+    path: Path
+    kind: str
+    value: str
+
+    @property
+    def leaf(self) -> Leaf | None:
+        """The leaf itself, or None where it is an array."""
+        match self.kind:
+            case "empty":
+                return Empty(self.value)
+            case "text":
+                return Text(self.value)
+            case _:
+                return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    separator: str
+    step: int | None
+    custom: Mapping[str, Any]
+    leaves: tuple[_SavedLeaf, ...]
+
+
+def _parsed(text: str, place: str) -> _Saved:
+    try:
+        document = json.loads(text)
+        version = document["version"]
+        if version == _VERSION:
+            return _saved(document)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise FormatError(
+            "the description of the tree is damaged",
+            place=place,
+            got=f"{type(error).__name__}: {error}",
+            hint=_WITHOUT,
+        ) from error
+    raise FormatError(
+        "the tree is described in a way that is not known here",
+        place=place,
+        got=f"version {version}",
+        wanted=f"version {_VERSION}",
+        hint="update ckpttools",
+    )
+
+
+def _saved(document: Mapping[str, Any]) -> _Saved:
+    """The document in our types; raises plain errors where it has others."""
+    step, separator, custom = document["step"], document["separator"], document["custom_metadata"]
+    if not (step is None or type(step) is int) or type(separator) is not str or type(custom) is not dict:
+        raise TypeError("step, separator or custom_metadata is of another type")
+    return _Saved(separator, step, custom, tuple(_saved_leaf(*leaf) for leaf in document["leaves"]))
+
+
+def _saved_leaf(keys: list[object], kind: str, value: str = "") -> _SavedLeaf:
+    path = tuple(key for key in keys if type(key) in (str, int))
+    if len(path) != len(keys) or type(value) is not str:
+        raise TypeError(f"no path and value: {keys!r}, {value!r}")
+    if kind not in (_ARRAY, "scalar", "key", "empty", "text"):
+        raise ValueError(f"no kind of leaf: {kind!r}")
+    return _SavedLeaf(path, kind, value)  # type: ignore[arg-type]
+
+
+def _check_same(saved: _Saved, flat: Tree, place: str) -> None:
+    paths = Counter(each.path for each in saved.leaves)
+    twice = [_keys(path) for path, count in paths.items() if count > 1]
+    said = {joined(each.path, saved.separator) for each in saved.leaves if each.leaf is None}
+    there = {str(name) for (name,) in flat}
+    if not twice and said == there:
+        return
+    raise FormatError(
+        "the description of the tree contradicts the arrays that are there"
+        + _listed("described, not there", said - there)
+        + _listed("there, not described", there - said)
+        + _listed("described twice", twice),
+        place=place,
+        wanted="every array described once",
+        hint=f"another program changed the arrays and kept this entry: {_WITHOUT}",
+    )
+
+
+def _listed(what: str, items: Iterable[str]) -> str:
+    lines = sorted(items)
+    return f"\n  {what} ({len(lines)}):{listing(lines)}" if lines else ""

@@ -1,0 +1,27 @@
+"""JSON documents in files of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ckpttools.errors import FormatError, StorageError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        StorageError: the file cannot be read.
+        FormatError: it holds no JSON object.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise StorageError(f"cannot read {path}", got=error.strerror) from error
+    except ValueError as error:
+        raise FormatError("not a JSON file", place=path, got=error) from error
+    if not isinstance(document, dict):
+        raise FormatError("not a JSON object", place=path, got=type(document).__name__)
+    return document

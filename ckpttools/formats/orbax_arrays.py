@@ -1,0 +1,213 @@
+"""Arrays of an Orbax item: their metadata, and where each of their chunks lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path as FilePath
+
+from ckpttools.errors import FormatError
+from ckpttools.formats import zarr2, zarr3
+from ckpttools.formats.ocdbt import Entry
+from ckpttools.formats.orbax_entries import Entries, Files
+from ckpttools.formats.orbax_pieces import Piece, Shard, piece_array, scratch_of
+from ckpttools.formats.zarr_codecs import ZarrArray
+from ckpttools.ir.array import ByteSource, LazyArray
+from ckpttools.ir.nodes import Chunked, Constant
+from ckpttools.ir.tree import Path, dotted, spelled
+from ckpttools.region import Shape, grid_cell, grid_shape
+from ckpttools.stores.memory import Bytes
+
+_PARSERS: dict[str, Callable[[bytes, str], ZarrArray]] = {
+    zarr3.DOCUMENT: zarr3.parse_array,
+    zarr2.DOCUMENT: zarr2.parse_array,
+}
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The arrays of an item.
+
+    Attributes:
+        directory: the item, for messages.
+        entries: its keys.
+        use_zarr3: which version of zarr its metadata says; None if it says nothing.
+        may_be_left_out: whether chunks that hold only the fill value were not stored.
+    """
+
+    directory: FilePath
+    entries: Entries
+    use_zarr3: bool | None
+    may_be_left_out: bool
+
+    def array(self, path: Path) -> LazyArray:
+        """The array at a path of the tree.
+
+        Raises:
+            FormatError: its metadata is missing, damaged, or contradicts the chunks that are there.
+        """
+        # A leaf that is the whole tree has no name, and its keys no prefix.
+        prefix = f"{dotted(path)}/" if path else ""
+        grid = _Grid(self, path, prefix, self._document(prefix))
+        grid.check()
+        return grid.lazy()
+
+    def _document(self, prefix: str) -> ZarrArray:
+        files = (zarr3.DOCUMENT, zarr2.DOCUMENT)
+        for file in reversed(files) if self.use_zarr3 is False else files:
+            entry = self.entries.get(prefix + file)
+            if entry is not None:
+                place = f"{self.directory}: {prefix}{file}"
+                return _PARSERS[file](self._bytes(entry), place)
+        raise self._no_document(prefix)
+
+    def _no_document(self, prefix: str) -> FormatError:
+        file = zarr2.DOCUMENT if self.use_zarr3 is False else zarr3.DOCUMENT
+        hint = "the tree metadata names this array: the index is of another checkpoint"
+        if isinstance(self.entries, Files):
+            hint = "the directory was deleted or not copied: fetch it again"
+            if next(self.entries.below(prefix), None) is not None:
+                hint = "its chunks are there: copy it again, with the files whose names start with a dot"
+        where = "directory" if isinstance(self.entries, Files) else "index"
+        return FormatError(f"the {where} has no {prefix}{file}", place=self.directory, hint=hint)
+
+    def _bytes(self, entry: Entry) -> bytes:
+        if isinstance(entry, bytes):
+            return entry
+        return self.entries.file(entry).read(entry.offset, entry.length)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The chunks of one array.
+
+    Attributes:
+        arrays: the item's arrays.
+        path: of this one in the tree.
+        prefix: of its keys.
+        document: its metadata.
+    """
+
+    arrays: Arrays
+    path: Path
+    prefix: str
+    document: ZarrArray
+
+    def lazy(self) -> Chunked:
+        document, coding = self.document, self.document.coding
+        plain = coding.opener is None and not self._are_shards and coding.stored_shape == coding.shape
+        nbytes = prod(grid_shape(document.shape, coding.shape)) * prod(coding.shape) * document.dtype.itemsize
+        scratch = None if plain else scratch_of(coding, document.dtype, self._shard, nbytes)
+        return Chunked(document.shape, document.dtype, coding.shape, partial(self._part, nbytes), scratch)
+
+    @property
+    def _are_shards(self) -> bool:
+        return self.document.shard_index_at_start is not None
+
+    @property
+    def _pieces(self) -> Shape:
+        """How many pieces a chunk has along each axis."""
+        return grid_shape(self.document.chunk, self.document.coding.shape)
+
+    @property
+    def _piece_bytes(self) -> int:
+        return prod(self.document.coding.shape) * self.document.dtype.itemsize
+
+    @property
+    def _fill(self) -> bytes | None:
+        return self.document.fill if self.arrays.may_be_left_out else None
+
+    @property
+    def _shard(self) -> Shard | None:
+        at_start = self.document.shard_index_at_start
+        return None if at_start is None else Shard(prod(self._pieces), at_start, self._fill)
+
+    def check(self) -> None:
+        """Refuses chunks that the metadata has no room for: it is then of another array."""
+        document = self.document
+        grid = grid_shape(document.shape, document.chunk)
+        for key in self.arrays.entries.below(self.prefix):
+            index = document.keys.index(key, len(grid))
+            if index is not None and not all(i < n for i, n in zip(index, grid, strict=True)):
+                raise FormatError(
+                    "the metadata of an array contradicts its chunks",
+                    place=f"{self.arrays.directory}: {self.prefix}{key}",
+                    got=f"a chunk at {list(index)}",
+                    wanted=f"a grid of {list(grid)}: shape {list(document.shape)} "
+                    f"in chunks of {list(document.chunk)}",
+                )
+
+    def _part(self, array_nbytes: int, index: Shape) -> LazyArray:
+        """One piece of the array."""
+        shape, dtype = self.document.coding.shape, self.document.dtype
+        pieces = zip(index, self._pieces, strict=True)
+        places = [divmod(i, n) for i, n in pieces]
+        chunk = tuple(place[0] for place in places)
+        key = self.document.keys.key(chunk)
+        entry = self.arrays.entries.get(self.prefix + key)
+        if entry is None and self._fill is not None:
+            return Constant(shape, dtype, self._fill)
+        source, offset, nbytes = self._located(key, entry)
+        shard = (
+            (self._shard, _position([place[1] for place in places], self._pieces)) if self._shard else None
+        )
+        if shard and self._is_one_plain_piece(nbytes):
+            offset += shard[0].index_bytes if shard[0].at_start else 0
+            nbytes, shard = self._piece_bytes, None
+        name = f"{self.arrays.directory}: {spelled(self.path)}, chunk {key}"
+        extent = grid_cell(self.document.shape, shape, index).shape
+        coding = self.document.coding
+        piece = Piece(source, offset, nbytes, dtype, coding, name, extent, shard, array_nbytes)
+        return piece_array(piece, shape)
+
+    def _is_one_plain_piece(self, nbytes: int) -> bool:
+        """Whether a shard has room for its index and one plain piece: then it is known where that is."""
+        shard = self._shard
+        return (
+            self.document.coding.opener is None
+            and shard is not None
+            and shard.pieces == 1
+            and nbytes == self._piece_bytes + shard.index_bytes
+        )
+
+    def _located(self, key: str, entry: Entry | None) -> tuple[ByteSource, int, int]:
+        """File, offset and length of a chunk."""
+        place = f"{self.arrays.directory}: {spelled(self.path)}, chunk {key}"
+        wanted = self._piece_bytes if self.document.coding.opener is None and not self._are_shards else None
+        length = None if entry is None else len(entry) if isinstance(entry, bytes) else entry.length
+        if entry is None or length is None or wanted not in (None, length):
+            raise FormatError(
+                "a chunk is missing" if entry is None else "a chunk has the wrong length",
+                place=place,
+                got=self.arrays.entries.missing if entry is None else f"{length} bytes",
+                wanted=f"{wanted} bytes" if wanted is not None else None,
+                hint=_MISSING_HINT if entry is None else None,
+            )
+        if isinstance(entry, bytes):
+            return Bytes(spelled(self.path), entry), 0, length
+        file = self.arrays.entries.file(entry)
+        if entry.offset + length > file.size:
+            raise FormatError(
+                f"a chunk runs past the end of {file.path}, which ends too early",
+                place=place,
+                got=f"a file of {file.size} bytes",
+                wanted=f"bytes {entry.offset} to {entry.offset + length}",
+                hint="the file was cut short: fetch it again",
+            )
+        return file, entry.offset, length
+
+
+_MISSING_HINT = (
+    "if it was left out because it holds only the fill value, as old versions of Orbax did, say so in "
+    'the _METADATA: "store_array_data_equal_to_fill_value": false'
+)
+
+
+def _position(index: Sequence[int], lengths: Sequence[int]) -> int:
+    """The C-order position of a multi-index."""
+    position = 0
+    for i, n in zip(index, lengths, strict=True):
+        position = position * n + i
+    return position

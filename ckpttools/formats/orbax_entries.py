@@ -1,0 +1,190 @@
+"""What an item holds, as a map from key to bytes: through its OCDBT index, or as a file for each key."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from ckpttools.errors import FormatError, StorageError
+from ckpttools.formats import ocdbt
+from ckpttools.formats.ocdbt import Entry, Extent
+from ckpttools.stores.local import LocalFile, storage_error
+
+MANIFEST = "manifest.ocdbt"
+PROCESSES = "ocdbt.process_*"
+
+
+class Entries(Protocol):
+    """The keys of an item."""
+
+    @property
+    def missing(self) -> str:
+        """What to say of a key that is not there."""
+
+    def get(self, key: str) -> Entry | None:
+        """What a key stands for, None if it is not there."""
+
+    def below(self, prefix: str) -> Iterator[str]:
+        """The rest of each key that starts with a prefix, which is empty or ends in a slash."""
+
+    def file(self, extent: Extent) -> LocalFile:
+        """The file that a range is in.
+
+        Raises:
+            StorageError: it is not there or may not be looked at.
+        """
+
+
+def entries_of(directory: Path, use_ocdbt: bool | None) -> Entries:
+    """The keys of the item in a directory.
+
+    Args:
+        directory: the item.
+        use_ocdbt: what its metadata says, None if nothing.
+
+    Raises:
+        FormatError, StorageError: there is no index where one must be, or it is damaged.
+    """
+    if (directory / MANIFEST).is_file():
+        return Indexed(directory, _index(directory))
+    processes = processes_of(directory)
+    if processes:
+        return Indexed(directory, _union(directory, processes))
+    if use_ocdbt:
+        raise FormatError(
+            f"there is no {MANIFEST}",
+            place=directory,
+            wanted=f"{MANIFEST} here or in {PROCESSES}: the metadata says that the arrays are in OCDBT",
+            hint="the save did not finish, or the file was not copied",
+        )
+    return Files(directory)
+
+
+def processes_of(directory: Path) -> list[Path]:
+    """The databases that each process of a save wrote for itself, before they are merged into one."""
+    return sorted(place.parent for place in directory.glob(f"{PROCESSES}/{MANIFEST}"))
+
+
+def _index(directory: Path) -> dict[bytes, Entry]:
+    def fetch(file: str, offset: int, length: int | None) -> bytes:
+        source = LocalFile.at(directory / file)
+        try:
+            return source.read(offset, max(0, source.size - offset) if length is None else length)
+        finally:
+            source.close()
+
+    try:
+        return ocdbt.read(fetch)
+    except FormatError as error:
+        place = directory / error.place if error.place else directory
+        raise FormatError(
+            error.message, place=place, got=error.got, wanted=error.wanted, hint=error.hint
+        ) from error
+
+
+def _union(directory: Path, processes: list[Path]) -> dict[bytes, Entry]:
+    """All keys of several databases. Replicated arrays are in several of them, with the same bytes.
+
+    Raises:
+        FormatError: two databases differ in what a key stands for.
+    """
+    union: dict[bytes, Entry] = {}
+    for process in processes:
+        for key, entry in _index(process).items():
+            moved = (
+                replace(entry, file=f"{process.name}/{entry.file}") if isinstance(entry, Extent) else entry
+            )
+            if not _agree(union.setdefault(key, moved), moved):
+                raise FormatError(
+                    "two processes disagree",
+                    place=f"{process}: {key.decode(errors='replace')}",
+                    hint="these directories are not of one save",
+                )
+    return dict(sorted(union.items()))
+
+
+def _agree(a: Entry, b: Entry) -> bool:
+    """Whether two entries can be the same bytes; ranges are not read for it."""
+    if isinstance(a, bytes) and isinstance(b, bytes):
+        return a == b
+    sizes = [each.length if isinstance(each, Extent) else len(each) for each in (a, b)]
+    return sizes[0] == sizes[1]
+
+
+class Indexed:
+    """The keys of an OCDBT index; data files are opened once and shared."""
+
+    missing = "no entry in the index"
+
+    def __init__(self, directory: Path, index: Mapping[bytes, Entry]) -> None:
+        self._directory, self._index = directory, index
+        self._files: dict[str, LocalFile] = {}
+
+    @cached_property
+    def _keys(self) -> list[bytes]:
+        return sorted(self._index)
+
+    def get(self, key: str) -> Entry | None:
+        return self._index.get(key.encode())
+
+    def below(self, prefix: str) -> Iterator[str]:
+        start = prefix.encode()
+        for position in range(bisect_left(self._keys, start), len(self._keys)):
+            key = self._keys[position]
+            if not key.startswith(start):
+                return
+            yield key[len(start) :].decode(errors="replace")
+
+    def file(self, extent: Extent) -> LocalFile:
+        if extent.file not in self._files:
+            self._files[extent.file] = _data_file(self._directory / extent.file)
+        return self._files[extent.file]
+
+
+def _data_file(path: Path) -> LocalFile:
+    try:
+        path.stat()
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"a data file is missing: {path}",
+            got="no such file",
+            hint="it was deleted or not copied: fetch the checkpoint again",
+        ) from error
+    except OSError:
+        pass  # said by the next line, with the reason
+    return LocalFile.at(path)
+
+
+class Files:
+    """A directory for each array, with a file for each key. Files are opened for each read: there may be
+    more of them than a process may have open."""
+
+    missing = "no such file"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def get(self, key: str) -> Entry | None:
+        if ".." in key.split("/"):
+            return None
+        path = self._directory / key
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise storage_error("cannot look at", path, error) from error
+        return Extent(key, 0, status.st_size) if path.is_file() else None
+
+    def below(self, prefix: str) -> Iterator[str]:
+        top = self._directory / prefix
+        for directory, _, files in os.walk(top):
+            yield from (os.path.relpath(f"{directory}/{file}", top) for file in files)
+
+    def file(self, extent: Extent) -> LocalFile:
+        return _data_file(self._directory / extent.file)

@@ -1,0 +1,269 @@
+"""Damaged arrays of Orbax items: what is wrong is said, and where."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from orbax_items import (
+    CRC,
+    FIXTURES,
+    GZIP,
+    LITTLE,
+    ZSTD,
+    change_json,
+    sharded,
+    values_of,
+    write_item,
+    zarr2,
+    zarr3,
+)
+
+from ckpttools.errors import FormatError, StorageError
+from ckpttools.formats import ocdbt, orbax_pieces
+from ckpttools.formats.registry import open_tree
+from ckpttools.region import Region
+
+F32 = np.dtype("float32")
+OCDBT = pytest.mark.parametrize("use_ocdbt", [True, False], ids=["ocdbt", "files"])
+
+
+class TestDamaged:
+    def item(self, tmp_path, created=None, use_ocdbt=True):
+        truth = values_of(F32, (600, 2))
+        created = created or zarr3([LITTLE], [300, 2])
+        return write_item(tmp_path / "item", {("w",): (created, truth)}, use_ocdbt=use_ocdbt)
+
+    def error(self, item, kind=FormatError):
+        with pytest.raises(kind) as caught:
+            open_tree(item).arrays["w",].read()
+        return caught.value
+
+    def test_an_entry_past_the_end_of_its_data_file(self, tmp_path):
+        item = self.item(tmp_path)
+
+        def change(entries):
+            entry = entries[b"w/c/1/0"]
+            entries[b"w/c/1/0"] = replace(entry, offset=(item / entry.file).stat().st_size - 2000)
+
+        change_index(item, change)
+        error = self.error(item)
+        assert "a chunk runs past the end of " in error.message
+        assert str(item / "d") in error.message
+        assert error.place.endswith("w, chunk c/1/0")
+
+    def test_a_truncated_chunk(self, tmp_path):
+        item = self.item(tmp_path, zarr3([LITTLE, ZSTD], [300, 2]), use_ocdbt=False)
+        file = item / "w" / "c" / "1" / "0"
+        file.write_bytes(file.read_bytes()[:-100])
+        error = self.error(item)
+        assert error.message == "a chunk decodes to less than its shape wants"
+        assert error.place.endswith("w, chunk c/1/0")
+
+    def test_a_deleted_data_file(self, tmp_path):
+        item = self.item(tmp_path)
+        change_index(item, lambda entries: None)
+        for file in item.glob("d/*"):
+            if file.name != "index":
+                file.unlink()
+        error = self.error(item, StorageError)
+        assert "a data file is missing: " in error.message
+        assert str(item / "d") in error.message
+
+    def test_a_deleted_chunk(self, tmp_path):
+        item = self.item(tmp_path, use_ocdbt=False)
+        (item / "w" / "c" / "1" / "0").unlink()
+        error = self.error(item)
+        assert (error.message, error.got) == ("a chunk is missing", "no such file")
+        assert error.place.endswith("w, chunk c/1/0")
+
+    def test_a_chunk_of_the_wrong_length(self, tmp_path):
+        item = self.item(tmp_path, use_ocdbt=False)
+        with (item / "w" / "c" / "1" / "0").open("ab") as file:
+            file.write(b"more")
+        error = self.error(item)
+        assert error.message == "a chunk has the wrong length"
+        assert (error.got, error.wanted) == ("2404 bytes", "2400 bytes")
+
+    @pytest.mark.parametrize("kept", [True, False])
+    @pytest.mark.parametrize(
+        ("codecs", "message"),
+        [
+            ([LITTLE, ZSTD], "the zstd data is damaged"),
+            ([LITTLE, GZIP], "tensorstore cannot decode the chunk"),
+            ([LITTLE, CRC], "tensorstore cannot decode the chunk"),
+            ([sharded([300, 2], [LITTLE, ZSTD])], "CRC-32C of a shard's index"),
+        ],
+    )
+    def test_a_coded_chunk_of_something_else(self, tmp_path, codecs, message, kept, monkeypatch):
+        if not kept:
+            monkeypatch.setattr(orbax_pieces, "KEPT_BYTES", 0)
+        item = self.item(tmp_path, zarr3(codecs, [300, 2]), use_ocdbt=False)
+        (item / "w" / "c" / "1" / "0").write_bytes(b"something else" * 100)
+        with pytest.raises(FormatError, match=message) as caught:
+            open_tree(item).arrays["w",].read(Region((299, 0), (600, 1)))
+        assert caught.value.place.endswith("w, chunk c/1/0")
+
+    @pytest.mark.parametrize(("rows", "word"), [(299, "less"), (301, "more")])
+    def test_a_chunk_that_decodes_to_another_length(self, tmp_path, rows, word):
+        import zstandard
+
+        item = self.item(tmp_path, zarr3([LITTLE, ZSTD], [300, 2]), use_ocdbt=False)
+        (item / "w" / "c" / "1" / "0").write_bytes(zstandard.compress(bytes(8 * rows)))
+        error = self.error(item)
+        assert error.message == f"a chunk decodes to {word} than its shape wants"
+        assert error.wanted == "2400 bytes"
+
+    def test_a_shard_shorter_than_its_index(self, tmp_path):
+        item = self.item(tmp_path, zarr3([sharded([300, 2], [LITTLE, ZSTD])], [300, 2]), use_ocdbt=False)
+        (item / "w" / "c" / "1" / "0").write_bytes(b"short")
+        assert self.error(item).message == "a shard is shorter than its index"
+
+    @OCDBT
+    @pytest.mark.parametrize("changed", [{"shape": [300, 2]}, {"shape": [600, 1]}])
+    def test_metadata_that_contradicts_the_chunks(self, tmp_path, use_ocdbt, changed):
+        truth = values_of(F32, (600, 4))
+        item = write_item(
+            tmp_path / "item", {("w",): (zarr3([LITTLE], [300, 2]), truth)}, use_ocdbt=use_ocdbt
+        )
+        change_document(item, use_ocdbt, **changed)
+        with pytest.raises(FormatError, match="contradicts its chunks") as caught:
+            open_tree(item)
+        assert "w/c/" in caught.value.place
+        assert str(changed["shape"]) in caught.value.wanted
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"data_type": "float128"}, "an unknown zarr data type"),
+            ({"shape": [600]}, "shape and chunk shape do not match"),
+            ({"shape": [600, -2]}, "a shape that is none"),
+            ({"fill_value": "none"}, "a fill value that is none"),
+            ({"chunk_key_encoding": {"name": "v9"}}, "an unknown encoding of chunk keys"),
+        ],
+    )
+    def test_metadata_of_an_array_that_is_none(self, tmp_path, changed, message):
+        item = self.item(tmp_path, use_ocdbt=False)
+        change_document(item, False, **changed)
+        with pytest.raises(FormatError, match=message) as caught:
+            open_tree(item)
+        assert caught.value.place == f"{item}: w/zarr.json"
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"dtype": "<M8"}, "an unknown zarr data type"),
+            ({"dtype": [["a", "<f4"]]}, "an unknown zarr data type"),
+            ({"filters": [{"id": "delta"}]}, "an unknown order or filter"),
+            ({"order": "A"}, "an unknown order or filter"),
+            ({"chunks": None}, "not the metadata of a zarr v2 array"),
+        ],
+    )
+    def test_metadata_of_an_old_array_that_is_none(self, tmp_path, changed, message):
+        item = self.item(tmp_path, zarr2(None, [300, 2]), use_ocdbt=False)
+        change_json(item / "w" / ".zarray", **changed)
+        with pytest.raises(FormatError, match=message):
+            open_tree(item)
+
+    def test_a_copy_without_dot_files(self, tmp_path):
+        item = shutil.copytree(FIXTURES / "pytree_ocdbt0_zarr30", tmp_path / "item")
+        for file in item.rglob(".*"):
+            file.unlink()
+        with pytest.raises(FormatError, match=r"has no params\.dense\.bias/\.zarray") as caught:
+            open_tree(item)
+        assert "names start with a dot" in caught.value.hint
+
+    def test_a_deleted_array(self, tmp_path):
+        item = shutil.copytree(FIXTURES / "pytree_ocdbt0_zarr31", tmp_path / "item")
+        shutil.rmtree(item / "params.dense.bias")
+        with pytest.raises(FormatError, match=r"has no params\.dense\.bias/zarr\.json") as caught:
+            open_tree(item)
+        assert "deleted or not copied" in caught.value.hint
+
+    def test_a_damaged_node(self, tmp_path):
+        item = self.item(tmp_path)
+        assert len(damaged := [file for file in item.glob("d/*") if damage_node(file)]) >= 1
+        with pytest.raises(FormatError, match="CRC-32C does not match") as caught:
+            open_tree(item)
+        assert any(str(file) in caught.value.place for file in damaged)
+
+    @pytest.mark.parametrize("size", [0, 3, 20])
+    def test_a_truncated_manifest(self, tmp_path, size):
+        manifest = self.item(tmp_path) / "manifest.ocdbt"
+        manifest.write_bytes(manifest.read_bytes()[:size])
+        with pytest.raises(FormatError, match="truncated") as caught:
+            open_tree(manifest.parent)
+        assert caught.value.place == str(manifest)
+
+    def test_two_leaves_of_one_name(self, tmp_path):
+        created = zarr3([LITTLE], [2]), np.zeros(2)
+        item = write_item(tmp_path / "item", {("a", "b"): created})
+        document = json.loads((item / "_METADATA").read_bytes())
+        entry = document["tree_metadata"]["('a', 'b')"]
+        dotted = entry | {"key_metadata": [{"key": "a.b", "key_type": 2}]}
+        change_json(item / "_METADATA", tree_metadata={"1": entry, "2": dotted})
+        with pytest.raises(FormatError, match="two leaves have the same name on disk") as caught:
+            open_tree(item)
+        assert caught.value.got == "a/b and a.b are both 'a.b'"
+
+    def test_a_name_that_leads_elsewhere(self, tmp_path):
+        outside = write_item(
+            tmp_path / "outside", {("w",): (zarr3([LITTLE], [2]), np.zeros(2))}, use_ocdbt=False
+        )
+        item = shutil.copytree(outside, tmp_path / "item")
+        entry = json.loads((item / "_METADATA").read_bytes())["tree_metadata"]["('w',)"]
+        entry["key_metadata"][0]["key"] = "../outside/w"
+        change_json(item / "_METADATA", tree_metadata={"1": entry})
+        with pytest.raises(FormatError, match="the directory has no"):
+            open_tree(item)
+
+    def test_a_string_that_is_missing(self, tmp_path):
+        item = shutil.copytree(FIXTURES / "tree_zoo", tmp_path / "item")
+        (item / "_strings.json").write_text("{}")
+        with pytest.raises(FormatError, match="a string is missing") as caught:
+            open_tree(item)
+        assert "'str'" in caught.value.wanted
+
+    def test_array_metadata_that_is_none(self, tmp_path):
+        item = shutil.copytree(FIXTURES / "tree_zoo", tmp_path / "item")
+        (item / "array_metadatas" / "process_0").write_text('{"array_metadatas": [1]}')
+        with pytest.raises(FormatError, match="not the metadata of arrays"):
+            open_tree(item)
+
+
+def change_index(item: Path, change) -> None:
+    """Writes the item's index again with some entries changed."""
+
+    def fetch(file: str, offset: int, length: int | None) -> bytes:
+        data = (item / file).read_bytes()
+        return data[offset:] if length is None else data[offset : offset + length]
+
+    entries = ocdbt.read(fetch)
+    change(entries)
+    index = ocdbt.encode(entries.items(), "d/index")
+    (item / "d" / "index").write_bytes(index.nodes)
+    (item / "manifest.ocdbt").write_bytes(index.manifest)
+
+
+def damage_node(file: Path) -> bool:
+    """Changes a byte of the first B+tree node in a file, if there is one."""
+    data = bytearray(file.read_bytes())
+    start = data.find(bytes.fromhex("0cdb20de"))
+    if start >= 0:
+        data[start + 20] ^= 1
+        file.write_bytes(data)
+    return start >= 0
+
+
+def change_document(item: Path, use_ocdbt: bool, **changes: object) -> None:
+    """Changes entries of the `zarr.json` of the array `w`."""
+    import tensorstore as ts
+
+    base = {"driver": "file", "path": f"{item}/"}
+    store = ts.KvStore.open({"driver": "ocdbt", "base": base} if use_ocdbt else base).result()
+    document = json.loads(store.read("w/zarr.json").result().value) | changes
+    store.write("w/zarr.json", json.dumps(document).encode()).result()

@@ -1,0 +1,251 @@
+"""Every layout in which Orbax stores arrays, against what Orbax and tensorstore read in it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden_data import described, golden_leaves, leaves_by_package
+from orbax_items import (
+    EXPECTED,
+    FIXTURES,
+    LITTLE,
+    check_regions,
+    write_item,
+    zarr3,
+)
+
+from ckpttools.errors import FormatError, StorageError, UsageError
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.orbax import FORMAT
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.tree import Empty, Text
+
+F32 = np.dtype("float32")
+ITEMS = pytest.mark.parametrize("name", EXPECTED)
+COMPLETE = [name for name, leaves in EXPECTED.items() if not any("missing" in leaf for leaf in leaves)]
+PARTIAL = [name for name in EXPECTED if name not in COMPLETE]
+EMPTY = {"NamedTuple": "None"}
+
+
+def as_expected(leaf) -> dict[str, object]:
+    """A leaf as `expected.json` spells it."""
+    if isinstance(leaf, Empty):
+        return {"empty": leaf.kind}
+    return {"text": leaf.value} if isinstance(leaf, Text) else described(leaf.read())
+
+
+def stated(leaf: dict[str, object]) -> dict[str, object]:
+    """An entry of `expected.json` without what stands in the tree's metadata."""
+    kept = {key: value for key, value in leaf.items() if key not in ("keys", "scalar", "key_impl")}
+    return kept | ({"empty": EMPTY.get(kept["empty"], kept["empty"])} if "empty" in kept else {})
+
+
+class TestWrittenByOrbax:
+    @ITEMS
+    def test_paths_and_what_is_said_of_them(self, name):
+        tree, leaves = open_tree(FIXTURES / name), EXPECTED[name]
+        assert list(tree) == [tuple(leaf["keys"]) for leaf in leaves]
+        assert tree.metadata.scalars == {tuple(leaf["keys"]) for leaf in leaves if "scalar" in leaf}
+        impls = {tuple(leaf["keys"]): leaf["key_impl"] for leaf in leaves if "key_impl" in leaf}
+        assert tree.metadata.key_impls == impls
+        assert tree.metadata.place == str(FIXTURES / name)
+
+    @pytest.mark.parametrize("name", COMPLETE)
+    def test_values(self, name):
+        tree = open_tree(FIXTURES / name)
+        got = [as_expected(leaf) for leaf in tree.values()]
+        assert got == [stated(leaf) for leaf in EXPECTED[name]]
+
+    @pytest.mark.parametrize("name", COMPLETE)
+    def test_regions(self, name):
+        for array in open_tree(FIXTURES / name).arrays.values():
+            check_regions(array, array.read(), 4)
+
+    @pytest.mark.parametrize("name", PARTIAL)
+    def test_chunks_of_other_hosts_are_missed_by_name(self, name):
+        tree = open_tree(FIXTURES / name)
+        missing = 0
+        for leaf, array in zip(EXPECTED[name], tree.values(), strict=True):
+            if "missing" not in leaf:
+                assert as_expected(array) == stated(leaf)
+                continue
+            missing += 1
+            with pytest.raises(FormatError, match="a chunk is missing") as caught:
+                array.read()
+            assert str(FIXTURES / name) in caught.value.place
+            assert "/".join(map(str, leaf["keys"])) + ", chunk c/" in caught.value.place
+            with pytest.raises(FormatError, match="a chunk is missing"):
+                list(array.sources())
+        assert missing
+
+    @pytest.mark.parametrize(
+        "layout", ["scanned_zarr2_ocdbt", "scanned_zarr2_noocdbt", "scanned_zarr3_noocdbt", "scanned_1dev"]
+    )
+    def test_layouts_that_maxtext_writes(self, layout):
+        tree = open_tree(FIXTURES / f"llama3.1_{layout}")
+        assert leaves_by_package(tree) == golden_leaves("llama3.1", True)
+        assert (tree.metadata.step, tree.metadata.custom) == (0, {"scan_layers": True})
+
+    def test_all_fixtures_are_expected(self):
+        assert {path.parent.relative_to(FIXTURES).as_posix() for path in FIXTURES.rglob("_METADATA")} == set(
+            EXPECTED
+        )
+
+    def test_nested_values(self):
+        nested = open_tree(FIXTURES / "tree_zoo").nested()
+        assert (nested["empty_dict"], nested["empty_list"], nested["str"]) == ({}, [], "hello")
+        assert isinstance(nested["list"], list)
+        assert isinstance(open_tree(FIXTURES / "bare_leaf").nested(), LazyArray)
+
+
+class TestPlaces:
+    """A run, a step or an item may be given, however it is named."""
+
+    @pytest.mark.parametrize(
+        ("given", "step", "taken"),
+        [
+            ("cm_default", 5, "5/default"),
+            ("cm_composite", 12, "ckpt_00000012/state"),
+            ("cm_best_metrics", 2, "2/default"),
+            ("maxtext_run", 4, "checkpoints/4/items"),
+            ("maxtext_run/checkpoints", 4, "4/items"),
+            ("maxtext_run/checkpoints/0", 0, "items"),
+            ("maxtext_run/checkpoints/0/items", 0, ""),
+            ("standard", None, ""),
+            ("handmade_bare", None, ""),
+            ("v1_save_pytree", None, "state"),
+            ("v1_training", 0, "0/state"),
+            ("v1_checkpointables/opt", None, ""),
+            ("emergency/persistent", 2, "2/default"),
+            ("emergency/local_host3", 3, "3/state"),
+            ("unfinished_atomic_rename", 1, "1/items"),
+            ("unfinished_commit_file", 1, "1/items"),
+        ],
+    )
+    def test_what_is_taken(self, given, step, taken):
+        metadata = open_tree(FIXTURES / given).metadata
+        assert (metadata.step, metadata.place) == (step, str(FIXTURES / given / taken))
+
+    def test_a_step_may_be_named(self):
+        assert open_tree(FIXTURES / "cm_default", ReadOptions(step=0)).metadata.custom == {"hello": 0}
+
+    def test_metadata_of_the_user_that_only_the_item_has(self):
+        assert open_tree(FIXTURES / "handmade_bare").metadata.custom == {"scan_layers": True}
+
+    def test_a_checkpoint_without_commit_files(self, tmp_path):
+        run = shutil.copytree(FIXTURES / "cm_default", tmp_path / "run")
+        for file in run.rglob("commit_success.txt"):
+            file.unlink()
+        assert open_tree(run).metadata.step == 5
+
+    @pytest.mark.parametrize(
+        ("given", "step", "message"),
+        [
+            (
+                "unfinished_atomic_rename",
+                2,
+                "step 2 is an unfinished save: its name is still 2.orbax-checkpoint-tmp, no _METADATA, "
+                "commit timestamp null",
+            ),
+            (
+                "unfinished_commit_file",
+                2,
+                "step 2 is an unfinished save: no _METADATA, commit timestamp null",
+            ),
+            (
+                "unfinished_commit_file/2",
+                None,
+                "step 2 is an unfinished save: no _METADATA, commit timestamp null",
+            ),
+            ("v1_checkpointables", None, "there are several items"),
+        ],
+    )
+    def test_what_is_refused(self, given, step, message):
+        with pytest.raises(FormatError) as caught:
+            open_tree(FIXTURES / given, ReadOptions(step=step))
+        assert caught.value.message == message
+
+    def test_several_items_are_listed(self):
+        with pytest.raises(FormatError) as caught:
+            open_tree(FIXTURES / "v1_checkpointables")
+        assert caught.value.got == "data, opt, state"
+        assert "name one of them" in caught.value.hint
+
+    def test_an_item_without_metadata_says_what_it_looks_like(self):
+        with pytest.raises(FormatError, match="an unfinished save, or an incomplete copy"):
+            open_tree(FIXTURES / "unfinished_commit_file" / "2" / "items")
+
+    def test_no_checkpoint_says_what_was_tried(self, tmp_path):
+        (tmp_path / "notes").mkdir()
+        with pytest.raises(FormatError) as caught:
+            open_tree(tmp_path)
+        assert "orbax: no _METADATA here, in a sub-directory or in a step directory" in str(caught.value)
+        assert "safetensors: " in str(caught.value)
+
+    def test_an_item_that_is_gone(self, tmp_path):
+        step = shutil.copytree(FIXTURES / "v1_checkpointables", tmp_path / "3")
+        shutil.rmtree(step / "opt")
+        with pytest.raises(FormatError, match="step 3 is an unfinished save: no _METADATA in opt"):
+            open_tree(tmp_path, ReadOptions(step=3))
+        assert len(open_tree(step / "state")) == 1
+
+    def test_a_finished_save_is_preferred_to_one_in_progress(self, tmp_path):
+        run = shutil.copytree(FIXTURES / "unfinished_atomic_rename", tmp_path / "run")
+        (run / "2.orbax-checkpoint-tmp").rename(run / "1.orbax-checkpoint-tmp")
+        assert open_tree(run, ReadOptions(step=1)).metadata.place == str(run / "1" / "items")
+
+    def test_an_unknown_step(self):
+        with pytest.raises(UsageError, match="no step 9"):
+            open_tree(FIXTURES / "cm_default", ReadOptions(step=9))
+
+    def test_permission_denied(self, monkeypatch):
+        def denied(path):
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "iterdir", denied)
+        with pytest.raises(StorageError, match="cannot list") as caught:
+            open_tree(FIXTURES / "cm_default")
+        assert caught.value.got == "Permission denied (errno 13)"
+
+    def test_permission_denied_below(self, monkeypatch):
+        def denied(path):
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "is_file", denied)
+        place = FIXTURES / "cm_default"
+        assert FORMAT.why_not(place) == f"cannot look at {place / '_METADATA'}: Permission denied"
+        with pytest.raises(StorageError, match="cannot look at") as caught:
+            FORMAT.open(place, ReadOptions())
+        assert caught.value.got == "Permission denied (errno 13)"
+
+
+class TestUnmerged:
+    """Without the merged index the databases of the processes are read together."""
+
+    @pytest.mark.parametrize(
+        "name",
+        ["multihost_plain/5/items", "lazy_2proc/7/items", "lazy_workers/1/items", "pytree_ocdbt1_zarr30"],
+    )
+    def test_values(self, tmp_path, name):
+        item = shutil.copytree(FIXTURES / name, tmp_path / "item")
+        (item / "manifest.ocdbt").unlink()
+        shutil.rmtree(item / "d")
+        assert [as_expected(leaf) for leaf in open_tree(item).values()] == [
+            stated(leaf) for leaf in EXPECTED[name]
+        ]
+
+    def test_processes_that_disagree(self, tmp_path):
+        item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [4]), np.arange(4.0))})
+        other = write_item(tmp_path / "other", {("w",): (zarr3([LITTLE], [2]), np.arange(4.0))})
+        for number, place in enumerate((item, other)):
+            process = item / f"ocdbt.process_{number}"
+            process.mkdir()
+            (place / "manifest.ocdbt").rename(process / "manifest.ocdbt")
+            (place / "d").rename(process / "d")
+        with pytest.raises(FormatError, match="two processes disagree") as caught:
+            open_tree(item)
+        assert "ocdbt.process_1: w/" in caught.value.place

@@ -1,0 +1,151 @@
+"""`ckpt convert to-orbax` and `to-zarr3`: from any format, and from Orbax to Orbax, with nothing lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from golden_data import golden_arrays, golden_checkpoint, golden_leaves, leaves_by_package
+from safetensors_files import packed
+from stored_trees import EVERYTHING, STEP, array, write
+
+from ckpttools.cli.main import main
+from ckpttools.dtypes import DTYPES
+from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.registry import open_tree
+from ckpttools.formats.zarr3_write import ZarrWriter
+from ckpttools.ir.tree import Metadata, Tree
+from ckpttools.testing.trees import assert_same
+
+STORAGE = {
+    "default": [],
+    "zarr2": ["--zarr2"],
+    "files": ["--no-ocdbt"],
+    "files-zarr2-zstd": ["--no-ocdbt", "--zarr2", "--compression", "zstd:1"],
+    "zstd": ["--compression", "zstd"],
+    "many": ["--target-data-file-size", "1kB"],
+}
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["convert", *map(str, arguments), "--no-progress"])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A run directory with every kind of leaf."""
+    place = tmp_path_factory.mktemp("source") / "run"
+    write(EVERYTHING, OrbaxWriter(step=None), place)
+    return place
+
+
+class TestOrbaxToOrbax:
+    @pytest.mark.parametrize("options", STORAGE.values(), ids=STORAGE)
+    def test_everything_survives(self, source, tmp_path, options):
+        run("to-orbax", source, tmp_path / "out", *options)
+        back = open_tree(tmp_path / "out")
+        assert_same(back, EVERYTHING)
+        assert list(back) == list(EVERYTHING)
+        assert back.metadata.key_impls == EVERYTHING.metadata.key_impls
+
+    def test_the_metadata_of_the_tree_is_the_same(self, source, tmp_path):
+        run("to-orbax", source, tmp_path / "out")
+        ours, theirs = (
+            json.loads((place / str(STEP) / "items" / "_METADATA").read_bytes())
+            for place in (source, tmp_path / "out")
+        )
+        assert ours == theirs
+
+    @pytest.mark.parametrize("scan", [True, False])
+    def test_what_orbax_wrote(self, tmp_path, scan):
+        run("to-orbax", golden_checkpoint(scan), tmp_path / "out", "--no-ocdbt", "--compression", "zstd")
+        tree = open_tree(tmp_path / "out")
+        assert leaves_by_package(tree) == golden_leaves("llama3.1", scan)
+        assert tree.metadata.custom == open_tree(golden_checkpoint(scan)).metadata.custom
+
+    def test_step_and_item(self, source, tmp_path):
+        run("to-orbax", source, tmp_path / "out", "--step", STEP, "--as-step", 12, "--item", "state")
+        assert (tmp_path / "out" / "12" / "state" / "_METADATA").is_file()
+        assert open_tree(tmp_path / "out").metadata.step == 12
+
+    def test_the_step_of_the_source_is_kept(self, source, tmp_path):
+        run("to-orbax", source, tmp_path / "out")
+        assert [place.name for place in (tmp_path / "out").iterdir()] == [str(STEP)]
+
+    def test_dtype(self, tmp_path):
+        run("to-orbax", golden_checkpoint(True), tmp_path / "out", "--dtype", "float32")
+        dtypes = {each.dtype.name for each in open_tree(tmp_path / "out").arrays.values()}
+        assert dtypes == {"float32", "int64"}
+
+
+class TestZarr:
+    @pytest.mark.parametrize("options", [[], ["--compression", "zstd:9"]], ids=str)
+    def test_there_and_back(self, source, tmp_path, options):
+        run("to-zarr3", source, tmp_path / "z", *options)
+        assert_same(open_tree(tmp_path / "z"), EVERYTHING)
+        run("to-orbax", tmp_path / "z", tmp_path / "back")
+        back = open_tree(tmp_path / "back")
+        assert_same(back, EVERYTHING)
+        assert list(back) == list(EVERYTHING)
+
+    def test_what_orbax_wrote(self, tmp_path):
+        run("to-zarr3", golden_checkpoint(True), tmp_path / "z")
+        tree = open_tree(tmp_path / "z")
+        assert leaves_by_package(tree) == golden_leaves("llama3.1", True)
+        assert len(tree.arrays) == len(golden_arrays("llama3.1", True))
+
+
+HF = Path(__file__).parents[1] / "fixtures" / "golden" / "llama3.1" / "hf"
+
+
+@pytest.mark.parametrize("options", STORAGE.values(), ids=STORAGE)
+def test_hf_to_maxtext_in_every_layout(tmp_path, options):
+    run("hf-to-maxtext", HF, tmp_path / "out", *options)
+    assert leaves_by_package(open_tree(tmp_path / "out")) == golden_leaves("llama3.1", True)
+
+
+def test_safetensors_to_orbax(tmp_path):
+    run("to-orbax", HF, tmp_path / "out")
+    assert (tmp_path / "out" / "0" / "items" / "manifest.ocdbt").is_file()
+    ours, theirs = open_tree(tmp_path / "out"), open_tree(HF)
+    assert leaves_by_package(ours) == leaves_by_package(theirs)
+
+
+class TestMessages:
+    def test_an_unknown_compression(self, source, tmp_path):
+        output = run("to-orbax", source, tmp_path / "out", "--compression", "lz4", code=2)
+        assert "none, zstd or zstd:LEVEL" in output
+
+    def test_a_target_size_without_ocdbt(self, source, tmp_path):
+        options = ("--no-ocdbt", "--target-data-file-size", "1GB")
+        output = run("to-orbax", source, tmp_path / "out", *options, code=2)
+        assert "data files have no target size" in output
+
+    def test_a_bad_item(self, source, tmp_path):
+        assert "cannot be the name of an item" in run(
+            "to-orbax", source, tmp_path / "out", "--item", "a/b", code=2
+        )
+
+    def test_arrays_without_elements(self, tmp_path):
+        write(Tree({("w",): array("float32", 0)}, Metadata(step=0)), ZarrWriter(), tmp_path / "z")
+        output = run("to-orbax", tmp_path / "z", tmp_path / "out", code=3)
+        assert "without elements" in output
+        assert "w: [0]" in output
+        assert not (tmp_path / "out.partial").exists()
+
+    def test_dry_run_writes_nothing(self, source, tmp_path):
+        assert "Dry run" in run("to-zarr3", source, tmp_path / "out", "--dry-run")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_small_floats_are_cast_as_the_message_says(tmp_path):
+    tensors = {"w": ("F6_E2M3", [4], bytes(3)), "v": ("F32", [1], bytes(4))}
+    (tmp_path / "model.safetensors").write_bytes(packed(tensors))
+    output = run("to-orbax", tmp_path / "model.safetensors", tmp_path / "out", code=3)
+    assert "zarr v3 has no float6_e2m3fn" in output
+    run("to-orbax", tmp_path / "model.safetensors", tmp_path / "out", "--dtype", "bfloat16")
+    assert open_tree(tmp_path / "out").arrays["w",].dtype is DTYPES["bfloat16"]

@@ -1,0 +1,195 @@
+"""`ckpt convert to-safetensors`, and the same as a library: any checkpoint there and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from golden_data import GOLDEN
+from safetensors import safe_open
+
+from ckpttools.cli.main import main
+from ckpttools.convert import Resources, ToMaxText, open_checkpoint, plan_to_maxtext
+from ckpttools.convert_any import plan_any
+from ckpttools.dtypes import DTYPES
+from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.safetensors_write import SafetensorsWriter
+from ckpttools.ir.tree import Empty, Metadata, Tree
+from ckpttools.testing.conformance import write
+from ckpttools.testing.models import LlamaSizes, write_llama
+from ckpttools.testing.strategies import noise, stored
+from ckpttools.testing.trees import assert_same
+
+HF = GOLDEN / "llama3.1" / "hf"
+MIB = 1 << 20
+
+
+def ckpt(*arguments):
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+def succeed(*arguments):
+    result = ckpt(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refused(code, *arguments):
+    """The message of a command that must end with this exit code."""
+    result = ckpt("convert", "to-safetensors", *arguments)
+    assert result.exit_code == code, result.output
+    return result.stderr
+
+
+@pytest.fixture(scope="module", params=["scan", "no-scan"])
+def orbax(request, tmp_path_factory):
+    place = tmp_path_factory.mktemp("orbax") / "llama"
+    plan_to_maxtext(HF, ToMaxText(scan=request.param == "scan")).run(place)
+    return place
+
+
+def files(place: Path):
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in place.iterdir()}
+
+
+class TestThereAndBack:
+    @pytest.mark.parametrize("options", [(), ("--max-shard-size=40KB",), ("--separator=/",)], ids=str)
+    def test_orbax_is_the_same_tree_in_safetensors(self, orbax, tmp_path, options):
+        succeed("convert", "to-safetensors", orbax, tmp_path / "st", *options)
+        wanted, got = open_checkpoint(orbax), open_checkpoint(tmp_path / "st")
+        assert_same(got, wanted)
+        assert list(got) == list(wanted)
+        assert got.metadata.step == 0
+        assert got.metadata.custom == wanted.metadata.custom
+        assert "scan_layers" in got.metadata.custom
+        assert Empty("Dict") in [leaf for path, leaf in got.items() if path[0] == "opt_state"]
+
+    @pytest.mark.parametrize("separator", [".", "/"])
+    def test_names_are_the_keys_joined(self, orbax, tmp_path, separator):
+        succeed("convert", "to-safetensors", orbax, tmp_path / "st", f"--separator={separator}")
+        tree = open_checkpoint(orbax)
+        with safe_open(tmp_path / "st" / "model.safetensors", framework="numpy") as file:
+            assert set(file.keys()) == {separator.join(map(str, path)) for path in tree.arrays}
+            for path, array in tree.arrays.items():
+                got = file.get_tensor(separator.join(map(str, path)))
+                assert got.tobytes() == array.read().tobytes()
+
+    def test_orbax_by_way_of_safetensors_is_the_same_orbax(self, orbax, tmp_path):
+        plan_any(orbax, SafetensorsWriter(40_000)).run(tmp_path / "st")
+        plan_any(tmp_path / "st", OrbaxWriter(step=0)).run(tmp_path / "orbax")
+        assert_same(open_checkpoint(tmp_path / "orbax"), open_checkpoint(orbax))
+        before, after = (place / "0" / "items" / "_METADATA" for place in (orbax, tmp_path / "orbax"))
+        assert json.loads(after.read_bytes()) == json.loads(before.read_bytes())
+
+    def test_hugging_face_shards_become_one_file_and_shards_again(self, tmp_path):
+        sharded = GOLDEN / "llama3.1" / "hf_sharded"
+        succeed("convert", "to-safetensors", sharded, tmp_path / "one")
+        assert set(files(tmp_path / "one")) == {"model.safetensors"}
+        succeed("convert", "to-safetensors", tmp_path / "one", tmp_path / "many", "--max-shard-size=30KB")
+        assert len(files(tmp_path / "many")) > 3
+        for place in ("one", "many"):
+            got, wanted = open_checkpoint(tmp_path / place), open_checkpoint(sharded)
+            assert_same(got.with_metadata(custom={}), wanted.with_metadata(custom={}))
+
+    def test_a_step_of_several(self, tmp_path):
+        for step in (3, 20):
+            tree = Tree({("w", 0): stored(noise((4,), DTYPES["int32"], step), DTYPES["int32"])})
+            write(tree.with_metadata(step=step), OrbaxWriter(step=step), tmp_path / f"run{step}")
+        (tmp_path / "run3" / "3").rename(tmp_path / "run20" / "3")
+        succeed("convert", "to-safetensors", tmp_path / "run20", tmp_path / "latest")
+        succeed("convert", "to-safetensors", tmp_path / "run20", tmp_path / "third", "--step=3")
+        for place, step in (("latest", 20), ("third", 3)):
+            tree = open_checkpoint(tmp_path / place)
+            assert tree.metadata.step == step
+            assert np.array_equal(tree["w", 0].read().view("u4"), noise((4,), DTYPES["int32"], step))
+
+
+class TestTheCommand:
+    def test_says_what_it_did_and_leaves_nothing_behind(self, orbax, tmp_path):
+        output = succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--no-progress").stdout
+        assert output.startswith(f"{tmp_path / 'st'}: ")
+        assert [place.name for place in tmp_path.iterdir()] == ["st"]
+        assert set(files(tmp_path / "st")) == {"model.safetensors"}
+
+    def test_a_cast_is_applied_and_its_loss_is_said(self, orbax, tmp_path):
+        result = succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--dtype=fp16")
+        assert "INEXACT" in result.stderr
+        dtypes = {str(array.dtype) for array in open_checkpoint(tmp_path / "st").arrays.values()}
+        assert dtypes == {"float16", "int64"} or dtypes == {"float16", "int32"}
+
+    def test_a_dry_run_writes_nothing_and_tells_the_files(self, orbax, tmp_path):
+        arguments = ("convert", "to-safetensors", orbax, tmp_path / "st", "--max-shard-size=40KB")
+        output = succeed(*arguments, "--dry-run").stdout
+        assert list(tmp_path.iterdir()) == []
+        plan = json.loads(succeed(*arguments, "--dry-run", "--json").stdout)
+        succeed(*arguments)
+        sizes = {file.name: file.stat().st_size for file in (tmp_path / "st").glob("*.safetensors")}
+        assert plan["files"] == sizes
+        assert all(name in output for name in sizes)
+
+    def test_a_destination_that_exists(self, orbax, tmp_path):
+        (tmp_path / "st").mkdir()
+        (tmp_path / "st" / "precious").write_text("x")
+        assert "--overwrite" in refused(2, orbax, tmp_path / "st")
+        assert [place.name for place in tmp_path.rglob("*")] == ["st", "precious"]
+        succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--overwrite")
+        assert set(files(tmp_path / "st")) == {"model.safetensors"}
+
+    def test_what_makes_no_sense(self, orbax, tmp_path):
+        destination = tmp_path / "st"
+        assert "nothing to go on with" in refused(2, orbax, destination, "--resume")
+        assert "there is no step 7" in refused(2, orbax, destination, "--step=7")
+        assert "unknown dtype" in refused(2, orbax, destination, "--dtype=float17")
+        assert "is not one of" in refused(2, orbax, destination, "--separator=_")
+        assert "is no size" in refused(2, orbax, destination, "--max-shard-size=big")
+        assert "is not there" in refused(5, tmp_path / "none", destination)
+        assert "does not fit into the memory" in refused(4, orbax, destination, "--memory=1MiB")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_dtypes_that_safetensors_lacks(self, tmp_path):
+        dtype = DTYPES["float8_e3m4"]
+        tree = Tree({("w", "a"): stored(noise((4, 2), dtype), dtype)}, Metadata(step=0))
+        write(tree, OrbaxWriter(), tmp_path / "orbax")
+        message = refused(3, tmp_path / "orbax", tmp_path / "st")
+        assert "w/a: float8_e3m4" in message
+        assert "--dtype bfloat16" in message
+        succeed("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "st", "--dtype", "bfloat16")
+
+    def test_names_that_collide(self, tmp_path):
+        dtype = DTYPES["int8"]
+        leaves = {path: stored(noise((2,), dtype), dtype) for path in (("a", "b/c"), ("a/b", "c"))}
+        write(Tree(leaves, Metadata(step=0)), OrbaxWriter(), tmp_path / "orbax")
+        message = refused(3, tmp_path / "orbax", tmp_path / "st", "--separator=/")
+        assert """["a", "b/c"] and ["a/b", "c"]: 'a/b/c'""" in message
+        succeed("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "st")
+        assert set(open_checkpoint(tmp_path / "st")) == set(leaves)
+
+
+def test_two_runs_with_other_resources_give_the_same_files(orbax, tmp_path):
+    for name, jobs, memory in (("a", 1, 128 * MIB), ("b", 4, 512 * MIB)):
+        resources = Resources(memory=memory, jobs=jobs)
+        plan_any(orbax, SafetensorsWriter(40_000), resources=resources).run(tmp_path / name)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+CONVERT = """
+import sys
+from ckpttools.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+def test_memory_is_kept(tmp_path):
+    sizes = LlamaSizes(layers=2, hidden=2048, mlp=16384, heads=16, kv_heads=4, head_dim=128, vocab=8192)
+    write_llama(tmp_path / "hf", sizes, sparse=True)
+    words = ("to-safetensors", tmp_path / "hf", tmp_path / "st", "--memory=128MiB", "--json", "--no-progress")
+    command = [sys.executable, "-c", CONVERT, "convert", *map(str, words)]
+    receipt = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert receipt["bytes_out"] > 256 * MIB
+    assert receipt["peak_bytes"] <= 128 * MIB

@@ -1,0 +1,354 @@
+"""Plain zarr v3 hierarchies: what is written opens in zarr-python and tensorstore, and theirs opens here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorstore as ts
+import zarr
+import zarr.codecs
+import zarr.storage
+from golden_data import described
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from stored_trees import EVERYTHING, ZARR3, array, contents, write
+
+from ckpttools.errors import CheckpointError, FormatError
+from ckpttools.formats import chunking, orbax, zarr3_read
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.chunk_codecs import Zstd
+from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.registry import open_tree
+from ckpttools.formats.zarr3_write import ZarrWriter
+from ckpttools.ir.tree import Empty, Metadata, Text, Tree
+from ckpttools.region import Region
+from ckpttools.testing.conformance import FormatTests
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.trees import assert_same, trees, unambiguous
+
+use_profile()
+CODECS = {"raw": None, "zstd": Zstd(3)}
+EVERY_CODEC = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+# Those that zarr-python (3.1) has a dtype for.
+KNOWN = [name for name in ZARR3 if hasattr(np, name)]
+
+
+class TestZarr3(FormatTests):
+    format = zarr3_read.FORMAT
+    dtypes = tuple(ZARR3.values())
+
+    def writer(self, tree):
+        return ZarrWriter()
+
+
+class TestZarr3Zstd(TestZarr3):
+    def writer(self, tree):
+        return ZarrWriter(Zstd(1))
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """The tree of every kind of leaf, by codec, in small chunks with cut edges."""
+    top = tmp_path_factory.mktemp("zarr")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunking, "SMALLEST", 2000)
+        patch.setattr(chunking, "LARGEST", 1500)
+        for name, codec in CODECS.items():
+            write(EVERYTHING, ZarrWriter(codec), top / name)
+    return top
+
+
+@pytest.mark.parametrize("codec", CODECS)
+class TestWritten:
+    def test_every_leaf_comes_back(self, places, codec):
+        back = open_tree(places / codec)
+        assert_same(back, EVERYTHING)
+        assert list(back) == list(EVERYTHING)
+        assert back.metadata.key_impls == EVERYTHING.metadata.key_impls
+        assert back.metadata.format == "zarr3"
+
+    def test_zarr_python_opens_what_it_has_a_dtype_for(self, places, codec):
+        group = zarr.open_group(places / codec, mode="r")
+        opened = 0
+        for path, each in EVERYTHING.arrays.items():
+            if each.dtype.name in KNOWN:
+                opened += 1
+                theirs = group["/".join(map(str, path))]
+                assert described(np.asarray(theirs[...])) == described(each.read()), path
+        assert opened > len(KNOWN)
+
+    def test_tensorstore_opens_all(self, places, codec):
+        for path, each in EVERYTHING.arrays.items():
+            place = places / codec / "/".join(map(str, path))
+            opened = by_tensorstore(place)
+            assert described(opened.read().result()) == described(each.read()), path
+
+    def test_grids_are_cut(self, places, codec):
+        chunk = by_tensorstore(places / codec / "ranks/2/kernel").chunk_layout.read_chunk.shape
+        assert any(n % c for n, c in zip((37, 5, 23), chunk, strict=True))
+
+    def test_two_runs_give_the_same_files(self, places, codec, tmp_path, monkeypatch):
+        monkeypatch.setattr(chunking, "SMALLEST", 2000)
+        monkeypatch.setattr(chunking, "LARGEST", 1500)
+        write(EVERYTHING, ZarrWriter(CODECS[codec]), tmp_path / "again", jobs=1)
+        assert contents(tmp_path / "again") == contents(places / codec)
+
+    def test_orbax_does_not_take_it_for_its_own(self, places, codec):
+        assert orbax.FORMAT.why_not(places / codec)
+
+
+def by_tensorstore(place: Path) -> ts.TensorStore:
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": f"{place}/"},
+        "fill_missing_data_reads": False,
+    }
+    return ts.open(spec, open=True, read=True).result()
+
+
+@EVERY_CODEC
+def test_zarr_python_walks_the_hierarchy(tmp_path, codec):
+    """It lists groups whose arrays are all of dtypes that it knows; others it opens by name only."""
+    leaves = {("a", "b", name): array(name, 3, 2) for name in KNOWN} | {("list", 0): array("int8", 2)}
+    write(Tree(leaves), ZarrWriter(codec), tmp_path / "z")
+    members = dict(zarr.open_group(tmp_path / "z", mode="r").members(max_depth=None))
+    groups = {name for name, node in members.items() if isinstance(node, zarr.Group)}
+    assert groups == {"a", "a/b", "list"}
+    theirs = {name: described(node[...]) for name, node in members.items() if name not in groups}
+    assert theirs == {"/".join(map(str, path)): described(each.read()) for path, each in leaves.items()}
+
+
+@EVERY_CODEC
+def test_arrays_without_elements(tmp_path, codec):
+    tree = Tree(
+        {
+            ("a", "none"): array("float32", 0, 3),
+            ("a", "some"): array("int8", 2),
+            ("b",): array("bfloat16", 4, 0),
+        }
+    )
+    write(tree, ZarrWriter(codec), tmp_path / "z")
+    assert_same(open_tree(tmp_path / "z"), tree)
+    assert zarr.open_group(tmp_path / "z", mode="r")["a/none"].shape == (0, 3)
+    assert by_tensorstore(tmp_path / "z" / "b").shape == (4, 0)
+
+
+def test_nothing_but_arrays_without_elements(tmp_path):
+    tree = Tree({("a",): array("float32", 0)})
+    write(tree, ZarrWriter(), tmp_path / "z")
+    assert_same(open_tree(tmp_path / "z"), tree)
+
+
+def test_a_tree_without_arrays(tmp_path):
+    tree = Tree({("text",): Text("x"), ("a", 0): Empty("List")}, Metadata(step=5))
+    write(tree, ZarrWriter(), tmp_path / "z")
+    assert_same(open_tree(tmp_path / "z"), tree)
+
+
+@EVERY_CODEC
+def test_an_array_that_is_the_whole_tree(tmp_path, codec):
+    tree = Tree({(): array("float32", 37, 5)}, Metadata(step=5))
+    write(tree, ZarrWriter(codec), tmp_path / "z")
+    assert_same(open_tree(tmp_path / "z"), tree)
+    assert described(zarr.open_array(tmp_path / "z", mode="r")[...]) == described(tree.arrays[()].read())
+
+
+@given(data=st.data())
+def test_any_tree_goes_through_zarr_and_orbax(data, tmp_path):
+    tree = data.draw(trees(tuple(ZARR3.values())))
+    assume(unambiguous(tree))
+    for name, writer in (("z", ZarrWriter()), ("o", OrbaxWriter(step=None)), ("back", ZarrWriter(Zstd(1)))):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+        write(tree, writer, tmp_path / name)
+        back = open_tree(tmp_path / name)
+        assert_same(back, tree)
+        tree = back
+
+
+class TestMadeByZarrPython:
+    """Hierarchies that know nothing of this package."""
+
+    TRUTH = np.arange(7 * 5, dtype=np.float32).reshape(7, 5)
+
+    def check(self, place: Path, truth: np.ndarray = TRUTH) -> None:
+        tree = open_tree(place)
+        assert list(tree) == [("group", "array")]
+        opened = tree.arrays["group", "array"]
+        assert described(opened.read()) == described(truth)
+        part = opened.read(Region((2, 1), (6, 4)))
+        assert described(part) == described(truth[2:6, 1:4])
+
+    def make(self, place: Path, truth: np.ndarray = TRUTH, **options) -> zarr.Array:
+        group = zarr.create_group(place).create_group("group")
+        made = group.create_array("array", shape=truth.shape, chunks=(3, 2), dtype=truth.dtype, **options)
+        made[...] = truth
+        return made
+
+    OPTIONS = {  # noqa: RUF012
+        "default": {},
+        "raw": {"compressors": None},
+        "gzip": {"compressors": zarr.codecs.GzipCodec(level=5)},
+        "blosc": {"compressors": zarr.codecs.BloscCodec(cname="zstd")},
+        "crc32c": {"compressors": [zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()]},
+        "big-endian": {"compressors": None, "serializer": zarr.codecs.BytesCodec(endian="big")},
+        "transposed": {"compressors": None, "filters": [zarr.codecs.TransposeCodec(order=(1, 0))]},
+        "shards": {"shards": (6, 4)},
+        "raw-shards": {"shards": (6, 4), "compressors": None},
+        "v2-keys": {"chunk_key_encoding": {"name": "v2", "separator": "."}, "compressors": None},
+        "dotted-keys": {"chunk_key_encoding": {"name": "default", "separator": "."}},
+        "named-axes": {"dimension_names": ["rows", "columns"]},
+    }
+
+    @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+    def test_codecs_and_keys(self, tmp_path, options):
+        self.make(tmp_path / "z", **options)
+        self.check(tmp_path / "z")
+
+    @pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+    def test_consolidated_metadata(self, tmp_path):
+        self.make(tmp_path / "z")
+        zarr.consolidate_metadata(tmp_path / "z")
+        self.check(tmp_path / "z")
+
+    @pytest.mark.parametrize("name", KNOWN)
+    def test_dtypes(self, tmp_path, name):
+        truth = array(name, 7, 5).read()
+        self.make(tmp_path / "z", truth, compressors=None)
+        self.check(tmp_path / "z", truth)
+
+    @pytest.mark.parametrize(("name", "fill"), [("float32", 7.5), ("float64", float("nan")), ("int16", -3)])
+    def test_chunks_left_out_hold_the_fill_value(self, tmp_path, name, fill):
+        made = zarr.create_group(tmp_path / "z").create_array(
+            "a", shape=(7, 5), chunks=(3, 2), dtype=name, fill_value=fill
+        )
+        made[:3] = 1
+        truth = np.full((7, 5), fill, name)
+        truth[:3] = 1
+        assert len(list((tmp_path / "z" / "a" / "c").rglob("?"))) < 12
+        assert np.array_equal(open_tree(tmp_path / "z").arrays["a",].read(), truth, equal_nan=True)
+
+    def test_attributes_are_custom_metadata(self, tmp_path):
+        zarr.create_group(tmp_path / "z", attributes={"a": [1, {"b": None}]}).create_array(
+            "w", data=self.TRUTH
+        )
+        assert open_tree(tmp_path / "z").metadata.custom == {"a": [1, {"b": None}]}
+
+    def test_the_order_is_that_of_names(self, tmp_path):
+        group = zarr.create_group(tmp_path / "z")
+        for name in ("b/x", "b/a/y", "a", "c"):
+            group.create_array(name, data=self.TRUTH)
+        (tmp_path / "z" / "no node").mkdir()
+        assert list(open_tree(tmp_path / "z")) == [("a",), ("b", "a", "y"), ("b", "x"), ("c",)]
+
+    def test_a_dtype_that_is_not_known_here(self, tmp_path):
+        zarr.create_group(tmp_path / "z").create_array("when", shape=3, dtype="datetime64[s]")
+        with pytest.raises(FormatError, match="unknown zarr data type") as caught:
+            open_tree(tmp_path / "z")
+        assert "when" in caught.value.place
+
+    def test_converted_into_orbax(self, tmp_path):
+        self.make(tmp_path / "z")
+        write(open_tree(tmp_path / "z"), OrbaxWriter(step=None), tmp_path / "o")
+        self.check(tmp_path / "o")
+
+
+class TestReaderRefuses:
+    def place(self, tmp_path: Path, codec: Zstd | None = None) -> Path:
+        write(Tree({("a", "w"): array("float32", 5, 3)}, Metadata(step=0)), ZarrWriter(codec), tmp_path / "z")
+        return tmp_path / "z"
+
+    def test_other_places(self, tmp_path):
+        assert zarr3_read.FORMAT.why_not(tmp_path) == "no zarr.json here"
+        (tmp_path / "file").write_text("")
+        assert zarr3_read.FORMAT.why_not(tmp_path / "file") == "not a directory"
+
+    def test_items_of_orbax(self, tmp_path):
+        writer = OrbaxWriter(ocdbt=False)
+        write(Tree({(): array("float32", 5)}), writer, tmp_path / "run")
+        item = tmp_path / "run" / "0" / "items"
+        assert (item / "zarr.json").is_file()
+        assert "Orbax" in zarr3_read.FORMAT.why_not(item)
+        assert open_tree(item).metadata.format == "orbax"
+
+    @EVERY_CODEC
+    def test_a_missing_chunk(self, tmp_path, codec):
+        place = self.place(tmp_path, codec)
+        (place / "a/w/c/0/0").unlink()
+        with pytest.raises(CheckpointError, match="missing"):
+            open_tree(place).arrays["a", "w"].read()
+
+    def test_a_missing_array(self, tmp_path):
+        place = self.place(tmp_path)
+        shutil.rmtree(place / "a" / "w")
+        with pytest.raises(FormatError, match="contradicts the arrays"):
+            open_tree(place)
+
+    @pytest.mark.parametrize("text", ["{}", "[]", "no JSON", '{"zarr_format":2,"node_type":"group"}'])
+    def test_a_root_that_is_no_node(self, tmp_path, text):
+        place = self.place(tmp_path)
+        (place / "zarr.json").write_text(text)
+        with pytest.raises(FormatError) as caught:
+            open_tree(place)
+        assert "zarr.json" in caught.value.place
+
+    def test_attributes_that_are_none(self, tmp_path):
+        place = self.place(tmp_path)
+        document = json.loads((place / "zarr.json").read_bytes())
+        (place / "zarr.json").write_text(json.dumps({**document, "attributes": 3}))
+        with pytest.raises(FormatError, match="attributes"):
+            open_tree(place)
+
+    def test_a_description_that_is_damaged(self, tmp_path):
+        place = self.place(tmp_path)
+        document = json.loads((place / "zarr.json").read_bytes())
+        document["attributes"]["ckpttools.tree"]["leaves"] = 3
+        (place / "zarr.json").write_text(json.dumps(document))
+        with pytest.raises(FormatError, match="description of the tree is damaged"):
+            zarr3_read.FORMAT.open(place, ReadOptions())
+
+
+class TestWriterRefuses:
+    def refused(self, *paths: tuple[str | int, ...]) -> FormatError:
+        with pytest.raises(FormatError) as caught:
+            ZarrWriter().layout(Tree({path: array("int8", 2) for path in paths}), 1 << 20)
+        return caught.value
+
+    @pytest.mark.parametrize("key", ["", "a/b", ".", "..", "...", "__x", "zarr.json", "x" * 256, "\0"])
+    def test_keys_that_zarr_cannot_hold(self, key):
+        error = self.refused(("a", key, "w"), ("b",))
+        assert error.message.startswith("these keys cannot be names of zarr nodes:")
+        assert repr(key) in error.message
+        assert "--ocdbt" in error.hint
+
+    def test_all_of_them_at_once(self):
+        error = self.refused(("__a",), ("b", "."))
+        assert "'__a' in __a" in error.message
+        assert "'.' in b/." in error.message
+
+    def test_an_array_below_an_array(self):
+        error = self.refused(("a",), ("a", "b", "c"))
+        assert (error.message, error.got) == (
+            "an array cannot have others below it in zarr",
+            "a is an array, too",
+        )
+        assert error.place == "a/b/c"
+
+    def test_a_number_and_the_same_as_text(self):
+        error = self.refused(("a", 0), ("a", "0"))
+        assert error.message == "two arrays would have the same name a/0"
+        assert error.got == '["a", 0] and ["a", "0"]'
+
+    def test_dtypes(self):
+        with pytest.raises(FormatError, match="zarr v3 has no float6_e2m3fn") as caught:
+            ZarrWriter().layout(Tree({("w",): array("float6_e2m3fn", 2)}), 1 << 20)
+        assert "w: float6_e2m3fn" in caught.value.message
+        assert "--dtype bfloat16" in caught.value.hint
+
+    def test_custom_metadata_that_json_lacks(self):
+        tree = Tree({("w",): array("int8", 2)}, Metadata(custom={"a": object()}))
+        with pytest.raises(FormatError, match="custom metadata 'a'"):
+            ZarrWriter().layout(tree, 1 << 20)
