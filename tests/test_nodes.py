@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import FormatError, ShapeError
 from ckpttools.ir import copy as copying
-from ckpttools.ir import nodes
+from ckpttools.ir import slabs
+from ckpttools.ir import stored as storing
 from ckpttools.ir.array import ReadCost
 from ckpttools.ir.nodes import (
     Chunked,
@@ -39,8 +40,8 @@ def slab(request):
     """Reads everything through slabs of this many bytes."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param:
-            patch.setattr(nodes, "SLAB_BYTES", request.param)
-            patch.setattr(nodes, "_PACKED_SLAB", min(request.param, nodes._PACKED_SLAB))
+            patch.setattr(slabs, "SLAB_BYTES", request.param)
+            patch.setattr(storing, "_PACKED_SLAB", min(request.param, storing._PACKED_SLAB))
             patch.setattr(copying, "_TILE_BYTES", max(request.param, 256))
         yield request.param
 
@@ -48,7 +49,7 @@ def slab(request):
 @pytest.fixture
 def exact(monkeypatch):
     """No room for buffers that are rounded up to pages: it would hide what is not accounted for."""
-    monkeypatch.setattr(nodes, "_PAGE", 0)
+    monkeypatch.setattr(slabs, "_PAGE", 0)
     monkeypatch.setattr(copying, "rounded_up", lambda nbytes: nbytes)
 
 
@@ -179,7 +180,7 @@ def test_stored_reads_what_it_says_and_little_between(data):
     array.read(region)
     nbytes = sum(n for _, n in seen)
     assert array.read_cost(region) == ReadCost(nbytes, len(seen))
-    assert nbytes <= nodes._MOST_GROWTH * region.size * dtype.itemsize
+    assert nbytes <= storing._MOST_GROWTH * region.size * dtype.itemsize
     assert len(seen) <= count_runs(shape, region)
     assert all(start >= 7 and start + n <= 7 + array.nbytes for start, n in seen)
     flat = np.arange(truth.size).reshape(shape)[region.slices].reshape(-1)
@@ -224,7 +225,7 @@ def test_expressions_read_what_their_cost_says(data):
     region = data.draw(regions(array.shape))
     array.read(region)
     nbytes = sum(n for _, n in seen)
-    assert nbytes <= array.read_cost(region).nbytes <= nodes._MOST_GROWTH * region.size * 2
+    assert nbytes <= array.read_cost(region).nbytes <= storing._MOST_GROWTH * region.size * 2
     assert nbytes >= region.size * 2
 
 

@@ -31,6 +31,7 @@ from ckpttools.dtypes import DTYPES
 from ckpttools.errors import FormatError
 from ckpttools.formats import orbax_pieces
 from ckpttools.formats.registry import open_tree
+from ckpttools.ir import slabs
 from ckpttools.ir.nodes import Chunked, Decoded, Relayout, Stored, relayout
 from ckpttools.ir.scratch import Scratch
 from ckpttools.region import Region
@@ -106,7 +107,7 @@ class TestCodecs:
     def test_values_streamed(self, tmp_path, codec, monkeypatch):
         """As large pieces are read: on and on, back only by starting again."""
         monkeypatch.setattr(orbax_pieces, "KEPT_BYTES", 0)
-        monkeypatch.setattr(orbax_pieces, "SLAB_BYTES", 16)
+        monkeypatch.setattr(slabs, "SLAB_BYTES", 16)
         truth = values_of(F32, (7, 10))
         item = write_item(tmp_path / "item", {("w",): (CODECS[codec], truth)})
         (array,) = open_tree(item).arrays.values()
@@ -304,7 +305,7 @@ class TestDecodingOnce:
         self.test_by_rows(tmp_path, decoded, chunk)
 
     def test_transposed(self, tmp_path, decoded, monkeypatch):
-        monkeypatch.setattr("ckpttools.ir.nodes.SLAB_BYTES", 1024)
+        monkeypatch.setattr("ckpttools.ir.slabs.SLAB_BYTES", 1024)
         array = self.array(tmp_path, (64, 64))
         turned = relayout(array, [(64,), (64,)], (1, 0), (1, 1))
         assert np.array_equal(turned.read().view("u4"), self.truth.T.view("u4"))

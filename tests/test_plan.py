@@ -11,7 +11,7 @@ from ckpttools.errors import MemoryBudgetError
 from ckpttools.formats.base import Layout
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.placement import DataFile, Placement
-from ckpttools.ir import nodes
+from ckpttools.ir import nodes, slabs
 from ckpttools.ir.nodes import Constant, Stored, elementwise, relayout, stack
 from ckpttools.ir.scratch import Scratch
 from ckpttools.ir.tree import Metadata, Tree
@@ -56,7 +56,7 @@ def small():
         patch.setattr(planning, "BASE_BYTES", 0)
         patch.setattr(planning, "LARGEST_TASK", 256)
         patch.setattr(planning, "_SMALLEST_TASK", 16)
-        patch.setattr(nodes, "SLAB_BYTES", 512)
+        patch.setattr(slabs, "SLAB_BYTES", 512)
         yield
 
 

@@ -11,9 +11,10 @@ from typing import Any
 from ckpttools.errors import FormatError
 from ckpttools.formats import orbax_metadata, orbax_steps
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax_arrays import Arrays
 from ckpttools.formats.orbax_entries import entries_of
-from ckpttools.formats.orbax_metadata import SavedLeaf, key_impls, read_json
+from ckpttools.formats.orbax_metadata import SavedLeaf, key_impls
 from ckpttools.ir.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, spelled
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
-from ckpttools.errors import FormatError, StorageError
+from ckpttools.errors import FormatError
+from ckpttools.formats.json_file import read_json
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.tree import Empty, Leaf, Path, Text, Tree
 from ckpttools.region import Shape
@@ -207,21 +208,3 @@ def _impls(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         impl = (array.get("ext_metadata") or {}).get("random_key_impl")
         if impl:
             yield array["param_name"], impl
-
-
-def read_json(path: FilePath) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        StorageError: the file cannot be read.
-        FormatError: it holds no JSON object.
-    """
-    try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise StorageError(f"cannot read {path}", got=error.strerror) from error
-    except ValueError as error:
-        raise FormatError("not a JSON file", place=path, got=error) from error
-    if not isinstance(document, dict):
-        raise FormatError("not a JSON object", place=path, got=type(document).__name__)
-    return document

@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary
 from ckpttools.dtypes import DType
 from ckpttools.errors import FormatError
 from ckpttools.formats.zarr_codecs import Coding, Range, Repeated, Stream, fetched
+from ckpttools.ir import slabs
 from ckpttools.ir.array import ByteSource, LazyArray
-from ckpttools.ir.nodes import SLAB_BYTES, Decoded, Stored, relayout
+from ckpttools.ir.nodes import Decoded, Stored, relayout
 from ckpttools.region import Region, Shape, contiguous_runs, split_to
 from ckpttools.stores.memory import Bytes
 
@@ -32,7 +33,6 @@ KEPT_BYTES = 64 << 20
 # Larger pieces are not kept but read on where the last read stopped.
 _STREAMS = 2
 # What taking scratch may round up.
-_PAGE = 4096
 _MISSING = (1 << 64) - 1
 
 
@@ -138,7 +138,7 @@ class Piece:
 
     @property
     def scratch_bytes(self) -> int:
-        slab = min(self.decoded_bytes, SLAB_BYTES) + _PAGE
+        slab = slabs.scratch(self.decoded_bytes)
         if self._is_kept:
             kept = min(max(self.siblings_nbytes, self.decoded_bytes), KEPT_BYTES)
             return slab + kept + self.coding.memory
@@ -190,7 +190,7 @@ class Piece:
         import numpy as np
 
         itemsize = self.dtype.itemsize
-        for slab in split_to(_rows(self._shape, region), max(1, SLAB_BYTES // itemsize)):
+        for slab in split_to(_rows(self._shape, region), slabs.elements(itemsize)):
             wanted = slab.intersect(region)
             if wanted is None:
                 continue

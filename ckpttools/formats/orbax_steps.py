@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ckpttools.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax_entries import MANIFEST, processes_of
-from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, TREE_FILE, read_json
+from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.stores.local import storage_error
 
 # What Orbax appends to the name of a directory that it is still writing; old versions add a time.

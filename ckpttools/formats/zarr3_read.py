@@ -12,9 +12,10 @@ from typing import Any
 from ckpttools.errors import FormatError
 from ckpttools.formats import flat
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax_arrays import Arrays
 from ckpttools.formats.orbax_entries import Files
-from ckpttools.formats.orbax_metadata import TREE_FILE, read_json
+from ckpttools.formats.orbax_metadata import TREE_FILE
 from ckpttools.formats.zarr3 import DOCUMENT
 from ckpttools.ir.tree import Leaf, Metadata, Path, Tree
 from ckpttools.stores.local import storage_error
