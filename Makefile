@@ -26,6 +26,7 @@ types: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/convert.py
+	$(BIN)/python benchmarks/formats.py
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
