@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 import click
 
@@ -28,7 +29,9 @@ class _Root(LazyGroup):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                return super().invoke(ctx)
         except BrokenPipeError:
             _drop_output()
             ctx.exit(_PIPE_CLOSED)
@@ -38,6 +41,11 @@ class _Root(LazyGroup):
         except (CheckpointError, OSError) as error:
             _report(error, traceback=ctx.params["traceback"])
             ctx.exit(error.exit_code if isinstance(error, CheckpointError) else StorageError.exit_code)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning of the library, such as a plug-in that cannot be loaded, without the place in the code."""
+    click.echo(f"Warning: {message}", err=True)
 
 
 def _report(error: Exception, *, traceback: bool) -> None:
