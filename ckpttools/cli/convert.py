@@ -49,7 +49,7 @@ dtype_option = click.option(
 )
 
 
-def _to_maxtext(max_header_bytes: int, **values: Any) -> ToMaxText:  # noqa: ANN401
+def _to_maxtext(max_header_bytes: int, **values: Any) -> ToMaxText:
     from ckpttools.convert import ToMaxText
     from ckpttools.formats.base import ReadOptions
 

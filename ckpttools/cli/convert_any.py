@@ -75,7 +75,7 @@ def write_any(
     help="What joins the keys of a path to the name of a tensor.",
 )
 @common_options
-def to_safetensors(max_shard_size: int, separator: str, **common: Any) -> None:  # noqa: ANN401
+def to_safetensors(max_shard_size: int, separator: str, **common: Any) -> None:
     """Write any checkpoint as safetensors: the same arrays under the same names, no model known.
 
     SRC may be a file, an item, a step or a run directory. DST is a directory; it gets model.safetensors,
@@ -104,7 +104,7 @@ def to_safetensors(max_shard_size: int, separator: str, **common: Any) -> None: 
 )
 @storage_options
 @common_options
-def to_orbax(item: str, as_step: int | None, storage: dict[str, Any], **common: Any) -> None:  # noqa: ANN401
+def to_orbax(item: str, as_step: int | None, storage: dict[str, Any], **common: Any) -> None:
     """Write any checkpoint as Orbax, or an Orbax checkpoint in another layout: no model known.
 
     SRC may be a file, an item, a step or a run directory. DST gets <step>/<item>, as CheckpointManager and
@@ -127,7 +127,7 @@ def to_orbax(item: str, as_step: int | None, storage: dict[str, Any], **common: 
 @places
 @compression_option
 @common_options
-def to_zarr3(compression: CompressionSpec | None, **common: Any) -> None:  # noqa: ANN401
+def to_zarr3(compression: CompressionSpec | None, **common: Any) -> None:
     """Write any checkpoint as zarr v3: groups and arrays under the keys of the tree, no model known.
 
     SRC may be a file, an item, a step or a run directory. DST is the root group, which zarr.open_group of

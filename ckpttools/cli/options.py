@@ -93,7 +93,7 @@ def _parameters(command: Command) -> list[click.Parameter]:
     return noted
 
 
-def _read_options(**values: Any) -> object:  # noqa: ANN401
+def _read_options(**values: Any) -> object:
     from ckpttools.formats.base import ReadOptions
 
     return ReadOptions(**values)
@@ -119,7 +119,7 @@ read_options = bundled(
 )
 
 
-def _resources(**values: Any) -> object:  # noqa: ANN401
+def _resources(**values: Any) -> object:
     from ckpttools.convert import Resources
 
     return Resources(**values)

@@ -35,7 +35,7 @@ class FlagRule:
         return Flag(self.default, f"{place}: no {self.field[0]}" if self.field else "")
 
 
-def _nested(config: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401
+def _nested(config: Mapping[str, Any], name: str) -> Any:
     """The field at a dotted name, or None."""
     value: Any = config
     for key in name.split("."):

@@ -157,7 +157,7 @@ def _open_zstd(source: ByteSource, offset: int, nbytes: int, extent: Shape) -> S
 
 
 class _Zstd:
-    def __init__(self, reader: Any, fault: type[Exception]) -> None:  # noqa: ANN401
+    def __init__(self, reader: Any, fault: type[Exception]) -> None:
         self._reader, self._fault = reader, fault
 
     def readinto(self, out: memoryview) -> int:
@@ -283,7 +283,7 @@ def checked_grid(shape: object, chunk: object, place: str) -> tuple[Shape, Shape
     return tuple(shape), tuple(chunk)
 
 
-def fill_element(value: Any, dtype: DType, place: str) -> bytes:  # noqa: ANN401
+def fill_element(value: Any, dtype: DType, place: str) -> bytes:
     """The bytes of a fill value as zarr spells it; null is zero.
 
     Raises:

@@ -117,3 +117,21 @@ class LazyArray(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.dtype}{list(self.shape)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Derived(LazyArray):
+    """An array made from one other.
+
+    Attributes:
+        source: the other.
+    """
+
+    source: LazyArray
+
+    def sources(self) -> Iterator[ByteSource]:
+        return self.source.sources()
+
+    @property
+    def stored_bits(self) -> int:
+        return self.source.stored_bits

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ckpttools.dtypes import DType
 from ckpttools.errors import ShapeError
 from ckpttools.ir import slabs
-from ckpttools.ir.array import ByteSource, LazyArray, ReadCost
+from ckpttools.ir.array import ByteSource, Derived, LazyArray, ReadCost
 from ckpttools.ir.relayout import Relayout as Relayout
 from ckpttools.ir.relayout import relayout as relayout
 from ckpttools.ir.stored import Chunked as Chunked
@@ -82,16 +82,19 @@ def stack(parts: Sequence[LazyArray], axis: int) -> Stack:
     kinds = {(part.shape, part.dtype) for part in parts}
     if len(kinds) != 1:
         listed = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds)
-        raise ShapeError("only arrays of one shape and dtype can be stacked", got=listed or "none")
+        raise ShapeError(
+            "only arrays of one shape and dtype can be stacked",
+            got=listed or "none",
+            hint="if only dtypes differ, cast them with --dtype",
+        )
     ((inner, dtype),) = kinds
     return Stack((*inner[:axis], len(parts), *inner[axis:]), dtype, tuple(parts), axis)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Take(LazyArray):
+class Take(Derived):
     """One coordinate of an axis of another array; the axis is gone. The inverse of `Stack`."""
 
-    source: LazyArray
     axis: int
     index: int
 
@@ -109,13 +112,6 @@ class Take(LazyArray):
 
     def read_cost(self, region: Region) -> ReadCost:
         return self.source.read_cost(self._inner(region))
-
-    def sources(self) -> Iterator[ByteSource]:
-        return self.source.sources()
-
-    @property
-    def stored_bits(self) -> int:
-        return self.source.stored_bits
 
     def first_byte(self, region: Region) -> tuple[str, int]:
         return self.source.first_byte(self._inner(region))
@@ -156,10 +152,9 @@ class ElementOp(Protocol):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Elementwise(LazyArray):
+class Elementwise(Derived):
     """Another array with a function applied to every element."""
 
-    source: LazyArray
     op: ElementOp
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
@@ -175,13 +170,6 @@ class Elementwise(LazyArray):
 
     def read_cost(self, region: Region) -> ReadCost:
         return self.source.read_cost(region)
-
-    def sources(self) -> Iterator[ByteSource]:
-        return self.source.sources()
-
-    @property
-    def stored_bits(self) -> int:
-        return self.source.stored_bits
 
     def first_byte(self, region: Region) -> tuple[str, int]:
         return self.source.first_byte(region)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.errors import ShapeError
 from ckpttools.ir import slabs
-from ckpttools.ir.array import ByteSource, LazyArray, ReadCost
+from ckpttools.ir.array import Derived, LazyArray, ReadCost
 from ckpttools.ir.views import view_of
 from ckpttools.region import Region, Shape, split_to
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Relayout(LazyArray):
+class Relayout(Derived):
     """Another array with its axes split into atoms, the atoms reordered, and merged again.
 
     A transpose, a reshape, a head split and RoPE's interleaving are all of this kind: a permutation of
@@ -35,7 +35,6 @@ class Relayout(LazyArray):
         merge: for each target axis how many target atoms it is made of.
     """
 
-    source: LazyArray
     split: tuple[Shape, ...]
     order: tuple[int, ...]
     merge: tuple[int, ...]
@@ -127,13 +126,6 @@ class Relayout(LazyArray):
     def read_cost(self, region: Region) -> ReadCost:
         regions = [self._source_region(self._cover(box)) for _, box in self._atom_boxes(region)]
         return sum((self.source.read_cost(each) for each in regions), ReadCost())
-
-    def sources(self) -> Iterator[ByteSource]:
-        return self.source.sources()
-
-    @property
-    def stored_bits(self) -> int:
-        return self.source.stored_bits
 
     def first_byte(self, region: Region) -> tuple[str, int]:
         _, box = next(self._atom_boxes(region))

@@ -90,11 +90,11 @@ class Tree(Mapping[Path, Leaf]):
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays.values())
 
-    def with_metadata(self, **changes: Any) -> Tree:  # noqa: ANN401
+    def with_metadata(self, **changes: Any) -> Tree:
         """The same leaves with some metadata fields changed."""
         return replace(self, metadata=replace(self.metadata, **changes))
 
-    def nested(self) -> Any:  # noqa: ANN401
+    def nested(self) -> Any:
         """The tree as dictionaries and lists with the leaves in them; empty leaves become what they name.
 
         Raises:
@@ -108,7 +108,7 @@ class Tree(Mapping[Path, Leaf]):
         return _sequences(root, ())
 
 
-def _value(leaf: Leaf) -> Any:  # noqa: ANN401
+def _value(leaf: Leaf) -> Any:
     """What stands for a leaf in a nested tree."""
     if isinstance(leaf, Empty):
         empties: dict[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
@@ -126,7 +126,7 @@ def _insert(node: dict[str | int, Any], path: Path, leaf: Leaf) -> None:
     node[path[-1]] = leaf
 
 
-def _sequences(node: Any, path: Path) -> Any:  # noqa: ANN401
+def _sequences(node: Any, path: Path) -> Any:
     """Turns dictionaries whose keys are all places in a sequence into lists."""
     if not isinstance(node, dict):
         return _value(node)
