@@ -193,3 +193,17 @@ def test_memory_is_kept(tmp_path):
     receipt = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     assert receipt["bytes_out"] > 256 * MIB
     assert receipt["peak_bytes"] <= 128 * MIB
+
+
+def test_safetensors_loads_it_into_jax(tmp_path):
+    from safetensors.flax import load_file
+
+    # Its loader knows no float8 (safetensors 0.8).
+    dtypes = [DTYPES[name] for name in ("bfloat16", "float16", "float32", "int32", "bool")]
+    tree = Tree({("w", dtype.name): stored(noise((5, 3), dtype), dtype) for dtype in dtypes})
+    write(tree, SafetensorsWriter(), tmp_path / "out")
+    loaded = load_file(tmp_path / "out" / "model.safetensors")
+    for dtype in dtypes:
+        got = np.asarray(loaded[f"w.{dtype.name}"])
+        assert got.dtype == dtype.numpy
+        assert got.tobytes() == tree.arrays["w", dtype.name].read().tobytes()
