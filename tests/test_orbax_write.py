@@ -22,7 +22,7 @@ from stored_trees import ARRAYS, EVERYTHING, STEP, ZARR3, array, contents, value
 
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import FormatError, UsageError
-from ckpttools.formats import chunking, orbax, zarr2_document
+from ckpttools.formats import chunking, orbax, zarr2
 from ckpttools.formats.chunk_codecs import HIGHEST_LEVEL, LARGEST_ENCODED, Zstd, parse_compression
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.placement import Appended
@@ -462,7 +462,7 @@ class TestRefusals:
 @pytest.mark.parametrize("name", DTYPES)
 def test_zarr2_spellings_are_tensorstores(tmp_path, name):
     dtype = DTYPES[name]
-    spelling = zarr2_document.spelling(dtype)
+    spelling = zarr2.spelling(dtype)
     if spelling is None:
         assert name not in ZARR3
         return
@@ -472,7 +472,7 @@ def test_zarr2_spellings_are_tensorstores(tmp_path, name):
     opened.write(truth.view(dtype.numpy)).result()
     theirs = json.loads((tmp_path / ".zarray").read_bytes())
     compressor = theirs["compressor"]
-    assert json.loads(zarr2_document.encode((3, 2), dtype, (3, 2), compressor)) == theirs
+    assert json.loads(zarr2.encode((3, 2), dtype, (3, 2), compressor)) == theirs
 
 
 def test_stored_helpers_make_what_they_say():

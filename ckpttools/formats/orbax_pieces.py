@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from ckpttools.dtypes import DType
 from ckpttools.errors import FormatError
-from ckpttools.formats.zarr_codecs import Coding, Range, Repeated, Stream, fetched
+from ckpttools.formats.zarr_codecs import Coding, FileRange, Repeated, Stream, fetched
 from ckpttools.ir import slabs
 from ckpttools.ir.array import ByteSource, LazyArray
 from ckpttools.ir.nodes import Decoded, Stored, relayout
@@ -217,7 +217,7 @@ class Piece:
             start, length = found
         if self.coding.opener is not None:
             return self.coding.opener(self.source, start, length, self.extent)
-        return Range(self.source, start, length)
+        return FileRange(self.source, start, length)
 
     def _left_out(self, shard: Shard) -> Stream:
         if shard.fill is None:

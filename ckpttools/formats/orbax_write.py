@@ -13,7 +13,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from ckpttools.errors import FormatError, UsageError, listing
-from ckpttools.formats import orbax_metadata, zarr2_document
+from ckpttools.formats import orbax_metadata, zarr2
 from ckpttools.formats.base import Extents, Layout
 from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, is_file_name
 from ckpttools.formats.chunk_codecs import LARGEST_ENCODED, CompressionSpec
@@ -96,7 +96,7 @@ class OrbaxWriter:
         return None
 
     def _chunk_key(self, index: Shape) -> str:
-        return chunk_key(index) if self.zarr3 else zarr2_document.chunk_key(index)
+        return chunk_key(index) if self.zarr3 else zarr2.chunk_key(index)
 
     def finish(self, directory: FilePath, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`: index or documents, Orbax's metadata at both levels, then the commit marks."""
@@ -126,8 +126,8 @@ class OrbaxWriter:
                 yield _key(path, DOCUMENT), document.to_json()
             else:
                 compressor = codec.zarr2 if codec else None
-                text = zarr2_document.encode(array.shape, array.dtype, chunk, compressor)
-                yield _key(path, zarr2_document.DOCUMENT), text
+                text = zarr2.encode(array.shape, array.dtype, chunk, compressor)
+                yield _key(path, zarr2.DOCUMENT), text
 
     def _entries(self, tree: Tree, layout: Layout, extents: Extents) -> Iterator[tuple[bytes, Entry]]:
         """Index entries: each array's metadata inline, each chunk as a range of a data file."""
@@ -159,7 +159,7 @@ class OrbaxWriter:
         if self.zarr3:
             check_dtypes(tree, lambda dtype: dtype.zarr3, "zarr v3")
         else:
-            check_dtypes(tree, zarr2_document.spelling, "zarr v2")
+            check_dtypes(tree, zarr2.spelling, "zarr v2")
         if not self.ocdbt:
             _check_directories(tree)
 

@@ -1,4 +1,4 @@
-"""The metadata document of one zarr v2 array, `.zarray`, as tensorstore reads it."""
+"""The metadata document of one zarr v2 array, `.zarray`, as tensorstore reads and writes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from ckpttools.formats.zarr_codecs import (
 from ckpttools.region import Shape
 
 DOCUMENT = ".zarray"
-_KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
+# numpy's own types are spelled as numpy's array interface spells them. The others, which zarr v2 does not
+# know, have plain names in tensorstore (0.1.86) and so in every checkpoint that Orbax has written.
+_LETTERS = {"bool": "b", "int": "i", "uint": "u", "float": "f", "complex": "c"}
+_PLAIN = {"int2", "int4", "bfloat16"}
+_KINDS = {letter: kind for kind, letter in _LETTERS.items()}
 
 
 def parse_array(data: bytes, place: str) -> ZarrArray:
@@ -33,14 +37,14 @@ def parse_array(data: bytes, place: str) -> ZarrArray:
     try:
         document = json.loads(data)
         shape, chunk = checked_grid(document["shape"], document["chunks"], place)
-        spelling, order = document["dtype"], document.get("order", "C")
+        name, order = document["dtype"], document.get("order", "C")
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(
             "not the metadata of a zarr v2 array", place=place, got=f"{type(error).__name__}: {error}"
         ) from error
-    dtype = _dtype(spelling) if isinstance(spelling, str) else None
+    dtype = _dtype(name) if isinstance(name, str) else None
     if dtype is None:
-        raise FormatError("an unknown zarr data type", place=place, got=spelling)
+        raise FormatError("an unknown zarr data type", place=place, got=name)
     if order not in ("C", "F") or document.get("filters"):
         raise FormatError("an unknown order or filter", place=place, got=[order, document.get("filters")])
     keys = ChunkKeys("", document.get("dimension_separator", "."))
@@ -48,12 +52,12 @@ def parse_array(data: bytes, place: str) -> ZarrArray:
     return ZarrArray(shape, dtype, chunk, keys, _coding(document, dtype, chunk), None, fill)
 
 
-def _dtype(spelling: str) -> DType | None:
+def _dtype(name: str) -> DType | None:
     """The dtype of numpy's spelling (`<f4`, `|b1`), or of tensorstore's, which is the name (`bfloat16`)."""
-    if spelling in DTYPES or spelling[:1] not in "<>|":
-        return DTYPES.get(spelling)
-    kind, size = spelling[1:2], spelling[2:]
-    if spelling == "|b1":
+    if name in DTYPES or name[:1] not in "<>|":
+        return DTYPES.get(name)
+    kind, size = name[1:2], name[2:]
+    if name == "|b1":
         return DTYPES["bool"]
     return DTYPES.get(f"{_KINDS.get(kind)}{8 * int(size)}") if size.isdigit() else None
 
@@ -68,3 +72,41 @@ def _coding(document: Mapping[str, Any], dtype: DType, chunk: Shape) -> Coding:
         if isinstance(compressor, dict) and compressor.get("id") == "zstd":
             return zstd(chunk, order, dtype)
     return by_tensorstore(chunk, dtype, "zarr", document)
+
+
+def spelling(dtype: DType) -> str | None:
+    """`dtype` in a `.zarray`: `<f4`, `|b1`, `bfloat16`; None where neither zarr v2 nor tensorstore has it."""
+    if dtype.name.startswith("float6_"):
+        return None
+    if dtype.name in _PLAIN or "_" in dtype.name:
+        return dtype.name
+    order = "|" if dtype.itemsize == 1 else "<"
+    return f"{order}{_LETTERS[dtype.kind]}{dtype.itemsize}"
+
+
+def encode(shape: Shape, dtype: DType, chunk: Shape, compressor: Mapping[str, Any] | None) -> bytes:
+    """The bytes of a `.zarray`, keys in a fixed order, for chunks named `0.1` in C order, little-endian.
+
+    Args:
+        shape: of the array.
+        dtype: one that `spelling` knows.
+        chunk: shape of the grid's cells.
+        compressor: such as `{"id": "zstd", "level": 3}`; None for raw chunks.
+    """
+    document = {
+        "chunks": list(chunk),
+        "compressor": None if compressor is None else dict(compressor),
+        "dimension_separator": ".",
+        "dtype": spelling(dtype),
+        "fill_value": None,
+        "filters": None,
+        "order": "C",
+        "shape": list(shape),
+        "zarr_format": 2,
+    }
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def chunk_key(index: Shape) -> str:
+    """The key of a chunk below its array: `0.3`, or `0` for an array of rank 0."""
+    return ".".join(map(str, index)) or "0"

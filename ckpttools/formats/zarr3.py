@@ -38,13 +38,6 @@ class ArrayDocument:
     chunk: Shape
     codecs: tuple[Mapping[str, Any], ...]
 
-    @property
-    def is_raw(self) -> bool:
-        """Whether a chunk's bytes are its elements in C order, little-endian."""
-        return [codec.get("name") for codec in self.codecs] == ["bytes"] and (
-            self.codecs[0].get("configuration", {}).get("endian", "little") == "little"
-        )
-
     def to_json(self) -> bytes:
         """The document's bytes, keys in a fixed order."""
         document = {

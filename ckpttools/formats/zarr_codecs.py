@@ -77,7 +77,7 @@ class Coding:
         return tuple(self.shape[axis] for axis in self.order)
 
 
-class Range:
+class FileRange:
     """A range of a file as a stream; also what zstandard reads from."""
 
     def __init__(self, source: ByteSource, offset: int, nbytes: int) -> None:
@@ -149,7 +149,7 @@ def _open_zstd(source: ByteSource, offset: int, nbytes: int, extent: Shape) -> S
     import zstandard
 
     reader = zstandard.ZstdDecompressor().stream_reader(
-        Range(source, offset, nbytes),  # type: ignore[arg-type]
+        FileRange(source, offset, nbytes),  # type: ignore[arg-type]
         read_size=_READ_BYTES,
         read_across_frames=True,
     )

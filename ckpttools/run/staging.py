@@ -15,8 +15,8 @@ from ckpttools.errors import CheckpointError, DestinationExistsError, NoSpaceErr
 from ckpttools.stores.local import storage_error
 
 SUFFIX = ".partial"
-# A file's own sync waits for the disk once or twice, about a millisecond; beyond so many files one sync of
-# all file systems is quicker.
+# A file's own sync waits for the disk; beyond so many files one sync of all file systems comes first, which
+# is quicker but silent about errors. Each file's own then only asks for them.
 MOST_SINGLE_SYNCS = 64
 
 
@@ -120,7 +120,6 @@ def _sync_tree(path: Path) -> None:
     places = [*path.rglob("*"), path]
     if len(places) > MOST_SINGLE_SYNCS:
         os.sync()
-        return
     for place in places:
         if place.is_dir():
             _sync_directory(place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import prod
 
 import hypothesis.strategies as st
@@ -112,8 +111,3 @@ def assert_same_leaf(got: Leaf, wanted: Leaf, path: Path) -> None:
     assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype), spelled(path)
     # Bytes, not values: NaN is not equal to itself.
     assert got.read().tobytes() == wanted.read().tobytes(), spelled(path)
-
-
-def with_step(tree: Tree, step: int | None) -> Tree:
-    """The tree as if read from another step."""
-    return Tree(tree.leaves, replace(tree.metadata, step=step))
