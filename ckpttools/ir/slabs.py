@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# What is read stays in the cache until it has been rearranged, and is read in few calls. Converting 2.47 GB took
-# 3.3 s with 256 KiB, 1.8 s with 2 MiB, 1.9 s with 32 MiB.
+# What is read stays in the cache until it has been rearranged, and is read in few calls. Converting
+# 2.47 GB took 3.3 s with 256 KiB, 1.8 s with 2 MiB, 1.9 s with 32 MiB.
 SLAB_BYTES = 2 * 1024 * 1024
 # Allocation granularity of scratch: every buffer taken may be rounded up to a page.
 _PAGE = 4096

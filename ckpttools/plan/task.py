@@ -12,9 +12,9 @@ from ckpttools.ir.array import LazyArray
 from ckpttools.ir.tree import Path, spelled
 from ckpttools.region import Region, Shape, ceil_div
 
-# A task's buffer is at most this, however large the budget. It holds a whole layer's matrix of most models,
-# so that reads and writes are contiguous. Where matrices are small anyway it does not matter: 2.47 GB with four
-# workers took 1.7 to 1.8 s with 8, 16 and 64 MiB.
+# A task's buffer is at most this, however large the budget. It holds a whole layer's matrix of most
+# models, so that reads and writes are contiguous. Where matrices are small anyway it does not matter:
+# 2.47 GB with four workers took 1.7 to 1.8 s with 8, 16 and 64 MiB.
 LARGEST_TASK = 64 << 20
 # What starting a new run costs, in bytes of a long one: a read from the cache is a system call, a write
 # that is no large contiguous piece cannot go straight to the disk.

@@ -15,8 +15,8 @@ from ckpttools.errors import CheckpointError, DestinationExistsError, NoSpaceErr
 from ckpttools.stores.local import storage_error
 
 SUFFIX = ".partial"
-# A file's own sync waits for the disk; beyond so many files one sync of all file systems comes first, which
-# is quicker but silent about errors. Each file's own then only asks for them.
+# A file's own sync waits for the disk; beyond so many files one sync of all file systems comes first,
+# which is quicker but silent about errors. Each file's own then only asks for them.
 MOST_SINGLE_SYNCS = 64
 
 
