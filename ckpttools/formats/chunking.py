@@ -1,8 +1,8 @@
 """The chunk grid of an array: made for those who will read it.
 
 One array of 2048 x 16 x 8192 restored by Orbax onto 8 devices, GB/s by sharded axis, measured before this was
-written: whole layers as chunks 0.4 to 1.1, first axis cut by 16 as well 1.5 to 1.6 on either axis, Orbax's own
-grid with zstd 0.5.
+written: whole layers as chunks 0.4 to 1.1, first axis cut by 16 as well 1.5 to 1.6 on either axis, Orbax's
+own grid with zstd 0.5.
 """
 
 from __future__ import annotations
