@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,9 +19,10 @@ from ckpttools.ir.kinds import linen_state
 from ckpttools.ir.tree import Path as TreePath
 from ckpttools.ir.tree import Tree, dotted
 from ckpttools.mapping.table import Flag, Mapped
-from ckpttools.plan.plan import Note, Notes, Plan, build
+from ckpttools.notes import Note, Notes
+from ckpttools.plan.plan import Plan, build
 from ckpttools.run.events import Observer, Receipt
-from ckpttools.transforms.cast import cast, cast_exactness
+from ckpttools.transforms.cast import cast, cast_notes
 
 DEFAULT_MEMORY = 1 << 30
 ROPE_LAYOUTS = ("halves", "interleaved")
@@ -189,10 +189,3 @@ def _notes(mapped: Mapped, dtype: DType | None) -> Notes:
     if dtype is not None:
         inexact += cast_notes(mapped.arrays, dtype)
     return Notes(tuple(inexact), tuple(values), mapped.dropped)
-
-
-def cast_notes(arrays: Mapping[str, LazyArray], dtype: DType) -> list[Note]:
-    """What a cast to `dtype` loses, one note for each reason."""
-    casts = cast_exactness(arrays, dtype)
-    reasons = Counter(each.reason for each in casts.values() if not each.exact)
-    return [Note(f"{count} arrays", reason) for reason, count in reasons.items()]

@@ -16,8 +16,9 @@ from ckpttools.ir.nodes import Constant, Stored, elementwise, relayout, stack
 from ckpttools.ir.scratch import Scratch
 from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.mapping.values import Cast, Multiply
+from ckpttools.notes import Note, Notes
 from ckpttools.plan import plan as planning
-from ckpttools.plan.plan import Note, Notes, build
+from ckpttools.plan.plan import build
 from ckpttools.plan.task import cut
 from ckpttools.region import Region, grid_cell, grid_indices
 from ckpttools.testing.profile import use_profile

@@ -51,9 +51,11 @@ def write_any(
 ) -> None:
     """Does what the command line says; takes what `places` and `common_options` add."""
     from ckpttools.convert_any import plan_any
+    from ckpttools.transforms.cast import CastTo
 
     def plan() -> Conversion:
-        return plan_any(source, writer, read=read, resources=resources, dtype=dtype)
+        transforms = [] if dtype is None else [CastTo(dtype)]
+        return plan_any(source, writer, read=read, resources=resources, transforms=transforms)
 
     perform(plan, source, destination, output)
 

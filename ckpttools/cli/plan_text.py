@@ -11,7 +11,8 @@ import click
 from ckpttools.cli.units import count, counted, disk, exact, memory
 from ckpttools.ir.kinds import role
 from ckpttools.ir.tree import spelled
-from ckpttools.plan.plan import Note, Notes, Plan
+from ckpttools.notes import Note, Notes
+from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Receipt
 
 _FIRST_NAMES = 5

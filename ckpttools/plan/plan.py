@@ -13,6 +13,7 @@ from ckpttools.formats.base import Layout, Writer
 from ckpttools.ir.array import ByteSource
 from ckpttools.ir.nodes import described
 from ckpttools.ir.tree import Tree, spelled
+from ckpttools.notes import Notes
 from ckpttools.plan.task import LARGEST_TASK, Task, cut
 from ckpttools.region import ceil_div
 
@@ -26,34 +27,6 @@ _GOOD_SIZES = 3
 # A task with its region and place; an index entry with its key, twice (as an object and encoded).
 _BYTES_PER_TASK = 1024
 _BYTES_PER_CHUNK = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something the user should know before it happens.
-
-    Attributes:
-        subject: what it is about, such as a row.
-        text: what happens to it.
-    """
-
-    subject: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Notes:
-    """What a conversion does beside moving bytes.
-
-    Attributes:
-        inexact: values that will not come back bit by bit, with the reason.
-        values: values that are changed and come back exactly.
-        dropped: source arrays left out on purpose.
-    """
-
-    inexact: tuple[Note, ...] = ()
-    values: tuple[Note, ...] = ()
-    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

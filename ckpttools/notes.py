@@ -1,0 +1,36 @@
+"""What the user should know of a conversion before it happens: said by the plan and by the receipt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something the user should know before it happens.
+
+    Attributes:
+        subject: what it is about, such as a row.
+        text: what happens to it.
+    """
+
+    subject: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a conversion does beside moving bytes. Adds up.
+
+    Attributes:
+        inexact: values that will not come back bit by bit, with the reason.
+        values: values that are changed and come back exactly.
+        dropped: source arrays left out on purpose.
+    """
+
+    inexact: tuple[Note, ...] = ()
+    values: tuple[Note, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+    def __add__(self, other: Notes) -> Notes:
+        return Notes(self.inexact + other.inexact, self.values + other.values, self.dropped + other.dropped)
