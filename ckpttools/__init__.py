@@ -17,40 +17,61 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckpttools.convert import Conversion as Conversion
     from ckpttools.convert import Resources as Resources
-    from ckpttools.convert import ToMaxText as ToMaxText
     from ckpttools.convert import open_checkpoint as open
-    from ckpttools.convert import plan_to_maxtext as plan_to_maxtext
+    from ckpttools.convert_any import plan_save as plan_save
+    from ckpttools.convert_any import save as save
     from ckpttools.errors import CheckpointError as CheckpointError
+    from ckpttools.hf_to_maxtext import ToMaxText as ToMaxText
+    from ckpttools.hf_to_maxtext import plan_to_maxtext as plan_to_maxtext
     from ckpttools.ir.array import LazyArray as LazyArray
     from ckpttools.ir.tree import Tree as Tree
     from ckpttools.region import Region as Region
     from ckpttools.run.events import Receipt as Receipt
+    from ckpttools.transforms.cast import CastMap as CastMap
+    from ckpttools.transforms.cast import CastTo as CastTo
+    from ckpttools.transforms.functions import as_checkpoint_conversion_fn as as_checkpoint_conversion_fn
+    from ckpttools.transforms.functions import remap as remap
+    from ckpttools.transforms.select import Select as Select
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CastMap": ("ckpttools.transforms.cast", "CastMap"),
+    "CastTo": ("ckpttools.transforms.cast", "CastTo"),
     "CheckpointError": ("ckpttools.errors", "CheckpointError"),
     "Conversion": ("ckpttools.convert", "Conversion"),
     "LazyArray": ("ckpttools.ir.array", "LazyArray"),
     "Receipt": ("ckpttools.run.events", "Receipt"),
     "Region": ("ckpttools.region", "Region"),
     "Resources": ("ckpttools.convert", "Resources"),
-    "ToMaxText": ("ckpttools.convert", "ToMaxText"),
+    "Select": ("ckpttools.transforms.select", "Select"),
+    "ToMaxText": ("ckpttools.hf_to_maxtext", "ToMaxText"),
     "Tree": ("ckpttools.ir.tree", "Tree"),
+    "as_checkpoint_conversion_fn": ("ckpttools.transforms.functions", "as_checkpoint_conversion_fn"),
     "open": ("ckpttools.convert", "open_checkpoint"),
-    "plan_to_maxtext": ("ckpttools.convert", "plan_to_maxtext"),
+    "plan_save": ("ckpttools.convert_any", "plan_save"),
+    "plan_to_maxtext": ("ckpttools.hf_to_maxtext", "plan_to_maxtext"),
+    "remap": ("ckpttools.transforms.functions", "remap"),
+    "save": ("ckpttools.convert_any", "save"),
 }
 __all__ = [
+    "CastMap",
+    "CastTo",
     "CheckpointError",
     "Conversion",
     "LazyArray",
     "Receipt",
     "Region",
     "Resources",
+    "Select",
     "ToMaxText",
     "Tree",
+    "as_checkpoint_conversion_fn",
     "open",
+    "plan_save",
     "plan_to_maxtext",
+    "remap",
+    "save",
 ]
 
 

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ckpttools.convert import Conversion, Resources
-from ckpttools.formats.base import ReadOptions, Writer
+from ckpttools.errors import UsageError
+from ckpttools.formats.base import COMPANIONS, ReadOptions, Writer
+from ckpttools.formats.beside import Beside, Companions
+from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
+from ckpttools.formats.safetensors_write import SafetensorsWriter
+from ckpttools.formats.zarr3_write import ZarrWriter
+from ckpttools.ir.tree import Tree
+from ckpttools.model import CONFIG
+from ckpttools.model_files import RECORD, ModelFiles, companions_of, config_bytes
 from ckpttools.plan.plan import build
-from ckpttools.transforms.base import Transform, piped
+from ckpttools.run.events import Observer, Receipt
+from ckpttools.transforms.base import Transform
+
+_WRITERS: Mapping[str, type[OrbaxWriter | SafetensorsWriter | ZarrWriter]] = {
+    "orbax": OrbaxWriter,
+    "safetensors": SafetensorsWriter,
+    "zarr3": ZarrWriter,
+}
 
 
 def plan_any(
@@ -33,7 +50,108 @@ def plan_any(
         CheckpointError: the source cannot be read, a transform does not take it, the format cannot hold
             it, or the work does not fit into the memory.
     """
+    return plan_tree(open_tree(Path(source), read).pipe(*transforms), writer, resources)
+
+
+def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) -> Conversion:
+    """Plans writing `tree` with `writer`; errors as `plan_any`, but for those of reading."""
     resources = resources or Resources()
-    done = piped(open_tree(Path(source), read), transforms)
-    plan = build(done.tree, writer, memory=resources.memory, jobs=resources.workers, notes=done.notes)
+    notes = tree.metadata.notes
+    writer = _with_companions(writer, tree)
+    if isinstance(writer, Beside):
+        tree = writer.with_companions(tree)
+    plan = build(tree, writer, memory=resources.memory, jobs=resources.workers, notes=notes)
     return Conversion(plan, writer)
+
+
+def _with_companions(writer: Writer, tree: Tree) -> Writer:
+    """The writer, and the model's configuration, tokenizer and so on where they belong in what it writes."""
+    companions = companions_of(tree)
+    if not companions or isinstance(writer, ZarrWriter):
+        return writer
+    dtypes = {array.dtype for array in tree.arrays.values() if array.dtype.is_float}
+    files = ModelFiles(tree.metadata.config, companions=companions.files)
+    config = config_bytes(files, None, dtypes.pop() if len(dtypes) == 1 else None)
+    made = {} if config is None else {CONFIG: config}
+    copied = {name: path for name, path in companions.files.items() if name not in made}
+    if isinstance(writer, OrbaxWriter):
+        step = tree.metadata.step or 0 if writer.step is None else writer.step
+        place = f"{step}/{writer.item}/{COMPANIONS}"
+        return Beside(writer, Companions(copied, companions.arrays), place, made)
+    # Beside the weights, arrays that were carried along would be taken for more of them.
+    copied.pop(RECORD, None)
+    return Beside(writer, Companions(copied), made=made)
+
+
+def plan_save(
+    tree: Tree, format: str | None = None, *, resources: Resources | None = None, **options: Any
+) -> Conversion:
+    """What `save` with these arguments would do; its `run(destination)` does it."""
+    return plan_tree(tree, writer_for(tree, format, **options), resources)
+
+
+def save(
+    tree: Tree,
+    destination: str | Path,
+    format: str | None = None,
+    *,
+    resources: Resources | None = None,
+    overwrite: bool = False,
+    observe: Observer = lambda event: None,
+    **options: Any,
+) -> Receipt:
+    """Writes `tree` to `destination`.
+
+    Args:
+        tree: what to write.
+        destination: directory that appears when everything is written.
+        format: "orbax", "safetensors" or "zarr3"; None for the one the tree was read from.
+        resources: what it may take.
+        overwrite: whether what is at `destination` may be replaced.
+        observe: called with every event.
+        options: of the format's writer, as `writer_for` takes them.
+
+    Raises:
+        CheckpointError: the format cannot hold the tree, the work does not fit, reading or writing fails.
+    """
+    conversion = plan_save(tree, format, resources=resources, **options)
+    return conversion.run(destination, overwrite=overwrite, observe=observe)
+
+
+def writer_for(tree: Tree, format: str | None = None, **options: Any) -> Writer:
+    """The writer of a format, told by name.
+
+    Args:
+        tree: what will be written; Orbax's step and item are named as it was read.
+        format: "orbax", "safetensors" or "zarr3"; None for the one the tree was read from.
+        options: fields of `OrbaxWriter`, `SafetensorsWriter` or `ZarrWriter`.
+
+    Raises:
+        UsageError: no such format, or one that can be read only; an option that it does not have.
+    """
+    name = format or tree.metadata.format
+    if name is None or name not in _WRITERS:
+        raise UsageError(
+            f"{name} cannot be written" if name else "it is not said in which format to write",
+            place=tree.metadata.place or None,
+            wanted=", ".join(_WRITERS),
+            hint="choose one of them with --to",
+        )
+    return _made(name, _WRITERS[name], {**_named_as_read(tree, name), **options})
+
+
+def _named_as_read(tree: Tree, name: str) -> dict[str, Any]:
+    """Step and item of a tree, as arguments of Orbax's writer."""
+    return {"step": None, "item": tree.metadata.item or "items"} if name == "orbax" else {}
+
+
+def _made(name: str, make: Callable[..., Writer], options: Mapping[str, Any]) -> Writer:
+    known = {field.name for field in fields(_WRITERS[name])} - {"name"}
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise UsageError(
+            f"{name} is not stored with these options",
+            got=", ".join(unknown),
+            wanted=f"none but {', '.join(sorted(known))}",
+        )
+    return make(**options)

@@ -26,6 +26,16 @@ def folded(lines: Iterable[str]) -> list[str]:
     return ["".join(pieces) for pieces in split]
 
 
+def in_natural_order(names: Iterable[str]) -> list[str]:
+    """The names sorted with numbers as numbers: `layers.2` before `layers.10`."""
+    return sorted(names, key=_natural)
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    runs = ("".join(run) for _, run in groupby(name, key=str.isdecimal))
+    return [(True, int(run), run) if run.isdecimal() else (False, 0, run) for run in runs]
+
+
 def _pieces(line: str) -> tuple[str, ...]:
     """The line as text, number, text, number, …, text; the texts may be empty."""
     pieces = [""]

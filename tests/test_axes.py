@@ -12,17 +12,21 @@ NAMES = st.sampled_from(("layer", "expert", "repeat", "block", "heads", "head_di
 LITERALS = st.text("abc_.0123", min_size=1, max_size=6)
 
 
-def spelled_key(key):
-    """The text of a key as a table would hold it."""
-    text = ""
-    for part in key.parts:
-        if isinstance(part, str):
-            text += part
-        else:
-            suffix = f"+{part.offset}" if part.offset else ""
-            suffix += ":" + ",".join(part.labels) if part.labels else ""
-            text += "{" + " ".join(part.axes) + suffix + "}"
-    return text
+@st.composite
+def fields(draw, names):
+    """Fields of every kind over these axes: merged, spelled with words, and sums."""
+    kinds = ["merged", "sum"] + ["words"] * (len(names) == 1)
+    kind = draw(st.sampled_from(kinds))
+    if kind == "words":
+        return Field(names, labels=("q", "k", "v"))
+    if kind == "merged":
+        return Field(names)
+    strides = tuple(draw(st.integers(1, 12)) for _ in names)
+    counts = draw(st.sampled_from(((), ("dense",), ("dense", "rest"))))
+    offset = draw(st.integers(0, 12))
+    # One axis by itself is a sum of nothing: it parses as a merged one.
+    plain = strides == (1,) and not counts and not offset
+    return Field(names) if plain else Field(names, strides, offset, counts)
 
 
 @st.composite
@@ -31,9 +35,7 @@ def keys(draw):
     parts = []
     while names:
         count = draw(st.integers(1, min(2, len(names))))
-        offset = draw(st.integers(0, 12))
-        labels = ("q", "k", "v") if count == 1 and not offset and draw(st.booleans()) else ()
-        parts += [draw(LITERALS), Field(tuple(names[:count]), offset, labels)]
+        parts += [draw(LITERALS), draw(fields(tuple(names[:count])))]
         names = names[count:]
     parts += [draw(LITERALS)] * draw(st.integers(0, 1))
     return Key(tuple(parts))
@@ -41,7 +43,36 @@ def keys(draw):
 
 @given(keys())
 def test_parsing_a_spelled_key_gives_it_back(key):
-    assert parse_key(spelled_key(key)) == key
+    assert parse_key(str(key)) == key
+
+
+@given(st.data())
+def test_a_field_tells_the_coordinate_that_it_spelled(data):
+    field = data.draw(fields(("layer",)))
+    sizes = {"layer": 3, "dense": data.draw(st.integers(0, 5)), "rest": data.draw(st.integers(0, 5))}
+    spelled = [field.spell({"layer": k}, sizes) for k in range(3)]
+    assert len(set(spelled)) == 3
+    told = [field.told(text, sizes) for text in spelled]
+    assert told == ([None] * 3 if field.labels else [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("{layer}", "x"),
+        ("{layer}", ""),
+        ("{layer}", "-1"),
+        ("{layer+3}", "2"),
+        ("{layer+#dense}", "1"),
+        ("{2*layer}", "3"),
+        ("{2*layer+1}", "2"),
+        ("{repeat block}", "1"),
+        ("{2*block+position}", "1"),
+        ("{part:q,k}", "q"),
+    ],
+)
+def test_a_field_tells_nothing_of_what_it_did_not_spell(field, text):
+    assert parse_key(field).fields[0].told(text, {"dense": 2}) is None
 
 
 @given(st.lists(st.lists(NAMES, min_size=1, max_size=3).map(tuple), max_size=4).map(tuple))
@@ -78,7 +109,11 @@ def test_the_language():
         ("a{x+3}b", {"x": 2}, ["a3b", "a4b"]),
         ("a{x y}", {"x": 2, "y": 3}, ["a0", "a1", "a2", "a3", "a4", "a5"]),
         ("{x y}.{z}", {"x": 1, "y": 2, "z": 2}, ["0.0", "0.1", "1.0", "1.1"]),
-        ("{x y+1}", {"x": 2, "y": 2}, ["1", "2", "3", "4"]),
+        ("{3*x+y}", {"x": 2, "y": 3}, ["0", "1", "2", "3", "4", "5"]),
+        ("{4*x+2*y+1}", {"x": 2, "y": 2}, ["1", "3", "5", "7"]),
+        ("{ 2*x + 1 }", {"x": 2}, ["1", "3"]),
+        ("{x+#y}.{y}", {"x": 2, "y": 3}, [f"{k}.{j}" for k in (3, 4) for j in range(3)]),
+        ("{x+#n+1}", {"x": 2, "n": 5}, ["6", "7"]),
         ("{part:query,key,value}.w", {"part": 3}, ["query.w", "key.w", "value.w"]),
         ("plain", {}, ["plain"]),
     ],
@@ -98,7 +133,15 @@ def test_fields(key, sizes, spelled):
         ("a.{3}", "embed", "a field must hold axis names"),
         ("a.{layer-1}", "embed", "a field must hold axis names"),
         ("a.{layer+}", "embed", "a field must hold axis names"),
-        ("a.{layer+x}", "embed", "a field must hold axis names"),
+        ("a.{x y+1}", "embed", "a field must hold axis names"),
+        ("a.{x*y}", "embed", "a field must hold axis names"),
+        ("a.{*y}", "embed", "a field must hold axis names"),
+        ("a.{#y}", "embed", "a field must hold axis names"),
+        ("a.{x+#}", "embed", "a field must hold axis names"),
+        ("a.{2+3}", "embed", "a field must hold axis names"),
+        ("a.{kind side:ul,ur}", "embed", "labels are for one plain axis"),
+        ("a.{kind+1:q,k}", "embed", "labels are for one plain axis"),
+        ("a.{part:q,,k}", "embed", "labels are for one plain axis"),
         ("a.{:q,k}", "embed", "a field must hold axis names"),
         ("a", "(heads head_dim", "a bracket is not closed"),
         ("a", "heads) embed", "an axis name must be a word"),
@@ -124,40 +167,35 @@ def test_an_axis_that_occurs_twice_is_named():
     assert caught.value.got == "layer"
 
 
-@pytest.mark.parametrize(
-    ("key", "left"),
-    [
-        ("decoder.layers_{layer}.mlp.kernel", "decoder.layers.mlp.kernel"),
-        ("decoder.layers.{layer}.mlp.kernel", "decoder.layers.mlp.kernel"),
-        ("layers{layer}.kernel", "layers.kernel"),
-        ("{layer}.kernel", ".kernel"),
-        ("a_{expert}.b_{layer}", "a_{expert}.b"),
-        ("plain", "plain"),
-    ],
-)
-def test_a_key_loses_the_axis_and_what_led_to_it(key, left):
-    assert str(parse_key(key).without("layer")) == left
-
-
-def test_a_merged_axis_cannot_leave_the_key():
-    with pytest.raises(MappingError, match="merged with others"):
-        parse_key("layers_{repeat layer}").without("layer")
+@given(keys(), st.data())
+def test_the_first_key_is_at_coordinate_zero(key, data):
+    sizes = dict.fromkeys(key.needs, 3)
+    counted = {count for field in key.fields for count in field.counts}
+    first = key.spell(dict.fromkeys(key.axes, 0), sizes | dict.fromkeys(counted, 0))
+    assert key.first() == first
 
 
 @given(statements(), st.integers(0, 6), st.data())
-def test_stacking_moves_one_axis_from_the_key_into_the_array(statement, at, data):
+def test_stacking_moves_axes_of_the_prefix_into_the_array(statement, at, data):
     side = parse_side(statement.left, statement.left_axes)
-    alone = [field.axes[0] for field in side.key.fields if len(field.axes) == 1]
-    if not alone:
-        return
-    axis = data.draw(st.sampled_from(alone))
-    stacked = side.stacked(axis, at)
-    assert set(stacked.axes) == set(side.axes)
-    assert stacked.key.axes == tuple(name for name in side.key.axes if name != axis)
+    unscanned = side.below(parse_key("layers_{6*block+position}"))
+    scanned = side.below(parse_key("layers.layers_{position}"), ("block",), at)
+    sizes = statement.sizes | {"block": 2, "position": 6}
+    assert set(scanned.axes) == set(unscanned.axes) == set(side.axes) | {"block", "position"}
+    assert scanned.key.axes == ("position", *side.key.axes)
+    assert unscanned.groups == side.groups
     at = min(at, len(side.groups))
-    assert stacked.groups[at] == (axis,)
-    assert stacked.groups[:at] + stacked.groups[at + 1 :] == side.groups
-    assert stacked.shape(statement.sizes)[at] == statement.sizes[axis]
+    assert scanned.groups[at] == ("block",)
+    assert scanned.groups[:at] + scanned.groups[at + 1 :] == side.groups
+    assert scanned.shape(sizes)[at] == 2
+    keys = [key for each in (scanned, unscanned) for key in each.keys(sizes)]
+    assert len(keys) == len(set(keys))
+
+
+def test_nothing_is_below_an_empty_prefix_but_the_side_itself():
+    side = parse_side("a.{layer}", "embed")
+    assert side.below(parse_key("")) == side
+    assert str(side.below(parse_key("b.{block}")).key) == "b.{block}.a.{layer}"
 
 
 def test_a_side_without_axes_is_a_scalar():

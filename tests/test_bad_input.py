@@ -151,7 +151,7 @@ def test_an_unknown_model_type_lists_the_known_ones(broken):
     result = broken(lambda _, config: config.update(model_type="lama"))
     assert result.exit_code == 3
     assert "no family has model_type 'lama'" in result.stderr
-    assert "wanted one of llama, mistral, qwen2, qwen3" in result.stderr
+    assert "wanted one of deepseek_v2, deepseek_v3, gemma2," in result.stderr
     assert "did you mean llama? --family llama uses its rows" in result.stderr
 
 
@@ -196,8 +196,8 @@ def test_interleaving_an_odd_head(broken):
     rope = {"rope_type": "llama3", "factor": 8.0}
     result = broken(head_dim=15, rope_parameters=rope)
     assert result.exit_code == 3
-    assert "the size of pair cannot be told" in result.stderr
-    assert "where 60 is (heads half pair) with heads 4, half 2" in result.stderr
+    assert "self_attn.q_proj.weight: got [60, 64], wanted [56, 64]" in result.stderr
+    assert "pair 7 from head_dim // half (config.json: head_dim; family llama)" in result.stderr
 
 
 def test_a_truncated_shard_says_expected_and_got(broken, tmp_path):

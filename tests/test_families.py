@@ -74,8 +74,8 @@ def lazy(tensors):
     return {key: stored(t.view(F32.carrier), F32, key) for key, t in tensors.items()}
 
 
-def scanned(table, axis):
-    return table if axis is None else table.stacked("layer", axis)
+def bound(config, axis=None, place="config.json"):
+    return family_of(config, place).table(config, place, scan_axis=axis)
 
 
 @st.composite
@@ -104,7 +104,7 @@ SCANS = st.sampled_from((None, 0, 1, 2))
 @settings(max_examples=60)
 @given(config=configs(), axis=SCANS)
 def test_there_and_back_restores_every_bit(config, axis):
-    table = scanned(family_of(config, "config.json").table(config, "config.json"), axis)
+    table = bound(config, axis)
     tensors = weights(hf_shapes(config))
     there = table.to_left(lazy(tensors))
     assert all(note.exact for note in there.values)
@@ -117,7 +117,7 @@ def test_there_and_back_restores_every_bit(config, axis):
 @settings(max_examples=30)
 @given(config=configs(exact=False), axis=SCANS)
 def test_there_and_back_is_at_most_one_ulp_off_where_that_is_said(config, axis):
-    table = scanned(family_of(config, "config.json").table(config, "config.json"), axis)
+    table = bound(config, axis)
     tensors = weights(hf_shapes(config))
     there = table.to_left(lazy(tensors))
     inexact = {note.key for note in there.values if not note.exact}
@@ -132,7 +132,7 @@ def test_there_and_back_is_at_most_one_ulp_off_where_that_is_said(config, axis):
 
 def test_a_hundred_layers():
     config = config_of("llama", num_hidden_layers=100, hidden_size=3, vocab_size=2, intermediate_size=1)
-    table = family_of(config, "config.json").table(config, "config.json").stacked("layer", 1)
+    table = bound(config, 1)
     tensors = weights(hf_shapes(config))
     there = table.to_left(lazy(tensors)).arrays
     stacked = there["decoder.layers.mlp.wi_0.kernel"]
@@ -192,7 +192,7 @@ def maxtext(config, tensors, interleaved):
 @given(config=configs(exact=False) | configs(), axis=SCANS)
 def test_left_arrays_are_what_numpy_makes_of_them(config, axis):
     interleaved = "rope_scaling" in config or "rope_parameters" in config
-    table = scanned(family_of(config, "config.json").table(config, "config.json"), axis)
+    table = bound(config, axis)
     tensors = weights(hf_shapes(config), seed=1)
     wanted = maxtext(config, tensors, interleaved)
     got = table.to_left(lazy(tensors)).arrays
@@ -225,8 +225,8 @@ def test_fields_that_old_configurations_lack(family, absent):
 def test_a_llama3_rope_reorders_query_and_key(rope):
     halves, neighbours = config_of("llama"), config_of("llama", **rope)
     tensors = lazy(weights(hf_shapes(halves)))
-    one = family_of(halves, "c").table(halves, "c").to_left(tensors).arrays
-    other = family_of(neighbours, "c").table(neighbours, "c").to_left(tensors).arrays
+    one = bound(halves).to_left(tensors).arrays
+    other = bound(neighbours).to_left(tensors).arrays
     differ = {key for key in one if one[key].read().tobytes() != other[key].read().tobytes()}
     assert differ == {
         f"decoder.layers_{k}.self_attention.{n}.kernel" for k in (0, 1) for n in ("query", "key")
@@ -238,22 +238,20 @@ def test_a_llama3_rope_reorders_query_and_key(rope):
 )
 def test_other_ropes_keep_halves(rope):
     config = config_of("llama", **rope)
-    assert not family_of(config, "c").table(config, "c").flags["interleaved"].value
+    assert not bound(config).flags["interleaved"].value
 
 
 def test_an_odd_head_cannot_be_interleaved():
     config = config_of("llama", head_dim=3, **LLAMA3_ROPES[0])
     shapes = hf_shapes(config)
     with pytest.raises(CheckpointError):
-        family_of(config, "c").table(config, "c").to_left(
-            {key: Stored(shape, BF16, Refusing(key), 0) for key, shape in shapes.items()}
-        )
+        bound(config).to_left({key: Stored(shape, BF16, Refusing(key), 0) for key, shape in shapes.items()})
 
 
 def test_rotary_buffers_of_old_checkpoints_are_dropped():
     config = config_of("llama")
     tensors = lazy(weights(hf_shapes(config) | {"model.layers.1.self_attn.rotary_emb.inv_freq": (2,)}))
-    mapped = family_of(config, "c").table(config, "c").to_left(tensors)
+    mapped = bound(config).to_left(tensors)
     assert mapped.dropped == ("model.layers.1.self_attn.rotary_emb.inv_freq",)
 
 
@@ -262,7 +260,7 @@ def test_a_tied_model_with_a_head_says_why_it_is_refused():
     tensors = lazy(weights(hf_shapes(config)))
     tied = config | {"tie_word_embeddings": True}
     with pytest.raises(CoverageError) as caught:
-        family_of(tied, "config.json").table(tied, "config.json").to_left(tensors)
+        bound(tied).to_left(tensors)
     assert (
         "lm_head.weight is not expected because of config.json: tie_word_embeddings is true"
         in caught.value.hint
@@ -275,7 +273,7 @@ def test_a_wrong_configuration_names_field_and_array(family):
     tensors = lazy(weights(hf_shapes(config)))
     wrong = config | {"hidden_size": 8}
     with pytest.raises(CoverageError) as caught:
-        family_of(wrong, "config.json").table(wrong, "config.json").to_left(tensors)
+        bound(wrong).to_left(tensors)
     assert "model.embed_tokens.weight: got [14, 6], wanted [14, 8]" in caught.value.message
     assert "embed 8 from config.json: hidden_size" in caught.value.message
 
@@ -283,7 +281,7 @@ def test_a_wrong_configuration_names_field_and_array(family):
 @settings(max_examples=20)
 @given(config=configs())
 def test_bfloat16_models_say_what_the_scale_does(config):
-    table = family_of(config, "c").table(config, "c")
+    table = bound(config)
     tensors = {key: stored(noise(s, BF16), BF16, key) for key, s in hf_shapes(config).items()}
     notes = table.to_left(tensors).values
     assert bool(notes) == (config["model_type"] in ("llama", "mistral"))

@@ -18,7 +18,7 @@ MAY = {
     "dtypes": {"errors"},
     "region": {"errors"},
     "entry_points": {"errors"},
-    "ir": BASE,
+    "ir": BASE | {"notes"},
     "mapping": BASE | {"ir"},
     "families": BASE | {"ir", "mapping"},
     "notes": set(),
@@ -27,7 +27,9 @@ MAY = {
     "formats": BASE | {"ir", "stores"},
     "plan": BASE | {"ir", "formats.base", "formats.placement", "notes"},
     "run": BASE | {"ir", "stores", "formats.base", "formats.placement", "plan"},
-    "inspect": BASE | {"ir"},
+    "doctor": BASE | {"ir", "formats", "stores", "run.staging"},
+    "inspect": BASE | {"ir", "mapping", "families", "plan.pieces", "run.scanning"},
+    "prove": BASE | {"ir", "transforms.restack", "plan", "run.events", "run.scanning"},
     "sharding": BASE | {"ir"},
 }
 # Files that may import more than their room.
@@ -37,10 +39,11 @@ ROOMS = set(MAY) | {"cli", "testing"}
 ONLY_IN = {
     "struct": {"formats", "stores"},
     "tensorstore": {"formats", "stores"},
-    "threading": {"run", "stores", "cli"},
+    "threading": {"run", "prove", "stores", "cli"},
     "concurrent": {"run", "stores", "cli"},
     "click": {"cli"},
     "rich": {"cli"},
+    "xxhash": {"prove"},
     "hypothesis": {"testing"},
 }
 DATA = [

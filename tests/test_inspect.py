@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
+from itertools import pairwise
 from math import prod
 
 import pytest
@@ -12,9 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.dtypes import DTYPES
-from ckpttools.inspect.folding import Branch, fold, natural
-from ckpttools.inspect.tree import ArrayReport, TreeReport, inspect_tree
+from ckpttools.inspect.folding import Branch, fold, natural, ordered
+from ckpttools.inspect.tree import ArrayReport, Total, TreeReport, inspect_tree
+from ckpttools.inspect.warnings import TreeWarning
+from ckpttools.ir.kinds import Optimizer
+from ckpttools.ir.layers import LayerGroup
 from ckpttools.ir.nodes import Constant
+from ckpttools.ir.shardings import Sharding
 from ckpttools.ir.tree import Empty, Metadata, Path, Tree
 
 
@@ -47,7 +52,12 @@ class TestInspectTree:
             ("opt_state", 1): Empty("None"),
         }
         metadata = Metadata("orbax", step=7, custom={"scan_layers": True}, place="/run/7/items")
-        report = inspect_tree(Tree(leaves, metadata))
+        sharding = Sharding("NamedSharding", (("fsdp", 4),), (("fsdp",),))
+        report = inspect_tree(
+            Tree(leaves, metadata),
+            shardings={("params", "params", "decoder", "decoder_norm", "scale"): sharding},
+            unfinished={"8": "no _METADATA"},
+        )
         assert report == TreeReport(
             path="/run/7/items",
             format="orbax",
@@ -61,9 +71,24 @@ class TestInspectTree:
             custom_metadata={"scan_layers": True},
             arrays=(
                 ArrayReport("step", (), "int64", 8, "other"),
-                ArrayReport("params/params/decoder/decoder_norm/scale", (8,), "bfloat16", 16, "parameter"),
+                ArrayReport(
+                    "params/params/decoder/decoder_norm/scale", (8,), "bfloat16", 16, "parameter", sharding
+                ),
                 ArrayReport("params/params/decoder/layers/norm/scale", (8, 4), "bfloat16", 64, "parameter"),
                 ArrayReport("opt_state/0/mu", (8,), "float32", 32, "optimizer"),
+            ),
+            layers=(LayerGroup("decoder/layers", 4, "stacked"),),
+            optimizer=Optimizer("unknown"),
+            random_states=0,
+            families=(),
+            roles={
+                "parameter": Total(2, 40, 80),
+                "optimizer": Total(1, 8, 32),
+                "other": Total(1, 1, 8),
+            },
+            parameter_dtypes={"bfloat16": Total(2, 40, 80)},
+            warnings=(
+                TreeWarning("unfinished-step", "8, beside step 7, is an unfinished save: no _METADATA"),
             ),
         )
 
@@ -108,6 +133,38 @@ class TestFold:
 
     def test_gaps(self):
         assert folded({f"l_{k}": constant(1) for k in (0, 1, 2, 3, 5)}) == [("l_{0..3,5}", 5, 10)]
+
+    def test_every_second_layer(self):
+        arrays = {f"l_{k}": constant(1 + k % 2) for k in range(9)}
+        assert folded(arrays) == [("l_{0..8 by 2}", 5, 10), ("l_{1..7 by 2}", 4, 16)]
+
+    def test_three_of_them_are_named(self):
+        assert folded({f"l_{k}": constant(1) for k in (0, 5, 10)}) == [("l_{0,5,10}", 3, 6)]
+
+    def test_a_run_begins_where_the_step_changes(self):
+        names = (1, 3, 5, 7, 8, 9)
+        assert folded({f"l_{k}": constant(1) for k in names}) == [("l_{1..7 by 2,8..9}", 6, 12)]
+
+    def test_other_shardings_are_kept_apart(self):
+        tree = Tree({("l_0",): constant(4), ("l_1",): constant(4)})
+        cut = Sharding("NamedSharding", (("x", 2),), (("x",),))
+        report = inspect_tree(tree, shardings={("l_1",): cut})
+        assert [branch.name for branch in fold(report.arrays)] == ["l_0", "l_1"]
+
+    def test_largest_first(self):
+        arrays = {"a": constant(1), "b/c": constant(2), "b/d": constant(8), "e": constant(4)}
+        branches = fold(reported(arrays).arrays, largest_first=True)
+        assert [branch.name for branch in branches] == ["b", "e", "a"]
+        assert [branch.name for branch in branches[0].children] == ["d", "c"]
+
+    def test_depth_leaves_totals_whole(self):
+        arrays = {"a/b/c": constant(1), "a/b/d": constant(2), "a/e": constant(4)}
+        (top,) = fold(reported(arrays).arrays, depth=2)
+        assert (top.name, top.count, top.num_elements, top.nbytes, top.share) == ("a", 3, 7, 14, 1.0)
+        assert [(each.name, each.count, each.children) for each in top.children] == [
+            ("b", 2, ()),
+            ("e", 1, ()),
+        ]
 
     def test_other_shapes_are_kept_apart(self):
         arrays = {f"l_{k}": constant(2 if k % 3 == 2 else 1) for k in range(6)}
@@ -166,7 +223,7 @@ class TestFold:
 
 
 KEYS = st.sampled_from(
-    ["a", "layers_0", "layers_1", "layers_2", "layers_10", "0", "1", "01", "w0_b1", "w1_b1"]
+    ["a", "layers_0", "layers_1", "layers_2", "layers_10", "0", "1", "2", "4", "6", "01", "w0_b1", "w1_b1"]
 )
 PATHS = st.lists(KEYS, min_size=1, max_size=4).map("/".join)
 TREES = st.dictionaries(PATHS, st.integers(0, 2), max_size=40)
@@ -182,6 +239,8 @@ def test_folded_lines_add_up_to_all_leaves(lengths: dict[str, int]):
     for branch in _all(top):
         own = branch.count - sum(child.count for child in branch.children)
         assert own >= 0 and (own > 0) == (branch.array is not None)
+        assert branch.share == pytest.approx(branch.nbytes / report.nbytes)
+        assert branch.nbytes == 2 * branch.num_elements
         own_bytes = branch.nbytes - sum(child.nbytes for child in branch.children)
         assert own_bytes == (own * prod(branch.array.shape) * 2 if branch.array else 0)
 
@@ -192,6 +251,29 @@ def test_every_leaf_is_told_by_exactly_one_line(lengths: dict[str, int]):
     joint = "/" if any("/" in path for path in arrays) else "."
     told = sorted(path for path in _unfolded(fold(reported(arrays).arrays), joint))
     assert told == sorted(arrays)
+
+
+@given(TREES, st.integers(1, 4))
+def test_a_cut_tree_is_the_top_of_the_whole_one(lengths: dict[str, int], depth: int):
+    arrays = reported({path: constant(2**length) for path, length in lengths.items()}).arrays
+    whole, cut = fold(arrays), fold(arrays, depth=depth)
+    assert [line[1:] for line in _down_to(cut, 99)] == [line[1:] for line in _down_to(whole, depth)]
+
+
+@given(TREES)
+def test_sorting_changes_the_order_only(lengths: dict[str, int]):
+    arrays = reported({path: constant(2**length) for path, length in lengths.items()}).arrays
+    by_size = ordered(arrays, "size")
+    assert sorted(by_size, key=lambda each: each.path) == sorted(arrays, key=lambda each: each.path)
+    assert all(a.nbytes >= b.nbytes for a, b in pairwise(by_size))
+    names = [natural(each.path) for each in ordered(arrays, "name")]
+    assert names == sorted(names)
+
+
+def _down_to(branches: tuple[Branch, ...], depth: int) -> Iterator[tuple[int, str, int, int]]:
+    for branch in branches if depth else ():
+        yield depth, branch.name, branch.count, branch.nbytes
+        yield from _down_to(branch.children, depth - 1)
 
 
 def _all(branches: tuple[Branch, ...]) -> Iterator[Branch]:
@@ -216,6 +298,8 @@ def _expanded(name: str) -> list[str]:
     ranges, _, after = rest.partition("}")
     numbers: list[str] = []
     for each in ranges.split(","):
-        first, _, last = each.partition("..")
-        numbers += [str(k).zfill(len(first)) for k in range(int(first), int(last or first) + 1)]
+        run, _, step = each.partition(" by ")
+        first, _, last = run.partition("..")
+        values = range(int(first), int(last or first) + 1, int(step or 1))
+        numbers += [str(k).zfill(len(first)) for k in values]
     return [f"{before}{number}{tail}" for number in numbers for tail in _expanded(after)]

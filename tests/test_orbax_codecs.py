@@ -247,7 +247,7 @@ class TestLeftOut:
         for place in (by_us, by_tensorstore):
             shutil.copytree(store, place)
         array = open_tree(by_us).arrays["w",]
-        entries = array.part.func.__self__.arrays.entries
+        entries = array.part.arrays.entries
         for key in [key for key in entries._index if b"/c/" in key]:
             del entries._index[key]
         assert described(array.read()) == described(filled(by_tensorstore))

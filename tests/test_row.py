@@ -10,6 +10,7 @@ from ckpttools.dtypes import DTYPES
 from ckpttools.errors import MappingError
 from ckpttools.ir.nodes import Stored
 from ckpttools.mapping.axes import parse_side
+from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import Respelling, row
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
@@ -79,21 +80,20 @@ def test_a_region_of_a_respelled_array_is_the_region_of_the_whole(statement, dat
     assert lefts[key].read(region).tobytes() == truths[key][region.slices].tobytes()
 
 
-@given(statements(), st.integers(0, 4), st.data())
-def test_scanning_keeps_every_number_at_its_coordinates(statement, at, data):
+@given(statements(most_axes=4), st.sampled_from((None, 0, 1, 4)))
+def test_layers_keep_every_number_at_its_coordinates(statement, scan_axis):
+    """A group of two blocks of two layers, with one number on the right, stacked or not on the left."""
     made = row(statement.left, statement.left_axes, statement.right, statement.right_axes)
-    alone = [field.axes[0] for field in made.left.key.fields if len(field.axes) == 1]
-    if not alone:
-        return
-    scanned = made.stacked(data.draw(st.sampled_from(alone)), at)
-    assert scanned.right == made.right
+    prefixes = ("layers.{2*block+kind}", "layers_{block}.part_{kind:a,b}", "layers.part_{kind:a,b}")
+    (spelled_row,) = Layers(*prefixes, ("block",), (made,)).spelled(scan_axis)
+    sizes = {**statement.sizes, "block": 2, "kind": 2}
     dtype = DTYPES["float32"]
-    full = tensor(statement.sizes, dtype, 7)
-    right = {k: stored(v, dtype, k) for k, v in spelled(made.right, statement.sizes, full).items()}
-    same(
-        respelled(made.right, scanned.left, statement.sizes, right),
-        spelled(scanned.left, statement.sizes, full),
-    )
+    full = tensor(sizes, dtype, 7)
+    right = {k: stored(v, dtype, k) for k, v in spelled(spelled_row.right, sizes, full).items()}
+    assert len(right) == 4 * len(list(made.right.keys(statement.sizes)))
+    left = respelled(spelled_row.right, spelled_row.left, sizes, right)
+    same(left, spelled(spelled_row.left, sizes, full))
+    assert len(left) == (4 if scan_axis is None else 2) * len(list(made.left.keys(statement.sizes)))
 
 
 @given(statements())
@@ -132,6 +132,19 @@ def test_sides_that_name_different_axes_are_refused(left, left_axes, right, righ
         row(left, left_axes, right, right_axes)
     assert caught.value.got == odd
     assert "<->" in caught.value.place
+
+
+def test_an_axis_that_is_in_the_prefix_of_the_layers_is_named():
+    above = row("mlp_{kind:local,global}", "embed", "mlp", "embed", above="kind")
+    (spelled_row,) = Layers("{2*pair+kind}", "layers_{pair}", "layers", ("pair",), (above,)).spelled(1)
+    assert str(spelled_row) == "layers.mlp_{kind:local,global} [embed pair]  <->  {2*pair+kind}.mlp [embed]"
+    assert spelled_row.above == ""
+    with pytest.raises(MappingError, match="different axes") as caught:
+        row("mlp", "embed", "mlp", "embed", above="kind")
+    assert caught.value.got == ""
+    with pytest.raises(MappingError, match="different axes") as caught:
+        list(Layers("{pair}", "layers_{pair}", "layers", ("pair",), (above,)).spelled(None))
+    assert caught.value.got == "kind"
 
 
 def test_an_identity_is_the_source_array_itself():

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttools.convert import Resources, ToMaxText, plan_to_maxtext
+from ckpttools.convert import Resources
+from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
 from ckpttools.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.plan import plan as planning
 from ckpttools.run import executor
@@ -99,7 +100,7 @@ def test_a_second_run_goes_on_where_the_first_stopped(model, tmp_path, small_tas
 
 SLOW_RUN = """
 import sys, time
-from ckpttools.convert import plan_to_maxtext
+from ckpttools.hf_to_maxtext import plan_to_maxtext
 from ckpttools.plan import plan
 from ckpttools.run import executor
 from ckpttools.run.events import TaskDone

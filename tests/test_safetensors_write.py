@@ -145,7 +145,7 @@ class TestTheReferenceImplementation:
             max_shard_size=most,
         )
         groups = split(sizes, most)
-        names = safetensors_write._file_names(len(groups))
+        names = safetensors_write._file_names("model", len(groups))
         ours = {name: list(map(str, group)) for name, group in zip(names, groups, strict=True)}
         assert ours == theirs.filename_to_tensors
 
@@ -153,8 +153,8 @@ class TestTheReferenceImplementation:
         from huggingface_hub.serialization._base import MAX_SHARD_SIZE, parse_size_to_int
 
         assert parse_size_to_int(MAX_SHARD_SIZE) == DEFAULT_SHARD_BYTES
-        assert constants.SAFETENSORS_INDEX_FILE == safetensors_write.INDEX_FILE
-        assert safetensors_write._file_names(1) == [constants.SAFETENSORS_SINGLE_FILE]
+        assert f"{safetensors_write.STEM}.safetensors.index.json" == constants.SAFETENSORS_INDEX_FILE
+        assert safetensors_write._file_names("model", 1) == [constants.SAFETENSORS_SINGLE_FILE]
 
 
 class TestPlaces:

@@ -1,21 +1,25 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.dtypes import DTYPES
-from ckpttools.errors import ConfigError, CoverageError, ShapeError
+from ckpttools.errors import ConfigError, CoverageError, MappingError, ShapeError, UsageError
 from ckpttools.ir.nodes import Stored
-from ckpttools.mapping.axes import parse_groups
+from ckpttools.mapping.axes import parse_groups, parse_key
+from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.row import row
 from ckpttools.mapping.sizes import Observation, Size, require, sizes_from_config, unify
-from ckpttools.mapping.table import Flag, Table
+from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Scale
 from ckpttools.testing.profile import use_profile
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import noise, stored
 
 use_profile()
-F32 = DTYPES["float32"]
+F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]
 ROWS = (
     row("embedding", "vocab embed", "embed.weight", "vocab embed"),
     row("logits", "embed vocab", "head.weight", "vocab embed", unless="tied"),
@@ -218,8 +222,12 @@ def test_sizes_that_nothing_tells_are_named():
     with pytest.raises(ShapeError, match="head_dim, heads") as caught:
         table(axes=("layer", "vocab", "embed", "mlp")).to_left(unread(right_shapes()))
     assert caught.value.place == "model"
-    with pytest.raises(ShapeError, match="layer"):
-        table(axes=("vocab", "embed", "mlp", "heads")).to_left(unread(right_shapes()))
+
+
+def test_what_no_configuration_says_is_counted_from_names():
+    made = table(axes=("vocab", "embed", "mlp", "heads"))
+    mapped = made.to_left(unread(right_shapes(LENGTHS | {"layer": 11})))
+    assert mapped.sizes == LENGTHS | {"layer": 11}
 
 
 def test_a_merged_axis_that_does_not_divide_is_not_guessed():
@@ -291,11 +299,148 @@ def test_labels_tell_the_size_of_their_axis():
     assert back["k.weight"].read().tobytes() == noise((4,), F32, 1).tobytes()
 
 
-def test_labels_of_a_merged_axis_leave_the_sizes_to_others():
-    made = Table(
-        (row("w", "kind side embed", "{kind side:ul,ur,dl,dr}.weight", "embed"),),
-        {"kind": Size(2, "test"), "side": Size(2, "test")},
+@given(dense=st.integers(0, 4), moe=st.integers(0, 4))
+def test_groups_that_follow_each_other_are_numbered_one_after_the_other(dense, moe):
+    """`{moe+#dense}` counts from the number of dense layers; the names on the left tell both."""
+    rows = (
+        row("dense_{dense}.w", "embed", "layers.{dense}.mlp", "embed"),
+        row("moe_{moe}.w", "embed", "layers.{moe+#dense}.experts", "embed"),
+        row("norm", "embed", "norm", "embed"),
     )
-    keys = ("ul", "ur", "dl", "dr")
-    mapped = made.to_left({f"{p}.weight": stored(noise((4,), F32, k), F32) for k, p in enumerate(keys)})
-    assert mapped.arrays["w"].shape == (2, 2, 4)
+    made = Table(rows, {"dense": Size(dense, "config"), "moe": Size(moe, "config")})
+    shapes = {f"layers.{k}.mlp": (5,) for k in range(dense)}
+    shapes |= {f"layers.{dense + k}.experts": (5,) for k in range(moe)}
+    mapped = made.to_left(unread(shapes | {"norm": (5,)}))
+    assert mapped.sizes == {"dense": dense, "moe": moe, "embed": 5}
+    names = {"norm", *(f"dense_{k}.w" for k in range(dense)), *(f"moe_{k}.w" for k in range(moe))}
+    assert mapped.arrays.keys() == names
+    for back in (made, Table(rows, {}, told=False)):
+        mapped_back = back.to_right(mapped.arrays)
+        assert mapped_back.sizes == mapped.sizes
+        assert mapped_back.arrays.keys() == shapes.keys() | {"norm"}
+
+
+@given(layers=st.integers(1, 20))
+def test_cycles_and_what_remains(layers):
+    """Six layers are a block that is stacked; the rest is stored layer by layer."""
+    rows = (
+        row("layers.part_{position}", "embed block", "layers.{6*block+position}", "embed"),
+        row("rest.part_{rest}", "embed", "layers.{rest+#cycled}", "embed"),
+    )
+    derived = {"block": "layers // 6", "rest": "layers % 6", "cycled": "6 * block"}
+    sizes = {"layers": Size(layers, "config"), "position": Size(6, "family")}
+    made = Table(rows, sizes, derived=derived)
+    arrays = {f"layers.{k}": stored(noise((3,), F32, k), F32, str(k)) for k in range(layers)}
+    mapped = made.to_left(arrays)
+    blocks = {f"layers.part_{k}": (3, layers // 6) for k in range(6) if layers >= 6}
+    assert {key: array.shape for key, array in mapped.arrays.items()} == blocks | {
+        f"rest.part_{k}": (3,) for k in range(layers % 6)
+    }
+    back = made.to_right(mapped.arrays).arrays
+    assert back.keys() == arrays.keys()
+    for number in range(layers):
+        assert back[f"layers.{number}"].read().tobytes() == noise((3,), F32, number).tobytes()
+
+
+def test_layers_that_do_not_fill_their_groups_are_refused():
+    made = Table(
+        ROWS, {"layers": Size(5, "config.json: n_layers")}, derived={"pair": "layers / 2"}, place="m"
+    )
+    with pytest.raises(ConfigError, match="5 is no multiple of 2") as caught:
+        made.to_left(unread(right_shapes()))
+    assert caught.value.got == "config.json: n_layers"
+    assert caught.value.wanted == "pair = layers / 2 without remainder"
+
+
+def test_a_length_below_nothing_is_refused():
+    sizes = {"layers": Size(2, "c: n_layers"), "dense": Size(3, "c: first_k")}
+    made = Table(ROWS, sizes, derived={"moe": "layers - dense"}, place="m")
+    with pytest.raises(ConfigError, match="moe = layers - dense would be -1") as caught:
+        made.to_left(unread(right_shapes()))
+    assert caught.value.got == "c: first_k; c: n_layers"
+
+
+def test_a_scale_by_an_axis_that_is_not_there_is_refused():
+    made = Table((row("a", "n", "b", "n", op=Scale("heads", -0.5)),), {})
+    with pytest.raises(MappingError, match="scaled by the length of an axis that has none") as caught:
+        made.to_left({"b": stored(noise((3,), F32), F32)})
+    assert caught.value.got == "heads"
+
+
+@given(rows=st.integers(11, 30), tied=st.booleans())
+def test_a_vocabulary_is_filled_up_with_zeros_and_cut_again(rows, tied):
+    shapes = right_shapes(tied=tied)
+    arrays = {key: stored(noise(shape, F32, n), F32, key) for n, (key, shape) in enumerate(shapes.items())}
+    made = table(tied=tied, padded={"vocab": rows})
+    there = made.to_left(arrays)
+    plain = table(tied=tied).to_left(arrays).arrays
+    assert there.sizes == LENGTHS
+    heads = {"embedding": 0} if tied else {"embedding": 0, "logits": 1}
+    for key, array in there.arrays.items():
+        if key not in heads:
+            assert array.read().tobytes() == plain[key].read().tobytes()
+            continue
+        whole = array.read()
+        assert whole.shape[heads[key]] == rows
+        first, rest = np.split(whole, [11], axis=heads[key])
+        assert first.tobytes() == plain[key].read().tobytes()
+        assert not rest.view("u4").any()
+    back = made.to_right(there.arrays, ("vocab",))
+    assert back.cut == ({"vocab": (rows, 11)} if rows > 11 else {})
+    assert back.arrays.keys() == arrays.keys()
+    assert all(back.arrays[key].read().tobytes() == arrays[key].read().tobytes() for key in arrays)
+
+
+def test_a_vocabulary_that_is_not_to_be_cut_is_refused():
+    there = table(padded={"vocab": 12}).to_left(unread(right_shapes())).arrays
+    with pytest.raises(CoverageError, match=r"embedding: got \[12, 5\], wanted \[11, 5\]"):
+        table().to_right(there)
+
+
+def test_a_vocabulary_that_is_too_short_is_not_cut():
+    there = table().to_left(unread(right_shapes())).arrays
+    short = Table(ROWS, table().sizes | {"vocab": Size(13, "config")}, table().flags)
+    with pytest.raises(CoverageError, match=r"embedding: got \[11, 5\], wanted \[13, 5\]"):
+        short.to_right(there, ("vocab",))
+
+
+def test_what_has_no_place_on_the_left_is_left_out_by_template_and_pattern():
+    keys = ("vision.{part:a,b}.w", "blocks.{extra+#layer}.*", "tower.*", "blocks.{unknown}.x")
+    made = table(left_out=tuple(map(parse_key, keys)))
+    made = replace(made, sizes=made.sizes | {"extra": Size(2, "test"), "part": Size(2, "test")})
+    more = {"vision.a.w": (1,), "vision.b.w": (1,), "tower.x.y": (1,), "blocks.3.norm.weight": (1,)}
+    there = unread(right_shapes() | more | {"blocks.4.q.weight": (2,)})
+    mapped = made.to_left(there)
+    assert set(mapped.dropped) == {*more, "blocks.4.q.weight"} == made.left_out_of(there).keys()
+    with pytest.raises(CoverageError, match=r"blocks\.5"):
+        made.to_left(there | unread({"blocks.5.norm.weight": (1,)}))
+
+
+@given(values=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=50), size=st.integers(2, 200))
+def test_exact_stores_in_float32_what_would_not_come_back(values, size):
+    made = Table((row("a", "n", "b", "n", op=Scale("size", -0.5)),), {"size": Size(size, "test")})
+    bits = np.array(values, np.uint16)
+    small = np.abs(bits.view(BF16.numpy).astype(np.float32)) < 2.0**-120
+    bits = np.where(np.isnan(bits.view(BF16.numpy).astype(np.float32)) | small, np.uint16(0x3F80), bits)
+    mapped = made.to_left({"b": stored(bits, BF16)}, exact=True)
+    (note,) = mapped.values
+    assert note.exact
+    assert mapped.changed == {"a"}
+    assert mapped.arrays["a"].dtype == (BF16 if size in (4, 16, 64) else F32)
+    back = made.to_right(mapped.arrays).arrays["b"]
+    assert back.read().astype(BF16.numpy).tobytes() == bits.tobytes()
+
+
+def test_exact_refuses_what_it_cannot_store():
+    made = Table((row("a", "n", "b", "n", op=Scale("n", -0.5)),), {})
+    with pytest.raises(UsageError, match="cannot be stored so that the way back is exact") as caught:
+        made.to_left({"b": stored(noise((3,), F32), F32)}, exact=True)
+    assert caught.value.place == "a"
+
+
+def test_flags_that_nobody_sets_are_told_by_the_names():
+    made = Table(ROWS, {axis: said(axis) for axis in LENGTHS}, place="model")
+    for tied in (True, False):
+        assert made.to_left(unread(right_shapes(tied=tied))).arrays.keys() == (
+            table(tied=tied).to_left(unread(right_shapes(tied=tied))).arrays.keys()
+        )

@@ -15,8 +15,9 @@ from golden_data import GOLDEN
 from safetensors import safe_open
 
 from ckpttools.cli.main import main
-from ckpttools.convert import Resources, ToMaxText, open_checkpoint, plan_to_maxtext
+from ckpttools.convert import Resources, open_checkpoint
 from ckpttools.convert_any import plan_any
+from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
 from ckpttools.dtypes import DTYPES
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.safetensors_write import SafetensorsWriter

@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import FormatError
-from ckpttools.ir.kinds import KindOfTree, kind_of, linen_state, role
 from ckpttools.ir.nodes import Constant
 from ckpttools.ir.tree import Empty, Metadata, Text, Tree, dotted, spelled
 from ckpttools.testing.profile import use_profile
@@ -99,54 +98,3 @@ def test_paths_are_spelled():
     assert spelled(("a", 0, "b")) == "a/0/b"
     assert dotted(("a", 0, "b")) == "a.0.b"
     assert spelled(()) == ""
-
-
-def parameters(stacked, axis=1, layers=3, embed=5):
-    norm = ("decoder", "decoder_norm", "scale"), array(embed)
-    if stacked:
-        shape = [embed]
-        shape.insert(axis, layers)
-        return dict([norm, (("decoder", "layers", "norm", "scale"), array(*shape))])
-    return dict([norm, *((("decoder", f"layers_{k}", "norm", "scale"), array(embed)) for k in range(layers))])
-
-
-@pytest.mark.parametrize("stacked", [True, False])
-@pytest.mark.parametrize("trained", [True, False])
-@pytest.mark.parametrize("axis", [0, 1])
-def test_kinds(stacked, trained, axis):
-    tree = linen_state(parameters(stacked, axis), 7, {"scan_layers": stacked})
-    assert tree.metadata.step == 7
-    assert tree["step",].read().item() == 7
-    leaves = dict(tree.leaves) | ({("opt_state", "mu", "x"): array(2)} if trained else {})
-    name = f"{'stacked' if stacked else 'unstacked'}-{'training' if trained else 'inference'}"
-    assert kind_of(Tree(leaves)) == KindOfTree(name, "linen", axis if stacked else None)
-
-
-def test_flavours():
-    plain = parameters(True)
-    nnx = Tree({(*path, "value"): each for path, each in plain.items()})
-    rl = Tree({("base", *path): each for path, each in plain.items()})
-    assert kind_of(nnx).flavour == "nnx"
-    assert kind_of(rl).flavour == "nnx-rl"
-    assert kind_of(Tree(plain)).flavour is None
-
-
-def test_other_trees_have_no_kind():
-    assert kind_of(Tree({})) == KindOfTree()
-    assert kind_of(Tree({("model.norm.weight",): array(3)})) == KindOfTree()
-    assert kind_of(Tree({(): array(3)})) == KindOfTree()
-
-
-@pytest.mark.parametrize(
-    ("path", "wanted"),
-    [
-        (("params", "params", "x"), "parameter"),
-        (("opt_state", "mu"), "optimizer"),
-        (("optimizer", 0), "optimizer"),
-        (("step",), "other"),
-        (("rngs", "x"), "other"),
-        ((), "parameter"),
-    ],
-)
-def test_roles(path, wanted):
-    assert role(path) == wanted

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import MappingError
 from ckpttools.mapping import values
-from ckpttools.mapping.values import Cast, Multiply, Scale
+from ckpttools.mapping.values import Add, Cast, Multiply, Scale, Shift
 from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import noise, shapes
 
@@ -243,6 +243,85 @@ def test_scaling_back_is_division():
     assert "times 0.3" in Multiply(0.3).exactness(BF16).reason
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("factor", [QUERY_SCALE, 3.0, 80**0.5, 0.1, 0.25])
+@pytest.mark.parametrize("divide", [False, True])
+def test_a_wide_scale_comes_back_to_the_bit(dtype, factor, divide):
+    op = Multiply(factor, divide).widened()
+    assert op.exactness(dtype).exact
+    assert op.result(dtype) == F32
+    every = patterns(dtype)
+    every = every[np.isfinite(numbers(every, dtype))]
+    there, back = there_and_back(op, every, dtype)
+    value, scaled = numbers(every, dtype), numbers(there, F32)
+    wanted = value / np.float32(factor) if divide else value * np.float32(factor)
+    safe = (np.abs(wanted) >= 2.0**-126) & (np.abs(wanted) <= 2.0**127) | (value == 0)
+    np.testing.assert_allclose(scaled[safe], wanted[safe], rtol=2.0**-24)
+    narrow = applied(Cast(dtype), back, F32)
+    assert (narrow == every)[safe].all()
+    lost = np.abs(value[narrow != every])
+    edge = "smallest" if (lost < 1).all() else "largest"
+    assert not lost.size or f"but for values near the {edge} of the type" in op.exactness(dtype).reason
+
+
+def test_wide_types_stay_what_they_are():
+    for dtype in (F32, F64):
+        assert Multiply(0.3).widened().result(dtype) == dtype
+        assert not Multiply(0.3).widened().exactness(dtype).exact
+    assert Add(1.0).widened() == Add(1.0)
+    assert Cast(F32).widened() == Cast(F32)
+
+
+@pytest.mark.parametrize("dtype", SMALL, ids=str)
+@pytest.mark.parametrize("amount", [1.0, -1.0])
+def test_a_norm_plus_one_comes_back_to_the_bit(dtype, amount):
+    op = Shift(amount).bound({})
+    assert op == Add(amount)
+    claim = op.exactness(dtype)
+    assert claim.exact
+    assert op.result(dtype) == F32
+    every = patterns(dtype)
+    every = every[np.isfinite(numbers(every, dtype))]
+    there, back = there_and_back(op, every, dtype)
+    value = numbers(every, dtype)
+    np.testing.assert_array_equal(there.view(np.float32), value.astype(np.float32) + np.float32(amount))
+    edge = 2.0 ** -int(claim.reason.split("2**-")[1].split(",")[0])
+    safe = np.abs(value) >= edge
+    assert (applied(Cast(dtype), back, F32) == every)[safe].all()
+    assert np.abs(numbers(back, F32)[~safe] - value[~safe]).max(initial=0) <= 2.0**-24
+
+
+@given(
+    st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=50),
+    st.sampled_from((1.0, -1.0)),
+)
+def test_a_shift_of_float32_is_at_most_one_ulp_of_the_larger_off(floats, amount):
+    op = Add(amount)
+    assert not op.exactness(F32).exact
+    value = np.array(floats, np.float32)
+    there, back = there_and_back(op, value.view(F32.carrier), F32)
+    larger = np.maximum(np.abs(value), np.abs(there.view(np.float32)))
+    assert (np.abs(back.view(np.float32) - value) <= np.spacing(larger)).all()
+
+
+def test_a_shift_of_float64_stays_one():
+    assert Add(1.0).result(F64) == F64
+    there, _ = there_and_back(Add(1.0), np.array([2.0**-40]).view(F64.carrier), F64)
+    assert there.view(np.float64)[0] == 1 + 2.0**-40
+
+
+@pytest.mark.parametrize("op", [Add(1.0), Multiply(2.0)], ids=str)
+@pytest.mark.parametrize("dtype", ["int8", "bool", "uint32"])
+def test_arithmetic_on_whole_numbers_is_refused(op, dtype):
+    with pytest.raises(MappingError, match="only floating-point values"):
+        op.result(DTYPES[dtype])
+
+
+def test_a_factor_is_rounded_first_where_a_model_does_so():
+    assert Scale("embed", 0.5, "bfloat16").bound({"embed": 2560}) == Multiply(50.5)
+    assert Scale("embed", 0.5).bound({"embed": 2560}) == Multiply(float(np.float32(2560**0.5)))
+
+
 @pytest.fixture(params=[1, 7, 64])
 def block(request):
     with pytest.MonkeyPatch.context() as patch:
@@ -282,7 +361,7 @@ def test_blocks_of_one_long_row(block, shape):
         seen.append(part.size)
         return part
 
-    values._blockwise(source, target, F32, F32, function)
+    values.blockwise(source, target, F32, F32, function)
     assert (source == target).all()
     assert sum(seen) == prod(shape)
     assert all(size <= block for size in seen)

@@ -2,62 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.convert import dtype_option, perform
-from ckpttools.cli.options import (
-    ANY_PATH,
-    SIZE,
-    Command,
-    Output,
-    output_options,
-    read_options,
-    resource_options,
-)
+from ckpttools.cli.options import SIZE
 from ckpttools.cli.storage import compression_option, storage_options
+from ckpttools.cli.transforming import common_options, places, transform_options, write_with
 
 if TYPE_CHECKING:
-    from ckpttools.convert import Conversion, Resources
-    from ckpttools.dtypes import DType
-    from ckpttools.formats.base import ReadOptions, Writer
     from ckpttools.formats.chunk_codecs import CompressionSpec
-
-
-def places(command: Command) -> Command:
-    """Adds SRC and DST; comes first on a command."""
-    command = click.argument("destination", metavar="DST", type=ANY_PATH)(command)
-    return click.argument("source", metavar="SRC", type=ANY_PATH)(command)
-
-
-def common_options(command: Command) -> Command:
-    """Adds what every command of this kind takes beside the options of its format; comes last."""
-    for option in (output_options, resource_options, read_options, dtype_option):
-        command = option(command)
-    return command
-
-
-def write_any(
-    writer: Writer,
-    *,
-    source: Path,
-    destination: Path,
-    dtype: DType | None,
-    read: ReadOptions,
-    resources: Resources,
-    output: Output,
-) -> None:
-    """Does what the command line says; takes what `places` and `common_options` add."""
-    from ckpttools.convert_any import plan_any
-    from ckpttools.transforms.cast import CastTo
-
-    def plan() -> Conversion:
-        transforms = [] if dtype is None else [CastTo(dtype)]
-        return plan_any(source, writer, read=read, resources=resources, transforms=transforms)
-
-    perform(plan, source, destination, output)
+    from ckpttools.transforms.base import Transform
 
 
 @click.command("to-safetensors", short_help="Any format to safetensors.")
@@ -76,8 +31,9 @@ def write_any(
     show_default=True,
     help="What joins the keys of a path to the name of a tensor.",
 )
+@transform_options
 @common_options
-def to_safetensors(max_shard_size: int, separator: str, **common: Any) -> None:
+def to_safetensors(max_shard_size: int, separator: str, transforms: list[Transform], **common: Any) -> None:
     """Write any checkpoint as safetensors: the same arrays under the same names, no model known.
 
     SRC may be a file, an item, a step or a run directory. DST is a directory; it gets model.safetensors,
@@ -92,7 +48,7 @@ def to_safetensors(max_shard_size: int, separator: str, **common: Any) -> None:
     """
     from ckpttools.formats.safetensors_write import SafetensorsWriter
 
-    write_any(SafetensorsWriter(max_shard_size, separator), **common)
+    write_with(SafetensorsWriter(max_shard_size, separator), transforms, **common)
 
 
 @click.command("to-orbax", short_help="Any format to Orbax.")
@@ -105,8 +61,11 @@ def to_safetensors(max_shard_size: int, separator: str, **common: Any) -> None:
     help="Number of the step that is written; without it that of SRC, or 0 where it has none.",
 )
 @storage_options
+@transform_options
 @common_options
-def to_orbax(item: str, as_step: int | None, storage: dict[str, Any], **common: Any) -> None:
+def to_orbax(
+    item: str, as_step: int | None, storage: dict[str, Any], transforms: list[Transform], **common: Any
+) -> None:
     """Write any checkpoint as Orbax, or an Orbax checkpoint in another layout: no model known.
 
     SRC may be a file, an item, a step or a run directory. DST gets <step>/<item>, as CheckpointManager and
@@ -122,14 +81,15 @@ def to_orbax(item: str, as_step: int | None, storage: dict[str, Any], **common: 
     """
     from ckpttools.formats.orbax_write import OrbaxWriter
 
-    write_any(OrbaxWriter(step=as_step, item=item, **storage), **common)
+    write_with(OrbaxWriter(step=as_step, item=item, **storage), transforms, **common)
 
 
 @click.command("to-zarr3", short_help="Any format to a plain zarr v3 hierarchy.")
 @places
 @compression_option
+@transform_options
 @common_options
-def to_zarr3(compression: CompressionSpec | None, **common: Any) -> None:
+def to_zarr3(compression: CompressionSpec | None, transforms: list[Transform], **common: Any) -> None:
     """Write any checkpoint as zarr v3: groups and arrays under the keys of the tree, no model known.
 
     SRC may be a file, an item, a step or a run directory. DST is the root group, which zarr.open_group of
@@ -145,4 +105,4 @@ def to_zarr3(compression: CompressionSpec | None, **common: Any) -> None:
     """
     from ckpttools.formats.zarr3_write import ZarrWriter
 
-    write_any(ZarrWriter(compression), **common)
+    write_with(ZarrWriter(compression), transforms, **common)

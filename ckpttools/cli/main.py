@@ -16,11 +16,20 @@ from ckpttools.errors import CheckpointError, StorageError
 _INTERRUPTED, _PIPE_CLOSED = 130, 141
 
 _COMMANDS = {
+    "cast": Lazy("ckpttools.cli.cast", "cast", "The same arrays in other dtypes."),
     "convert": Lazy("ckpttools.cli.convert", "convert", "Write a checkpoint in another form."),
     "demo": Lazy("ckpttools.cli.demo", "demo", "Make, convert, show and load a small model."),
-    "families": Lazy("ckpttools.cli.listings", "families", "List the model families that can be converted."),
+    "doctor": Lazy("ckpttools.cli.doctor", "doctor", "Find what is wrong with a checkpoint and say what to do."),
+    "families": Lazy("ckpttools.cli.families", "families", "List, show and check model families."),
     "formats": Lazy("ckpttools.cli.listings", "formats", "List the formats that can be read."),
+    "hash": Lazy("ckpttools.cli.hash", "hash_command", "Digests that are the same in every format and layout."),
     "inspect": Lazy("ckpttools.cli.inspect", "inspect", "Look into a checkpoint without loading it."),
+    "remap": Lazy("ckpttools.cli.remap", "remap", "Arrays under other names, by rules or by a function."),
+    "select": Lazy("ckpttools.cli.select", "select", "Some arrays of a checkpoint."),
+    "stack": Lazy("ckpttools.cli.scan", "stack", "Layers one by one to stacks for jax.lax.scan."),
+    "strip-optimizer": Lazy("ckpttools.cli.strip", "strip_optimizer", "Parameters only, of a training checkpoint."),
+    "unstack": Lazy("ckpttools.cli.scan", "unstack", "Stacked layers to layers one by one."),
+    "verify": Lazy("ckpttools.cli.verify", "verify", "Prove that a checkpoint holds what another one does."),
 }
 
 

@@ -152,6 +152,7 @@ class Output:
     overwrite: bool
     resume: bool
     progress: bool
+    manifest: Path | None
     as_json: bool
 
 
@@ -168,5 +169,11 @@ output_options = bundled(
         help="Insist on going on with an interrupted conversion. The same command does so anyway.",
     ),
     click.option("--progress/--no-progress", default=True, help="Report progress on stderr."),
+    click.option(
+        "--manifest",
+        type=ANY_PATH,
+        metavar="FILE",
+        help="Also write digests of all arrays to FILE, for ckpt verify DST --manifest FILE.",
+    ),
     json_option,
 )

@@ -16,6 +16,12 @@ from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Receipt
 
 _FIRST_NAMES = 5
+_LOST = {
+    "overflowed": "became infinite or NaN",
+    "saturated": "clipped",
+    "underflowed": "became zero",
+    "nan_lost": "that were NaN became a number",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,10 @@ class PlanReport:
         inexact, values: value changes that are not, and that are, undone to the bit.
         dropped: source arrays left out on purpose.
         files: data files of the destination with their sizes.
+        bytes_referenced: bytes that are not moved but shared with the files they are in.
+        bytes_dead: bytes that those files hold beside, and that stay as long as the destination does.
+        links: those files, by the names that they get in the destination.
+        remarks: what there is to say of where the bytes are.
     """
 
     source: Path
@@ -55,6 +65,10 @@ class PlanReport:
     values: tuple[Note, ...]
     dropped: tuple[str, ...]
     files: Mapping[str, int]
+    bytes_referenced: int
+    bytes_dead: int
+    links: Mapping[str, str]
+    remarks: tuple[str, ...]
     array_list: tuple[PlannedArray, ...]
 
 
@@ -76,6 +90,10 @@ def describe(plan: Plan, source: Path, destination: Path) -> PlanReport:
         values=plan.notes.values,
         dropped=plan.notes.dropped,
         files=plan.layout.files,
+        bytes_referenced=plan.bytes_referenced,
+        bytes_dead=plan.bytes_dead,
+        links={name: source.path for name, source in plan.layout.links.items()},
+        remarks=plan.remarks,
         array_list=tuple(_planned(plan)),
     )
 
@@ -97,14 +115,24 @@ def print_plan(report: PlanReport) -> None:
         ("read", exact(report.bytes_in)),
         ("write", exact(report.bytes_out)),
         *(("file", f"{name}, {disk(nbytes)}") for name, nbytes in report.files.items()),
+        *_shared(report),
         ("work", f"{counted(report.tasks, 'task')}, {counted(report.jobs, 'worker')}"),
         ("memory", peak),
-        *(("changed", _spelled(note)) for note in report.values),
+        *(("changed", text) for text in _spelled(report.values)),
+        *(("note", text) for text in report.remarks),
         *_warnings(report.inexact, report.dropped),
     ]
     for label, text in pairs:
         click.echo(f"{label:<8} {text}")
     click.echo("\nDry run: nothing was written. --json lists every array with its chunks.")
+
+
+def _shared(report: PlanReport) -> Iterator[tuple[str, str]]:
+    """Labelled lines about what is not written."""
+    if report.bytes_referenced:
+        dead = f", which hold {disk(report.bytes_dead)} more" if report.bytes_dead else ""
+        where = f"linked from {counted(len(report.links), 'file')}{dead}" if report.links else "in the index"
+        yield "share", f"{exact(report.bytes_referenced)}, {where}"
 
 
 def print_notes(notes: Notes) -> None:
@@ -116,25 +144,44 @@ def print_notes(notes: Notes) -> None:
 def closing_line(receipt: Receipt) -> str:
     """What a finished run did, in one line."""
     rate = (receipt.bytes_out - receipt.bytes_resumed) / max(receipt.seconds, 1e-9)
+    speed = f" ({disk(rate)}/s)" if rate else ""
     parts = [
         counted(receipt.arrays, "array"),
-        f"{disk(receipt.bytes_out)} in {receipt.seconds:.2f} s ({disk(rate)}/s)",
+        f"{disk(receipt.bytes_out)} in {receipt.seconds:.2f} s{speed}",
     ]
+    if receipt.bytes_referenced:
+        parts.append(f"{disk(receipt.bytes_referenced - receipt.bytes_unlinked)} shared with the source")
+    if receipt.bytes_unlinked:
+        parts.append(f"{disk(receipt.bytes_unlinked)} copied where links were refused")
     if receipt.peak_bytes is not None:
         parts.append(f"peak memory {memory(receipt.peak_bytes)}")
     if receipt.tasks_resumed:
         parts.append(f"{receipt.tasks_resumed} of {counted(receipt.tasks, 'task')} were done before")
+    parts += _lost(receipt.counts)
     return f"{receipt.destination}: {', '.join(parts)}"
 
 
-def _spelled(note: Note) -> str:
-    return f"{note.subject}: {note.text}"
+def _lost(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """`3 values overflowed in 1 array`, for each kind of `Receipt.counts`."""
+    for kind, text in _LOST.items():
+        numbers = [each[kind] for each in counts.values() if kind in each]
+        if numbers:
+            yield f"{counted(sum(numbers), 'value')} {text} in {counted(len(numbers), 'array')}"
+
+
+def _spelled(notes: Sequence[Note]) -> Iterator[str]:
+    """The notes in lines, those that say the same in one."""
+    subjects: dict[str, list[str]] = {}
+    for note in notes:
+        subjects.setdefault(note.text, []).append(note.subject)
+    for text, (first, *others) in subjects.items():
+        yield f"{first}{f' and {len(others)} more' if others else ''}: {text}"
 
 
 def _warnings(inexact: Sequence[Note], dropped: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Labelled lines: what will not come back to the bit, and how many arrays are left out."""
-    for note in inexact:
-        yield "INEXACT", _spelled(note)
+    for text in _spelled(inexact):
+        yield "INEXACT", text
     if dropped:
         more = ", …" if len(dropped) > _FIRST_NAMES else ""
         yield "dropped", f"{counted(len(dropped), 'array')}: {', '.join(dropped[:_FIRST_NAMES])}{more}"

@@ -18,7 +18,7 @@ from ckpttools.run.memory import current_bytes
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_LINES = 5.0
 # Before that, one small task decides what the rate seems to be.
 _SECONDS_BEFORE_RATE = 0.5
 
@@ -29,7 +29,7 @@ def listening(wanted: bool) -> Iterator[Observer]:
     if not wanted:
         yield lambda event: None
     elif sys.stderr.isatty():
-        with _progress_bar() as progress:
+        with progress_bar() as progress:
             yield Bar(progress)
     else:
         yield Lines()
@@ -84,7 +84,7 @@ class Lines:
         self.tally.add(event, now)
         if isinstance(event, Started):
             self.last = now
-        elif isinstance(event, TaskDone) and now - self.last >= _SECONDS_BETWEEN_LINES:
+        elif isinstance(event, TaskDone) and now - self.last >= SECONDS_BETWEEN_LINES:
             self.last = now
             click.echo(self.tally.text(now), err=True)
 
@@ -108,7 +108,7 @@ class Bar:
         self.progress.update(self.task, completed=self.tally.done, status=status)
 
 
-def _progress_bar() -> Progress:
+def progress_bar() -> Progress:
     """rich's bar with our own text, which says the same as the plain lines; gone when it is done."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn

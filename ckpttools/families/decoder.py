@@ -1,10 +1,11 @@
-"""The rows, sizes and flags that the dense decoders of the Llama line share.
+"""The rows, sizes and flags that the decoders of the Llama line share.
 
 MaxText on the left, Hugging Face on the right. Every row was compared with what MaxText's own converter
 writes (commit e591f30), bit by bit: tests/test_golden.py.
 """
 
 from ckpttools.families.family import FlagRule
+from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import row
 from ckpttools.mapping.values import Scale
 
@@ -15,106 +16,91 @@ EMBEDDINGS = (
 )
 
 NORMS = (
-    row(
-        "decoder.layers_{layer}.pre_self_attention_layer_norm.scale",
-        "embed",
-        "model.layers.{layer}.input_layernorm.weight",
-        "embed",
-    ),
-    row(
-        "decoder.layers_{layer}.post_self_attention_layer_norm.scale",
-        "embed",
-        "model.layers.{layer}.post_attention_layernorm.weight",
-        "embed",
-    ),
+    row("pre_self_attention_layer_norm.scale", "embed", "input_layernorm.weight", "embed"),
+    row("post_self_attention_layer_norm.scale", "embed", "post_attention_layernorm.weight", "embed"),
 )
 
 MLP = (
-    row(
-        "decoder.layers_{layer}.mlp.wi_0.kernel",
-        "embed mlp",
-        "model.layers.{layer}.mlp.gate_proj.weight",
-        "mlp embed",
-    ),
-    row(
-        "decoder.layers_{layer}.mlp.wi_1.kernel",
-        "embed mlp",
-        "model.layers.{layer}.mlp.up_proj.weight",
-        "mlp embed",
-    ),
-    row(
-        "decoder.layers_{layer}.mlp.wo.kernel",
-        "mlp embed",
-        "model.layers.{layer}.mlp.down_proj.weight",
-        "embed mlp",
-    ),
-)
-
-VALUE_AND_OUT = (
-    row(
-        "decoder.layers_{layer}.self_attention.value.kernel",
-        "embed kv_heads head_dim",
-        "model.layers.{layer}.self_attn.v_proj.weight",
-        "(kv_heads head_dim) embed",
-    ),
-    row(
-        "decoder.layers_{layer}.self_attention.out.kernel",
-        "heads head_dim embed",
-        "model.layers.{layer}.self_attn.o_proj.weight",
-        "embed (heads head_dim)",
-    ),
+    row("mlp.wi_0.kernel", "embed mlp", "mlp.gate_proj.weight", "mlp embed"),
+    row("mlp.wi_1.kernel", "embed mlp", "mlp.up_proj.weight", "mlp embed"),
+    row("mlp.wo.kernel", "mlp embed", "mlp.down_proj.weight", "embed mlp"),
 )
 
 QUERY = row(
-    "decoder.layers_{layer}.self_attention.query.kernel",
-    "embed heads head_dim",
-    "model.layers.{layer}.self_attn.q_proj.weight",
-    "(heads head_dim) embed",
+    "self_attention.query.kernel", "embed heads head_dim", "self_attn.q_proj.weight", "(heads head_dim) embed"
 )
 KEY = row(
-    "decoder.layers_{layer}.self_attention.key.kernel",
+    "self_attention.key.kernel",
     "embed kv_heads head_dim",
-    "model.layers.{layer}.self_attn.k_proj.weight",
+    "self_attn.k_proj.weight",
     "(kv_heads head_dim) embed",
+)
+VALUE = row(
+    "self_attention.value.kernel",
+    "embed kv_heads head_dim",
+    "self_attn.v_proj.weight",
+    "(kv_heads head_dim) embed",
+)
+OUT = row(
+    "self_attention.out.kernel", "heads head_dim embed", "self_attn.o_proj.weight", "embed (heads head_dim)"
+)
+ATTENTION = (QUERY, KEY, VALUE, OUT)
+HEAD_NORMS = (
+    row("self_attention.query_norm.scale", "head_dim", "self_attn.q_norm.weight", "head_dim"),
+    row("self_attention.key_norm.scale", "head_dim", "self_attn.k_norm.weight", "head_dim"),
 )
 
 # MaxText's models of these families do not scale in attention: 1/sqrt(head_dim) is in the query's weights.
+SCALED_QUERY = row(
+    "self_attention.query.kernel",
+    "embed heads head_dim",
+    "self_attn.q_proj.weight",
+    "(heads head_dim) embed",
+    op=Scale("head_dim", -0.5),
+)
+SCALED_ATTENTION = (SCALED_QUERY, KEY, VALUE, OUT)
+
 # RoPE has two layouts. Hugging Face rotates (x[i], x[i + head_dim/2]); MaxText's `llama3.1` rope rotates
 # neighbours, so there head_dim is stored as (pair half), not (half pair). Its default rope keeps halves.
-SCALED_ROTARY = (
+SCALED_ROTARY_ATTENTION = (
     row(
-        "decoder.layers_{layer}.self_attention.query.kernel",
+        "self_attention.query.kernel",
         "embed heads head_dim",
-        "model.layers.{layer}.self_attn.q_proj.weight",
+        "self_attn.q_proj.weight",
         "(heads head_dim) embed",
         op=Scale("head_dim", -0.5),
         unless="interleaved",
     ),
     row(
-        "decoder.layers_{layer}.self_attention.query.kernel",
+        "self_attention.query.kernel",
         "embed heads (pair half)",
-        "model.layers.{layer}.self_attn.q_proj.weight",
+        "self_attn.q_proj.weight",
         "(heads half pair) embed",
         op=Scale("head_dim", -0.5),
         when="interleaved",
     ),
     row(
-        "decoder.layers_{layer}.self_attention.key.kernel",
+        "self_attention.key.kernel",
         "embed kv_heads head_dim",
-        "model.layers.{layer}.self_attn.k_proj.weight",
+        "self_attn.k_proj.weight",
         "(kv_heads head_dim) embed",
         unless="interleaved",
     ),
     row(
-        "decoder.layers_{layer}.self_attention.key.kernel",
+        "self_attention.key.kernel",
         "embed kv_heads (pair half)",
-        "model.layers.{layer}.self_attn.k_proj.weight",
+        "self_attn.k_proj.weight",
         "(kv_heads half pair) embed",
         when="interleaved",
     ),
+    VALUE,
+    OUT,
 )
 
-DECODER = (*EMBEDDINGS, *NORMS, *MLP, *VALUE_AND_OUT)
+
+HF_LAYERS = "model.layers.{layer}"
+UNSCANNED = "decoder.layers_{layer}"
+SCANNED = "decoder.layers"
 
 SIZES = {
     "layer": ("num_hidden_layers",),
@@ -126,7 +112,10 @@ SIZES = {
     "head_dim": ("head_dim",),
 }
 
-TIED = FlagRule(("tie_word_embeddings",), (True,))
+TIED = FlagRule(
+    ("tie_word_embeddings", "text_config.tie_word_embeddings"),
+    remedy="--tied keep, drop or materialize decides otherwise",
+)
 # `rope_scaling` until transformers 4, `rope_parameters` from 5 on; `type` is the older name of `rope_type`.
 LLAMA3_ROPE = FlagRule(
     (
@@ -138,6 +127,8 @@ LLAMA3_ROPE = FlagRule(
     ("llama3",),
 )
 # A flag that no configuration sets, only the user.
-NEVER = FlagRule((), ())
+NEVER = FlagRule(())
 # Buffers that transformers before 4.32 saved with the weights; recomputed from the configuration.
 ROTARY_BUFFERS = ("model.layers.*.self_attn.rotary_emb.inv_freq",)
+
+LLAMA_LAYERS = Layers(HF_LAYERS, UNSCANNED, SCANNED, ("layer",), (*NORMS, *MLP, *SCALED_ROTARY_ATTENTION))

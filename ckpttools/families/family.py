@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpttools.mapping.axes import Key, parse_key
+from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import Row
-from ckpttools.mapping.sizes import Alternatives, Size, sizes_from_config
-from ckpttools.mapping.table import Flag, Table
+from ckpttools.mapping.sizes import Alternatives, Size, derive, nested, sizes_from_config
+from ckpttools.mapping.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,29 +21,55 @@ class FlagRule:
 
     Attributes:
         field: configuration field that decides, dots for nested ones; alternatives in order.
-        equals: values that set the flag.
+        equals: values that set the flag; any other leaves it unset. Empty: any value but false and 0 sets it.
         default: what an absent field means.
+        remedy: what a user can do where the arrays are not as the configuration says.
     """
 
-    field: Alternatives
-    equals: tuple[object, ...]
+    field: tuple[str, ...]
+    equals: tuple[object, ...] = ()
     default: bool = False
+    remedy: str = ""
 
     def read(self, config: Mapping[str, Any], place: str) -> Flag:
         """The flag as a configuration sets it."""
         for name in self.field:
-            value = _nested(config, name)
+            value = nested(config, name)
             if value is not None:
-                return Flag(value in self.equals, f"{place}: {name} is {json.dumps(value)}")
-        return Flag(self.default, f"{place}: no {self.field[0]}" if self.field else "")
+                there = value in self.equals if self.equals else bool(value)
+                return Flag(there, f"{place}: {name} is {json.dumps(value)}", self.remedy)
+        return Flag(self.default, f"{place}: no {self.field[0]}" if self.field else "", self.remedy)
 
 
-def _nested(config: Mapping[str, Any], name: str) -> Any:
-    """The field at a dotted name, or None."""
-    value: Any = config
-    for key in name.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How Hugging Face keys are spelled in some files: the rows' prefixes and what stands there instead.
+
+    Attributes:
+        prefixes: prefix of the rows -> prefix in the files.
+        model_types: values of `model_type` whose files are written so; empty for all others.
+        name: what users call it.
+    """
+
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    model_types: tuple[str, ...] = ()
+    name: str = "hub"
+
+    def key(self, key: Key) -> Key:
+        """A key template of the rows as these files have it."""
+        first = key.parts[0]
+        if isinstance(first, str):
+            for ours, theirs in self.prefixes.items():
+                if first.startswith(ours):
+                    return Key((theirs + first.removeprefix(ours), *key.parts[1:]))
+        return key
+
+    def row(self, row: Row) -> Row:
+        """A row as these files have it."""
+        return replace(row, right=replace(row.right, key=self.key(row.right.key)))
+
+
+PLAIN = Spelling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,41 +80,86 @@ class Family:
         name: what users call it.
         model_types: values of `model_type` in a Hugging Face `config.json`.
         models: examples of released models, for help texts.
-        rows: MaxText on the left (unscanned, without flavour prefix), Hugging Face on the right.
+        rows: MaxText on the left (without flavour prefix), Hugging Face on the right; those outside of
+            layers, the embedding first.
+        layers: groups of layers, each with its rows.
         sizes: axis -> configuration fields that say its length; axes not named come from shapes.
+        derived: axis -> formula over other axes, such as `layers // 6`.
         constants: axis -> length that is the same in every model.
         flags: flag -> rule.
         dropped: patterns of Hugging Face keys that hold nothing a model needs.
-        scan_axes: key axes that scanning moves into arrays.
+        left_out: templates of Hugging Face keys as files spell them, or patterns, for which MaxText has
+            no place.
+        spellings: how files spell the rows' Hugging Face keys; the first is written where none is asked for.
+        maxtext_vocab: vocabulary of released models -> rows that MaxText's own configuration has.
+        hints: pattern of Hugging Face keys -> what to do where a file has such.
     """
 
     name: str
     model_types: tuple[str, ...]
     models: tuple[str, ...]
     rows: tuple[Row, ...]
+    layers: tuple[Layers, ...]
     sizes: Mapping[str, Alternatives]
+    derived: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, int] = field(default_factory=dict)
     flags: Mapping[str, FlagRule] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
-    scan_axes: tuple[str, ...] = ("layer",)
+    left_out: tuple[str, ...] = ()
+    spellings: tuple[Spelling, ...] = (PLAIN,)
+    maxtext_vocab: Mapping[int, int] = field(default_factory=dict)
+    hints: Mapping[str, str] = field(default_factory=dict)
+
+    def spelled(self, scan_axis: int | None) -> tuple[Row, ...]:
+        """All rows, for layers stacked on `scan_axis`, or for layers with numbers where it is None."""
+        return (*self.rows, *(row for group in self.layers for row in group.spelled(scan_axis)))
 
     def table(
         self,
-        config: Mapping[str, Any],
+        config: Mapping[str, Any] | None,
         place: str,
+        *,
+        scan_axis: int | None = None,
+        spelling: Spelling = PLAIN,
         overrides: Mapping[str, Flag] | None = None,
     ) -> Table:
         """The family's rows bound to what one model's configuration says.
 
         Args:
-            config: the parsed `config.json`.
+            config: the parsed `config.json`; None where there is none, and the arrays must tell.
             place: where it lies, for messages.
+            scan_axis: the axis on which MaxText's layers are stacked; None for layers with numbers.
+            spelling: how the Hugging Face files spell their keys.
             overrides: flags that the user sets, whatever the configuration says.
 
         Raises:
-            ConfigError: a size in the configuration is not one.
+            ConfigError: a size in the configuration is not one, or its layers do not form whole groups.
         """
-        sizes = sizes_from_config(config, self.sizes, place)
-        sizes.update({axis: Size(n, f"family {self.name}") for axis, n in self.constants.items()})
-        flags = {name: rule.read(config, place) for name, rule in self.flags.items()}
-        return Table(self.rows, sizes, {**flags, **(overrides or {})}, self.dropped, place)
+        sizes = {axis: Size(n, f"family {self.name}") for axis, n in self.constants.items()}
+        # A rule without fields needs no configuration.
+        rules = {name: rule for name, rule in self.flags.items() if config is not None or not rule.field}
+        flags = {name: rule.read(config or {}, place) for name, rule in rules.items()}
+        if config is not None:
+            sizes = {**sizes_from_config(config, self.sizes, place), **sizes}
+            sizes = derive(sizes, self.derived, place)
+        return Table(
+            rows=tuple(map(spelling.row, self.spelled(scan_axis))),
+            sizes=sizes,
+            flags={**flags, **(overrides or {})},
+            derived=self.derived,
+            dropped=self.dropped,
+            left_out=tuple(map(parse_key, self.left_out)),
+            place=place,
+            told=config is not None,
+        )
+
+    def spelling_of(self, names: Collection[str]) -> Spelling:
+        """How files that hold arrays of these names spell their keys; the first where none fits."""
+        anchor = self.rows[0].right.key
+        fitting = (each for each in self.spellings if str(each.key(anchor)) in names)
+        return next(fitting, self.spellings[0])
+
+    def spelling_for(self, model_type: str | None) -> Spelling:
+        """How files of a model of this type are written."""
+        fitting = (each for each in self.spellings if model_type in each.model_types)
+        return next(fitting, self.spellings[0])

@@ -1,15 +1,17 @@
 """Llama 2, 3, 3.1, 3.2 and everything fine-tuned from them, any size, tied or not."""
 
-from ckpttools.families.decoder import DECODER, LLAMA3_ROPE, ROTARY_BUFFERS, SCALED_ROTARY, SIZES, TIED
+from ckpttools.families.decoder import EMBEDDINGS, LLAMA3_ROPE, LLAMA_LAYERS, ROTARY_BUFFERS, SIZES, TIED
 from ckpttools.families.family import Family
 
 FAMILY = Family(
     name="llama",
     model_types=("llama",),
     models=("Llama 2", "Llama 3", "Llama 3.1", "Llama 3.2 (text)", "Llama 3.3"),
-    rows=(*DECODER, *SCALED_ROTARY),
+    rows=EMBEDDINGS,
+    layers=(LLAMA_LAYERS,),
     sizes=SIZES,
     constants={"half": 2},
+    derived={"pair": "head_dim // half"},
     flags={"tied": TIED, "interleaved": LLAMA3_ROPE},
     dropped=ROTARY_BUFFERS,
 )

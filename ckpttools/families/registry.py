@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ckpttools.entry_points import load_group
 from ckpttools.errors import ConfigError, UnknownNameError, near_names
 from ckpttools.families.family import Family
+from ckpttools.families.file import family_from_file, is_file_name
+
+_ELSE = "`ckpt families` lists what there is, and your own goes into a file: --family FILE.toml"
 
 
 @cache
 def families() -> Mapping[str, Family]:
     """All families by name, in alphabetical order."""
     return dict(sorted(load_group("ckpttools.families", Family).items()))
+
+
+def family_called(text: str) -> Family:
+    """The family that a user means: the name of one, or a file that describes one.
+
+    Raises:
+        CheckpointError: as `family_named` and `family_from_file`.
+    """
+    return family_from_file(Path(text)) if is_file_name(text) else family_named(text)
 
 
 def family_named(name: str) -> Family:
@@ -29,7 +42,7 @@ def family_named(name: str) -> Family:
     raise UnknownNameError(
         f"unknown family {name!r}",
         wanted="one of " + ", ".join(families()),
-        hint=f"did you mean {near[0]}?" if near else "`ckpt families` lists what there is",
+        hint=f"did you mean {near[0]}?" if near else _ELSE,
     )
 
 
@@ -58,7 +71,7 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
         wanted="one of " + ", ".join(sorted(_by_model_type())),
         hint=f"did you mean {near[0]}? --family {_by_model_type()[near[0]].name} uses its rows"
         if near
-        else "`ckpt families` lists what there is; --family NAME uses another family's rows",
+        else f"{_ELSE}; --family NAME uses another family's rows",
     )
 
 

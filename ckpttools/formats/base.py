@@ -5,15 +5,20 @@ Adding a format is one module with a `FORMAT` object and one entry-point line; s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from ckpttools.formats.placement import Placement, Range
+from ckpttools.formats.placement import Appended, ChunkFiles, Placement, Range, Referenced
+from ckpttools.ir.array import ByteSource
 from ckpttools.ir.tree import Path as TreePath
 from ckpttools.ir.tree import Tree
 from ckpttools.region import Shape
+
+COMPANIONS = "hf"
+"""Directory inside an Orbax item for what belongs to the model besides its arrays: see `formats.beside`."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +60,49 @@ class Layout:
         placements: for each array its place.
         files: final size in bytes of each data file whose content is known in size; those that grow, and
             those of single chunks, are not in here.
+        links: files that are there already and get another name below the checkpoint's root, by that name.
+        remarks: what the user should know of this layout.
     """
 
     placements: Mapping[TreePath, Placement]
     files: Mapping[str, int]
+    links: Mapping[str, ByteSource] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk at most, as far as they can be known before chunks are encoded."""
-        others = (p for p in self.placements.values() if p.codec or not self.files)
+        """Bytes written to disk at most, as far as they can be known before chunks are encoded."""
+        others = (p for p in self.placements.values() if isinstance(p.home, Appended | ChunkFiles))
         return sum(self.files.values()) + sum(placement.nbytes for placement in others)
+
+    @property
+    def referenced(self) -> Iterator[Referenced]:
+        """The chunks of each array of which nothing is written."""
+        for placement in self.placements.values():
+            if isinstance(placement.home, Referenced):
+                yield placement.home
+
+    @cached_property
+    def used(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
+        """For each of `links` the parts (start, stop) that chunks refer to, in order; none overlap."""
+        spans: dict[str, list[tuple[int, int]]] = {name: [] for name in self.links}
+        for home in self.referenced:
+            for each in home.ranges:
+                spans[each.file].append((each.offset, each.offset + each.nbytes))
+        return {name: tuple(_joined(sorted(each))) for name, each in spans.items()}
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Sorted spans with those that overlap or touch made one."""
+    start, stop = 0, 0
+    for a, b in spans:
+        if a > stop:
+            if stop > start:
+                yield start, stop
+            start, stop = a, b
+        stop = max(stop, b)
+    if stop > start:
+        yield start, stop
 
 
 Extents = Mapping[tuple[TreePath, Shape], Range]

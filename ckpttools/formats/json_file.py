@@ -20,7 +20,7 @@ def read_json(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise StorageError(f"cannot read {path}", got=error.strerror) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError("not a JSON file", place=path, got=error) from error
     if not isinstance(document, dict):
         raise FormatError("not a JSON object", place=path, got=type(document).__name__)

@@ -30,7 +30,7 @@ _LEAST_FRAME = _HEADER.size + 2 + 4
 # and, unlike Orbax, no compression.
 _CONFIG = (1024, 100_000_000, 4, 0)
 _MAX_KEY = _MAX_PATH = (1 << 16) - 1
-_MAX_INLINE_VALUE = _MAX_NODE_ENTRIES = 1 << 20
+MAX_INLINE_VALUE = _MAX_NODE_ENTRIES = 1 << 20
 _MAX_END = (1 << 63) - 1  # of a byte range
 _MISSING = (1 << 64) - 1  # as offset and length of a root: there is no tree
 _SMALL = [bytes([number]) for number in range(128)]
@@ -204,7 +204,7 @@ def _ordered(entries: Entries) -> list[tuple[bytes, Entry]]:
 
 
 def _check_entry(key: bytes, entry: Entry) -> None:
-    start, size, most = 0, len(entry) if isinstance(entry, bytes) else 0, _MAX_INLINE_VALUE
+    start, size, most = 0, len(entry) if isinstance(entry, bytes) else 0, MAX_INLINE_VALUE
     if isinstance(entry, Extent):
         start, size, most = entry.offset, entry.length, _MAX_END
     if len(key) > _MAX_KEY or min(start, size) < 0 or start + size > most:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpttools.errors import FormatError
 from ckpttools.formats import orbax_metadata, orbax_steps
-from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.base import COMPANIONS, ReadOptions
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax_arrays import Arrays
 from ckpttools.formats.orbax_entries import entries_of
@@ -37,9 +37,11 @@ class Orbax:
         metadata = Metadata(
             format=self.name,
             step=item.step,
+            item=item.name,
             custom=_custom_metadata(item) or document.get("custom_metadata") or {},
             scalars=frozenset(each.path for each in saved if each.value_type == "scalar"),
             key_impls={names[name]: impl for name, impl in impls.items() if name in names},
+            config=_config(item.directory),
             place=str(item.directory),
         )
         leaves = _Leaves(item.directory, _arrays(item.directory, document))
@@ -47,6 +49,12 @@ class Orbax:
 
 
 FORMAT = Orbax()
+
+
+def _config(directory: FilePath) -> Mapping[str, Any] | None:
+    """The model's configuration, where it was carried along inside the item."""
+    path = directory / COMPANIONS / "config.json"
+    return read_json(path) if path.is_file() else None
 
 
 def _arrays(directory: FilePath, document: Mapping[str, Any]) -> Arrays:

@@ -15,6 +15,7 @@ from ckpttools.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax_entries import MANIFEST, processes_of
 from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, TREE_FILE
+from ckpttools.ir.tree import Tree
 from ckpttools.stores.local import storage_error
 
 # What Orbax appends to the name of a directory that it is still writing; old versions add a time.
@@ -35,6 +36,12 @@ class Item:
     directory: Path
     step_directory: Path
     step: int | None
+
+    @property
+    def name(self) -> str | None:
+        """What the step calls it, or None where it is all there is of the step, or of no step."""
+        named = self.step is not None and self.directory != self.step_directory
+        return self.directory.name if named else None
 
 
 def why_not(path: Path) -> str | None:
@@ -69,6 +76,33 @@ def find_item(path: Path, step: int | None) -> Item:
         return _found(path, step)
     except OSError as error:
         raise storage_error("cannot look at", error.filename, error) from error
+
+
+def unfinished_beside(tree: Tree) -> dict[str, str]:
+    """Later or half-written steps of the run that a tree is of: name of the directory -> what is missing.
+
+    Args:
+        tree: as its format opened it; there is nothing to say of formats without steps.
+
+    Raises:
+        StorageError: the run may not be looked into.
+    """
+    item = Path(tree.metadata.place)
+    step = item if _is_bare(item) else item.parent
+    number = _number(step)
+    if tree.metadata.format != "orbax" or number is None:
+        return {}
+    try:
+        later = [place for place in _directories(step.parent) if _may_be_later(place, number)]
+        reasons = {place.name: _unfinished(place) for place in later if _is_step(place)}
+    except OSError as error:
+        raise storage_error("cannot look at", error.filename, error) from error
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _may_be_later(place: Path, number: int) -> bool:
+    other = _number(place)
+    return other is not None and (other > number or _IN_PROGRESS in place.name)
 
 
 def _found(path: Path, step: int | None) -> Item:

@@ -19,14 +19,16 @@ from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, is_file_name
 from ckpttools.formats.chunk_codecs import LARGEST_ENCODED, CompressionSpec
 from ckpttools.formats.chunking import chunk_shape
 from ckpttools.formats.ocdbt import MANIFEST, Entry, Extent, encode
-from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
+from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement, Range, Referenced
+from ckpttools.formats.references import NO_REFERENCES, ReferenceMode, References, find
 from ckpttools.formats.zarr3 import DOCUMENT, RAW_CODECS, ArrayDocument, chunk_key
 from ckpttools.ir.nodes import stacked_axes
 from ckpttools.ir.tree import Path, Tree, dotted, spelled
 from ckpttools.region import Shape, ceil_div, grid_indices
 
-DATA_FILE = "d/data"
-INDEX_FILE = "d/index"
+DATA_DIRECTORY = "d"
+DATA_FILE = f"{DATA_DIRECTORY}/data"
+INDEX_FILE = f"{DATA_DIRECTORY}/index"
 # Chunks start on pages, so that they can be read and written without copying at the edges; arrays of
 # less than a page are not worth the gap.
 _PAGE, _LINE = 4096, 64
@@ -44,6 +46,7 @@ class OrbaxWriter:
         zarr3: arrays in zarr v3; else v2.
         compression: of chunks; None stores them as they are, which loads fastest.
         target_data_file_bytes: size at which the next data file is begun; None for one file.
+        references: which chunks are not written but taken from the files in which they are, as they are.
     """
 
     step: int | None = 0
@@ -52,6 +55,7 @@ class OrbaxWriter:
     zarr3: bool = True
     compression: CompressionSpec | None = None
     target_data_file_bytes: int | None = None
+    references: References = NO_REFERENCES
     name: str = "orbax"
 
     def __post_init__(self) -> None:
@@ -65,22 +69,29 @@ class OrbaxWriter:
                 "without OCDBT every chunk is a file, so data files have no target size",
                 hint="leave out --no-ocdbt or --target-data-file-size",
             )
+        if self.references.mode is not ReferenceMode.NONE and not (self.ocdbt and self.zarr3):
+            raise UsageError(
+                "only zarr v3 under OCDBT can refer to bytes that are there already",
+                hint="leave out --reference, or --no-ocdbt and --zarr2",
+            )
 
     def layout(self, tree: Tree, most: int) -> Layout:
         """As `Writer.layout`; raw chunks under OCDBT have their places from the start, others get them."""
         self._check(tree)
         base = self._base(tree)
+        found = find(tree, self.references, f"{base}/{DATA_DIRECTORY}")
         files = _DataFiles(f"{base}/{DATA_FILE}", self.target_data_file_bytes)
         largest = min(most, LARGEST_ENCODED) if self.compression else None
-        placements: dict[Path, Placement] = {}
+        placements = dict(found.placements)
         for path, array in tree.arrays.items():
+            if path in placements:
+                continue
             itemsize = array.dtype.itemsize
             chunk = chunk_shape(array.shape, itemsize, stacked_axes(array), largest)
             home = self._home(base, path) or files.home(array.shape, chunk, itemsize)
             placements[path] = Placement(array.shape, itemsize, chunk, home, self.compression)
-        if self.ocdbt and not self.compression:
-            return Layout(placements, files.sizes)
-        return Layout(placements, {})
+        sizes = {name: size for name, size in files.sizes.items() if size}
+        return Layout(placements, sizes, found.links, found.remarks)
 
     def _base(self, tree: Tree) -> str:
         """The item's directory, relative to the root."""
@@ -119,14 +130,15 @@ class OrbaxWriter:
         """Key and content of each array's own metadata."""
         codec = self.compression
         for path, array in tree.arrays.items():
-            chunk = layout.placements[path].chunk
+            placement = layout.placements[path]
             if self.zarr3:
                 codecs = (*RAW_CODECS, codec.zarr3) if codec else RAW_CODECS
-                document = ArrayDocument(array.shape, array.dtype, chunk, codecs)
+                codecs = placement.home.codecs if isinstance(placement.home, Referenced) else codecs
+                document = ArrayDocument(array.shape, array.dtype, placement.chunk, codecs)
                 yield _key(path, DOCUMENT), document.to_json()
             else:
                 compressor = codec.zarr2 if codec else None
-                text = zarr2.encode(array.shape, array.dtype, chunk, compressor)
+                text = zarr2.encode(array.shape, array.dtype, placement.chunk, compressor)
                 yield _key(path, zarr2.DOCUMENT), text
 
     def _entries(self, tree: Tree, layout: Layout, extents: Extents) -> Iterator[tuple[bytes, Entry]]:
@@ -135,11 +147,12 @@ class OrbaxWriter:
             yield key.encode(), document
         below = len(self._base(tree)) + 1
         for path in tree.arrays:
-            placement = layout.placements[path]
-            for index in grid_indices(placement.shape, placement.chunk):
-                place = extents[path, index] if placement.codec else placement.chunk_range(index)
-                extent = Extent(place.file[below:], place.offset, place.nbytes)
-                yield _key(path, self._chunk_key(index)).encode(), extent
+            for index, place in _places(path, layout.placements[path], extents):
+                key = _key(path, self._chunk_key(index))
+                if isinstance(place, bytes):
+                    yield key.encode(), place
+                else:
+                    yield key.encode(), Extent(place.file[below:], place.offset, place.nbytes)
 
     def _metadata(self, tree: Tree, layout: Layout) -> Mapping[str, Mapping[str, Any]]:
         """The JSON files of the item: name -> content."""
@@ -162,6 +175,16 @@ class OrbaxWriter:
             check_dtypes(tree, zarr2.spelling, "zarr v2")
         if not self.ocdbt:
             _check_directories(tree)
+
+
+def _places(path: Path, placement: Placement, extents: Extents) -> Iterator[tuple[Shape, Range | bytes]]:
+    """Where every chunk of an array is, by grid index, or the chunk itself."""
+    home = placement.home
+    for position, index in enumerate(grid_indices(placement.shape, placement.chunk)):
+        if isinstance(home, Referenced):
+            yield index, home.place(position)
+        else:
+            yield index, extents[path, index] if placement.codec else placement.chunk_range(index)
 
 
 @dataclass

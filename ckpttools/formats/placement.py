@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 from ckpttools.region import (
     Region,
@@ -75,6 +77,56 @@ class Appended:
     most: int
 
 
+@dataclass(frozen=True)
+class Referenced:
+    """Chunks whose bytes are in files that are there already; nothing is written for them.
+
+    Each chunk takes a few numbers, no object: a checkpoint may have a hundred thousand.
+
+    Attributes:
+        files: names that those files get below the checkpoint's root.
+        codecs: what makes the bytes of a chunk, as the format lists it.
+        numbers: for each chunk, in C order of the grid, the number of its file; -1 where it is in `inline`.
+        starts: its first byte.
+        lengths: its number of bytes.
+        inline: chunks so small that the index itself holds them, by their place in that order.
+    """
+
+    files: Sequence[str]
+    codecs: tuple[Mapping[str, Any], ...]
+    numbers: array[int]
+    starts: array[int]
+    lengths: array[int]
+    inline: Mapping[int, bytes]
+
+    def place(self, position: int) -> Range | bytes:
+        """A chunk by its place in the C order of the grid."""
+        number = self.numbers[position]
+        if number < 0:
+            return self.inline[position]
+        return Range(self.files[number], self.starts[position], self.lengths[position])
+
+    @property
+    def ranges(self) -> Iterator[Range]:
+        """Every range of a file that is a chunk."""
+        for position, number in enumerate(self.numbers):
+            if number >= 0:
+                yield Range(self.files[number], self.starts[position], self.lengths[position])
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all chunks as they are stored."""
+        return sum(self.lengths)
+
+    def __str__(self) -> str:
+        """Equal where the same bytes of the same files are meant."""
+        digest = hashlib.sha256()
+        for part in (self.numbers, self.starts, self.lengths):
+            digest.update(part.tobytes())
+        inline = [(position, value.hex()) for position, value in self.inline.items()]
+        return f"referenced {list(self.files)} {self.codecs} {inline} {digest.hexdigest()}"
+
+
 class ChunkCodec(Protocol):
     """Turns the bytes of a chunk into those that are stored."""
 
@@ -117,13 +169,14 @@ class Placement:
         chunk: shape of one chunk. A chunk that reaches over the array's edge is stored whole, padded with
             zeros, as zarr does.
         home: the files.
-        codec: what encodes chunks; None for their elements in C order, little-endian.
+        codec: what encodes chunks; None for their elements in C order, little-endian, and for what is
+            referenced.
     """
 
     shape: Shape
     itemsize: int
     chunk: Shape
-    home: DataFile | ChunkFiles | Appended
+    home: DataFile | ChunkFiles | Appended | Referenced
     codec: ChunkCodec | None = None
 
     @cached_property
@@ -177,8 +230,10 @@ class Placement:
         """The bytes of a chunk that is stored as it is."""
         if isinstance(self.home, ChunkFiles):
             return Range(self.home.name(index), 0, self.chunk_nbytes)
-        if isinstance(self.home, Appended):
-            raise TypeError("an appended chunk has no place before it is made")
+        if isinstance(self.home, Appended | Referenced):
+            raise TypeError(
+                "only chunks that are written as they are have a place that follows from the grid"
+            )
         file, offset = self.home.place(self.position(index), self.chunk_nbytes)
         return Range(file, offset, self.chunk_nbytes)
 

@@ -20,7 +20,6 @@ from ckpttools.ir.array import LazyArray
 from ckpttools.ir.tree import Path, Tree, spelled
 
 STEM = "model"
-INDEX_FILE = f"{STEM}.safetensors.index.json"
 # What huggingface_hub takes (MAX_SHARD_SIZE); transformers takes 50 GB from version 5 on.
 DEFAULT_SHARD_BYTES = 5_000_000_000
 # transformers refuses files that do not name a framework it knows.
@@ -38,11 +37,13 @@ class SafetensorsWriter:
         max_shard_bytes: bytes of tensors in one file at most, unless a single one has more; None for
             one file.
         separator: what joins the keys of a path to a name.
+        stem: what the names of files begin with.
     """
 
     max_shard_bytes: int | None = DEFAULT_SHARD_BYTES
     separator: str = "."
     name: str = "safetensors"
+    stem: str = STEM
 
     def layout(self, tree: Tree, most: int) -> Layout:
         """As `Writer.layout`; every array in one piece."""
@@ -65,7 +66,8 @@ class SafetensorsWriter:
                 file.write(shard.header)
         if len(shards) > 1:
             document = _index(shards, flat.names(tree, self.separator), tree)
-            (directory / INDEX_FILE).write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+            text = json.dumps(document, indent=2, sort_keys=True) + "\n"
+            (directory / f"{self.stem}.safetensors.index.json").write_text(text)
 
     def _shards(self, tree: Tree) -> list[_Shard]:
         """What goes into which file, with the headers; the same for the same tree."""
@@ -74,7 +76,7 @@ class SafetensorsWriter:
         _check_dtypes(tree)
         paths = list(names)
         groups = split([tree.arrays[path].nbytes for path in paths], self.max_shard_bytes)
-        files = _file_names(len(groups))
+        files = _file_names(self.stem, len(groups))
         extra = _extra(tree, self.separator)
         shards = []
         for number, (file, group) in enumerate(zip(files, groups, strict=True)):
@@ -122,10 +124,10 @@ def split(sizes: Sequence[int], most: int | None) -> list[list[int]]:
     return [*groups, current] if current or not groups else groups
 
 
-def _file_names(count: int) -> list[str]:
+def _file_names(stem: str, count: int) -> list[str]:
     if count == 1:
-        return [f"{STEM}.safetensors"]
-    return [f"{STEM}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+        return [f"{stem}.safetensors"]
+    return [f"{stem}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
 def _shard(

@@ -8,6 +8,7 @@ from typing import Any
 
 from ckpttools.dtypes import DTYPES, DType
 from ckpttools.errors import FormatError
+from ckpttools.formats.zarr_chain import LITTLE, Chain
 from ckpttools.formats.zarr_codecs import (
     ChunkKeys,
     Coding,
@@ -49,7 +50,8 @@ def parse_array(data: bytes, place: str) -> ZarrArray:
         raise FormatError("an unknown order or filter", place=place, got=[order, document.get("filters")])
     keys = ChunkKeys("", document.get("dimension_separator", "."))
     fill = fill_element(document.get("fill_value"), dtype, place)
-    return ZarrArray(shape, dtype, chunk, keys, _coding(document, dtype, chunk), None, fill)
+    coding = _coding(document, dtype, chunk)
+    return ZarrArray(shape, dtype, chunk, keys, coding, None, fill, _chain(document, coding))
 
 
 def _dtype(name: str) -> DType | None:
@@ -72,6 +74,21 @@ def _coding(document: Mapping[str, Any], dtype: DType, chunk: Shape) -> Coding:
         if isinstance(compressor, dict) and compressor.get("id") == "zstd":
             return zstd(chunk, order, dtype)
     return by_tensorstore(chunk, dtype, "zarr", document)
+
+
+def _chain(document: Mapping[str, Any], coding: Coding) -> Chain | None:
+    """The codecs that zarr v3 has for the same bytes; None where these are big-endian or of another kind."""
+    compressor = document.get("compressor")
+    if compressor is None and coding.opener is None:
+        return Chain(coding.order, (LITTLE,))
+    if (
+        not isinstance(compressor, dict)
+        or compressor.get("id") != "zstd"
+        or document["dtype"].startswith(">")
+    ):
+        return None
+    level = {"checksum": False, "level": compressor.get("level", 0)}
+    return Chain(coding.order, (LITTLE, {"configuration": level, "name": "zstd"}))
 
 
 def spelling(dtype: DType) -> str | None:

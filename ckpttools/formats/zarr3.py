@@ -9,6 +9,7 @@ from typing import Any
 
 from ckpttools.dtypes import DType, from_zarr3
 from ckpttools.errors import FormatError
+from ckpttools.formats.zarr_chain import LITTLE, parse_chain
 from ckpttools.formats.zarr_codecs import (
     ChunkKeys,
     Coding,
@@ -53,7 +54,7 @@ class ArrayDocument:
         return json.dumps(document, separators=(",", ":")).encode()
 
 
-RAW_CODECS: tuple[Mapping[str, Any], ...] = ({"configuration": {"endian": "little"}, "name": "bytes"},)
+RAW_CODECS: tuple[Mapping[str, Any], ...] = (LITTLE,)
 
 
 def _zero(dtype: DType) -> object:
@@ -103,7 +104,8 @@ def parse_array(data: bytes, place: str) -> ZarrArray:
     shape, chunk = checked_grid(list(short.shape), list(short.chunk), place)
     coding, at_start = _coding(short.codecs, short.dtype, chunk, document)
     fill = fill_element(document.get("fill_value"), short.dtype, place)
-    return ZarrArray(shape, short.dtype, chunk, _keys(document, place), coding, at_start, fill)
+    chain = parse_chain(short.codecs, chunk)
+    return ZarrArray(shape, short.dtype, chunk, _keys(document, place), coding, at_start, fill, chain)
 
 
 def _keys(document: Mapping[str, Any], place: str) -> ChunkKeys:

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from ckpttools.dtypes import DType
 from ckpttools.errors import FormatError
+from ckpttools.formats.zarr_chain import Chain
 from ckpttools.ir.array import ByteSource
 from ckpttools.region import Shape
 
@@ -259,6 +260,7 @@ class ZarrArray:
         coding: how the pieces of chunks are coded; a piece is a chunk unless chunks are shards.
         shard_index_at_start: None where chunks are no shards.
         fill: the element that chunks are filled with that were left out.
+        chain: its codecs apart from its axes, as zarr v3 lists them; None where it has no such.
     """
 
     shape: Shape
@@ -268,6 +270,7 @@ class ZarrArray:
     coding: Coding
     shard_index_at_start: bool | None
     fill: bytes
+    chain: Chain | None = None
 
 
 def checked_grid(shape: object, chunk: object, place: str) -> tuple[Shape, Shape]:

@@ -1,20 +1,24 @@
 """A short view of many arrays: siblings that are alike but for one number in their names become one.
 
 `layers_0 … layers_31` with equal contents are shown as `layers_{0..31}`; experts inside them fold, too.
+Every second layer alike gives `layers_{0..30 by 2}`.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from ckpttools.inspect.tree import ArrayReport
 
 _NUMBER = re.compile(r"[0-9]+")
 # Deeper names are not a tree made by anyone; what is beyond stays one key.
 _DEEPEST = 64
+# So many numbers at even distances become one range.
+_LEAST_STRIDE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +29,30 @@ class Branch:
         name: key, or pattern such as `layers_{0..31}`; keys on a way without a fork are joined.
         array: the array at this place, the first of those folded; None where there is none.
         count: arrays here and below, all repetitions counted, those of folded parents, too.
-        nbytes: bytes of those.
+        num_elements, nbytes: of those.
+        share: part of all bytes that those are, from 0 to 1.
         children: what is below one of the siblings.
     """
 
     name: str
     array: ArrayReport | None
     count: int
+    num_elements: int
     nbytes: int
+    share: float
     children: tuple[Branch, ...]
 
 
-def fold(arrays: Iterable[ArrayReport]) -> tuple[Branch, ...]:
-    """The arrays as a tree with repetitions folded, in natural order."""
+def fold(
+    arrays: Iterable[ArrayReport], *, largest_first: bool = False, depth: int | None = None
+) -> tuple[Branch, ...]:
+    """The arrays as a tree with repetitions folded.
+
+    Args:
+        arrays: with different paths.
+        largest_first: siblings by their bytes; otherwise in natural order of their names.
+        depth: levels to keep, at least 1; None for all. Totals are those of all levels.
+    """
     listed = list(arrays)
     # Formats without a tree have flat names, whose dots are meant as one.
     joint = "/" if any("/" in each.path for each in listed) else "."
@@ -45,7 +60,21 @@ def fold(arrays: Iterable[ArrayReport]) -> tuple[Branch, ...]:
     for array in listed:
         root.place(array.path.split(joint, _DEEPEST), array)
     root.sign({})
-    return tuple(_branches(root, joint, repeated=1))
+    return _cut(_Folding(joint, root.nbytes, largest_first).branches(root, repeated=1), depth)
+
+
+def _cut(branches: tuple[Branch, ...], depth: int | None) -> tuple[Branch, ...]:
+    if depth is None or not branches:
+        return branches
+    kept = [() if depth == 1 else _cut(each.children, depth - 1) for each in branches]
+    return tuple(replace(each, children=below) for each, below in zip(branches, kept, strict=True))
+
+
+def ordered(arrays: Iterable[ArrayReport], by: str) -> tuple[ArrayReport, ...]:
+    """The arrays sorted by "size", largest first, or by "name", in natural order."""
+    if by == "size":
+        return tuple(sorted(arrays, key=lambda each: (-each.nbytes, natural(each.path))))
+    return tuple(sorted(arrays, key=lambda each: natural(each.path)))
 
 
 @dataclass(slots=True)
@@ -56,6 +85,7 @@ class _Node:
     children: dict[str, _Node] = field(default_factory=dict)
     signature: int = 0
     count: int = 0
+    num_elements: int = 0
     nbytes: int = 0
 
     def place(self, keys: Iterable[str], array: ArrayReport) -> None:
@@ -68,23 +98,42 @@ class _Node:
         """Numbers every distinct content below; `known` holds the numbers given."""
         for child in self.children.values():
             child.sign(known)
-        own = (self.array.shape, self.array.dtype, self.array.role) if self.array else None
+        array = self.array
+        own = (array.shape, array.dtype, array.role, array.sharding) if array else None
         below = tuple(sorted((name, child.signature) for name, child in self.children.items()))
         self.signature = known.setdefault((own, below), len(known))
         children = self.children.values()
-        self.count = (self.array is not None) + sum(child.count for child in children)
-        self.nbytes = (self.array.nbytes if self.array else 0) + sum(child.nbytes for child in children)
+        self.count = (array is not None) + sum(child.count for child in children)
+        self.num_elements = (prod(array.shape) if array else 0) + sum(c.num_elements for c in children)
+        self.nbytes = (array.nbytes if array else 0) + sum(child.nbytes for child in children)
 
 
-def _branches(node: _Node, joint: str, repeated: int) -> Iterator[Branch]:
-    """The folded children of a node which itself stands for `repeated` ones."""
-    for name, members in _folded(node.children):
-        first, times = node.children[members[0]], repeated * len(members)
-        below = tuple(_branches(first, joint, times))
+@dataclass(frozen=True, slots=True)
+class _Folding:
+    """Makes branches of nodes; `total` are the bytes of all arrays."""
+
+    joint: str
+    total: int
+    largest_first: bool
+
+    def branches(self, node: _Node, repeated: int) -> tuple[Branch, ...]:
+        """The folded children of a node which itself stands for `repeated` ones."""
+        made = (
+            self._branch(name, node.children[members[0]], repeated * len(members))
+            for name, members in _folded(node.children)
+        )
+        return tuple(sorted(made, key=lambda each: -each.nbytes) if self.largest_first else made)
+
+    def _branch(self, name: str, first: _Node, times: int) -> Branch:
+        """One line for `times` nodes like `first`; keys on a way without a fork are joined."""
+        below = self.branches(first, times)
         if len(below) == 1 and first.array is None:
-            yield replace(below[0], name=f"{name}{joint}{below[0].name}")
-        else:
-            yield Branch(name, first.array, first.count * times, first.nbytes * times, below)
+            return replace(below[0], name=f"{name}{self.joint}{below[0].name}")
+        nbytes = first.nbytes * times
+        share = nbytes / self.total if self.total else 0.0
+        return Branch(
+            name, first.array, first.count * times, first.num_elements * times, nbytes, share, below
+        )
 
 
 def _folded(children: Mapping[str, _Node]) -> list[tuple[str, list[str]]]:
@@ -131,15 +180,26 @@ def _largest_first(item: tuple[_Alike, dict[str, str]]) -> tuple[int, _Alike]:
     return -len(item[1]), item[0]
 
 
-def _ranges(numbers: list[str]) -> str:
-    """`0..3,5` for 0, 1, 2, 3, 5."""
-    runs: list[list[str]] = []
-    for number in numbers:
-        if runs and int(number) == int(runs[-1][-1]) + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
+def _ranges(numbers: Sequence[str]) -> str:
+    """`0..3,5` for 0, 1, 2, 3, 5, and `0..6 by 2` for 0, 2, 4, 6."""
+    values = [int(number) for number in numbers]
+    parts: list[str] = []
+    start = 0
+    while start < len(values):
+        length, step = _run(values, start)
+        first, last = numbers[start], numbers[start + length - 1]
+        parts.append(first if length == 1 else f"{first}..{last}" + (f" by {step}" if step > 1 else ""))
+        start += length
+    return ",".join(parts)
+
+
+def _run(values: Sequence[int], start: int) -> tuple[int, int]:
+    """How many numbers from `start` on go up by the same step, and the step."""
+    following = range(start + 1, len(values))
+    step = values[start + 1] - values[start] if following else 1
+    stop = next((k for k in following if values[k] - values[k - 1] != step), len(values))
+    # Three numbers with gaps are shorter as they are.
+    return (stop - start, step) if step == 1 or stop - start >= _LEAST_STRIDE else (1, 1)
 
 
 def natural(name: str) -> list[tuple[int, int | str]]:

@@ -1,15 +1,22 @@
-"""What a checkpoint holds: its kind, and every array with its shape, dtype and role."""
+"""What a checkpoint holds: its kind, every array with its shape, dtype and role, and what to know before
+loading it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
-from ckpttools.ir.kinds import kind_of, role
-from ckpttools.ir.tree import Tree, spelled
+from ckpttools.families.family import Family
+from ckpttools.inspect.family import FamilyGuess, guess_families
+from ckpttools.inspect.warnings import TreeWarning, warnings_of
+from ckpttools.ir.kinds import Optimizer, kind_of, role
+from ckpttools.ir.layers import LayerGroup
+from ckpttools.ir.shardings import Sharding
+from ckpttools.ir.tree import Path, Tree, spelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +26,7 @@ class ArrayReport:
     Attributes:
         path: keys joined by "/"; in formats without a tree, such as safetensors, the name as it is.
         role: "parameter", "optimizer" or "other".
+        sharding: how it lay on devices when it was saved; None where that was not stored or not asked for.
     """
 
     path: str
@@ -26,6 +34,16 @@ class ArrayReport:
     dtype: str
     nbytes: int
     role: str
+    sharding: Sharding | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What several arrays are together."""
+
+    num_arrays: int
+    num_elements: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +58,11 @@ class TreeReport:
         num_arrays, num_parameters, nbytes: of `arrays`; parameters are the elements of those of that role.
         custom_metadata: what the user stored beside the arrays.
         arrays: in the checkpoint's order.
+        layers, optimizer, random_states: as `ckpttools.ir.kinds.KindOfTree`.
+        families: the model families that fit best, of those that were given.
+        roles: role -> total of the arrays of that role; roles without arrays are left out.
+        parameter_dtypes: dtype -> total of the parameters of that dtype, most bytes first.
+        warnings: what to know before loading; of all arrays, whatever the pattern.
     """
 
     path: str
@@ -53,16 +76,34 @@ class TreeReport:
     nbytes: int
     custom_metadata: Mapping[str, Any]
     arrays: tuple[ArrayReport, ...]
+    layers: tuple[LayerGroup, ...]
+    optimizer: Optimizer | None
+    random_states: int
+    families: tuple[FamilyGuess, ...]
+    roles: Mapping[str, Total]
+    parameter_dtypes: Mapping[str, Total]
+    warnings: tuple[TreeWarning, ...]
 
 
-def inspect_tree(tree: Tree, pattern: str = "*") -> TreeReport:
+def inspect_tree(
+    tree: Tree,
+    pattern: str = "*",
+    *,
+    shardings: Mapping[Path, Sharding] = MappingProxyType({}),
+    unfinished: Mapping[str, str] = MappingProxyType({}),
+    families: Iterable[Family] = (),
+) -> TreeReport:
     """Looks at a tree without reading any array.
 
     Args:
         tree: any checkpoint.
-        pattern: shell pattern of the paths to report; the kind is told from all of them.
+        pattern: shell pattern of the paths to report; kind and warnings are told from all of them.
+        shardings: how arrays lay on devices when they were saved.
+        unfinished: later steps of its run that are no finished saves: directory name -> what is missing.
+        families: those that it may be of.
     """
-    arrays = tuple(each for each in _reports(tree) if fnmatchcase(each.path, pattern))
+    arrays = tuple(each for each in _reports(tree, shardings) if fnmatchcase(each.path, pattern))
+    parameters = [each for each in arrays if each.role == "parameter"]
     kind, metadata = kind_of(tree), tree.metadata
     return TreeReport(
         path=metadata.place,
@@ -72,15 +113,35 @@ def inspect_tree(tree: Tree, pattern: str = "*") -> TreeReport:
         scan_axis=kind.scan_axis,
         step=metadata.step,
         num_arrays=len(arrays),
-        num_parameters=sum(prod(each.shape) for each in arrays if each.role == "parameter"),
+        num_parameters=sum(prod(each.shape) for each in parameters),
         nbytes=sum(each.nbytes for each in arrays),
         custom_metadata=dict(metadata.custom),
         arrays=arrays,
+        layers=kind.layers,
+        optimizer=kind.optimizer,
+        random_states=kind.random_states,
+        families=guess_families(tree, kind, families),
+        roles=_totals((each.role, each) for each in arrays),
+        parameter_dtypes=_totals((each.dtype, each) for each in parameters),
+        warnings=warnings_of(tree, kind, unfinished),
     )
 
 
-def _reports(tree: Tree) -> Iterator[ArrayReport]:
+def _reports(tree: Tree, shardings: Mapping[Path, Sharding]) -> Iterator[ArrayReport]:
     for path, array in tree.arrays.items():
         # What nothing stores, a constant, counts as it would in memory.
         nbytes = -(-array.size * (array.stored_bits or 8 * array.dtype.itemsize) // 8)
-        yield ArrayReport(spelled(path), array.shape, array.dtype.name, nbytes, role(path))
+        name, sharding = spelled(path), shardings.get(path)
+        yield ArrayReport(name, array.shape, array.dtype.name, nbytes, role(path), sharding)
+
+
+def _totals(arrays: Iterable[tuple[str, ArrayReport]]) -> dict[str, Total]:
+    """Totals of arrays by a word for each, most bytes first."""
+    groups: dict[str, list[ArrayReport]] = {}
+    for word, array in arrays:
+        groups.setdefault(word, []).append(array)
+    totals = {
+        word: Total(len(group), sum(prod(each.shape) for each in group), sum(each.nbytes for each in group))
+        for word, group in groups.items()
+    }
+    return dict(sorted(totals.items(), key=lambda item: -item[1].nbytes))

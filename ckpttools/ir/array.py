@@ -7,7 +7,7 @@ accident; only value ops look at them as numbers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Protocol
@@ -48,6 +48,9 @@ class ReadCost:
     def __add__(self, other: ReadCost) -> ReadCost:
         return ReadCost(self.nbytes + other.nbytes, self.reads + other.reads)
 
+    def __mul__(self, count: int) -> ReadCost:
+        return ReadCost(self.nbytes * count, self.reads * count)
+
 
 @dataclass(frozen=True, eq=False)
 class LazyArray(ABC):
@@ -82,9 +85,19 @@ class LazyArray(ABC):
         """Bytes that `read_into` of this region will fetch, and in how many reads."""
 
     @property
+    def read_kind(self) -> Hashable:
+        """Equal for arrays of which any region has the same `read_cost`."""
+        return id(self)
+
+    @property
     @abstractmethod
     def stored_bits(self) -> int:
         """Bits of one element where it is stored; 0 where nothing is."""
+
+    @property
+    def computed(self) -> bool:
+        """Whether elements are functions of others, so that reading one twice is work done twice."""
+        return False
 
     @abstractmethod
     def first_byte(self, region: Region) -> tuple[str, int]:
@@ -135,3 +148,7 @@ class Derived(LazyArray):
     @property
     def stored_bits(self) -> int:
         return self.source.stored_bits
+
+    @property
+    def computed(self) -> bool:
+        return self.source.computed

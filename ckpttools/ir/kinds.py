@@ -1,22 +1,48 @@
 """What kind of MaxText checkpoint a tree is, told from its paths and shapes alone.
 
-Kinds: weights stacked by layer or not, with or without training state. Flavours: how the framework nests
-the same parameters: Linen `params/params/…`, NNX `…/value`, NNX-RL `base/…`.
+Kinds: weights stacked by layer or not, with or without training state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ckpttools.dtypes import DTYPES
+from ckpttools.errors import CheckpointError
 from ckpttools.ir.array import LazyArray
+from ckpttools.ir.flavours import LINEN, flavour_of, parameters
+from ckpttools.ir.flavours import role as role
+from ckpttools.ir.layers import (
+    LayerGroup,
+    LayerStack,
+    below_decoder,
+    layer_groups,
+    layer_stacks,
+    scan_axis,
+    single_layers,
+    stacked_keys,
+)
 from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Empty, Leaf, Metadata, Path, Tree
+from ckpttools.ir.tree import Empty, Leaf, Metadata, Path, Tree, spelled
 
-LINEN_PREFIX: Path = ("params", "params")
-_OPTIMIZER_ROOTS = ("opt_state", "optimizer")
-_OTHER_ROOTS = ("step", "nnx_aux", "rng", "rngs")
+_ADAM = {"count", "mu", "nu"}
+_SGD = {"count", "trace"}
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """The optimizer whose state a tree holds.
+
+    Attributes:
+        name: "adamw" (optax's chain), "adam_pax" (its flat state), "sgd" or "unknown".
+        moments: where parameters are mirrored, such as "opt_state/0/mu".
+        mirrored: whether all of them have the parameters' shapes.
+    """
+
+    name: str
+    moments: tuple[str, ...] = ()
+    mirrored: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,77 +53,102 @@ class KindOfTree:
         kind: "stacked-training", "stacked-inference", "unstacked-training" or "unstacked-inference".
         flavour: "linen", "nnx" or "nnx-rl".
         scan_axis: axis on which layers are stacked.
+        layers: its groups of layers and how each is laid out.
+        optimizer: whose state it holds; None where it holds none.
+        step: training step of the directory it lies in.
+        random_states: number of arrays that are states of random number generators.
+        warnings: what contradicts itself.
     """
 
     kind: str | None = None
     flavour: str | None = None
     scan_axis: int | None = None
-
-
-def role(path: Path) -> str:
-    """ "parameter", "optimizer" or "other", from the root of a path."""
-    root = path[0] if path else ""
-    if root in _OPTIMIZER_ROOTS:
-        return "optimizer"
-    return "other" if root in _OTHER_ROOTS else "parameter"
+    layers: tuple[LayerGroup, ...] = ()
+    optimizer: Optimizer | None = None
+    step: int | None = None
+    random_states: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 def kind_of(tree: Tree) -> KindOfTree:
-    """The kind of a MaxText tree; all None for any other tree."""
-    decoder = {
-        path[path.index("decoder") + 1 :]: array
-        for path, array in tree.arrays.items()
-        if role(path) == "parameter" and "decoder" in path
-    }
-    if not any(_is_layer(path[0]) for path in decoder if path):
+    """The kind of a MaxText tree; all None for any other tree. Reads nothing."""
+    decoder = below_decoder(parameters(tree))
+    stacked = bool(stacked_keys(decoder))
+    if not stacked and not single_layers(decoder):
         return KindOfTree()
-    stacked = any(_is_stack(str(path[0])) for path in decoder if path)
-    trained = any(role(path) == "optimizer" for path in tree.arrays)
-    kind = f"{'stacked' if stacked else 'unstacked'}-{'training' if trained else 'inference'}"
-    return KindOfTree(kind, _flavour(tree), _scan_axis(decoder) if stacked else None)
+    optimizer, axis = optimizer_of(tree), scan_axis(decoder)
+    stacks, warnings = _layout(decoder, axis)
+    return KindOfTree(
+        kind=f"{'stacked' if stacked else 'unstacked'}-{'training' if optimizer else 'inference'}",
+        flavour=flavour_of(tree).name,
+        scan_axis=axis,
+        layers=layer_groups(stacks),
+        optimizer=optimizer,
+        step=tree.metadata.step,
+        random_states=sum(role(path) == "other" and "rngs" in path for path in tree.arrays),
+        warnings=(*_contradictions(tree.metadata.custom, stacked), *warnings),
+    )
 
 
-def _is_layer(key: str | int) -> bool:
-    return "layers" in str(key) or str(key) == "scanned_blocks"
+def _layout(
+    decoder: Mapping[Path, LazyArray], axis: int | None
+) -> tuple[tuple[LayerStack, ...], tuple[str, ...]]:
+    """The layout, or why there is none."""
+    try:
+        return layer_stacks(decoder, 0 if axis is None else axis), ()
+    except CheckpointError as error:
+        place = f" ({error.place})" if error.place else ""
+        return (), (" ".join(error.message.split()) + place,)
 
 
-def _is_stack(key: str) -> bool:
-    """Whether a key below `decoder` holds stacked layers: `layers`, not `layers_3`."""
-    return _is_layer(key) and not key.rpartition("_")[2].isdigit() and "remainder" not in key
+def _contradictions(custom: Mapping[str, object], stacked: bool) -> Iterator[str]:
+    said = custom.get("scan_layers")
+    if isinstance(said, bool) and said != stacked:
+        are = "stacked" if stacked else "not stacked"
+        yield f"custom metadata says scan_layers={str(said).lower()}, but layers are {are}"
 
 
-def _flavour(tree: Tree) -> str | None:
-    parameters = [path for path in tree.arrays if role(path) == "parameter"]
-    if all(path[:2] == LINEN_PREFIX for path in parameters):
-        return "linen"
-    if all(path[0] == "base" for path in parameters):
-        return "nnx-rl"
-    return "nnx" if all(path[-1] == "value" for path in parameters) else None
-
-
-def _scan_axis(decoder: Mapping[Path, LazyArray]) -> int | None:
-    """Where the layer axis stands: a stacked norm has the final norm's axis and one more."""
-    final = next((a.shape for path, a in decoder.items() if path[0] == "decoder_norm"), None)
-    norms = [
-        array.shape
-        for path, array in decoder.items()
-        if _is_stack(str(path[0]))
-        and "norm" in str(path)
-        and len(array.shape) == 2
-        and final
-        and final[0] in array.shape
-    ]
-    if not norms or final is None:
+def optimizer_of(tree: Tree) -> Optimizer | None:
+    """Whose optimizer state a tree holds; None for none, and for the empty node that stands for none."""
+    state = [path for path in tree if role(path) == "optimizer" and len(path) > 1]
+    if not state:
         return None
-    # MaxText's own default, 1, where both axes have the length of the final norm.
-    return 1 if norms[0][0] == final[0] else 0
+    inner = [path[2:] if path[:2] == ("optimizer", "opt_state") else path[1:] for path in state]
+    # A chain has a place for each of its parts; the first is the one that scales gradients.
+    chained = {str(path[1]) for path in inner if len(path) > 1 and str(path[0]) == "0"}
+    named = {str(key) for path in inner for key in path[:2] if not str(key).isdecimal()}
+    heads = dict(_moments(tree))
+    name = "unknown"
+    if chained >= _ADAM:
+        name = "adamw"
+    elif {str(path[0]) for path in inner if path} >= _ADAM:
+        name = "adam_pax"
+    elif named <= _SGD | {"step"}:
+        name = "sgd"
+    return Optimizer(name, tuple(heads), all(heads.values()))
+
+
+def _moments(tree: Tree) -> Iterator[tuple[str, bool]]:
+    """Where the optimizer's state mirrors the parameters, and whether all shapes there are theirs."""
+    known, flavour = parameters(tree), flavour_of(tree)
+    same: dict[str, bool] = {}
+    for path, array in tree.arrays.items():
+        if role(path) != "optimizer":
+            continue
+        if flavour.suffix and path[-1:] == flavour.suffix:
+            path = path[: -len(flavour.suffix)]
+        tail = next((k for k in range(1, len(path)) if path[k:] in known), None)
+        if tail is not None:
+            head = spelled(path[: tail - (path[tail - 1] == "params")])
+            same[head] = same.get(head, True) and array.shape == known[path[tail:]].shape
+    yield from same.items()
 
 
 def linen_state(parameters: Mapping[Path, LazyArray], step: int, custom: Mapping[str, object]) -> Tree:
     """Parameters in the tree that MaxText's own converter writes: a step, no optimizer state."""
     leaves: dict[Path, Leaf] = {
         ("step",): Constant((), DTYPES["int64"], step.to_bytes(8, "little", signed=True)),
-        **{(*LINEN_PREFIX, *path): array for path, array in parameters.items()},
+        **{LINEN.wrapped(path): array for path, array in parameters.items()},
         ("opt_state",): Empty("Dict"),
     }
     return Tree(leaves, Metadata(step=step, custom=custom, scalars=frozenset({("step",)})))

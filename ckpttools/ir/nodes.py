@@ -6,8 +6,9 @@ size (`ckpttools.ir.slabs`), so no node ever needs memory in proportion to its s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from ckpttools.dtypes import DType
@@ -22,6 +23,10 @@ from ckpttools.ir.stored import Decoded as Decoded
 from ckpttools.ir.stored import Encoded as Encoded
 from ckpttools.ir.stored import Stored as Stored
 from ckpttools.ir.views import view_of
+from ckpttools.ir.window import Padded as Padded
+from ckpttools.ir.window import Window as Window
+from ckpttools.ir.window import padded as padded
+from ckpttools.ir.window import window as window
 from ckpttools.region import Region, grid_indices, split_to
 
 if TYPE_CHECKING:
@@ -58,8 +63,21 @@ class Stack(LazyArray):
         return max(part.scratch_bytes for part in self.parts)
 
     def read_cost(self, region: Region) -> ReadCost:
-        inner = region.without(self.axis)
-        return sum((part.read_cost(inner) for part in self._parts(region)), ReadCost())
+        inner, parts = region.without(self.axis), self._parts(region)
+        if self._is_uniform and parts:
+            return parts[0].read_cost(inner) * len(parts)
+        return sum((part.read_cost(inner) for part in parts), ReadCost())
+
+    @cached_property
+    def _is_uniform(self) -> bool:
+        """Whether reading a region costs the same of each part, as of the experts of a layer."""
+        return len({part.read_kind for part in self.parts}) == 1
+
+    @cached_property
+    def read_kind(self) -> Hashable:
+        if not self._is_uniform:
+            return id(self)
+        return ("stack", self.axis, len(self.parts), self.parts[0].read_kind)
 
     def sources(self) -> Iterator[ByteSource]:
         for part in self.parts:
@@ -68,6 +86,10 @@ class Stack(LazyArray):
     @property
     def stored_bits(self) -> int:
         return self.parts[0].stored_bits
+
+    @property
+    def computed(self) -> bool:
+        return any(part.computed for part in self.parts)
 
     def first_byte(self, region: Region) -> tuple[str, int]:
         return self._parts(region)[0].first_byte(region.without(self.axis))
@@ -113,6 +135,10 @@ class Take(Derived):
     def read_cost(self, region: Region) -> ReadCost:
         return self.source.read_cost(self._inner(region))
 
+    @property
+    def read_kind(self) -> Hashable:
+        return ("take", self.axis, self.index, self.source.read_kind)
+
     def first_byte(self, region: Region) -> tuple[str, int]:
         return self.source.first_byte(self._inner(region))
 
@@ -147,8 +173,12 @@ class ElementOp(Protocol):
     def result(self, dtype: DType) -> DType:
         """The dtype that elements of `dtype` become."""
 
-    def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
-        """target[...] = f(source): equal shapes, carriers of `dtype` and of `result(dtype)`."""
+    def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> Mapping[str, int] | None:
+        """target[...] = f(source): equal shapes, carriers of `dtype` and of `result(dtype)`.
+
+        Returns:
+            For how many elements something happened that the receipt should tell, by what it is.
+        """
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -157,12 +187,18 @@ class Elementwise(Derived):
 
     op: ElementOp
 
+    @property
+    def computed(self) -> bool:
+        return True
+
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         dtype = self.source.dtype
         for slab in split_to(region, slabs.elements(dtype.itemsize)):
             with scratch.take(slab.shape, dtype.carrier) as buffer:
                 self.source.read_into(slab, buffer, scratch)
-                self.op.apply(buffer, view_of(out, slab.relative_to(region)), dtype)
+                told = self.op.apply(buffer, view_of(out, slab.relative_to(region)), dtype)
+                if told:
+                    scratch.counts.update(told)
 
     @property
     def scratch_bytes(self) -> int:
@@ -170,6 +206,10 @@ class Elementwise(Derived):
 
     def read_cost(self, region: Region) -> ReadCost:
         return self.source.read_cost(region)
+
+    @property
+    def read_kind(self) -> Hashable:
+        return self.source.read_kind
 
     def first_byte(self, region: Region) -> tuple[str, int]:
         return self.source.first_byte(region)
@@ -187,6 +227,8 @@ def elementwise(source: LazyArray, op: ElementOp) -> LazyArray:
         return take(elementwise(source.source, op), source.axis, source.index)
     if isinstance(source, Relayout):
         return relayout(elementwise(source.source, op), source.split, source.order, source.merge)
+    if isinstance(source, Window):
+        return window(elementwise(source.source, op), source.start, source.shape)
     return Elementwise(source.shape, op.result(source.dtype), source, op)
 
 
@@ -210,6 +252,10 @@ def described(array: LazyArray) -> object:
             return ["stack", array.axis, *map(described, array.parts)]
         case Take():
             return ["take", array.axis, array.index, described(array.source)]
+        case Window():
+            return ["window", array.start, array.shape, described(array.source)]
+        case Padded():
+            return ["padded", array.shape, described(array.source)]
         case Elementwise():
             return ["elementwise", repr(array.op), described(array.source)]
         case Relayout():

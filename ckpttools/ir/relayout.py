@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -74,8 +74,8 @@ class Relayout(Derived):
         from ckpttools.ir.copy import copy
 
         carrier = self.dtype.carrier
-        cover = self._cover(atoms)
-        for slab in split_to(cover, slabs.elements(carrier.itemsize)):
+        count = slabs.elements(carrier.itemsize)
+        for slab in itertools.chain.from_iterable(split_to(cover, count) for cover in self._covers(atoms)):
             wanted = slab.intersect(atoms)
             if wanted is None:
                 continue
@@ -87,6 +87,22 @@ class Relayout(Derived):
                 index: tuple[slice | EllipsisType, ...] = (*(place.slices[a] for a in self.order), ...)
                 target = out[index]
                 copy(target, view.transpose(self.order), scratch)
+
+    def _covers(self, atoms: Region) -> Iterator[Region]:
+        """Boxes that hold `atoms` and whose every slab is a box of the source, too.
+
+        One, with more in it than was asked for where need be; several without that where elements are
+        computed: those that count something must see each element once.
+        """
+        cover = self._cover(atoms)
+        if cover == atoms or not self.source.computed:
+            yield cover
+            return
+        wider = next(a for a in range(atoms.rank) if cover.shape[a] != atoms.shape[a])
+        first = max(start for start in self._group_starts if start <= wider)
+        free = next(a for a in range(first, wider) if atoms.shape[a] > 1)
+        for piece in atoms.pieces(free, 1):
+            yield from self._covers(piece)
 
     def _cover(self, atoms: Region) -> Region:
         """The smallest box around `atoms` whose every slab is a box of the source, too."""
@@ -126,6 +142,10 @@ class Relayout(Derived):
     def read_cost(self, region: Region) -> ReadCost:
         regions = [self._source_region(self._cover(box)) for _, box in self._atom_boxes(region)]
         return sum((self.source.read_cost(each) for each in regions), ReadCost())
+
+    @property
+    def read_kind(self) -> Hashable:
+        return ("relayout", self.split, self.order, self.merge, self.source.read_kind)
 
     def first_byte(self, region: Region) -> tuple[str, int]:
         _, box = next(self._atom_boxes(region))

@@ -7,7 +7,8 @@ the peak is the sum of the blocks, whatever the model.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 
@@ -21,15 +22,25 @@ def rounded_up(nbytes: int) -> int:
 
 
 class Scratch:
-    """A stack of buffers inside one page-aligned block of `nbytes`."""
+    """A stack of buffers inside one page-aligned block of `nbytes`.
+
+    Attributes:
+        counts: what functions of elements have counted since `take_counts`.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self._block = np.frombuffer(mmap.mmap(-1, max(rounded_up(nbytes), ALIGNMENT)), np.uint8)
         self._top = 0
+        self.counts: Counter[str] = Counter()
 
     @property
     def nbytes(self) -> int:
         return self._block.nbytes
+
+    def take_counts(self) -> Mapping[str, int]:
+        """What was counted since the last call; counting begins anew."""
+        taken, self.counts = self.counts, Counter()
+        return taken
 
     @contextmanager
     def take(self, shape: Sequence[int], dtype: np.dtype[np.generic]) -> Iterator[np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Protocol
@@ -115,6 +115,10 @@ class Stored(LazyArray):
     def read_cost(self, region: Region) -> ReadCost:
         fetched = region if self._is_packed else self._fetched(region)
         return ReadCost(-(-fetched.size * self.stored_bits // 8), count_runs(self.shape, fetched))
+
+    @property
+    def read_kind(self) -> Hashable:
+        return ("stored", self.shape, self.dtype, self.whole_bytes)
 
     @property
     def stored_bits(self) -> int:

@@ -6,14 +6,15 @@ A path is a tuple of keys: `str` for a dictionary key or an attribute, `int` for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from ckpttools.errors import FormatError
 from ckpttools.ir.array import LazyArray
+from ckpttools.notes import Notes
 
 Path = tuple[str | int, ...]
 
@@ -46,20 +47,34 @@ class Metadata:
     Attributes:
         format: name of the format it was read from, or None.
         step: training step of the directory it lies in, or None.
+        item: name of the item of that step, where the format has several, or None.
         custom: the user's own metadata (`scan_layers` in a MaxText checkpoint).
         config: the model's `config.json`, or None where there is none.
         scalars: paths of arrays that were Python numbers.
         key_impls: for arrays that are the data of typed JAX PRNG keys, the name of their implementation.
         place: what was opened, for messages.
+        notes: what transforms did to it since.
     """
 
     format: str | None = None
     step: int | None = None
+    item: str | None = None
     custom: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     scalars: frozenset[Path] = frozenset()
     key_impls: Mapping[Path, str] = field(default_factory=dict)
     place: str = ""
+    notes: Notes = field(default_factory=Notes)
+
+
+class Changed(Protocol):
+    """What a transform gives: the tree it made, and what the user should know of it."""
+
+    @property
+    def tree(self) -> Tree: ...
+
+    @property
+    def notes(self) -> Notes: ...
 
 
 @dataclass(frozen=True)
@@ -93,6 +108,17 @@ class Tree(Mapping[Path, Leaf]):
     def with_metadata(self, **changes: Any) -> Tree:
         """The same leaves with some metadata fields changed."""
         return replace(self, metadata=replace(self.metadata, **changes))
+
+    def pipe(self, *transforms: Callable[[Tree], Changed]) -> Tree:
+        """The tree through `transforms` (`ckpttools.transforms.base`), first to last; errors as theirs.
+
+        What they say of it is added to `metadata.notes`.
+        """
+        tree, notes = self, self.metadata.notes
+        for transform in transforms:
+            changed = transform(tree)
+            tree, notes = changed.tree, notes + changed.notes
+        return tree.with_metadata(notes=notes)
 
     def nested(self) -> Any:
         """The tree as dictionaries and lists with the leaves in them; empty leaves become what they name.

@@ -3,6 +3,7 @@
     "model.layers.{layer}.self_attn.q_proj.weight", "(heads head_dim) embed"
 
 An index inside a key is an axis like any other. `{layer}` is a plain one, `{layer+3}` counts from 3,
+`{6*block+position}` is a sum of multiples, `{layer+#dense}` counts from the length of `dense`,
 `{repeat block}` is two axes merged into one number, `{part:query,key,value}` spells its coordinates with
 words. In the array, `(heads head_dim)` is two axes merged into one.
 """
@@ -24,20 +25,47 @@ class Field:
     """A place in a key that is filled with the coordinate of one or more axes.
 
     Attributes:
-        axes: the axes, outermost first; several make one number, C order.
+        axes: the axes, outermost first.
+        strides: what each coordinate is multiplied by before they are added up; empty for axes merged
+            into one number, C order.
         offset: added to the number.
+        counts: axes whose lengths are added to the number.
         labels: words instead of numbers, or empty.
     """
 
     axes: Group
+    strides: tuple[int, ...] = ()
     offset: int = 0
+    counts: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
 
     def spell(self, index: Mapping[str, int], sizes: Mapping[str, int]) -> str:
         number = 0
-        for axis in self.axes:
-            number = number * sizes[axis] + index[axis]
-        return self.labels[number] if self.labels else str(number + self.offset)
+        if self.strides:
+            number = sum(stride * index[axis] for stride, axis in zip(self.strides, self.axes, strict=True))
+        else:
+            for axis in self.axes:
+                number = number * sizes[axis] + index[axis]
+        if self.labels:
+            return self.labels[number]
+        return str(number + self.offset + sum(sizes[count] for count in self.counts))
+
+    def told(self, text: str, sizes: Mapping[str, int]) -> int | None:
+        """The coordinate of the field's only axis that is spelled `text`, None where there is none."""
+        if len(self.axes) != 1 or self.labels or not text.isdecimal():
+            return None
+        number = int(text) - self.offset - sum(sizes[count] for count in self.counts)
+        coordinate, rest = divmod(number, self.strides[0] if self.strides else 1)
+        return None if rest or coordinate < 0 else coordinate
+
+    def __str__(self) -> str:
+        if self.labels:
+            return f"{{{self.axes[0]}:{','.join(self.labels)}}}"
+        if not self.strides:
+            return f"{{{' '.join(self.axes)}}}"
+        terms = [axis if n == 1 else f"{n}*{axis}" for n, axis in zip(self.strides, self.axes, strict=True)]
+        terms += [f"#{count}" for count in self.counts] + [str(self.offset)] * bool(self.offset)
+        return f"{{{'+'.join(terms)}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +82,25 @@ class Key:
     def axes(self) -> Group:
         return tuple(axis for field in self.fields for axis in field.axes)
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """Axes whose lengths must be known to spell all of its keys."""
+        return frozenset(self.axes) | {count for field in self.fields for count in field.counts}
+
     def spell(self, index: Mapping[str, int], sizes: Mapping[str, int]) -> str:
         """The key at one coordinate of each of its axes."""
         return "".join(part if isinstance(part, str) else part.spell(index, sizes) for part in self.parts)
 
-    def without(self, axis: str) -> Key:
-        """The key with the field of `axis` gone, and the "_" or "." that led to it."""
-        parts: list[str | Field] = []
-        for part in self.parts:
-            if isinstance(part, str) or axis not in part.axes:
-                parts.append(part)
-            elif part.axes != (axis,):
-                raise MappingError("an axis merged with others cannot leave the key", place=self, got=axis)
-            elif parts and isinstance(parts[-1], str):
-                parts[-1] = parts[-1][:-1] if parts[-1][-1:] in ("_", ".") else parts[-1]
-        return Key(tuple(parts))
+    def first(self) -> str:
+        """The key at coordinate 0 of each of its axes; lengths that it counts from are taken as 0."""
+        return self.spell(dict.fromkeys(self.axes, 0), dict.fromkeys(self.needs, 0))
+
+    def below(self, prefix: Key) -> Key:
+        """This key under another one, joined by a dot."""
+        return Key((*prefix.parts, ".", *self.parts)) if prefix.parts else self
 
     def __str__(self) -> str:
-        return "".join(
-            part if isinstance(part, str) else "{" + " ".join(part.axes) + "}" for part in self.parts
-        )
+        return "".join(map(str, self.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +131,14 @@ class Side:
         for index in self.indices(sizes):
             yield self.key.spell(index, sizes)
 
-    def stacked(self, axis: str, at: int) -> Side:
-        """This side with `axis` moved out of the key and into the array, before position `at`.
+    def below(self, prefix: Key, stacked: Sequence[str] = (), at: int = 0) -> Side:
+        """This side under a prefix, its array with further axes before position `at`.
 
-        An array of too low a rank gets it as its last axis.
+        An array of too low a rank gets them as its last axes.
         """
         at = min(at, len(self.groups))
-        return Side(self.key.without(axis), (*self.groups[:at], (axis,), *self.groups[at:]))
+        added = tuple((axis,) for axis in stacked)
+        return Side(self.key.below(prefix), (*self.groups[:at], *added, *self.groups[at:]))
 
     def __str__(self) -> str:
         groups = (" ".join(g) if len(g) == 1 else f"({' '.join(g)})" for g in self.groups)
@@ -159,12 +187,33 @@ def parse_key(text: str) -> Key:
 
 def _parse_field(inside: str, text: str) -> Field:
     names, colon, words = inside.partition(":")
-    names, plus, offset = names.partition("+")
-    axes = tuple(names.split())
-    labels = tuple(words.split(",")) if colon else ()
-    if not all(axis.isidentifier() for axis in (axes or ("",))) or (plus and not offset.strip().isdigit()):
+    field = _parse_sum(names, text) if {"+", "*"} & set(names) else Field(tuple(names.split()))
+    if not field.axes or not all(axis.isidentifier() for axis in (*field.axes, *field.counts)):
         raise MappingError("a field must hold axis names", place=text, got="{" + inside + "}")
-    return Field(axes, int(offset) if plus else 0, labels)
+    if not colon:
+        return field
+    labels = tuple(words.split(","))
+    if len(field.axes) != 1 or field.strides or not all(labels):
+        raise MappingError("labels are for one plain axis", place=text, got="{" + inside + "}")
+    return Field(field.axes, labels=labels)
+
+
+def _parse_sum(names: str, text: str) -> Field:
+    """`6*block+position+#dense+3`: multiples of axes, lengths of axes, and numbers."""
+    strides: dict[str, int] = {}
+    counts: list[str] = []
+    offset = 0
+    for term in (term.strip() for term in names.split("+")):
+        factor, times, axis = term.rpartition("*")
+        if term.isdecimal():
+            offset += int(term)
+        elif term.startswith("#"):
+            counts.append(term[1:])
+        elif times and not factor.strip().isdecimal():
+            raise MappingError("a field must hold axis names", place=text, got="{" + names + "}")
+        else:
+            strides[axis.strip()] = int(factor) if times else 1
+    return Field(tuple(strides), tuple(strides.values()), offset, tuple(counts))
 
 
 def parse_groups(text: str) -> tuple[Group, ...]:

@@ -10,6 +10,7 @@ from ckpttools.errors import CoverageError, listing, near_names
 from ckpttools.ir.array import LazyArray
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.sizes import Size
+from ckpttools.region import Shape
 
 # Beyond this many lines a list says only how many more there are.
 _MOST_LINES = 200
@@ -23,6 +24,44 @@ class Expected:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """An array of another shape than its row says, and whose word that is."""
+
+    key: str
+    got: Shape
+    wanted: Shape
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: got {list(self.got)}, wanted {list(self.wanted)} ({self.why})"
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Arrays against the keys that rows spell.
+
+    Attributes:
+        missing: key that is not there -> shape it should have.
+        extra: keys that no row spells.
+        misshapen: arrays of another shape.
+        reasons: sentences that say why some of them are wanted or not.
+    """
+
+    missing: Mapping[str, Shape]
+    extra: tuple[str, ...]
+    misshapen: tuple[Misfit, ...]
+    reasons: tuple[str, ...]
+
+
+class NotCoveredError(CoverageError):
+    """A `CoverageError` that also has its lists as they are."""
+
+    def __init__(self, message: str, coverage: Coverage, *, place: str, hint: str) -> None:
+        super().__init__(message, place=place, hint=hint)
+        self.coverage = coverage
+
+
 def check_coverage(
     arrays: Mapping[str, LazyArray],
     wanted: Sequence[Expected],
@@ -34,7 +73,7 @@ def check_coverage(
     """Compares the arrays that are there with those that the rows name.
 
     Raises:
-        CoverageError: with every missing, left-over and misshapen array.
+        NotCoveredError: with every missing, left-over and misshapen array.
     """
     lengths = {axis: size.length for axis, size in sizes.items()}
     sides = {key: each.side for each in wanted for key in each.side.keys(lengths)}
@@ -50,7 +89,7 @@ def check_coverage(
     parts = [
         _section("missing", [_with_near(key, extra) for key in missing[:20]] + missing[20:]),
         _section("not expected", extra),
-        _section("of another shape", misshapen),
+        _section("of another shape", list(map(str, misshapen))),
     ]
     alternatives = {key for each in unwanted for key in _keys(each, lengths)}
     hints = [
@@ -59,10 +98,13 @@ def check_coverage(
         *_flag_hints(extra, unwanted, lengths, "not expected"),
         *_beyond_hints(extra, wanted, sizes),
     ]
+    wanted_shapes = {key: sides[key].shape(lengths) for key in missing}
+    coverage = Coverage(wanted_shapes, tuple(extra), tuple(misshapen), tuple(hints))
     if extra and not hints:
         hints.append("if they are to be left out, name them with --drop PATTERN")
-    raise CoverageError(
+    raise NotCoveredError(
         "the arrays do not match the model" + "".join(parts),
+        coverage,
         place=place,
         hint="; ".join(hints) or "check that config.json belongs to these weights",
     )
@@ -80,15 +122,13 @@ def _with_near(key: str, extra: list[str]) -> str:
     return f"{key}  (there is {near[0]})" if near else key
 
 
-def _misshapen(key: str, shape: tuple[int, ...], side: Side, sizes: Mapping[str, Size]) -> str:
+def _misshapen(key: str, shape: Shape, side: Side, sizes: Mapping[str, Size]) -> Misfit:
     wanted = side.shape({axis: size.length for axis, size in sizes.items()})
     why = "it looks transposed" if shape == wanted[::-1] else "; ".join(_doubtful(shape, wanted, side, sizes))
-    return f"{key}: got {list(shape)}, wanted {list(wanted)} ({why})"
+    return Misfit(key, shape, wanted, why)
 
 
-def _doubtful(
-    shape: tuple[int, ...], wanted: tuple[int, ...], side: Side, sizes: Mapping[str, Size]
-) -> Iterator[str]:
+def _doubtful(shape: Shape, wanted: Shape, side: Side, sizes: Mapping[str, Size]) -> Iterator[str]:
     """The axes on which got and wanted differ, with who said their length."""
     if len(shape) != len(wanted):
         yield f"{len(wanted)} axes: {side}"

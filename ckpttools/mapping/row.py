@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 from ckpttools.errors import MappingError
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import elementwise, relayout, stack, take
 from ckpttools.mapping.axes import Group, Side, parse_side
 from ckpttools.mapping.values import BoundOp, ValueOp
+from ckpttools.region import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,34 +21,36 @@ class Row:
     Attributes:
         left, right: the two sides; they name the same axes.
         op: what happens to values on the way from right to left, or None.
-        when, unless: name of a flag of the model that must (not) be set for the row to exist.
+        when: names of flags of the model that must all be set for the row to exist, with blanks between.
+        unless: names of flags none of which may be set.
+        above: axes that one side names and the other has in the prefix of its layers, with blanks between.
     """
 
     left: Side
     right: Side
     op: ValueOp | None = None
-    when: str | None = None
-    unless: str | None = None
+    when: str = ""
+    unless: str = ""
+    above: str = ""
 
     def __post_init__(self) -> None:
-        if set(self.left.axes) != set(self.right.axes):
-            odd = sorted(set(self.left.axes) ^ set(self.right.axes))
+        odd = set(self.left.axes) ^ set(self.right.axes)
+        if odd != set(self.above.split()):
             raise MappingError(
                 "the two sides of a row name different axes",
                 place=self,
-                got=", ".join(odd),
+                got=", ".join(sorted(odd)),
                 hint="every axis occurs once on each side, in the key or in the array",
             )
 
-    def applies(self, flags: frozenset[str]) -> bool:
-        """Whether a model with these flags has this row."""
-        return (self.when is None or self.when in flags) and self.unless not in flags
+    @property
+    def flags(self) -> frozenset[str]:
+        """The flags that decide whether the row exists."""
+        return frozenset(self.when.split()) | frozenset(self.unless.split())
 
-    def stacked(self, axis: str, at: int) -> Row:
-        """The row with `axis` moved from the left key into the left array: what scanning does to it."""
-        if axis not in self.left.key.axes:
-            return self
-        return replace(self, left=self.left.stacked(axis, at))
+    def applies(self, flags: Collection[str]) -> bool:
+        """Whether a model in which these flags are set has this row."""
+        return set(self.when.split()) <= set(flags) and not set(self.unless.split()) & set(flags)
 
     def __str__(self) -> str:
         return f"{self.left}  <->  {self.right}"
@@ -59,15 +63,31 @@ def row(
     right_axes: str,
     *,
     op: ValueOp | None = None,
-    when: str | None = None,
-    unless: str | None = None,
+    when: str = "",
+    unless: str = "",
+    above: str = "",
 ) -> Row:
     """A row from its text; see `ckpttools.mapping.axes` for the language.
 
     Raises:
         MappingError: the text is not in the language, or the sides name different axes.
     """
-    return Row(parse_side(left, left_axes), parse_side(right, right_axes), op, when, unless)
+    return Row(parse_side(left, left_axes), parse_side(right, right_axes), op, when, unless, above)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """How one source array becomes part of a target.
+
+    Attributes:
+        taken: its axes that enter the key; they are brought to the front.
+        split, order, merge: as of `relayout`.
+    """
+
+    taken: Group
+    split: tuple[Shape, ...]
+    order: tuple[int, ...]
+    merge: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -94,12 +114,12 @@ class Respelling:
         merge = tuple(len(group) for group in self.target.groups)
         return relayout(body, split, tuple(range(len(split))), merge)
 
-    @property
+    @cached_property
     def _stacked_axes(self) -> Group:
         """Axes that leave the key and enter the array."""
         return tuple(axis for axis in self.target.array_axes if axis in self.source.key.axes)
 
-    @property
+    @cached_property
     def _groups(self) -> tuple[Group, ...]:
         """The target's groups; single axes where one of them merges a stacked axis with others."""
         mixed = any(len(g) > 1 and set(g) & set(self._stacked_axes) for g in self.target.groups)
@@ -118,12 +138,17 @@ class Respelling:
         array = arrays[self.source.key.spell(index, self.sizes)]
         if self.op is not None:
             array = elementwise(array, self.op)
+        moves = self._moves
+        array = relayout(array, moves.split, moves.order, moves.merge)
+        for axis in moves.taken:
+            array = take(array, 0, index[axis])
+        return array
+
+    @cached_property
+    def _moves(self) -> _Moves:
         taken = tuple(axis for axis in self.source.array_axes if axis in self.target.key.axes)
         kept = tuple(g for g in self._groups if not set(g) & set(self._stacked_axes))
         numbers = self.source.array_axes
         split = tuple(tuple(self.sizes[axis] for axis in group) for group in self.source.groups)
         order = tuple(numbers.index(axis) for group in ((taken,), kept) for g in group for axis in g)
-        array = relayout(array, split, order, (*(1 for _ in taken), *map(len, kept)))
-        for axis in taken:
-            array = take(array, 0, index[axis])
-        return array
+        return _Moves(taken, split, order, (*(1 for _ in taken), *map(len, kept)))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from ckpttools.errors import ConfigError, ShapeError
-from ckpttools.mapping.axes import Group
+from ckpttools.mapping.arithmetic import DoesNotDivideError, names_in, value
+from ckpttools.mapping.axes import Group, Key, Side
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +20,23 @@ class Size:
     source: str
 
 
-Alternatives = tuple[str, ...]
-"""Names of a configuration's fields, the first that is there counts."""
+Alternatives = tuple[str | int, ...]
+"""Names of a configuration's fields, dots for nested ones; the first that is there counts.
+
+A number at the end is the length where none is there, and a 0 there lets a field be 0, too.
+"""
+
+
+def nested(config: Mapping[str, Any], name: str) -> Any:
+    """The field of a configuration at a dotted name, None where there is none."""
+    value: Any = config
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def sizes_from_config(
-    config: Mapping[str, object], fields: Mapping[str, Alternatives], place: str
+    config: Mapping[str, Any], fields: Mapping[str, Alternatives], place: str
 ) -> dict[str, Size]:
     """The axis lengths that a configuration states; axes that it is silent about are left out.
 
@@ -31,17 +44,56 @@ def sizes_from_config(
         ConfigError: a field is not a positive whole number.
     """
     sizes: dict[str, Size] = {}
-    for axis, names in fields.items():
-        name = next((name for name in names if config.get(name) is not None), None)
-        if name is None:
-            continue
-        value = config[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(
-                f"{name} is not a size", place=place, got=repr(value), wanted="a whole number of at least 1"
+    for axis, alternatives in fields.items():
+        names = [each for each in alternatives if isinstance(each, str)]
+        default = next((each for each in alternatives if isinstance(each, int)), None)
+        name = next((name for name in names if nested(config, name) is not None), None)
+        if name is not None:
+            sizes[axis] = Size(
+                _length(nested(config, name), name, place, 1 if default != 0 else 0), f"{place}: {name}"
             )
-        sizes[axis] = Size(value, f"{place}: {name}")
+        elif default is not None:
+            sizes[axis] = Size(default, f"{place}: no {names[0]}")
     return sizes
+
+
+def _length(value: object, name: str, place: str, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(
+            f"{name} is not a size",
+            place=place,
+            got=repr(value),
+            wanted=f"a whole number of at least {least}",
+        )
+    return value
+
+
+def derive(sizes: Mapping[str, Size], formulas: Mapping[str, str], place: str) -> dict[str, Size]:
+    """`sizes`, completed by the formulas whose axes are all known.
+
+    Raises:
+        ConfigError: a division that must come out even does not, or a length would be negative.
+    """
+    found = dict(sizes)
+    for _ in formulas:
+        lengths = {axis: size.length for axis, size in found.items()}
+        for axis, formula in formulas.items():
+            if axis in found or not names_in(formula) <= set(lengths):
+                continue
+            sources = "; ".join(sorted({found[name].source for name in names_in(formula)}))
+            try:
+                length = value(formula, lengths)
+            except DoesNotDivideError as error:
+                raise ConfigError(
+                    f"the layers do not fit the groups that they must form: {error}",
+                    place=place,
+                    got=sources,
+                    wanted=f"{axis} = {formula} without remainder",
+                ) from error
+            if length < 0:
+                raise ConfigError(f"{axis} = {formula} would be {length}", place=place, got=sources)
+            found[axis] = Size(length, f"{formula} ({sources})")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +120,40 @@ def unify(known: Mapping[str, Size], seen: Iterable[Observation]) -> dict[str, S
             for group, length in zip(each.groups, each.shape, strict=True):
                 unknown = [axis for axis in group if axis not in sizes]
                 rest = prod(sizes[axis].length for axis in group if axis in sizes)
-                if len(unknown) == 1 and length % rest == 0 and length > 0:
+                if len(unknown) == 1 and length > 0 and rest > 0 and length % rest == 0:
                     sizes[unknown[0]] = Size(length // rest, f"{each.key} {list(each.shape)}")
                     found = True
     return sizes
+
+
+def counted(sizes: Mapping[str, Size], keys: Iterable[str], sides: Iterable[Side]) -> dict[str, Size]:
+    """`sizes`, completed by the highest numbers in keys; axes of which no key is there are left out."""
+    found = dict(sizes)
+    names = list(keys)
+    lengths = {axis: size.length for axis, size in sizes.items()}
+    for side in sides:
+        for axis in [axis for axis in side.key.axes if axis not in sizes]:
+            for name in names:
+                coordinate = _coordinate(side.key, axis, name, lengths)
+                if coordinate is not None and (axis not in found or coordinate >= found[axis].length):
+                    found[axis] = Size(coordinate + 1, name)
+    return found
+
+
+def _coordinate(key: Key, axis: str, name: str, lengths: Mapping[str, int]) -> int | None:
+    """The coordinate of `axis` in a key, where what is before it fits the template."""
+    rest = name
+    for part, after in zip(key.parts, (*key.parts[1:], ""), strict=True):
+        if isinstance(part, str):
+            if not rest.startswith(part):
+                return None
+            rest = rest[len(part) :]
+            continue
+        end = rest.find(after[0]) if isinstance(after, str) and after else len(rest)
+        if axis in part.axes:
+            return part.told(rest[:end], lengths) if set(part.counts) <= lengths.keys() else None
+        rest = rest[end:]
+    return None
 
 
 def require(

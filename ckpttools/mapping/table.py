@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from ckpttools.dtypes import DType
 from ckpttools.errors import UsageError
 from ckpttools.ir.array import LazyArray
-from ckpttools.mapping.axes import Side
+from ckpttools.ir.nodes import padded, window
+from ckpttools.mapping.axes import Key, Side
 from ckpttools.mapping.coverage import Expected, check_coverage
+from ckpttools.mapping.flags import Flag, refuse_open, told_by_names
 from ckpttools.mapping.row import Respelling, Row
-from ckpttools.mapping.sizes import Observation, Size, require, unify
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """A yes or no that decides which rows a model has, and who says so."""
-
-    value: bool
-    source: str
+from ckpttools.mapping.sizes import Observation, Size, counted, derive, require, unify
+from ckpttools.mapping.values import BoundOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +44,16 @@ class Mapped:
         sizes: length of every axis.
         values: rows that change values.
         dropped: source keys that were left out on purpose.
+        changed: target keys whose values were changed.
+        cut: for each axis that was longer in the source than in the model, both lengths.
     """
 
     arrays: Mapping[str, LazyArray]
     sizes: Mapping[str, int]
     values: tuple[ValueNote, ...]
     dropped: tuple[str, ...]
+    changed: frozenset[str] = frozenset()
+    cut: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +73,35 @@ class Table:
     Attributes:
         rows: all rows of the family; those that the flags exclude are kept for messages.
         sizes: lengths of axes that are known, and who says so.
-        flags: which optional rows the model has, and who says so.
+        flags: which optional rows the model has, and who says so; what is not in here, the names of the
+            arrays tell.
+        derived: axis -> formula over other axes.
         dropped: patterns of right keys that carry nothing and are left out.
+        left_out: templates, and patterns, of right keys that the left side has no place for.
+        padded: axis -> length that left arrays have on it at least, filled up with zeros.
         place: what is being mapped, for messages.
+        told: whether a configuration has told how many layers there are.
     """
 
     rows: tuple[Row, ...]
     sizes: Mapping[str, Size]
     flags: Mapping[str, Flag] = field(default_factory=dict)
+    derived: Mapping[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+    left_out: tuple[Key, ...] = ()
+    padded: Mapping[str, int] = field(default_factory=dict)
     place: str = ""
+    told: bool = True
 
-    def stacked(self, axis: str, at: int) -> Table:
-        """The table of a model with scanned layers: `axis` moves from left keys into left arrays."""
-        return replace(self, rows=tuple(row.stacked(axis, at) for row in self.rows))
-
-    def to_left(self, arrays: Mapping[str, LazyArray], drop: Collection[str] = ()) -> Mapped:
+    def to_left(
+        self, arrays: Mapping[str, LazyArray], drop: Collection[str] = (), *, exact: bool = False
+    ) -> Mapped:
         """Left arrays as expressions of the right ones.
 
         Args:
             arrays: right key -> array.
             drop: patterns of right keys that the user leaves out on purpose.
+            exact: stores changed values in float32 where the way back would not be exact otherwise.
 
         Raises:
             CoverageError: arrays that are missing, that no row takes, or of another shape; lists all.
@@ -105,62 +112,198 @@ class Table:
             if not any(_matches(key, (pattern,)) for key in arrays):
                 raise UsageError("nothing has a name that matches", place=self.place, got=pattern)
         directions = [_Direction(row.right, row.left, row, False) for row in self.rows]
-        return self._respelled(arrays, directions, (*self.dropped, *drop))
+        mapped = self._respelled(arrays, directions, (*self.dropped, *self._left_out(), *drop), exact)
+        return self._padded(mapped)
 
-    def to_right(self, arrays: Mapping[str, LazyArray]) -> Mapped:
-        """Right arrays as expressions of the left ones; errors as `to_left`."""
+    def to_right(self, arrays: Mapping[str, LazyArray], cut: Collection[str] = ()) -> Mapped:
+        """Right arrays as expressions of the left ones; errors as `to_left`.
+
+        Args:
+            arrays: left key -> array.
+            cut: axes on which left arrays may be longer than the model says; the surplus is left out.
+        """
         directions = [_Direction(row.left, row.right, row, True) for row in self.rows]
-        return self._respelled(arrays, directions, ())
+        kept, lengths = self._windowed(arrays, directions, cut)
+        mapped = self._respelled(kept, directions, (), False)
+        return Mapped(mapped.arrays, mapped.sizes, mapped.values, (), mapped.changed, lengths)
+
+    def left_out_of(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+        """Of right arrays, those that the left side has no place for."""
+        patterns = self._left_out()
+        return {key: array for key, array in arrays.items() if _matches(key, patterns)}
 
     def _respelled(
-        self, arrays: Mapping[str, LazyArray], all_directions: list[_Direction], drop: tuple[str, ...]
+        self,
+        arrays: Mapping[str, LazyArray],
+        all_directions: list[_Direction],
+        drop: tuple[str, ...],
+        exact: bool,
     ) -> Mapped:
-        flags = frozenset(name for name, flag in self.flags.items() if flag.value)
-        directions = [each for each in all_directions if each.row.applies(flags)]
-        absent = [each for each in all_directions if not each.row.applies(flags)]
         kept = {key: array for key, array in arrays.items() if not _matches(key, drop)}
         dropped = tuple(key for key in arrays if key not in kept)
-        said = self._unified(kept, [each.source for each in directions])
-        expected = [Expected(each.source, self._why(each.row)) for each in directions]
-        unwanted = [Expected(each.source, self._why(each.row)) for each in absent]
+        flags = self._decided(kept, all_directions)
+        present = frozenset(name for name, flag in flags.items() if flag.value)
+        directions = [each for each in all_directions if each.row.applies(present)]
+        absent = [each for each in all_directions if not each.row.applies(present)]
+        said = self._unified(kept, directions)
+        if not self.told:
+            said = _without_layers(said, directions)
+        directions = [each for each in directions if not _is_void(each.source, said)]
+        self._require(said, kept, [each.source for each in directions])
+        expected = [Expected(each.source, _why(each.row, flags)) for each in directions]
+        unwanted = [Expected(each.source, _why(each.row, flags)) for each in absent]
         check_coverage(kept, expected, unwanted, said, self.place, dropped)
-        sizes = {axis: size.length for axis, size in said.items()}
-        made: dict[str, LazyArray] = {}
-        notes: list[ValueNote] = []
-        for each in directions:
-            respelling = _respelling(each, sizes)
-            for index in each.target.indices(sizes):
-                made[each.target.key.spell(index, sizes)] = respelling.at(index, kept)
-            notes += _value_notes(each, respelling, kept)
-        return Mapped(made, sizes, tuple(notes), dropped)
+        refuse_open(flags, self.place)
+        return _made(directions, kept, said, dropped, exact)
 
-    def _why(self, row: Row) -> str:
-        """Who says that the row is, or is not, part of the model; empty where nothing decides."""
-        flag = self.flags.get(row.when or row.unless or "")
-        return flag.source if flag else ""
+    def _decided(self, arrays: Mapping[str, LazyArray], directions: list[_Direction]) -> dict[str, Flag]:
+        """The flags that are known, and those that the names of the arrays tell."""
+        undecided = {name for each in directions for name in each.row.flags} - self.flags.keys()
+        sides = [(each.row, each.source) for each in directions]
+        return {**self.flags, **told_by_names(sorted(undecided), sides, arrays)}
 
-    def _unified(self, arrays: Mapping[str, LazyArray], sides: list[Side]) -> dict[str, Size]:
-        """Sizes from the configuration, then from the first array of each row that is there."""
-        known = dict(self.sizes)
-        for side in sides:
-            for each in side.key.fields:
-                if each.labels and len(each.axes) == 1:
-                    known[each.axes[0]] = Size(len(each.labels), f"the labels of {side.key}")
-        seen = list(_observed(arrays, sides))
-        sizes = unify(known, seen)
-        require(sizes, {axis for side in sides for axis in side.axes}, seen, self.place)
-        return sizes
+    def _left_out(self) -> tuple[str, ...]:
+        """Patterns of the keys that the left side has no place for."""
+        sizes = derive(self.sizes, self.derived, self.place)
+        lengths = {axis: size.length for axis, size in sizes.items()}
+        templates = [key for key in self.left_out if key.needs <= lengths.keys()]
+        return tuple(text for key in templates for text in Side(key, ()).keys(lengths))
+
+    def _padded(self, mapped: Mapped) -> Mapped:
+        """`mapped` with left arrays filled up with zeros on the axes that are to be longer."""
+        if not self.padded:
+            return mapped
+        arrays = dict(mapped.arrays)
+        for row in self.rows:
+            for axis, length in self.padded.items():
+                if (axis,) not in row.left.groups:
+                    continue
+                at = row.left.groups.index((axis,))
+                for key in row.left.keys(mapped.sizes):
+                    if key in arrays:
+                        shape = arrays[key].shape
+                        arrays[key] = padded(arrays[key], (*shape[:at], length, *shape[at + 1 :]))
+        return Mapped(arrays, mapped.sizes, mapped.values, mapped.dropped, mapped.changed)
+
+    def _windowed(
+        self, arrays: Mapping[str, LazyArray], directions: Iterable[_Direction], cut: Collection[str]
+    ) -> tuple[Mapping[str, LazyArray], dict[str, tuple[int, int]]]:
+        """The arrays without what they have too much on the axes to cut, and what was cut."""
+        kept = dict(arrays)
+        lengths: dict[str, tuple[int, int]] = {}
+        for axis in [axis for axis in cut if axis in self.sizes]:
+            wanted = self.sizes[axis].length
+            sides = [each.source for each in directions if (axis,) in each.source.groups]
+            for side in [side for side in sides if not side.key.axes]:
+                array = kept.get(str(side.key))
+                at = side.groups.index((axis,))
+                if array is None or len(array.shape) != len(side.groups) or array.shape[at] <= wanted:
+                    continue
+                lengths[axis] = (array.shape[at], wanted)
+                shape = (*array.shape[:at], wanted, *array.shape[at + 1 :])
+                kept[str(side.key)] = window(array, (0,) * len(shape), shape)
+        return kept, lengths
+
+    def _unified(self, arrays: Mapping[str, LazyArray], directions: list[_Direction]) -> dict[str, Size]:
+        """Sizes from the configuration, by formula, from shapes, and from the numbers in names."""
+        sides = [each.source for each in directions]
+        both = (side for each in directions for side in (each.source, each.target))
+        known = {**self.sizes, **labelled(both)}
+        sizes = derive(known, self.derived, self.place)
+        sizes = unify(sizes, _observed(arrays, sides, sizes))
+        sizes = derive(counted(sizes, arrays, sides), self.derived, self.place)
+        return unify(counted(sizes, arrays, sides), _observed(arrays, sides, sizes))
+
+    def _require(self, sizes: Mapping[str, Size], arrays: Mapping[str, LazyArray], sides: list[Side]) -> None:
+        axes = {axis for side in sides for axis in (*side.axes, *side.key.needs)}
+        require(sizes, axes, list(_observed(arrays, sides, sizes)), self.place)
+
+
+def labelled(sides: Iterable[Side]) -> dict[str, Size]:
+    """The axes that keys spell with words."""
+    return {
+        field.axes[0]: Size(len(field.labels), f"the labels of {side.key}")
+        for side in sides
+        for field in side.key.fields
+        if field.labels
+    }
 
 
 def _matches(key: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
-def _respelling(direction: _Direction, sizes: Mapping[str, int]) -> Respelling:
+def _without_layers(sizes: Mapping[str, Size], directions: Iterable[_Direction]) -> dict[str, Size]:
+    """Without a configuration, a group of layers of which no name is there is a group of none."""
+    keys = (side.key for each in directions for side in (each.source, each.target))
+    axes = {axis for key in keys for axis in key.axes if axis not in sizes}
+    return {**sizes, **{axis: Size(0, "no array is named after it") for axis in axes}}
+
+
+def _is_void(side: Side, sizes: Mapping[str, Size]) -> bool:
+    """Whether an axis has no coordinate: the model has no such arrays."""
+    return any(axis in sizes and sizes[axis].length == 0 for axis in side.axes)
+
+
+def _why(row: Row, flags: Mapping[str, Flag]) -> str:
+    """Who says that the row is, or is not, part of the model; empty where nothing decides."""
+    deciding = [flags[name] for name in sorted(row.flags) if flags[name].source]
+    return "; ".join(dict.fromkeys(f"{f.source} ({f.remedy})" if f.remedy else f.source for f in deciding))
+
+
+def _made(
+    directions: Iterable[_Direction],
+    arrays: Mapping[str, LazyArray],
+    said: Mapping[str, Size],
+    dropped: tuple[str, ...],
+    exact: bool,
+) -> Mapped:
+    """Every target array, once all is accounted for."""
+    sizes = {axis: size.length for axis, size in said.items()}
+    made: dict[str, LazyArray] = {}
+    notes: list[ValueNote] = []
+    changed: set[str] = set()
+    for each in directions:
+        respelling = _respelling(each, sizes, arrays, exact)
+        for index in each.target.indices(sizes):
+            key = each.target.key.spell(index, sizes)
+            made[key] = respelling.at(index, arrays)
+            if respelling.op:
+                changed.add(key)
+        notes += _value_notes(each, respelling, arrays)
+    return Mapped(made, sizes, tuple(notes), dropped, frozenset(changed))
+
+
+def _respelling(
+    direction: _Direction, sizes: Mapping[str, int], arrays: Mapping[str, LazyArray], exact: bool
+) -> Respelling:
     op = direction.row.op.bound(sizes) if direction.row.op else None
     if op and direction.inverse:
         op = op.inverse()
+    elif op and exact:
+        op = _exact(op, direction, sizes, arrays)
     return Respelling(direction.source, direction.target, sizes, op)
+
+
+def _exact(
+    op: BoundOp, direction: _Direction, sizes: Mapping[str, int], arrays: Mapping[str, LazyArray]
+) -> BoundOp:
+    """The op, or the wider one that is exact.
+
+    Raises:
+        UsageError: neither is, for values of this dtype.
+    """
+    dtype = arrays[next(direction.source.keys(sizes))].dtype
+    for candidate in (op, op.widened()):
+        if candidate.exactness(dtype).exact:
+            return candidate
+    raise UsageError(
+        "these values cannot be stored so that the way back is exact",
+        place=str(direction.target.key),
+        got=f"{dtype}, {op.exactness(dtype).reason}",
+        wanted="values of 16 bits or fewer",
+        hint="leave --exact out",
+    )
 
 
 def _value_notes(
@@ -172,10 +315,16 @@ def _value_notes(
         yield ValueNote(str(direction.target.key), exactness.exact, exactness.reason, dtype)
 
 
-def _observed(arrays: Mapping[str, LazyArray], sides: Iterable[Side]) -> Iterator[Observation]:
-    """The first array of each side: coordinate 0 of every axis, which needs no size."""
+def _observed(
+    arrays: Mapping[str, LazyArray], sides: Iterable[Side], sizes: Mapping[str, Size]
+) -> list[Observation]:
+    """The first array of each side: coordinate 0 of every axis."""
+    found: list[Observation] = []
     for side in sides:
         axes = side.key.axes
-        key = side.key.spell(dict.fromkeys(axes, 0), dict.fromkeys(axes, 1))
-        if key in arrays:
-            yield Observation(key, side.groups, arrays[key].shape)
+        lengths = {**dict.fromkeys(axes, 1), **{axis: size.length for axis, size in sizes.items()}}
+        if side.key.needs <= lengths.keys():
+            key = side.key.spell(dict.fromkeys(axes, 0), lengths)
+            if key in arrays:
+                found.append(Observation(key, side.groups, arrays[key].shape))
+    return found

@@ -39,7 +39,11 @@ class ValueOp(Protocol):
     """What a row may do to values. Bound to the sizes of a model it becomes an `ElementOp`."""
 
     def bound(self, sizes: Mapping[str, int]) -> BoundOp:
-        """The function itself, with every size known."""
+        """The function itself, with every size known.
+
+        Raises:
+            MappingError: it needs one that is not among them.
+        """
 
 
 class BoundOp(ElementOp, Protocol):
@@ -51,32 +55,61 @@ class BoundOp(ElementOp, Protocol):
     def exactness(self, dtype: DType) -> Exactness:
         """Whether `inverse` after this gives the bits of `dtype` back."""
 
+    def widened(self) -> BoundOp:
+        """The same function with a result wide enough that `inverse` gives 16-bit values back exactly."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """x * size ** power, as `Scale("head_dim", -0.5)` for MaxText's query scale."""
+    """x * size ** power, as `Scale("head_dim", -0.5)` for MaxText's query scale.
+
+    Attributes:
+        axis: whose length is the size.
+        power: of the size.
+        factor_dtype: the factor is rounded to this dtype first, as some models do.
+    """
 
     axis: str
     power: float
+    factor_dtype: str = "float32"
 
     def bound(self, sizes: Mapping[str, int]) -> BoundOp:
-        return Multiply(sizes[self.axis] ** self.power)
+        import numpy as np
+
+        if not sizes.get(self.axis):
+            raise MappingError(
+                "values are scaled by the length of an axis that has none",
+                got=self.axis,
+                wanted=", ".join(sizes),
+            )
+        rounded = np.array(sizes[self.axis] ** self.power).astype(DTYPES[self.factor_dtype].numpy)
+        return Multiply(float(rounded))
 
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """x * float32(factor), rounded to x's dtype; divided by it where `divide`."""
+    """x * float32(factor), rounded to x's dtype; divided by it where `divide`.
+
+    Attributes:
+        factor: what is multiplied by.
+        divide: divides instead.
+        wide: keeps the result in float32 where x has 16 bits or fewer.
+    """
 
     factor: float
     divide: bool = False
+    wide: bool = False
 
     def result(self, dtype: DType) -> DType:
         if not dtype.is_float:
             raise MappingError("only floating-point values can be scaled", got=dtype)
-        return dtype
+        return DTYPES["float32"] if self.wide and dtype.bits <= 16 else dtype
 
     def inverse(self) -> Multiply:
         return Multiply(self.factor, not self.divide)
+
+    def widened(self) -> Multiply:
+        return Multiply(self.factor, self.divide, True)
 
     def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
         import numpy as np
@@ -84,13 +117,14 @@ class Multiply:
         wide = np.float64 if dtype.bits == 64 else np.float32
         factor = wide(np.float32(self.factor))
         operation = np.divide if self.divide else np.multiply
+        result = self.result(dtype)
 
         def rescaled(block: np.ndarray) -> np.ndarray:
             with np.errstate(over="ignore", invalid="ignore", under="ignore"):
                 scaled: np.ndarray = operation(block.astype(wide), factor)
-                return scaled.astype(dtype.numpy)
+                return scaled.astype(result.numpy)
 
-        _blockwise(source, target, dtype, dtype, rescaled)
+        blockwise(source, target, dtype, result, rescaled)
 
     def exactness(self, dtype: DType) -> Exactness:
         edge = "largest" if (self.factor > 1) != self.divide else "smallest"
@@ -99,7 +133,57 @@ class Multiply:
         if math.frexp(self.factor)[0] == 0.5 and dtype.name in ("bfloat16", "float32", "float64"):
             return Exactness(True, f"times {factor:g}, a power of two: exact {but}")
         sign = "divided by" if self.divide else "times"
+        if self.wide and dtype.bits <= 16:
+            return Exactness(True, f"{sign} {self.factor:.6g}, stored in float32: exact {but}")
         return Exactness(False, f"{sign} {self.factor:.6g}, rounded to {dtype}: at most 1 ulp off {but}")
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """x + amount, computed and stored in float32, or in float64 where x is that."""
+
+    amount: float
+
+    def bound(self, sizes: Mapping[str, int]) -> BoundOp:
+        return Add(self.amount)
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """x + amount in float32 or wider, and so stored. MaxText's norms are `Add(1)` of Hugging Face's."""
+
+    amount: float
+
+    def result(self, dtype: DType) -> DType:
+        if not dtype.is_float:
+            raise MappingError("only floating-point values can be shifted", got=dtype)
+        return dtype if dtype.bits > 32 else DTYPES["float32"]
+
+    def inverse(self) -> Add:
+        return Add(-self.amount)
+
+    def widened(self) -> Add:
+        return self
+
+    def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
+        import numpy as np
+
+        result = self.result(dtype)
+
+        def shifted(block: np.ndarray) -> np.ndarray:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return np.add(block.astype(result.numpy), result.numpy.type(self.amount))
+
+        blockwise(source, target, dtype, result, shifted)
+
+    def exactness(self, dtype: DType) -> Exactness:
+        result = self.result(dtype)
+        said = f"{self.amount:+g}, stored in {result}"
+        if dtype == result:
+            return Exactness(False, f"{said}: at most 1 ulp of the larger of the two values off")
+        # float32 has 24 bits: a value of 8 bits next to 1 keeps them all down to 2**-16, one of 11 to 2**-13.
+        digits = {"bfloat16": 8, "float16": 11}.get(dtype.name, 4)
+        return Exactness(True, f"{said}: exact but for values under 2**-{24 - digits}, off by 2**-24 at most")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,29 +200,33 @@ class Cast:
             )
         return self.to
 
+    def widened(self) -> Cast:
+        return self
+
     def inverse(self) -> Cast:
         if self.origin is None:
             raise MappingError("a cast of unknown origin has no inverse")
         return Cast(self.origin, self.to)
 
     def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
-        import numpy as np
-
-        def cast(block: np.ndarray) -> np.ndarray:
-            with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-                if self.to.bits <= 16:
-                    # Some pairs of small types have no cast of their own; float64 would be rounded twice.
-                    block = (
-                        _rounded_to_odd(block) if dtype.bits == 64 else block.astype(np.float32, copy=False)
-                    )
-                return block.astype(self.to.numpy)
-
-        _blockwise(source, target, dtype, self.to, cast)
+        blockwise(source, target, dtype, self.to, lambda block: rounded(block, self.to))
 
     def exactness(self, dtype: DType) -> Exactness:
         if dtype == self.to or self.to in _HOLDS.get(dtype, ()):
             return Exactness(True)
         return Exactness(False, f"cast from {dtype} to {self.to}: rounded")
+
+
+def rounded(block: np.ndarray, to: DType) -> np.ndarray:
+    """Floating-point numbers in another such type, rounded once, to nearest even."""
+    import numpy as np
+
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        if to.bits <= 16:
+            # Some pairs of small types have no cast of their own; float64 would be rounded twice.
+            wide = block.dtype == np.float64
+            block = _rounded_to_odd(block) if wide else block.astype(np.float32, copy=False)
+        return block.astype(to.numpy)
 
 
 def _holders() -> dict[DType, tuple[DType, ...]]:
@@ -172,7 +260,7 @@ class _Function(Protocol):
     def __call__(self, block: np.ndarray) -> np.ndarray: ...
 
 
-def _blockwise(
+def blockwise(
     source: np.ndarray, target: np.ndarray, dtype: DType, result: DType, function: _Function
 ) -> None:
     """target = function(source) in blocks of the leading axis, through real dtypes."""
@@ -185,6 +273,6 @@ def _blockwise(
     for first in range(0, source.shape[0], rows):
         block = source[first : first + rows]
         if block.size > _BLOCK and block.ndim > 1 and block.shape[0] == 1:
-            _blockwise(block[0], target[first], dtype, result, function)
+            blockwise(block[0], target[first], dtype, result, function)
             continue
         target[first : first + rows] = function(block.view(dtype.numpy)).view(result.carrier)

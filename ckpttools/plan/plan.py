@@ -10,10 +10,11 @@ from math import prod
 
 from ckpttools.errors import MemoryBudgetError
 from ckpttools.formats.base import Layout, Writer
-from ckpttools.ir.array import ByteSource
-from ckpttools.ir.nodes import described
-from ckpttools.ir.tree import Tree, spelled
+from ckpttools.formats.placement import Referenced
+from ckpttools.ir.array import ByteSource, LazyArray
+from ckpttools.ir.tree import Path, Tree, spelled
 from ckpttools.notes import Notes
+from ckpttools.plan.fingerprint import Describer, sources
 from ckpttools.plan.task import LARGEST_TASK, Task, cut
 from ckpttools.region import ceil_div
 
@@ -27,6 +28,8 @@ _GOOD_SIZES = 3
 # A task with its region and place; an index entry with its key, twice (as an object and encoded).
 _BYTES_PER_TASK = 1024
 _BYTES_PER_CHUNK = 1024
+# Headers and gaps between chunks are no reason to say something.
+_WORTH_A_REMARK = 0.05
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,28 @@ class Plan:
         return sum(task.bytes_out for task in self.tasks)
 
     @property
+    def bytes_referenced(self) -> int:
+        """Bytes of chunks that are not moved: they stay in the files in which they are."""
+        return sum(home.nbytes for home in self.layout.referenced)
+
+    @property
+    def bytes_dead(self) -> int:
+        """Bytes of those files that belong to nothing in the destination, which keeps them all the same."""
+        used = sum(stop - start for parts in self.layout.used.values() for start, stop in parts)
+        return sum(source.size for source in self.layout.links.values()) - used
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the user should know of where the bytes are."""
+        if not self.bytes_dead > _WORTH_A_REMARK * self.bytes_referenced:
+            return self.layout.remarks
+        return (
+            *self.layout.remarks,
+            "the shared files hold more than DST needs, which takes room as long as DST is there, also when "
+            "SRC is deleted; --copy leaves it behind",
+        )
+
+    @property
     def projected_peak(self) -> int:
         """Bytes resident at most: the interpreter, the plan, and every worker's buffers."""
         return _base_bytes(self.layout, len(self.tasks)) + self.jobs * (
@@ -70,9 +95,9 @@ class Plan:
 
     @property
     def sources(self) -> tuple[ByteSource, ...]:
-        """Every file that will be read, by path."""
-        arrays = self.tree.arrays.values()
-        found = {source.path: source for array in arrays for source in array.sources()}
+        """Every file that will be read or shared, by path."""
+        read = sources(_written(self.tree, self.layout).values())
+        found = {source.path: source for source in (*read, *self.layout.links.values())}
         return tuple(found[path] for path in sorted(found))
 
     def fingerprint(self) -> str:
@@ -86,10 +111,14 @@ class Plan:
         yield [[source.path, source.size, source.version] for source in self.sources]
         yield [sorted(self.layout.files.items()), sorted(self.tree.metadata.custom.items())]
         yield [[note.subject, note.text] for note in (*self.notes.inexact, *self.notes.values)]
+        yield [[name, source.path] for name, source in self.layout.links.items()]
+        describer = Describer()
         for path, array in self.tree.arrays.items():
             placement = self.layout.placements[path]
-            yield [spelled(path), array.shape, array.dtype.name, described(array)]
-            yield placement.described
+            yield [spelled(path), array.shape, array.dtype.name, placement.described]
+            # A placement that refers to bytes says which.
+            if not isinstance(placement.home, Referenced):
+                yield from describer.lines(array)
         for task in self.tasks:
             yield [spelled(task.path), task.region.start, task.region.stop, task.locality]
 
@@ -110,7 +139,7 @@ def build(tree: Tree, writer: Writer, *, memory: int, jobs: int, notes: Notes | 
     jobs, most, layout = _fitted(tree, writer, memory, jobs)
     tasks = [
         task
-        for path, array in tree.arrays.items()
+        for path, array in _written(tree, layout).items()
         for task in cut(path, array, layout.placements[path], most)
     ]
     tasks.sort(key=lambda task: task.locality)
@@ -153,15 +182,22 @@ def _choices(jobs: int) -> Iterator[tuple[int, int]]:
 def _needed(tree: Tree, layout: Layout, jobs: int, most: int) -> int:
     """Bytes resident at most with tasks of this size."""
     # Halving an axis may leave tasks of little more than half the size.
-    tasks = sum(max(1, ceil_div(2 * array.nbytes, most)) for array in tree.arrays.values())
+    arrays = _written(tree, layout).values()
+    tasks = sum(max(1, ceil_div(2 * array.nbytes, most)) for array in arrays)
     return _base_bytes(layout, tasks) + jobs * (most + _scratch_bytes(tree, layout))
 
 
 def _scratch_bytes(tree: Tree, layout: Layout) -> int:
     """Temporary bytes of a worker at most."""
-    arrays = tree.arrays.items()
+    arrays = _written(tree, layout).items()
     needs = (array.scratch_bytes + layout.placements[path].scratch_bytes for path, array in arrays)
     return max(needs, default=0)
+
+
+def _written(tree: Tree, layout: Layout) -> dict[Path, LazyArray]:
+    """The arrays whose bytes move."""
+    arrays = tree.arrays.items()
+    return {p: array for p, array in arrays if not isinstance(layout.placements[p].home, Referenced)}
 
 
 def _base_bytes(layout: Layout, tasks: int) -> int:

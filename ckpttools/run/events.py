@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ckpttools.ir.tree import Path as TreePath
 from ckpttools.plan.plan import Plan
+from ckpttools.region import Region
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,11 @@ class Receipt:
         bytes_in, bytes_out: bytes of all tasks; `bytes_resumed` of the output by an earlier run.
         seconds: wall time of this run, planning left out.
         peak_bytes: resident memory at its highest, or None where the system does not tell.
+        bytes_referenced: bytes of chunks that were not moved but are shared with the files they came from.
+        bytes_dead: bytes that those files hold beside.
+        bytes_unlinked: of the bytes referenced, those that were copied after all, since links were refused.
+        counts: for each array of which values could not be kept, how many, by what became of them (see
+            `ckpttools.transforms.conversion`); of all tasks, those of an earlier run as well.
     """
 
     destination: Path
@@ -58,7 +69,14 @@ class Receipt:
     bytes_resumed: int
     seconds: float
     peak_bytes: int | None
+    bytes_referenced: int = 0
+    bytes_dead: int = 0
+    bytes_unlinked: int = 0
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 Event = Started | TaskDone | Publishing | Receipt
 Observer = Callable[[Event], None]
+Watch = Callable[[TreePath, Region, "np.ndarray"], None]
+"""Sees what is written, an array's path, region and elements, as carriers of its dtype and in any strides, as
+long as it is called; from several threads at once."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path as FilePath
 
 from ckpttools.formats.base import Extents, Writer
 from ckpttools.formats.placement import Range
 from ckpttools.ir.scratch import Scratch
-from ckpttools.ir.tree import Path
+from ckpttools.ir.tree import Path, spelled
 from ckpttools.plan.plan import Plan
 from ckpttools.region import Shape
 from ckpttools.run.data_files import DataFiles
-from ckpttools.run.events import Observer, Publishing, Receipt, Started, TaskDone
+from ckpttools.run.events import Observer, Publishing, Receipt, Started, TaskDone, Watch
 from ckpttools.run.journal import Entry, Journal
+from ckpttools.run.linking import link_files
 from ckpttools.run.making import make
 from ckpttools.run.memory import peak_bytes
 from ckpttools.run.staging import Staging, write_error
@@ -33,6 +35,7 @@ def execute(
     *,
     overwrite: bool = False,
     observe: Observer = lambda event: None,
+    watch: Watch = lambda path, region, values: None,
 ) -> Receipt:
     """Makes the checkpoint that the plan describes, or goes on where an earlier run stopped.
 
@@ -42,6 +45,7 @@ def execute(
         destination: final name; it appears only when everything is written.
         overwrite: whether what has that name, or an unfinished other conversion to it, may be replaced.
         observe: called with every event, from several threads but never at once.
+        watch: sees everything that is written; not what an earlier run wrote or what is only referenced.
 
     Raises:
         CheckpointError: of any kind; the destination is then as it was, and `<destination>.partial` keeps
@@ -57,8 +61,10 @@ def execute(
         done = journal.done
         bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
         observe(Started(plan, len(done), bytes_done))
+        unlinked = link_files(plan.layout, staging.directory)
         files = stack.enter_context(closing(DataFiles(staging.directory, plan.layout.files)))
-        extents = _Run(plan, files, journal, observe).work(done)
+        run = _Run(plan, files, journal, observe, watch)
+        extents = run.work(done)
         observe(Publishing())
         _finish(plan, writer, staging, journal, extents)
     receipt = Receipt(
@@ -71,6 +77,10 @@ def execute(
         bytes_resumed=bytes_done,
         seconds=time.monotonic() - started,
         peak_bytes=peak_bytes(),
+        bytes_referenced=plan.bytes_referenced,
+        bytes_dead=plan.bytes_dead,
+        bytes_unlinked=unlinked,
+        counts=run.counts,
     )
     observe(receipt)
     return receipt
@@ -102,14 +112,18 @@ def _finish(plan: Plan, writer: Writer, staging: Staging, journal: Journal, exte
 class _Run:
     """The moving state of one run: the tasks still to be taken, those finished, the first error."""
 
-    def __init__(self, plan: Plan, files: DataFiles, journal: Journal, observe: Observer) -> None:
+    def __init__(
+        self, plan: Plan, files: DataFiles, journal: Journal, observe: Observer, watch: Watch
+    ) -> None:
         self._plan = plan
         self._files = files
         self._journal = journal
         self._observe = observe
+        self._watch = watch
         self._lock = threading.Lock()
         self._finished: list[Entry] = []
         self._extents: dict[tuple[Path, Shape], Range] = {}
+        self._counts: dict[str, Counter[str]] = {}
         self._error: BaseException | None = None
         self._stop = threading.Event()
 
@@ -136,6 +150,12 @@ class _Run:
         self._sync_last()
         self._raise()
         return self._extents
+
+    @property
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """What was counted, for each array of which something was, in the order of the tree."""
+        paths = (spelled(path) for path in self._plan.tree.arrays)
+        return {path: dict(self._counts[path]) for path in paths if path in self._counts}
 
     def _thread(self, target: Callable[[], None]) -> threading.Thread:
         def guarded() -> None:
@@ -172,7 +192,8 @@ class _Run:
             if number is None:
                 return
             task = self._plan.tasks[number]
-            entry = Entry(number, make(self._plan, task, self._files, buffer, scratch))
+            chunks = make(self._plan, task, self._files, buffer, scratch, self._watch)
+            entry = Entry(number, chunks, scratch.take_counts())
             with self._lock:
                 self._note(entry)
                 self._finished.append(entry)
@@ -180,6 +201,8 @@ class _Run:
 
     def _note(self, entry: Entry) -> None:
         path = self._plan.tasks[entry.task].path
+        if entry.counts:
+            self._counts.setdefault(spelled(path), Counter()).update(entry.counts)
         self._extents.update({(path, index): place for index, place in entry.chunks.items()})
         for place in entry.chunks.values():
             self._files.extend(place)

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpttools.errors import UsageError
@@ -28,19 +28,21 @@ class Entry:
     Attributes:
         task: its number in the plan.
         chunks: where its encoded chunks went: grid index -> bytes of a file.
+        counts: what was counted while it was made, such as values that overflowed.
     """
 
     task: int
     chunks: Mapping[Shape, Range]
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         chunks = [[index, each.file, each.offset, each.nbytes] for index, each in self.chunks.items()]
-        return json.dumps([self.task, chunks], separators=(",", ":"))
+        return json.dumps([self.task, chunks, dict(self.counts)], separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> Entry:
-        task, chunks = json.loads(line)
-        return cls(task, {tuple(index): Range(*place) for index, *place in chunks})
+        task, chunks, counts = json.loads(line)
+        return cls(task, {tuple(index): Range(*place) for index, *place in chunks}, counts)
 
 
 class Journal:

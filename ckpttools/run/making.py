@@ -12,10 +12,16 @@ from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
 from ckpttools.region import Shape
 from ckpttools.run.data_files import DataFiles
+from ckpttools.run.events import Watch
 
 
 def make(
-    plan: Plan, task: Task, files: DataFiles, buffer: Scratch, scratch: Scratch
+    plan: Plan,
+    task: Task,
+    files: DataFiles,
+    buffer: Scratch,
+    scratch: Scratch,
+    watch: Watch = lambda path, region, values: None,
 ) -> Mapping[Shape, Range]:
     """Does a task.
 
@@ -25,6 +31,7 @@ def make(
         files: where it goes.
         buffer: has `plan.buffer_bytes`.
         scratch: has `plan.scratch_bytes`.
+        watch: sees what is made.
 
     Returns:
         Where its encoded chunks went; nothing for chunks that are stored as they are.
@@ -35,6 +42,7 @@ def make(
     with buffer.take(ordered, array.dtype.carrier) as memory:
         values = memory.transpose(np.argsort(placement.order))
         array.read_into(task.region, values, scratch)
+        watch(task.path, task.region, values)
         if placement.codec is None:
             _write_raw(task, placement, memory, files)
             return {}

@@ -7,8 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from ckpttools.families.registry import family_of
+from ckpttools.formats.safetensors_write import split
+from ckpttools.mapping.shapes import right_shapes
+from ckpttools.names import in_natural_order
 
 _BLOCK = 1 << 20
 
@@ -43,41 +49,56 @@ class LlamaSizes:
             "rope_scaling": {"rope_type": "llama3", "factor": 32.0},
         }
 
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of all tensors, in file order."""
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        if not self.tied:
-            yield "lm_head.weight", (self.vocab, self.hidden)
-        yield "model.embed_tokens.weight", (self.vocab, self.hidden)
-        for layer in range(self.layers):
-            prefix = f"model.layers.{layer}."
-            yield prefix + "input_layernorm.weight", (self.hidden,)
-            yield prefix + "mlp.down_proj.weight", (self.hidden, self.mlp)
-            yield prefix + "mlp.gate_proj.weight", (self.mlp, self.hidden)
-            yield prefix + "mlp.up_proj.weight", (self.mlp, self.hidden)
-            yield prefix + "post_attention_layernorm.weight", (self.hidden,)
-            yield prefix + "self_attn.k_proj.weight", (keys, self.hidden)
-            yield prefix + "self_attn.o_proj.weight", (self.hidden, queries)
-            yield prefix + "self_attn.q_proj.weight", (queries, self.hidden)
-            yield prefix + "self_attn.v_proj.weight", (keys, self.hidden)
-        yield "model.norm.weight", (self.hidden,)
-
 
 def write_llama(directory: Path, sizes: LlamaSizes, *, sparse: bool = False) -> Path:
-    """Writes `config.json` and `model.safetensors` in bfloat16.
+    """As `write_model`, in one file."""
+    return write_model(directory, sizes.config(), sparse=sparse)
+
+
+def write_model(
+    directory: Path, config: Mapping[str, Any], *, sparse: bool = False, shard_bytes: int | None = None
+) -> Path:
+    """Writes `config.json` and safetensors in bfloat16 for a model of any family.
 
     Args:
         directory: where; made if it is not there.
-        sizes: of the model.
+        config: the model's `config.json`; says all of its sizes.
         sparse: leave the data as a hole, which reads as zeros and takes no time and no disk.
+        shard_bytes: bytes of tensors in one file at most; None for one file.
 
     Returns:
-        The path of `model.safetensors`.
+        The path of the only file, or of the index.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(sizes.config(), indent=1))
-    header, nbytes = _header(dict(sizes.shapes()))
-    path = directory / "model.safetensors"
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    shapes = shapes_of(config)
+    names = list(shapes)
+    groups = split([2 * prod(shapes[name]) for name in names], shard_bytes)
+    files: dict[str, list[str]] = {}
+    for number, group in enumerate(groups, 1):
+        file = (
+            f"model-{number:05d}-of-{len(groups):05d}.safetensors" if len(groups) > 1 else "model.safetensors"
+        )
+        files[file] = [names[position] for position in group]
+        _write_file(directory / file, {name: shapes[name] for name in files[file]}, sparse)
+    if len(files) == 1:
+        return directory / "model.safetensors"
+    index = directory / "model.safetensors.index.json"
+    weight_map = {name: file for file, group in files.items() for name in group}
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return index
+
+
+def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a model's tensors, layer by layer."""
+    family = family_of(config, "config.json")
+    spelling = family.spelling_for(config["model_type"])
+    shapes = right_shapes(family.table(config, "config.json", spelling=spelling))
+    return {name: shapes[name] for name in in_natural_order(shapes)}
+
+
+def _write_file(path: Path, shapes: Mapping[str, tuple[int, ...]], sparse: bool) -> None:
+    header, nbytes = _header(shapes)
     with path.open("wb") as file:
         file.write(header)
         if sparse:
@@ -85,7 +106,6 @@ def write_llama(directory: Path, sizes: LlamaSizes, *, sparse: bool = False) -> 
         else:
             for block in _noise(nbytes // 2):
                 file.write(block.tobytes())
-    return path
 
 
 def _header(shapes: Mapping[str, tuple[int, ...]]) -> tuple[bytes, int]:

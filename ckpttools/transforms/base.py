@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,12 +26,3 @@ class Transform(Protocol):
         Raises:
             CheckpointError: the tree is not what this transform is for; says where and why.
         """
-
-
-def piped(tree: Tree, transforms: Iterable[Transform]) -> Transformed:
-    """`tree` through all of `transforms`, first to last; errors as theirs."""
-    done = Transformed(tree)
-    for transform in transforms:
-        made = transform(done.tree)
-        done = Transformed(made.tree, done.notes + made.notes)
-    return done

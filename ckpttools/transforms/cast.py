@@ -1,48 +1,147 @@
-"""The same values in another dtype."""
+"""The same values in another dtype, rounded to nearest even; NaN stays NaN, infinity stays infinity."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from ckpttools.dtypes import DType
+from ckpttools.dtypes import DType, parse_dtype
+from ckpttools.errors import MappingError, listing
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import elementwise
-from ckpttools.ir.tree import Tree, spelled
+from ckpttools.ir.tree import Path, Tree, spelled
 from ckpttools.mapping.values import Cast
 from ckpttools.notes import Note, Notes
 from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.conversion import Convert, has_infinity, has_nan, is_lossless
+from ckpttools.transforms.select import first_match, require_matches
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CastTo:
-    """All floating-point arrays in `dtype`."""
+    """All floating-point arrays in `dtype`.
 
-    dtype: DType
+    Attributes:
+        dtype: the dtype, or its name.
+        force: cast also to a dtype of whole numbers.
+    """
+
+    dtype: DType | str
+    force: bool = False
 
     def __call__(self, tree: Tree) -> Transformed:
-        arrays = {spelled(path): array for path, array in tree.arrays.items()}
+        """The tree with its values cast; errors as `CastMap`."""
+        return CastMap({}, self.dtype, self.force)(tree)
+
+
+@dataclass(frozen=True)
+class CastMap:
+    """Arrays in the dtypes that patterns give them; for each the first pattern that matches counts.
+
+    Attributes:
+        dtypes: pattern, as `Select` takes it, -> dtype or its name, also for arrays of whole numbers.
+        dtype: dtype of the floating-point arrays that no pattern matches; None to leave them.
+        force: cast also where whole numbers can be lost: they are rounded, and clipped to the dtype's range.
+    """
+
+    dtypes: Mapping[str, DType | str] = field(default_factory=dict)
+    dtype: DType | str | None = None
+    force: bool = False
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The tree with its values cast.
+
+        Raises:
+            UsageError: a pattern that matches no array.
+            UnknownNameError: no dtype has this name.
+            MappingError: whole numbers can be lost, without `force`; an array that cannot be cast at all.
+        """
+        require_matches(self.dtypes, tree.arrays, tree.metadata.place)
+        wanted = dict(self._wanted(tree))
+        self._check(tree, wanted)
         leaves = {
-            path: cast(leaf, self.dtype) if isinstance(leaf, LazyArray) else leaf
+            path: _converted(leaf, wanted[path]) if isinstance(leaf, LazyArray) and path in wanted else leaf
             for path, leaf in tree.items()
         }
-        return Transformed(Tree(leaves, tree.metadata), Notes(tuple(cast_notes(arrays, self.dtype))))
+        notes = _notes([(tree.arrays[path].dtype, dtype) for path, dtype in wanted.items()])
+        return Transformed(Tree(leaves, tree.metadata), Notes(tuple(notes)))
+
+    def _wanted(self, tree: Tree) -> Iterator[tuple[Path, DType]]:
+        """Arrays that change, and the dtype of each."""
+        dtypes = {pattern: _dtype(each) for pattern, each in self.dtypes.items()}
+        default = None if self.dtype is None else _dtype(self.dtype)
+        for path, array in tree.arrays.items():
+            pattern = first_match(path, dtypes)
+            dtype = (default if array.dtype.is_float else None) if pattern is None else dtypes[pattern]
+            if dtype is not None and dtype != array.dtype:
+                yield path, dtype
+
+    def _check(self, tree: Tree, wanted: Mapping[Path, DType]) -> None:
+        casts = {path: (tree.arrays[path].dtype, dtype) for path, dtype in wanted.items()}
+        keys = tree.metadata.key_impls
+        never = [path for path, pair in casts.items() if path in keys or not _can_cast(*pair)]
+        if never:
+            raise MappingError(
+                f"these arrays cannot be cast:{_listed(never, casts)}",
+                place=tree.metadata.place or None,
+                wanted="whole or floating-point numbers, and no PRNG keys",
+                hint="give --dtype-map narrower patterns",
+            )
+        lossy = [path for path, pair in casts.items() if not _keeps_numbers(*pair)]
+        if lossy and not self.force:
+            raise MappingError(
+                f"casting these arrays can lose whole numbers:{_listed(lossy, casts)}",
+                place=tree.metadata.place or None,
+                hint="leave them as they are (--dtype takes floating-point arrays only), or use --force",
+            )
 
 
 def cast(array: LazyArray, dtype: DType) -> LazyArray:
     """`array` in `dtype`; itself where it is that already, or holds no floating-point numbers."""
-    if array.dtype == dtype or not array.dtype.is_float:
-        return array
-    return elementwise(array, Cast(dtype, array.dtype))
+    return _converted(array, dtype) if array.dtype.is_float and array.dtype != dtype else array
+
+
+def _converted(array: LazyArray, dtype: DType) -> LazyArray:
+    exact = array.dtype.is_float and Cast(dtype).exactness(array.dtype).exact
+    return elementwise(array, Cast(dtype, array.dtype) if exact else Convert(dtype))
 
 
 def cast_notes(arrays: Mapping[str, LazyArray], dtype: DType) -> list[Note]:
-    """What a cast of `arrays` to `dtype` loses, one note for each reason."""
-    casts = [
-        Cast(dtype).exactness(array.dtype)
-        for array in arrays.values()
-        if array.dtype.is_float and array.dtype != dtype
-    ]
-    reasons = Counter(each.reason for each in casts if not each.exact)
-    return [Note(f"{count} arrays", reason) for reason, count in reasons.items()]
+    """What a cast of the floating-point arrays of `arrays` to `dtype` loses, one note for each reason."""
+    return _notes([(array.dtype, dtype) for array in arrays.values() if array.dtype.is_float])
+
+
+def _notes(casts: list[tuple[DType, DType]]) -> list[Note]:
+    reasons = Counter(_reason(dtype, to) for dtype, to in casts if not _is_exact(dtype, to))
+    return [Note(f"{count} array{'s' * (count > 1)}", reason) for reason, count in reasons.items()]
+
+
+def _reason(dtype: DType, to: DType) -> str:
+    reason = f"cast from {dtype} to {to}: rounded"
+    if not to.is_float:
+        return f"{reason}, clipped to the range of {to}" + (", NaN becomes 0" if dtype.is_float else "")
+    if not has_nan(to):
+        return f"{reason}, clipped to the range of {to}, NaN becomes 0"
+    return reason if has_infinity(to) else f"{reason}, what is too large, as infinity, becomes NaN"
+
+
+def _is_exact(dtype: DType, to: DType) -> bool:
+    return Cast(to).exactness(dtype).exact if dtype.is_float else is_lossless(dtype, to)
+
+
+def _keeps_numbers(dtype: DType, to: DType) -> bool:
+    """Whether a cast is among floating-point numbers, or loses nothing."""
+    return (dtype.is_float and to.is_float) or is_lossless(dtype, to)
+
+
+def _can_cast(dtype: DType, to: DType) -> bool:
+    return "complex" not in (dtype.kind, to.kind) and to.kind != "bool"
+
+
+def _dtype(dtype: DType | str) -> DType:
+    return parse_dtype(dtype) if isinstance(dtype, str) else dtype
+
+
+def _listed(paths: list[Path], casts: Mapping[Path, tuple[DType, DType]]) -> str:
+    return listing([f"{spelled(path)}: {casts[path][0]} to {casts[path][1]}" for path in paths])

@@ -1,0 +1,84 @@
+"""A mixture of experts of DeepSeek's shape: a small real one against `cp`, and planning the full one.
+
+    python benchmarks/deepseek.py [--directory DIR] [--rounds N]
+
+The full model is DeepSeek V3's: 671 B parameters, 91 000 tensors in bfloat16 as files of holes, 1.34 TB in
+appearance. The target for its plan is 10 s and 1 GiB. The small one has 8 layers (one dense), 32 experts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from pairs import against_copy, remove, seconds
+
+from ckpttools.testing.models import write_model
+
+FULL = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_attention_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+    "tie_word_embeddings": False,
+    "topk_method": "noaux_tc",
+}
+SMALL = {
+    **FULL,
+    "num_hidden_layers": 8,
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "n_routed_experts": 32,
+    "num_attention_heads": 16,
+    "vocab_size": 32768,
+}
+
+
+def plan_of(source: Path, *command: str) -> None:
+    """Plans with --dry-run; prints seconds and peak memory."""
+    words = [Path(sys.executable).with_name("ckpt"), "convert", *command[:1], source, source / "out"]
+    taken, _ = seconds(
+        lambda: subprocess.run([*words, *command[1:], "--dry-run"], check=True, capture_output=True)
+    )
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    print(f"  ckpt convert {' '.join(command)} --dry-run: {taken:.1f} s, peak {peak:.2f} GiB", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--directory", type=Path, help="a place with 16 GB of room; default a temporary one")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
+        directory = Path(name)
+        index = write_model(directory / "full", FULL, sparse=True, shard_bytes=5_000_000_000)
+        tensors = len(json.loads(index.read_bytes())["weight_map"])
+        print(f"DeepSeek V3, {tensors} tensors", flush=True)
+        plan_of(index.parent, "hf-to-maxtext")
+        plan_of(index.parent, "hf-to-maxtext", "--no-scan")
+        remove(index.parent)
+        model = write_model(directory / "small", SMALL)
+        print(f"8 layers, 32 experts, {model.stat().st_size / 1e9:.2f} GB", flush=True)
+        against_copy(model, directory, arguments.rounds, "hf-to-maxtext", model.parent)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""`ckpt hash` and `ckpt verify` against `pread` of the same bytes into a reused buffer, in alternation.
+
+    python benchmarks/hash.py [--directory DIR] [--rounds N] [--layers N]
+
+The checkpoint has the shapes of Llama 3.2 1B (2.47 GB; fewer layers on demand), as safetensors and as scanned
+Orbax. Everything is in the page cache. `pread` runs on as many threads as there are cores, 8 MiB at a time.
+Target: hash at 0.4 of its speed. For `verify` the bytes of both sides count. Last, what `--manifest` adds
+to a conversion.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from pairs import remove, seconds
+
+from ckpttools.convert import open_checkpoint
+from ckpttools.convert_any import plan_any
+from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.hf_to_maxtext import plan_to_maxtext
+from ckpttools.prove.canonical import Selection
+from ckpttools.prove.hashing import hash_tree
+from ckpttools.prove.verify import compare
+from ckpttools.testing.models import LlamaSizes, write_llama
+
+CORES = len(os.sched_getaffinity(0))
+MEMORY = 1 << 30
+_BLOCK = 8 << 20
+
+
+def pread(path: Path) -> None:
+    """All bytes of all files below `path`, each thread into a buffer of its own."""
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    blocks = iter([(file, at) for file in files for at in range(0, file.stat().st_size, _BLOCK)])
+    opened = {file: os.open(file, os.O_RDONLY) for file in files}
+    lock = threading.Lock()
+
+    def work() -> None:
+        buffer = memoryview(bytearray(_BLOCK))
+        while True:
+            with lock:
+                file, offset = next(blocks, (None, 0))
+            if file is None:
+                return
+            os.preadv(opened[file], [buffer], offset)
+
+    threads = [threading.Thread(target=work) for _ in range(CORES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for descriptor in opened.values():
+        os.close(descriptor)
+
+
+def against_pread(title: str, paths: list[Path], look: Callable[[], object], rounds: int) -> None:
+    """Alternates reading `paths` and looking at them; prints the medians and their ratio."""
+    nbytes = sum(open_checkpoint(path).nbytes for path in paths)
+    reads, looks = [], []
+    for _ in range(rounds):
+        reads.append(seconds(lambda: [pread(path) for path in paths])[0])
+        looks.append(seconds(look)[0])
+    read, looked = statistics.median(reads), statistics.median(looks)
+    ratio = statistics.median(a / b for a, b in zip(reads, looks, strict=True))
+    speeds = f"pread {nbytes / read / 1e9:.1f} GB/s, ckpt {nbytes / looked / 1e9:.1f} GB/s"
+    print(f"{title}: {speeds}, ratio {ratio:.2f}", flush=True)
+
+
+def hashed(path: Path, algorithm: str = "xxh3-128") -> object:
+    return hash_tree(open_checkpoint(path), algorithm=algorithm, memory=MEMORY, jobs=CORES)
+
+
+def compared(mine: Path, wanted: Path) -> None:
+    sides = [Selection().arrays(open_checkpoint(path)) for path in (mine, wanted)]
+    assert not compare(*sides, memory=MEMORY, jobs=CORES)
+
+
+def manifests(source: Path, directory: Path, rounds: int) -> None:
+    """A conversion without and with a manifest."""
+    output, manifest = directory / "out", directory / "out.json"
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(rounds):
+        for wanted, taken in times.items():
+            conversion = plan_any(source, OrbaxWriter())
+            carry_out = partial(conversion.run, output, manifest=manifest if wanted else None)
+            taken.append(seconds(carry_out)[0])
+            remove(output)
+            manifest.unlink(missing_ok=True)
+    without, with_manifest = (statistics.median(taken) for taken in times.values())
+    print(f"to-orbax: {without:.2f} s, with --manifest {with_manifest:.2f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--directory", type=Path, help="a place with 10 GB of room; default a temporary one")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=16)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
+        directory, rounds = Path(name), arguments.rounds
+        model = write_llama(directory / "hf", LlamaSizes(layers=arguments.layers)).parent
+        scanned, apart = directory / "scanned", directory / "apart"
+        plan_to_maxtext(model).run(scanned)
+        against_pread("hash safetensors", [model], lambda: hashed(model), rounds)
+        against_pread("hash scanned Orbax", [scanned], lambda: hashed(scanned), rounds)
+        against_pread("hash --algorithm sha256", [model], lambda: hashed(model, "sha256"), rounds)
+        plan_any(scanned, OrbaxWriter()).run(apart)
+        against_pread("verify --against", [apart, scanned], lambda: compared(apart, scanned), rounds)
+        remove(apart)
+        manifests(model, directory, rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""`ckpt cast`: the same arrays in other dtypes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttools.cli.transforming import (
+    common_options,
+    dtype_map_option,
+    dtype_option,
+    force_option,
+    places,
+    target_options,
+    write_transformed,
+)
+from ckpttools.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckpttools.dtypes import DType
+
+
+@click.command(short_help="The same arrays in other dtypes.")
+@places
+@dtype_option
+@dtype_map_option
+@force_option
+@target_options
+@common_options
+def cast(dtype: DType | None, dtype_map: tuple[tuple[str, DType], ...], force: bool, **common: Any) -> None:
+    """Write a checkpoint in other dtypes: rounded to nearest even, NaN and infinity kept.
+
+    Values that become infinite, or zero, are counted; so are those that become NaN where a dtype has no
+    infinity. The last line tells how many there were, --json of which arrays.
+
+    Casts between whole and floating-point numbers that can lose some are refused, unless --force says to
+    round and to clip.
+
+    \b
+    Example:
+      ckpt cast ~/maxtext/llama ~/maxtext/llama-bf16 --dtype bfloat16
+      ckpt cast ~/maxtext/llama ~/mixed --dtype-map '*norm*=float32' --dtype float8_e4m3fn
+    """
+    from ckpttools.transforms.cast import CastMap
+
+    if dtype is None and not dtype_map:
+        raise UsageError(
+            "there is nothing to cast to", hint="give --dtype DTYPE or --dtype-map PATTERN=DTYPE"
+        )
+    write_transformed([CastMap(dict(dtype_map), dtype, force)], **common)

@@ -1,0 +1,74 @@
+"""`ckpt inspect chunks`: data files, chunk grids, codecs, and what loading would read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ckpttools.cli.options import ANY_PATH, json_option, read_options
+from ckpttools.cli.output import print_json
+
+if TYPE_CHECKING:
+    from ckpttools.formats.base import ReadOptions
+
+
+@click.command()
+@click.argument("path", type=ANY_PATH)
+@json_option
+@click.option(
+    "--filter",
+    "pattern",
+    metavar="GLOB",
+    default="*",
+    help="Only arrays whose whole path matches, such as '*/mlp/*'; files are always shown.",
+)
+@click.option(
+    "--mesh",
+    "mesh_text",
+    metavar="MESH",
+    help="Predict what devices would read: 8, 4x2 or data=4,fsdp=2. Goes with --spec.",
+)
+@click.option(
+    "--spec",
+    "spec_text",
+    metavar="SPEC",
+    help="How they share each array: axis0, layer, replicated, axis0=0,axis1=1 or P('fsdp', None).",
+)
+@read_options
+def chunks(
+    path: Path,
+    as_json: bool,
+    pattern: str,
+    mesh_text: str | None,
+    spec_text: str | None,
+    read: ReadOptions,
+) -> None:
+    """Show how a checkpoint is stored: its data files, chunk grids and codecs.
+
+    Only indexes and metadata are read. With --mesh and --spec it predicts the reads of each device and how
+    many bytes it fetches for those that it needs; a mesh of processes answers the same for processes.
+
+    \b
+    Example:
+      ckpt inspect chunks ~/maxtext/llama3.1-8b --mesh fsdp=8 --spec "P('fsdp')"
+    """
+    from ckpttools.formats.registry import open_tree
+    from ckpttools.formats.survey import survey
+    from ckpttools.inspect.advice import advice
+    from ckpttools.inspect.chunks import inspect_chunks
+    from ckpttools.inspect.meshes import parse_mesh, parse_spec
+
+    if (mesh_text is None) != (spec_text is None):
+        raise click.UsageError("--mesh and --spec go together: --mesh 8 --spec axis0")
+    mesh = parse_mesh(mesh_text) if mesh_text is not None else None
+    spec = parse_spec(spec_text, mesh) if spec_text is not None and mesh else None
+    tree = open_tree(path, read)
+    report = inspect_chunks(tree, survey(tree), pattern, mesh, spec)
+    if as_json:
+        print_json({"report": report, "advice": advice(report)})
+        return
+    from ckpttools.cli.chunks_text import print_chunks
+
+    print_chunks(report, advice(report))

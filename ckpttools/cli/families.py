@@ -1,0 +1,212 @@
+"""`ckpt families`: the model families that can be converted, and one's own."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ckpttools.cli.options import ANY_PATH, json_option
+from ckpttools.cli.output import print_json, printable, show, width
+from ckpttools.cli.units import counted
+from ckpttools.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from ckpttools.families.family import Family
+    from ckpttools.families.summary import FamilySummary
+    from ckpttools.family_check.findings import FamilyCheck, Finding
+    from ckpttools.mapping.row import Row
+
+_LABEL = 12
+# Columns that text is made to fit: what a narrow terminal has at least, and a pipe, which has none.
+_NARROWEST, _PIPE = 40, 110
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@click.pass_context
+def families(ctx: click.Context, as_json: bool) -> None:
+    """List the model families that can be converted, look into one, or check your own.
+
+    `model_type` is what a model's config.json calls itself. Every family is converted both ways, with
+    layers stacked or not. Packages add families under the entry point ckpttools.families; a file of your
+    own does as well: `--family FILE` of `ckpt convert`.
+
+    \b
+    Example:
+      ckpt families
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    from ckpttools.families.registry import families
+    from ckpttools.families.summary import summary
+
+    found = [summary(each) for each in families().values()]
+    if as_json:
+        print_json(found)
+    else:
+        show(_listing(found))
+
+
+def _listing(found: list[FamilySummary]) -> Iterator[str]:
+    for each in found:
+        yield from _family_lines(each)
+        yield ""
+    yield from _wrapped(
+        "Each goes both ways (hf-to-maxtext, maxtext-to-hf), with layers scanned under the names above, on "
+        "axis 0 or 1, or not. What is inexact, --exact stores in float32, so that it comes back to the bit."
+    )
+
+
+def _family_lines(family: FamilySummary) -> Iterator[str]:
+    yield click.style(printable(family.name), bold=True)
+    yield from _entry("models", ", ".join(family.models))
+    yield from _entry("model_type", ", ".join(family.model_types))
+    yield from _entry("scanned", ", ".join(group.scanned for group in family.layers))
+    for value in family.values:
+        rows = value.rows[0] if len(value.rows) == 1 else counted(len(value.rows), "row")
+        yield from _entry("exact" if value.exact else "inexact", f"{rows}: {value.reason}")
+    if not family.values:
+        yield from _entry("exact", "all values")
+
+
+def _entry(label: str, text: str) -> Iterator[str]:
+    """A label and a text, which goes on below itself where the terminal ends."""
+    yield from _wrapped(text or "-", f"  {label:<{_LABEL}}", " " * (_LABEL + 2))
+
+
+def _wrapped(text: str, first: str = "", then: str = "") -> Iterator[str]:
+    yield from textwrap.wrap(
+        printable(text),
+        max(_NARROWEST, width() or _PIPE),
+        initial_indent=first,
+        subsequent_indent=then,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+@families.command("show", short_help="Everything that a family says.")
+@click.argument("family", metavar="NAME|FILE")
+@click.option("--toml", "as_toml", is_flag=True, help="Print it as a TOML file, to start your own from.")
+@json_option
+def show_family(family: str, as_toml: bool, as_json: bool) -> None:
+    """Show a family: its models, its sizes, and every row.
+
+    Each row is two lines: MaxText's name and axes, and Hugging Face's.
+
+    \b
+    Example:
+      ckpt families show llama
+      ckpt families show llama --toml > my_family.toml
+    """
+    from ckpttools.families.registry import family_called
+    from ckpttools.families.summary import summary
+    from ckpttools.families.toml_write import family_to_toml
+
+    found = family_called(family)
+    if as_toml:
+        click.echo(family_to_toml(found), nl=False)
+    elif as_json:
+        print_json(summary(found))
+    else:
+        show([*_family_lines(summary(found)), *_rows_of(found)])
+
+
+def _rows_of(family: Family) -> Iterator[str]:
+    yield ""
+    for axis, alternatives in family.sizes.items():
+        yield from _entry(axis, " or ".join(map(str, alternatives)))
+    for axis, formula in family.derived.items():
+        yield from _entry(axis, f"= {formula}")
+    for axis, length in family.constants.items():
+        yield from _entry(axis, f"= {length}")
+    for rows, head in ((family.rows, []), *((group.rows, [group]) for group in family.layers)):
+        yield ""
+        for group in head:
+            stacked = f", scanned {group.scanned} [{' '.join(group.stacked)}]"
+            yield click.style(f"{group.left}{stacked}", bold=True)
+            yield click.style(f"  {group.right}", bold=True)
+        for row in rows:
+            yield from _row(row)
+
+
+def _row(row: Row) -> Iterator[str]:
+    yield printable(str(row.left))
+    conditions = [f"when {flag}" for flag in row.when.split()]
+    conditions += [f"unless {flag}" for flag in row.unless.split()]
+    yield printable(f"  {row.right}" + "".join(f", {each}" for each in conditions))
+
+
+@families.command("check", short_help="Prove a family: its own, or any other.")
+@click.argument("family", metavar="NAME|FILE")
+@click.option(
+    "--against",
+    type=ANY_PATH,
+    metavar="PATH",
+    help="A checkpoint of such a model, Hugging Face's or MaxText's; no array is read.",
+)
+@click.option(
+    "--config",
+    type=ANY_PATH,
+    metavar="CONFIG",
+    help="The model's config.json, or its directory; without it the one that comes with --against.",
+)
+@json_option
+@click.pass_context
+def check(ctx: click.Context, family: str, against: Path | None, config: Path | None, as_json: bool) -> None:
+    """Check that a family's rows say one thing, go both ways, and are those of a model.
+
+    Every array must be made once on either side, sizes must be told by the configuration, by a formula or by
+    shapes, and what goes to MaxText must come back with the same name, shape and dtype, whether layers are
+    stacked or not. Without a model this is tried on small ones made up, in every setting of the flags.
+
+    Exits with 3 and the whole list if anything is wrong.
+
+    \b
+    Example:
+      ckpt families check my_family.toml --against ~/models/tiny-7b
+    """
+    from ckpttools.families.registry import family_called
+    from ckpttools.family_check.check import check_family
+
+    result = check_family(family_called(family), against, config)
+    if as_json:
+        print_json(result)
+    else:
+        show(_verdict(result))
+    ctx.exit(0 if result.sound else CheckpointError.exit_code)
+
+
+def _verdict(result: FamilyCheck) -> Iterator[str]:
+    name = click.style(printable(result.family), bold=True)
+    yield f"{name}: {'sound' if result.sound else counted(len(result.findings), 'finding')}"
+    names = {"huggingface": ", with Hugging Face's names", "maxtext": ", with MaxText's names"}
+    if result.against:
+        yield from _entry("tried on", result.against + names.get(result.side or "", ""))
+    if result.config:
+        yield from _entry("sizes from", result.config)
+    if result.models:
+        yield from _entry("tried on", counted(len(result.models), "model") + " made up")
+    for layout in result.layouts:
+        arrays = f"{counted(result.num_arrays, 'array')}, {layout.num_arrays:,} in MaxText, and back"
+        yield from _entry("there", f"{layout.name}: {arrays}")
+    for kind in dict.fromkeys(finding.kind for finding in result.findings):
+        yield from _section(kind, [each for each in result.findings if each.kind == kind])
+    if result.hints:
+        yield ""
+    for hint in result.hints:
+        yield from _entry("note", hint)
+
+
+def _section(kind: str, findings: list[Finding]) -> Iterator[str]:
+    """All findings of one kind; those that differ in numbers only are one line."""
+    from ckpttools.names import folded
+
+    yield ""
+    yield click.style(f"{kind} ({len(findings)})", fg="red")
+    for line in folded(f"{each.place}: {each.text}" for each in findings):
+        yield from _wrapped(line, "  ", "      ")

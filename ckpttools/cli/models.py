@@ -1,0 +1,239 @@
+"""`ckpt convert hf-to-maxtext` and `maxtext-to-hf`: between two spellings of one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttools.cli.convert import perform
+from ckpttools.cli.options import (
+    ANY_PATH,
+    SIZE,
+    Command,
+    Output,
+    bundled,
+    max_header_option,
+    output_options,
+    resource_options,
+)
+from ckpttools.cli.storage import storage_options
+from ckpttools.cli.transforming import dtype_option
+
+if TYPE_CHECKING:
+    from ckpttools.convert import Resources
+    from ckpttools.hf_to_maxtext import ToMaxText
+    from ckpttools.maxtext_to_hf import ToHuggingFace
+
+max_shard_option = click.option(
+    "--max-shard-size",
+    type=SIZE,
+    default="5GB",
+    show_default=True,
+    help="Bytes of tensors in one file at most, unless one alone has more; as huggingface_hub splits them.",
+)
+
+
+def _to_maxtext(
+    max_header_bytes: int, family: str | None, rope_layout: str | None, tied: str | None, **values: Any
+) -> ToMaxText:
+    from ckpttools.formats.base import ReadOptions
+    from ckpttools.hf_to_maxtext import ToMaxText
+    from ckpttools.model import ModelOptions
+
+    return ToMaxText(
+        model=ModelOptions(family, rope_layout, tied),
+        read=ReadOptions(max_header_bytes=max_header_bytes),
+        **values,
+    )
+
+
+def model_options(command: Command) -> Command:
+    """Adds what a user may say of the model, whatever its configuration says."""
+    for option in (_TIED, _FAMILY, _ROPE_LAYOUT):
+        command = option(command)
+    return command
+
+
+_ROPE_LAYOUT = click.option(
+    "--rope-layout",
+    type=click.Choice(("halves", "interleaved")),
+    help="Order of rotary pairs in MaxText's query and key; without it as the model's rope type implies.",
+)
+_FAMILY = click.option(
+    "--family",
+    metavar="NAME|FILE",
+    help="Use this family's rows, whatever model_type says: a name of `ckpt families`, or your own file.",
+)
+_TIED = click.option(
+    "--tied",
+    type=click.Choice(("keep", "drop", "materialize")),
+    help="What becomes of the output head: as the arrays are, without one, or made from the embedding. "
+    "Without this, config.json says, and arrays that contradict it are refused.",
+)
+
+
+_mapping_options = bundled(
+    "options",
+    _to_maxtext,
+    click.option(
+        "--scan/--no-scan",
+        default=True,
+        show_default=True,
+        help="Stack the layers, as MaxText's scan_layers=true wants them, or keep one array for each.",
+    ),
+    click.option(
+        "--scan-axis",
+        type=click.IntRange(min=0),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Axis on which layers are stacked (MaxText's param_scan_axis).",
+    ),
+    dtype_option,
+    click.option(
+        "--exact",
+        is_flag=True,
+        help="Store in float32 the arrays whose values would otherwise not come back to the bit.",
+    ),
+    click.option(
+        "--pad-vocab",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Give the vocabulary N rows, zeros at the end; the way back cuts them off.",
+    ),
+    click.option(
+        "--carry",
+        is_flag=True,
+        help="Keep what MaxText has no place for (vision tower, prediction layers) beside the arrays, "
+        "for the way back. Without it, it is left out, by name.",
+    ),
+    model_options,
+    click.option(
+        "--drop",
+        metavar="PATTERN",
+        multiple=True,
+        help="Leave out source arrays whose names match, such as '*.rotary_emb.*'. May be repeated.",
+    ),
+    max_header_option,
+)
+
+
+@click.command("hf-to-maxtext", short_help="Hugging Face safetensors to MaxText's Orbax.")
+@click.argument("source", metavar="SRC", type=ANY_PATH)
+@click.argument("destination", metavar="DST", type=ANY_PATH)
+@_mapping_options
+@storage_options
+@resource_options
+@output_options
+def hf_to_maxtext(
+    source: Path,
+    destination: Path,
+    options: ToMaxText,
+    storage: dict[str, Any],
+    resources: Resources,
+    output: Output,
+) -> None:
+    """Convert a Hugging Face checkpoint into one that MaxText trains and decodes from.
+
+    SRC is a directory with safetensors and config.json. DST gets 0/items, as MaxText's own converter
+    lays it out; give it to MaxText as load_parameters_path=DST/0/items.
+
+    Nothing has the name DST before everything is written; until then DST.partial grows. The same command
+    again goes on where an interrupted one stopped.
+
+    \b
+    Example:
+      ckpt convert hf-to-maxtext ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b --memory 2GiB
+    """
+    from ckpttools.formats.orbax_write import OrbaxWriter
+    from ckpttools.hf_to_maxtext import plan_to_maxtext
+
+    writer = OrbaxWriter(step=0, item="items", **storage)
+    perform(lambda: plan_to_maxtext(source, options, resources, writer), source, destination, output)
+
+
+def _to_huggingface(
+    family: str | None, rope_layout: str | None, tied: str | None, step: int | None, **values: Any
+) -> ToHuggingFace:
+    from ckpttools.formats.base import ReadOptions
+    from ckpttools.maxtext_to_hf import ToHuggingFace
+    from ckpttools.model import ModelOptions
+
+    return ToHuggingFace(model=ModelOptions(family, rope_layout, tied), read=ReadOptions(step=step), **values)
+
+
+_back_options = bundled(
+    "options",
+    _to_huggingface,
+    click.option(
+        "--like",
+        type=ANY_PATH,
+        metavar="HF_DIR|CONFIG",
+        help="Directory of the model it came from, or a config.json; without it what hf-to-maxtext carried.",
+    ),
+    dtype_option,
+    click.option(
+        "--prefix",
+        metavar="NAME",
+        help="Write only the model below this path of a composite one, and take the path off its names.",
+    ),
+    click.option(
+        "--names",
+        "spelling",
+        type=click.Choice(("hub", "transformers", "text")),
+        help="How tensors are named, where the hub and transformers differ; without it as in the model "
+        "it came from.",
+    ),
+    click.option(
+        "--scan-axis",
+        type=click.IntRange(0, 1),
+        metavar="N",
+        help="Axis on which layers are stacked, where the arrays do not tell.",
+    ),
+    click.option(
+        "--carry",
+        is_flag=True,
+        help="Take what MaxText has no place for (vision tower, prediction layers) from --like.",
+    ),
+    model_options,
+    click.option(
+        "--step",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Training step to open; without it the latest finished one.",
+    ),
+)
+
+
+@click.command("maxtext-to-hf", short_help="MaxText's Orbax to Hugging Face safetensors.")
+@click.argument("source", metavar="SRC", type=ANY_PATH)
+@click.argument("destination", metavar="DST", type=ANY_PATH)
+@_back_options
+@max_shard_option
+@resource_options
+@output_options
+def maxtext_to_hf(
+    source: Path,
+    destination: Path,
+    options: ToHuggingFace,
+    max_shard_size: int,
+    resources: Resources,
+    output: Output,
+) -> None:
+    """Convert a MaxText checkpoint into one that transformers, vLLM and others load.
+
+    SRC is a run directory, a step or an item: parameters alone or a training checkpoint, whose optimizer
+    state is not read; of Linen or NNX; with stacked layers or not. DST is a directory; it gets the weights,
+    config.json and whatever else hf-to-maxtext carried along, or --like has.
+
+    \b
+    Example:
+      ckpt convert maxtext-to-hf ~/maxtext/run/checkpoints ~/models/tuned --like ~/models/Llama-3.1-8B
+    """
+    from ckpttools.formats.safetensors_write import SafetensorsWriter
+    from ckpttools.maxtext_to_hf import plan_to_huggingface
+
+    writer = SafetensorsWriter(max_shard_size)
+    perform(lambda: plan_to_huggingface(source, options, resources, writer), source, destination, output)

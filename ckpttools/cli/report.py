@@ -1,0 +1,131 @@
+"""`ckpt inspect report`: a checkpoint as one HTML page."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
+from ckpttools.cli.output import print_json
+from ckpttools.cli.scanning import progress_option, watching
+from ckpttools.cli.units import counted, disk
+from ckpttools.errors import DestinationExistsError, StorageError
+
+if TYPE_CHECKING:
+    from ckpttools.convert import Resources
+    from ckpttools.formats.base import ReadOptions
+    from ckpttools.ir.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The page that was written.
+
+    Attributes:
+        output: its name.
+        nbytes: its size.
+        num_arrays: arrays that it shows.
+        stats: whether it has statistics.
+    """
+
+    output: Path
+    nbytes: int
+    num_arrays: int
+    stats: bool
+
+
+@click.command()
+@click.argument("path", type=ANY_PATH)
+@click.option(
+    "--output",
+    "-o",
+    type=ANY_PATH,
+    default="report.html",
+    show_default=True,
+    metavar="FILE",
+    help="The page to write.",
+)
+@click.option("--no-stats", is_flag=True, help="Leave out statistics: no array is read.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it is there.")
+@progress_option
+@json_option
+@resource_options
+@read_options
+def report(
+    path: Path,
+    output: Path,
+    no_stats: bool,
+    overwrite: bool,
+    progress: bool,
+    as_json: bool,
+    resources: Resources,
+    read: ReadOptions,
+) -> None:
+    """Write a report on a checkpoint: one HTML page that needs no network.
+
+    It shows where the bytes are, how norms run over the layers, how elements are distributed, and a table
+    of all arrays to search and sort. It is made for screens, light or dark, and for paper.
+
+    \b
+    Example:
+      ckpt inspect report ~/maxtext/llama3.1-8b -o llama3.1-8b.html
+    """
+    from ckpttools.formats.registry import open_tree
+
+    _check(output, overwrite)
+    tree = open_tree(path, read)
+    text = _page(tree, resources, progress, stats=not no_stats)
+    _write(output, text)
+    written = Written(output, len(text.encode()), len(tree.arrays), not no_stats)
+    if as_json:
+        print_json(written)
+    else:
+        click.echo(f"{output}: {counted(written.num_arrays, 'array')}, a page of {disk(written.nbytes)}")
+
+
+def _page(tree: Tree, resources: Resources, progress: bool, *, stats: bool) -> str:
+    from ckpttools.inspect.layer_rows import layer_rows
+    from ckpttools.inspect.report.contents import contents
+    from ckpttools.inspect.report.page import page
+    from ckpttools.inspect.stats import inspect_stats
+    from ckpttools.inspect.tree import inspect_tree
+
+    options: dict[str, Any] = {"memory": resources.memory, "jobs": resources.workers}
+    found = None
+    if stats:
+        with watching(progress, tree.nbytes) as observe:
+            found = inspect_stats(tree, per_layer=True, histograms=True, observe=observe, **options)
+    return page(contents(inspect_tree(tree), found, layer_rows(tree)), f"Report on {tree.metadata.place}")
+
+
+def _check(output: Path, overwrite: bool) -> None:
+    """Refuses before anything is read."""
+    if output.is_dir():
+        raise DestinationExistsError(f"{output} is a directory", wanted="the name of a file")
+    if output.exists() and not overwrite:
+        raise DestinationExistsError(
+            f"{output} exists",
+            wanted="a new name",
+            hint="choose another with --output, or allow its replacement with --overwrite",
+        )
+    if not output.absolute().parent.is_dir():
+        raise StorageError(
+            f"there is no directory {output.parent}", place=output, hint="make it, or choose another --output"
+        )
+
+
+def _write(output: Path, text: str) -> None:
+    """Writes beside the name and renames, so that nobody finds half a page."""
+    from ckpttools.run.staging import write_error
+
+    partial = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, "utf-8")
+        partial.replace(output)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise write_error(output, error) from error

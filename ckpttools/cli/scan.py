@@ -1,0 +1,115 @@
+"""`ckpt stack` and `ckpt unstack`: layers as MaxText's scan_layers=true or false wants them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttools.cli.strip import casts, parameter_options
+from ckpttools.cli.transforming import (
+    common_options,
+    dtype_option,
+    places,
+    target_options,
+    write_transformed,
+)
+from ckpttools.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckpttools.dtypes import DType
+    from ckpttools.transforms.base import Transform
+    from ckpttools.transforms.cycles import CycleNames
+    from ckpttools.transforms.strip import FlavourName
+
+axis_option = click.option(
+    "--scan-axis",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Axis of parameters on which layers are stacked (MaxText's param_scan_axis).",
+)
+
+
+@click.command(short_help="Layers one by one to stacks for jax.lax.scan.")
+@places
+@axis_option
+@click.option(
+    "--cycle",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Layers after which their kinds repeat: 6 in gemma3, 4 in olmo3 and llama4, 2 in gpt-oss. Without "
+    "it told from what layers hold; where all hold the same, they become one stack.",
+)
+@click.option(
+    "--cycle-names",
+    "names",
+    type=click.Choice(("layers", "layer", "local-global")),
+    help="What positions of a cycle are called: layers/layers_0, layers/layer_0 (qwen3-next), or "
+    "scanned_blocks/local_layers and global_layer (gemma4). Without it told from what layers hold.",
+)
+@dtype_option
+@target_options
+@common_options
+def stack(
+    scan_axis: int, cycle: int | None, names: CycleNames | None, dtype: DType | None, **common: Any
+) -> None:
+    """Stack layers that are one by one (layers_0, layers_1, …), as MaxText's scan_layers=true wants them.
+
+    Parameters are stacked on --scan-axis, and so are the moments of the optimizer in a training checkpoint;
+    states of random number generators on axis 0. Layers that differ are named with what differs.
+
+    Where layers are stacked already, nothing is written and the exit code is 2.
+
+    \b
+    Example:
+      ckpt stack ~/maxtext/llama-unscanned ~/maxtext/llama-scanned
+      ckpt stack ~/maxtext/gemma3-unscanned ~/maxtext/gemma3-scanned --cycle 6
+    """
+    from ckpttools.transforms.scan import StackLayers
+
+    write_transformed([StackLayers(scan_axis, cycle, names), *casts(dtype)], **common)
+
+
+@click.command(short_help="Stacked layers to layers one by one.")
+@places
+@axis_option
+@click.option(
+    "--force-unroll",
+    is_flag=True,
+    help="Also leave out all training state, as MaxText's force_unroll: from training to inference.",
+)
+@parameter_options
+@dtype_option
+@target_options
+@common_options
+def unstack(
+    scan_axis: int,
+    force_unroll: bool,
+    keep_step: bool,
+    flavour: FlavourName,
+    dtype: DType | None,
+    **common: Any,
+) -> None:
+    """Write stacked layers one by one (layers_0, layers_1, …), as MaxText's scan_layers=false wants them.
+
+    Parameters and, in a training checkpoint, the moments of the optimizer are taken apart on --scan-axis,
+    states of random number generators on axis 0. Cycles, remainders and blocks get the numbers that the
+    model's layers have. --keep-step and --flavour are about --force-unroll.
+
+    Where layers are not stacked, nothing is written and the exit code is 2.
+
+    \b
+    Example:
+      ckpt unstack ~/maxtext/llama-scanned ~/maxtext/llama-unscanned
+      ckpt unstack ~/maxtext/run/checkpoints ~/decode --force-unroll --dtype bfloat16
+    """
+    from ckpttools.transforms.scan import ForceUnroll, UnstackLayers
+
+    if not force_unroll and (keep_step or flavour != "same"):
+        raise UsageError("--keep-step and --flavour are about --force-unroll", hint="give it as well")
+    change: Transform = (
+        ForceUnroll(scan_axis, keep_step, flavour) if force_unroll else UnstackLayers(scan_axis)
+    )
+    write_transformed([change, *casts(dtype)], **common)

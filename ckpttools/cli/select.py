@@ -1,0 +1,42 @@
+"""`ckpt select`: some arrays of a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ckpttools.cli.transforming import (
+    common_options,
+    drop_option,
+    keep_option,
+    places,
+    target_options,
+    write_transformed,
+)
+from ckpttools.errors import UsageError
+
+
+@click.command(short_help="Some arrays of a checkpoint.")
+@places
+@keep_option
+@drop_option
+@target_options
+@common_options
+def select(keep: tuple[str, ...], drop: tuple[str, ...], **common: Any) -> None:
+    """Write the arrays that --keep names (all without it), without those that --drop names.
+
+    A pattern is a glob of a whole path, with "/" or "." between its keys, or of a key with everything below
+    it. "*" stands for any text, also over several keys; "?" for one character; "[0-9]" for one of several.
+    A pattern that matches nothing is an error.
+
+    \b
+    Example:
+      ckpt select ~/maxtext/run/checkpoints ~/weights --keep params
+      ckpt select ~/models/llama ~/models/llama-body --drop '*embed_tokens*' --drop lm_head.weight
+    """
+    from ckpttools.transforms.select import Select
+
+    if not (keep or drop):
+        raise UsageError("there is nothing to select by", hint="give --keep PATTERN or --drop PATTERN")
+    write_transformed([Select(keep, drop)], **common)

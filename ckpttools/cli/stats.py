@@ -1,0 +1,102 @@
+"""`ckpt inspect stats`: what the numbers in a checkpoint are like."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
+from ckpttools.cli.output import print_json
+from ckpttools.cli.scanning import progress_option, watching
+
+if TYPE_CHECKING:
+    from ckpttools.convert import Resources
+    from ckpttools.formats.base import ReadOptions
+    from ckpttools.inspect.stats import ArrayStats, StatsReport
+
+_BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
+
+
+@click.command()
+@click.argument("path", type=ANY_PATH)
+@json_option
+@click.option(
+    "--filter",
+    "pattern",
+    metavar="GLOB",
+    default="*",
+    help="Only arrays whose whole path matches, such as '*/mlp/*'; no other is read.",
+)
+@click.option("--sort", type=click.Choice(_BY), help="Largest first; without it in the checkpoint's order.")
+@click.option("--per-layer", is_flag=True, help="Also a line for each layer of stacked arrays.")
+@click.option("--histogram", is_flag=True, help="Also how each array is spread over powers of two.")
+@click.option(
+    "--nan", "find_nan", is_flag=True, help="Only say where NaN and infinity are; exit with 1 if anywhere."
+)
+@progress_option
+@resource_options
+@read_options
+def stats(
+    path: Path,
+    as_json: bool,
+    pattern: str,
+    sort: str | None,
+    per_layer: bool,
+    histogram: bool,
+    find_nan: bool,
+    progress: bool,
+    resources: Resources,
+    read: ReadOptions,
+) -> None:
+    """Show what the numbers in a checkpoint are like: extremes, mean, norm, zeros, NaN.
+
+    Every element is read once, on several threads, inside the memory allowed. Min, max, mean, std and norm
+    are of finite elements; complex numbers count with their magnitude.
+
+    \b
+    Example:
+      ckpt inspect stats ~/maxtext/llama3.1-8b --per-layer --filter '*mlp*'
+      ckpt inspect stats ~/maxtext/run/checkpoints --nan
+    """
+    from ckpttools.formats.registry import open_tree
+    from ckpttools.inspect.stats import inspect_stats, matching
+
+    tree = open_tree(path, read)
+    total = sum(array.nbytes for array in matching(tree, pattern).values())
+    with watching(progress, total) as observe:
+        report = inspect_stats(
+            tree,
+            pattern,
+            memory=resources.memory,
+            jobs=resources.workers,
+            per_layer=per_layer,
+            histograms=histogram,
+            observe=observe,
+        )
+    if sort is not None:
+        report = replace(
+            report, arrays=tuple(sorted(report.arrays, key=lambda each: _descending(each, sort)))
+        )
+    _print(report, as_json, find_nan)
+    if find_nan and (report.nan or report.inf):
+        raise SystemExit(1)
+
+
+def _descending(array: ArrayStats, by: str) -> tuple[bool, float]:
+    """Sorts the largest first, and what has no such number last."""
+    value = array.nbytes if by == "size" else getattr(array.statistics, by.replace("-", "_"))
+    return value is None, -(value or 0)
+
+
+def _print(report: StatsReport, as_json: bool, find_nan: bool) -> None:
+    from ckpttools.cli.stats_text import print_bad, print_stats
+
+    if as_json:
+        print_json(report)
+    elif find_nan:
+        print_bad(report)
+    else:
+        print_stats(report)

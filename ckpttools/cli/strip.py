@@ -1,0 +1,70 @@
+"""`ckpt strip-optimizer`: the parameters of a training checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttools.cli.options import Command
+from ckpttools.cli.transforming import (
+    common_options,
+    dtype_option,
+    places,
+    target_options,
+    write_transformed,
+)
+
+if TYPE_CHECKING:
+    from ckpttools.dtypes import DType
+    from ckpttools.transforms.base import Transform
+    from ckpttools.transforms.strip import FlavourName
+
+
+def parameter_options(command: Command) -> Command:
+    """Adds how parameters are to be left over, as `keep_step` and `flavour`."""
+    for option in (
+        click.option(
+            "--flavour",
+            type=click.Choice(("same", "linen", "nnx")),
+            default="same",
+            show_default=True,
+            help="How parameters are nested: as in SRC, params/params/…, or …/value.",
+        ),
+        click.option("--keep-step", is_flag=True, help="Keep the training step; without it DST has step 0."),
+    ):
+        command = option(command)
+    return command
+
+
+def casts(dtype: DType | None) -> list[Transform]:
+    """What `--dtype` asks for."""
+    from ckpttools.transforms.cast import CastTo
+
+    return [] if dtype is None else [CastTo(dtype)]
+
+
+@click.command("strip-optimizer", short_help="Parameters only, of a training checkpoint.")
+@places
+@parameter_options
+@dtype_option
+@target_options
+@common_options
+def strip_optimizer(keep_step: bool, flavour: FlavourName, dtype: DType | None, **common: Any) -> None:
+    """Write the parameters of a training checkpoint and nothing else.
+
+    SRC may be a run directory, a step or an item; it is only read. DST gets 0/items, or <step>/items with
+    --keep-step: give that to MaxText as load_parameters_path.
+
+    MaxText's trainers store the flavour linen, which all of MaxText loads. Its own tool for this writes nnx
+    for a run with pure_nnx; decoding loads that, training does not.
+
+    Where there is nothing to strip, nothing is written and the exit code is 2.
+
+    \b
+    Example:
+      ckpt strip-optimizer ~/maxtext/run/checkpoints ~/maxtext/llama-inference --dtype bfloat16
+    """
+    from ckpttools.transforms.strip import StripOptimizer
+
+    write_transformed([StripOptimizer(keep_step, flavour), *casts(dtype)], **common)

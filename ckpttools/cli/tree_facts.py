@@ -1,0 +1,121 @@
+"""What a tree report says in words: labelled facts, one to a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+import click
+
+from ckpttools.cli.output import printable
+from ckpttools.cli.units import count, counted, disk
+from ckpttools.inspect.family import FamilyGuess
+from ckpttools.inspect.tree import Total, TreeReport
+from ckpttools.ir.layers import LayerGroup
+
+_INDENT, _LABEL = 2, 12
+# Metadata may hold anything; --json shows all of it.
+_LONGEST_METADATA = 400
+
+
+def facts(report: TreeReport, room: int | None) -> Iterator[str]:
+    """The path, and below it what is known, the most important first.
+
+    Args:
+        report: of a checkpoint.
+        room: columns of the terminal; None for no limit.
+    """
+    yield click.style(printable(report.path), bold=True)
+    for label, text in _labelled(report):
+        yield from _lines(label, text, room)
+
+
+def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
+    yield "format", _joined(report.format, None if report.step is None else f"step {report.step}")
+    axis = None if report.scan_axis is None else f"scan axis {report.scan_axis}"
+    if kind := _joined(report.kind, report.flavour, axis):
+        yield "kind", kind
+    if report.layers:
+        yield "layers", ", ".join(map(_layers, report.layers))
+    if report.families:
+        yield "family", _families(report.families)
+    yield "holds", _joined(counted(report.num_arrays, "array"), disk(report.nbytes))
+    yield "parameters", _parameters(report)
+    yield from _beside_parameters(report)
+    if mesh := _meshes(report):
+        yield "mesh", mesh
+    if report.custom_metadata:
+        yield "metadata", _metadata(report)
+    for warning in report.warnings:
+        yield "warning", warning.text
+
+
+def _joined(*facts: str | None) -> str:
+    return ", ".join(fact for fact in facts if fact)
+
+
+def _layers(group: LayerGroup) -> str:
+    """`32 in decoder/layers, in cycles of 6, 2 left over`"""
+    cycle = f"in cycles of {group.cycle}" if group.layout in ("cycle", "blocks") else None
+    rest = f"{group.remainder} left over" if group.remainder else None
+    return _joined(f"{group.length:,} in {printable(group.path)}", cycle, rest)
+
+
+def _families(guesses: Sequence[FamilyGuess]) -> str:
+    """`llama or mistral, all of 11 names`: equally good guesses differ in nothing but the name."""
+    best = guesses[0]
+    names = " or ".join(guess.name for guess in guesses) + (" (config.json)" if best.named else "")
+    if not (best.missing or best.others):
+        return f"{names}, all of {best.wanted} names"
+    missing = f"missing {_first_of(best.missing)}" if best.missing else None
+    others = f"{counted(best.num_others, 'array')} of other names: {_first_of(best.others)}"
+    found = f"{best.matched} of {best.wanted} names"
+    likely = names if best.named else f"perhaps {names}"
+    return _joined(likely, found, missing, others if best.others else None)
+
+
+def _first_of(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{printable(names[0])}{more}"
+
+
+def _parameters(report: TreeReport) -> str:
+    number = report.num_parameters
+    exact = f"{count(number)} ({number:,})" if number >= 1000 else str(number)
+    total = report.roles.get("parameter", Total(0, 0, 0))
+    dtypes = report.parameter_dtypes
+    if len(dtypes) < 2:
+        return " in ".join((exact, *dtypes)) + f", {disk(total.nbytes)}"
+    parts = ", ".join(f"{dtype} {disk(each.nbytes)}" for dtype, each in dtypes.items())
+    return f"{exact}, {disk(total.nbytes)}: {parts}"
+
+
+def _beside_parameters(report: TreeReport) -> Iterator[tuple[str, str]]:
+    if total := report.roles.get("optimizer"):
+        name = report.optimizer.name if report.optimizer else None
+        yield "optimizer", _joined(name, counted(total.num_arrays, "array"), disk(total.nbytes))
+    if total := report.roles.get("other"):
+        rng = f"{report.random_states} of them random states" if report.random_states else None
+        yield "other", _joined(counted(total.num_arrays, "array"), rng, disk(total.nbytes))
+
+
+def _meshes(report: TreeReport) -> str:
+    """`data 1 × fsdp 4`, as many as there are."""
+    meshes = {each.sharding.mesh for each in report.arrays if each.sharding and each.sharding.mesh}
+    named = (" × ".join(f"{printable(axis)} {length}" for axis, length in mesh) for mesh in sorted(meshes))
+    return ", and ".join(named)
+
+
+def _metadata(report: TreeReport) -> str:
+    text = printable(json.dumps(report.custom_metadata, default=str, ensure_ascii=False))
+    return text if len(text) <= _LONGEST_METADATA else f"{text[:_LONGEST_METADATA]}… (all of it: --json)"
+
+
+def _lines(label: str, text: str, room: int | None) -> Iterator[str]:
+    """The label and the text, which goes on below itself where the terminal ends."""
+    width = 10_000_000 if room is None else max(room - _INDENT - _LABEL, 20)
+    for number, line in enumerate(wrap(text, width, break_on_hyphens=False) or [""]):
+        head = "" if number else label
+        colour = {"fg": "yellow"} if label == "warning" else {"dim": True}
+        yield " " * _INDENT + click.style(head.ljust(_LABEL), **colour) + line

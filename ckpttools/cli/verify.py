@@ -1,0 +1,197 @@
+"""`ckpt verify`: proves that a checkpoint holds what it should."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from ckpttools.cli.hash import selection_options
+from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
+from ckpttools.cli.output import print_json, printable, show
+from ckpttools.cli.scanning import progress_option, watching
+from ckpttools.cli.units import counted, disk
+from ckpttools.errors import UsageError
+from ckpttools.names import folded
+
+if TYPE_CHECKING:
+    from ckpttools.convert import Resources
+    from ckpttools.formats.base import ReadOptions
+    from ckpttools.ir.tree import Tree
+    from ckpttools.prove.canonical import Selection
+    from ckpttools.prove.differences import Difference
+
+_DIFFERENT = 1
+_MOST_LINES = 20
+# What `Difference.reason` is called after a number of arrays; also the order in which they are listed.
+_REASONS = {
+    "values": "with other values",
+    "dtype": "of another dtype",
+    "shape": "of another shape",
+    "missing": "missing",
+    "extra": "too many",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What `ckpt verify` found.
+
+    Attributes:
+        path: the checkpoint.
+        against: what it should be: a checkpoint or a manifest.
+        equal: whether it is.
+        arrays: how many were there.
+        nbytes: of these.
+        different: how many are not as they should be, those that are missing included.
+        differences: each of them.
+    """
+
+    path: str
+    against: str
+    equal: bool
+    arrays: int
+    nbytes: int
+    different: int
+    differences: tuple[Difference, ...]
+
+
+@click.command(short_help="Prove that a checkpoint holds what another one does.")
+@click.argument("path", metavar="DST", type=ANY_PATH)
+@click.option("--against", type=ANY_PATH, metavar="SRC", help="The checkpoint that DST should be equal to.")
+@click.option(
+    "--manifest", type=ANY_PATH, metavar="FILE", help="Digests, as ckpt hash --manifest writes them."
+)
+@json_option
+@selection_options
+@resource_options
+@progress_option
+@read_options
+def verify(
+    path: Path,
+    against: Path | None,
+    manifest: Path | None,
+    as_json: bool,
+    selection: Selection,
+    resources: Resources,
+    progress: bool,
+    read: ReadOptions,
+) -> None:
+    """Prove that DST holds the same arrays as SRC, bit by bit, or those that a manifest has digests of.
+
+    Both may be in any format and layout; arrays are named as ckpt hash names them. All that differs is
+    counted, and the place of the first difference in each array is told. --step is for DST; SRC may be the
+    directory of a step.
+
+    Exit codes: 0 equal, 1 different; with 3 (bad input) and 5 (input/output) it cannot be told.
+
+    \b
+    Example:
+      ckpt verify ~/unscanned --against ~/maxtext/llama3.1-8b
+      ckpt verify ~/decode --against ~/run/checkpoints --parameters
+      ckpt verify ~/maxtext/llama3.1-8b --manifest llama.json
+    """
+    from ckpttools.formats.registry import open_tree
+
+    if (against is None) == (manifest is None):
+        raise UsageError(
+            "what DST should be must be said once", hint="give either --against SRC or --manifest FILE"
+        )
+    tree = open_tree(path, read)
+    if against is not None:
+        source = open_tree(against, replace(read, step=None))
+        found = _bit_by_bit(tree, source, selection, resources, progress)
+    else:
+        found = _by_digests(tree, cast(Path, manifest), selection, resources, progress)
+    if as_json:
+        print_json(found)
+    else:
+        show(_lines(found))
+    if not found.equal:
+        click.get_current_context().exit(_DIFFERENT)
+
+
+def _bit_by_bit(
+    tree: Tree, source: Tree, selection: Selection, resources: Resources, progress: bool
+) -> Verification:
+    from ckpttools.prove.verify import compare
+
+    mine, wanted = selection.arrays(tree), selection.arrays(source)
+    nbytes = sum(each.nbytes for each in mine.values())
+    both = sum(mine[name].nbytes + wanted[name].nbytes for name in mine.keys() & wanted.keys())
+    with watching(progress, both) as observe:
+        found = compare(mine, wanted, memory=resources.memory, jobs=resources.workers, observe=observe)
+    return _verification(tree, source.metadata.place, len(mine), nbytes, found)
+
+
+def _by_digests(
+    tree: Tree, path: Path, selection: Selection, resources: Resources, progress: bool
+) -> Verification:
+    from ckpttools.prove.canonical import Selection
+    from ckpttools.prove.hashing import differences, hash_tree
+    from ckpttools.prove.manifest import read_manifest
+
+    if selection != Selection():
+        raise UsageError("the manifest says which arrays are meant", hint="leave out --filter and the like")
+    manifest = read_manifest(path)
+    nbytes = manifest.selection.nbytes(tree)
+    with watching(progress, nbytes) as observe:
+        made = hash_tree(
+            tree,
+            manifest.selection,
+            algorithm=manifest.algorithm,
+            memory=resources.memory,
+            jobs=resources.workers,
+            observe=observe,
+        )
+    return _verification(tree, str(path), len(made.arrays), nbytes, differences(made, manifest))
+
+
+def _verification(
+    tree: Tree, against: str, arrays: int, nbytes: int, found: tuple[Difference, ...]
+) -> Verification:
+    return Verification(tree.metadata.place, against, not found, arrays, nbytes, len(found), found)
+
+
+def _lines(found: Verification) -> Iterator[str]:
+    yield click.style(printable(found.path), bold=True)
+    if found.equal:
+        held = f"{counted(found.arrays, 'array')}, {disk(found.nbytes)}"
+        yield f"equal to {printable(found.against)}: {held}"
+        return
+    reasons = Counter(each.reason for each in found.differences)
+    counts = [
+        f"{counted(reasons[reason], 'array')} {text}" for reason, text in _REASONS.items() if reasons[reason]
+    ]
+    yield f"differs from {printable(found.against)}: {', '.join(counts)}"
+    yield ""
+    lines = [line for reason in _REASONS for line in _of_reason(found, reason)]
+    yield from map(printable, lines[:_MOST_LINES])
+    if len(lines) > _MOST_LINES:
+        yield f"… and {len(lines) - _MOST_LINES:,} more lines; --json lists all"
+
+
+def _of_reason(found: Verification, reason: str) -> list[str]:
+    """A line for each array of other values; of the others those that differ in numbers only are one line."""
+    listed = [each for each in found.differences if each.reason == reason]
+    if reason == "values":
+        return [f"{each.name}: {_place(each, found.path)}" for each in listed]
+    return folded(
+        f"{each.name}: {each.got} instead of {each.wanted}" if each.got else f"{each.name}: {reason}"
+        for each in listed
+    )
+
+
+def _place(each: Difference, root: str) -> str:
+    """Which elements differ, as far as it is known."""
+    first, last = (f"[{', '.join(map(str, index or ()))}]" for index in (each.first, each.last))
+    if each.elements is None:
+        return f"other values, the first between {first} and {last}"
+    file = f", in {each.file.removeprefix(root + '/')}" if each.file and each.file.startswith(root) else ""
+    if each.elements == 1:
+        return f"1 element differs, at {first}{file}"
+    return f"{each.elements:,} elements differ, the first at {first}{file}"

@@ -1,0 +1,175 @@
+"""What is wrong with the arrays of an item: shared by the check of chunks and by what merges indexes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, told
+from ckpttools.doctor.looking import is_directory
+from ckpttools.doctor.scene import Item
+from ckpttools.errors import CheckpointError
+from ckpttools.formats import zarr2, zarr3
+from ckpttools.formats.databases import Database
+from ckpttools.formats.ocdbt import Entry, Extent
+from ckpttools.formats.orbax_metadata import SavedLeaf, parse_tree
+from ckpttools.formats.zarr_chunks import ChunkTable
+from ckpttools.ir.tree import dotted
+from ckpttools.names import folded
+from ckpttools.region import grid_shape
+
+_MOST_NAMED = 3
+_FETCH = "copy the checkpoint again, whole: cp -a SRC DST; it was deleted or not copied"
+
+
+def array_findings(item: Item) -> Iterator[Finding]:
+    """Chunks that are missing, too many or of another length; metadata that is missing or damaged."""
+    if isinstance(item.database, CheckpointError) or item.tables is None:
+        return
+    for error in item.tables.faults.values():
+        yield told(error, item.path)
+    yield from _files(item.database, item)
+    for table in item.tables.tables.values():
+        yield from _chunks(item, table)
+    yield from _missing(item, [table for table in item.tables.tables.values() if table.missing])
+    yield from _names(item)
+
+
+def _files(database: Database, item: Item) -> Iterator[Finding]:
+    """Data files that are missing or shorter than the index says."""
+    ends: dict[str, list[int]] = defaultdict(list)
+    for entry in database.entries.values():
+        if isinstance(entry, Extent):
+            ends[entry.file].append(entry.offset + entry.length)
+    for name, found in ends.items() if database.manifests else ():
+        path = item.path / name
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            what = f"a data file that {len(found)} entries of the index are in: {error.strerror}"
+            yield Finding(ERROR, str(path), what, "the arrays in it cannot be read", _FETCH)
+            continue
+        beyond = [end for end in found if end > size]
+        if beyond:
+            what = f"{len(beyond)} of {len(found)} entries end beyond its {size} bytes, at {max(beyond)}"
+            yield Finding(ERROR, str(path), what, "it was cut short: those chunks cannot be read", _FETCH)
+
+
+def _chunks(item: Item, table: ChunkTable) -> Iterator[Finding]:
+    place = f"{item.path}: {table.name}" if table.name else str(item.path)
+    if table.strays:
+        grid = f"{list(table.grid)} of chunks {list(table.array.chunk)} for shape {list(table.array.shape)}"
+        what = f"{len(table.strays)} chunks, such as {table.strays[0]}, are outside the grid {grid}"
+        yield Finding(ERROR, place, what, "the metadata is of another array than the chunks", _FETCH)
+    wrong = [index for index, entry in table.chunks.items() if not _fits(table, entry)]
+    if wrong:
+        some = f"{len(wrong)} of {len(table.chunks)} chunks, such as {table.key(wrong[0])},"
+        what = f"{some} have the wrong length"
+        yield Finding(ERROR, place, what, "they cannot be read", _FETCH)
+
+
+def _fits(table: ChunkTable, entry: Entry) -> bool:
+    """Whether the length of a chunk can be right."""
+    length = entry.length if isinstance(entry, Extent) else len(entry)
+    if table.chunk_bytes is not None:
+        return length == table.chunk_bytes
+    if table.array.shard_index_at_start is not None:
+        pieces = prod(grid_shape(table.array.chunk, table.array.coding.shape))
+        return length >= 16 * pieces + 4
+    return length > 0
+
+
+def _missing(item: Item, tables: Sequence[ChunkTable]) -> Iterator[Finding]:
+    """One finding for all arrays: what is missing is mostly missing from many."""
+    if not tables:
+        return
+    lost, all_of_them = sum(t.missing for t in tables), sum(prod(t.grid) for t in tables)
+    first = tables[0].key(tables[0].first_missing())
+    names = _some([each.name for each in tables])
+    what = f"{lost:,} of {all_of_them:,} chunks are missing, such as {first}; of {names}"
+    place = str(item.path)
+    if item.is_part_of_a_host:
+        why = "this is what one host kept for itself: the others have the rest"
+        yield Finding(WARNING, place, what, why, "restore it with the directories of all hosts of a slice")
+    elif not item.leaves_out:
+        yield Finding(ERROR, place, what, "they were lost, and some tools read zeros for them", _FETCH)
+    else:
+        yield Finding(
+            INFO, place, what, "they hold only the fill value and were left out", "nothing need be done"
+        )
+
+
+def _names(item: Item) -> Iterator[Finding]:
+    """Arrays that the tree names and that are not there; zarr of another version than it says."""
+    if isinstance(item.metadata, CheckpointError) or item.tables is None:
+        return
+    try:
+        leaves = parse_tree(item.metadata, str(item.path))
+    except CheckpointError:
+        return  # said by the check of metadata
+    wanted = [dotted(leaf.path) for leaf in leaves if _is_array(leaf)]
+    lost = [name for name in wanted if name not in item.tables.documents]
+    if lost:
+        yield _lost(item, lost, everything=len(lost) == len(wanted))
+    extra = sorted(item.tables.tables.keys() - set(wanted))
+    if extra:
+        what = f"arrays that the tree does not name ({len(extra)}): {_some(extra)}"
+        yield Finding(
+            INFO, str(item.path), what, "no loader reads them; they take room", "nothing need be done"
+        )
+    yield from _flavour(item, [name for name in wanted if name in item.tables.documents])
+
+
+def _is_array(leaf: SavedLeaf) -> bool:
+    return not leaf.is_empty and leaf.value_type != "string"
+
+
+def _some(names: Sequence[str]) -> str:
+    lines = folded(names)
+    return ", ".join(lines[:_MOST_NAMED]) + (", …" if len(lines) > _MOST_NAMED else "")
+
+
+def _lost(item: Item, names: Sequence[str], *, everything: bool) -> Finding:
+    what = f"arrays without their zarr.json or .zarray ({len(names)}): {_some(names)}"
+    why = "the tree names them, and they cannot be read"
+    do = _FETCH
+    if not item.is_merged and not item.processes:
+        chunks = {name for name in names if is_directory(item.path / name)}
+        if chunks:
+            why += "; their chunks are there"
+            do = "copy the checkpoint again with the files whose names start with a dot: cp -a SRC DST"
+    elif everything:
+        why += ": the index is of another checkpoint"
+    return Finding(ERROR, str(item.path), what, why, do)
+
+
+def _flavour(item: Item, names: Sequence[str]) -> Iterator[Finding]:
+    says = item.says("use_zarr3")
+    documents = item.tables.documents if item.tables else {}
+    document = {True: zarr3.DOCUMENT, False: zarr2.DOCUMENT}.get(says) if isinstance(says, bool) else None
+    other = [name for name in names if document and document not in documents[name]]
+    if other:
+        right, wrong = str(not says).lower(), str(says).lower()
+        what = f"_METADATA says use_zarr3 {wrong}, but {len(other)} arrays have no {document}: {_some(other)}"
+        why = "Orbax opens them with the wrong driver and fails"
+        do = _edited(item, "use_zarr3", wrong, right)
+        yield Finding(ERROR, str(item.path), what, why, do)
+    says = item.says("use_ocdbt")
+    has = item.is_merged or bool(item.processes)
+    if isinstance(says, bool) and says != has and names:
+        right, wrong = str(has).lower(), str(says).lower()
+        what = (
+            f"_METADATA says use_ocdbt {wrong}, but the arrays are {'in' if has else 'not in'} an OCDBT index"
+        )
+        yield Finding(
+            ERROR,
+            str(item.path),
+            what,
+            "Orbax looks for them elsewhere",
+            _edited(item, "use_ocdbt", wrong, right),
+        )
+
+
+def _edited(item: Item, field: str, wrong: str, right: str) -> str:
+    return f"""sed -i.bak 's/"{field}": *{wrong}/"{field}": {right}/' '{item.path}/_METADATA'"""

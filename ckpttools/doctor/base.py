@@ -1,0 +1,84 @@
+"""What a check is, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+
+from ckpttools.doctor.scene import Scene
+from ckpttools.errors import CheckpointError
+
+ERROR, WARNING, INFO = LEVELS = ("error", "warning", "info")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong or worth knowing.
+
+    Attributes:
+        level: "error": something cannot be read, or would be read wrongly; "warning": some tool will not
+            find or accept it, or room is wasted; "info": worth knowing.
+        place: file or directory.
+        what: what is there.
+        why: why that matters.
+        do: the next step, with the exact command where there is one.
+        fix: name of the fix that would do it; None where there is none.
+        check: name of the check; filled in by who runs it.
+    """
+
+    level: str
+    place: str
+    what: str
+    why: str
+    do: str
+    fix: str | None = None
+    check: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """A change that loses nothing: it makes new files, or gives a directory another name.
+
+    Attributes:
+        name: what users call it.
+        summary: what it does, in a line.
+        apply: does it for one place and says what was done; a CheckpointError says why it was not.
+        needs_health: whether it is refused where something at or below the place is an error.
+    """
+
+    name: str
+    summary: str
+    apply: Callable[[Path], str]
+    needs_health: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing to look for.
+
+    Attributes:
+        name: what users call it.
+        summary: what it looks for, in a line.
+        look: yields what it finds.
+        fix: what mends what it finds; None where nothing can that is safe.
+    """
+
+    name: str
+    summary: str
+    look: Callable[[Scene], Iterator[Finding]]
+    fix: Fix | None = None
+
+
+def mending(scene: Scene, fix: str) -> str:
+    """The command that mends what was found."""
+    return f"ckpt doctor {quote(str(scene.path))} --fix {fix}"
+
+
+def told(error: CheckpointError, place: Path, level: str = ERROR, why: str = "") -> Finding:
+    """An error of the package as a finding."""
+    details = [f"{label} {text}" for label, text in error.details() if label in ("got", "wanted")]
+    what = "; ".join([*map(str.strip, error.message.splitlines()), *details])
+    hint = error.hint or "fetch it again, or restore it from another copy"
+    return Finding(level, error.place or str(place), what, why or "it cannot be read", hint)

@@ -1,0 +1,43 @@
+"""Files and directories that may not be read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from shlex import quote
+
+from ckpttools.doctor.base import ERROR, Check, Finding
+from ckpttools.doctor.scene import Scene
+
+
+def _look(scene: Scene) -> Iterator[Finding]:
+    for place, error in scene.denied.items():
+        yield _finding(place, error.got or error.message, "rX")
+    for directory in scene.directories:
+        for name in directory.files:
+            path = directory.path / name
+            if path.is_symlink() and not _leads_somewhere(path):
+                yield Finding(
+                    ERROR,
+                    str(path),
+                    f"a symbolic link to nothing: {path.readlink()}",
+                    "what it stood for was moved or deleted",
+                    "copy the files themselves: cp -rL SRC DST",
+                )
+            elif not os.access(path, os.R_OK):
+                yield _finding(path, "no permission to read it", "r")
+
+
+def _leads_somewhere(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return True  # there is something, which may not be looked at
+
+
+def _finding(path: Path, what: str, bits: str) -> Finding:
+    return Finding(ERROR, str(path), what, "nothing in it can be read", f"chmod u+{bits} {quote(str(path))}")
+
+
+CHECK = Check("access", "files and directories that may not be read, links to nothing", _look)

@@ -1,0 +1,31 @@
+"""Arrays that are not whole: chunks missing or cut, metadata of another array, the wrong version of zarr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckpttools.doctor.arrays import array_findings
+from ckpttools.doctor.base import Check, Finding, told
+from ckpttools.doctor.scene import Directory, Item, Scene
+from ckpttools.errors import CheckpointError
+
+
+def _look(scene: Scene) -> Iterator[Finding]:
+    for item in scene.items:
+        if not item.is_unfinished:
+            yield from array_findings(item)
+    for place in scene.hierarchies:
+        yield from _hierarchy(place)
+
+
+def _hierarchy(place: Path) -> Iterator[Finding]:
+    """Plain zarr leaves out chunks of the fill value, so missing ones are no fault."""
+    item = Item(Directory(place, (), ()), place, may_leave_out=True)
+    if isinstance(item.database, CheckpointError):
+        yield told(item.database, place)
+    else:
+        yield from array_findings(item)
+
+
+CHECK = Check("chunks", "missing, cut or contradictory chunks, missing data files, wrong zarr version", _look)

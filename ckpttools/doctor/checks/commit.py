@@ -1,0 +1,73 @@
+"""Steps and items without the file by which Orbax tells on object stores that they are finished."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, mending
+from ckpttools.doctor.scene import ORBAX_UNFINISHED, Directory, Scene, is_unfinished, json_or_error
+from ckpttools.errors import CheckpointError
+from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, COMMIT_FILE
+from ckpttools.stores.local import storage_error
+
+# Orbax v1 marks with it what it saved.
+_V1_FILE = "orbax.checkpoint"
+_WHY = (
+    "on gs:// Orbax takes it for unfinished: it is not listed, not loaded, and may be deleted by a clean-up"
+)
+
+
+def _look(scene: Scene) -> Iterator[Finding]:
+    for step in scene.steps:
+        if _is_finished(step):
+            items = [] if _is_v1(step) else [i.directory for i in scene.items if i.step == step.path]
+            for each in dict.fromkeys([step, *items]):
+                if COMMIT_FILE not in each.files:
+                    yield _unmarked(scene, each.path)
+    steps = {step.path for step in scene.steps}
+    for item in scene.items:
+        if item.step not in steps:
+            why = "CheckpointManager and whoever looks for custom metadata such as scan_layers miss it"
+            do = f"restore it with a target, or write it anew: ckpt convert to-orbax {item.path} DST"
+            yield Finding(INFO, str(item.path), f"no {CHECKPOINT_FILE} here or above", why, do)
+
+
+def _unmarked(scene: Scene, place: Path) -> Finding:
+    do = f"{mending(scene, 'commit-marker')} writes it; Orbax before 0.12.3 did not on local disks"
+    return Finding(WARNING, str(place), f"no {COMMIT_FILE}", _WHY, do, "commit-marker")
+
+
+def _is_finished(step: Directory) -> bool:
+    document = json_or_error(step.path / CHECKPOINT_FILE)
+    if isinstance(document, CheckpointError) or ORBAX_UNFINISHED in step.path.name:
+        return False
+    return not is_unfinished(document)
+
+
+def _is_v1(step: Directory) -> bool:
+    """Whether Orbax v1 wrote the step, which marks steps only."""
+    document = json_or_error(step.path / CHECKPOINT_FILE)
+    handlers = None if isinstance(document, CheckpointError) else document.get("item_handlers")
+    return _V1_FILE in step.files or ".v1." in str(handlers)
+
+
+def _mark(place: Path) -> str:
+    path = place / COMMIT_FILE
+    try:
+        with path.open("xb") as file:
+            file.write(b"Checkpoint commit was successful")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise storage_error("cannot write", path, error) from error
+    return f"{path} was written"
+
+
+CHECK = Check(
+    "commit",
+    f"finished steps and items without {COMMIT_FILE}",
+    _look,
+    Fix("commit-marker", f"write {COMMIT_FILE} where nothing is an error", _mark, needs_health=True),
+)

@@ -1,0 +1,69 @@
+"""Damaged OCDBT indexes, and data files that no index names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from shlex import quote
+
+from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, told
+from ckpttools.doctor.scene import Item, Scene
+from ckpttools.errors import CheckpointError
+from ckpttools.formats.databases import Database, files_below
+from ckpttools.formats.ocdbt import MANIFEST, Extent
+
+# How a B+tree node starts.
+NODE_MAGIC = bytes.fromhex("0cdb20de")
+_MUCH = 64 << 20
+
+
+def _look(scene: Scene) -> Iterator[Finding]:
+    for item in scene.items:
+        if isinstance(item.database, CheckpointError):
+            yield told(item.database, item.path, why="without its index no array of this item can be read")
+        elif item.database.manifests:
+            yield from _unnamed(item, item.database)
+        elif item.says("use_ocdbt") is True and not (item.tables and item.tables.documents):
+            what = f"no {MANIFEST}, though _METADATA says that the arrays are in OCDBT"
+            why = "nothing tells where the arrays are: the save did not finish, or the copy is not complete"
+            yield Finding(ERROR, str(item.path), what, why, "copy it again, whole: cp -a SRC DST")
+
+
+def _unnamed(item: Item, database: Database) -> Iterator[Finding]:
+    """Data files that the index in use does not name.
+
+    Every save leaves nodes that its later commits superseded. They are worth a word where they take room;
+    chunks that nobody can reach always are.
+    """
+    named = {node.file for node in database.nodes}
+    named |= {entry.file for entry in database.entries.values() if isinstance(entry, Extent)}
+    loose = {
+        name: status.st_size
+        for name, status in files_below(item.path)
+        if name not in named and "/d/" in f"/{name}"
+    }
+    chunks = {name: size for name, size in loose.items() if not _starts_with_a_node(item.path / name)}
+    if chunks:
+        why = "no array is in them: left by another save, or by an index that was replaced; they take room"
+        yield _named(WARNING, item, chunks, why)
+    elif sum(loose.values()) >= _MUCH:
+        yield _named(INFO, item, loose, "nodes of the index that later ones superseded; they take room")
+
+
+def _named(level: str, item: Item, files: Mapping[str, int], why: str) -> Finding:
+    largest = max(files, key=lambda name: files[name])
+    number = "a data file" if len(files) == 1 else f"{len(files)} data files"
+    what = f"{number} that the index does not name: {sum(files.values()):,} bytes, the largest {largest}"
+    do = f"ckpt convert to-orbax {quote(str(item.path))} DST writes a checkpoint without"
+    return Finding(level, str(item.path), what, why, do)
+
+
+def _starts_with_a_node(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(NODE_MAGIC)) == NODE_MAGIC
+    except OSError:
+        return True  # the check of access says it
+
+
+CHECK = Check("index", "damaged OCDBT manifests and nodes, data files that no index names", _look)

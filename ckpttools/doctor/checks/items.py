@@ -1,0 +1,20 @@
+"""Steps with several trees, of which tools want to be told one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpttools.doctor.base import INFO, Check, Finding
+from ckpttools.doctor.scene import Scene
+
+
+def _look(scene: Scene) -> Iterator[Finding]:
+    for step in scene.steps:
+        items = [item for item in scene.items if item.step == step.path]
+        if len(items) > 1:
+            what = f"{len(items)} items: {', '.join(item.path.name for item in items)}"
+            why = "commands that open one tree cannot choose"
+            yield Finding(INFO, str(step.path), what, why, f"name one: ckpt inspect tree {items[0].path}")
+
+
+CHECK = Check("items", "several items in a step, where one must be named", _look)

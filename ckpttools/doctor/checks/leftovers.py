@@ -1,0 +1,75 @@
+"""Directories of work that was interrupted or replaced."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from shlex import quote
+
+from ckpttools.doctor.base import INFO, WARNING, Check, Finding
+from ckpttools.doctor.looking import is_directory
+from ckpttools.doctor.scene import ORBAX_UNFINISHED, REPLACED, SET_ASIDE, Scene
+from ckpttools.run.staging import SUFFIX
+
+_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
+
+
+def _look(scene: Scene) -> Iterator[Finding]:
+    beside = scene.path.with_name(scene.path.name + SUFFIX) if scene.path.name else scene.path
+    for place in [*scene.leftovers, *([beside] if beside != scene.path and is_directory(beside) else [])]:
+        size, age = _measured(place)
+        what = f"{_kind(place)}: {size:,} bytes, last changed {age} ago"
+        yield Finding(WARNING, str(place), what, _why(place), _do(place))
+    if ORBAX_UNFINISHED in scene.path.name:
+        why = "Orbax renames such a directory when the save is finished; this one was not, or not yet"
+        yield Finding(
+            INFO, str(scene.path), "the directory of an unfinished save", why, "open a finished step"
+        )
+
+
+def _kind(place: Path) -> str:
+    if ORBAX_UNFINISHED in place.name:
+        return "an unfinished save of Orbax"
+    if place.name.endswith(SET_ASIDE):
+        return "an unfinished save that was set aside"
+    return "an interrupted conversion" if place.name.endswith(SUFFIX) else "a replaced checkpoint"
+
+
+def _why(place: Path) -> str:
+    if ORBAX_UNFINISHED in place.name or place.name.endswith(SET_ASIDE):
+        return "no loader takes it, but it keeps its space, and a save under the same name may fail on it"
+    if place.name.endswith(SUFFIX):
+        return "it is no checkpoint yet; its finished parts need not be made again"
+    return "it keeps its space; it was to be removed when its successor was in place"
+
+
+def _do(place: Path) -> str:
+    if place.name.endswith(SUFFIX):
+        return f"run the same command again to go on; or, to give it up, rm -r {quote(str(place))}"
+    verified = (
+        "the checkpoint beside it is sound" if place.name.endswith(REPLACED) else "nothing writes to it"
+    )
+    return f"when {verified}: rm -r {quote(str(place))}"
+
+
+def _measured(top: Path) -> tuple[int, str]:
+    """Bytes at and below a directory, and the time since anything in it was changed, in words."""
+    size, changed = 0, 0.0
+    for place, _, names in os.walk(top):
+        for path in map(Path(place).joinpath, ("", *names)):
+            try:
+                status = path.lstat()
+            except OSError:
+                continue
+            changed = max(changed, status.st_mtime)
+            size += status.st_size if path != Path(place) else 0
+    seconds = max(0, int(time.time() - changed))
+    count, unit = next(((seconds // n, unit) for n, unit in _UNITS if seconds >= 2 * n), (seconds, "seconds"))
+    return size, f"{count} {unit}"
+
+
+CHECK = Check(
+    "leftovers", f"unfinished saves ({ORBAX_UNFINISHED}*), interrupted conversions ({SUFFIX})", _look
+)

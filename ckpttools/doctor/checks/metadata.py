@@ -1,0 +1,88 @@
+"""JSON files of Orbax that cannot be read or do not say what they must."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from ckpttools.doctor.base import ERROR, Check, Finding, told
+from ckpttools.doctor.scene import Item, Scene, json_or_error
+from ckpttools.errors import CheckpointError
+from ckpttools.formats import orbax_metadata
+from ckpttools.formats.orbax_metadata import (
+    CHECKPOINT_FILE,
+    SHARDING_FILE,
+    STRINGS_FILE,
+    TREE_FILE,
+    SavedLeaf,
+)
+from ckpttools.ir.tree import dotted, spelled
+
+
+def _look(scene: Scene) -> Iterator[Finding]:
+    for step in scene.steps:
+        if CHECKPOINT_FILE in step.files:
+            found = json_or_error(step.path / CHECKPOINT_FILE)
+            if isinstance(found, CheckpointError):
+                yield told(found, step.path)
+    for item in scene.items:
+        yield from _optional(item)
+        if TREE_FILE in item.directory.files:
+            yield from _tree(item)
+
+
+def _optional(item: Item) -> Iterator[Finding]:
+    why = "loading onto devices without a target needs it; with a target, or as numpy, it loads"
+    if SHARDING_FILE in item.directory.files:
+        found = json_or_error(item.path / SHARDING_FILE)
+        if isinstance(found, CheckpointError):
+            yield told(found, item.path, why=why)
+    try:
+        orbax_metadata.key_impls(item.path)
+    except CheckpointError as error:
+        yield told(error, item.path, why="typed PRNG keys among the arrays cannot be told from numbers")
+
+
+def _tree(item: Item) -> Iterator[Finding]:
+    place = str(item.path / TREE_FILE)
+    if isinstance(item.metadata, CheckpointError):
+        yield told(item.metadata, item.path, why="without it nothing tells which arrays the checkpoint has")
+        return
+    try:
+        leaves = orbax_metadata.parse_tree(item.metadata, place)
+    except CheckpointError as error:
+        yield told(error, item.path, why="without it nothing tells which arrays the checkpoint has")
+        return
+    yield from _collisions(leaves, place)
+    yield from _strings(item, leaves)
+
+
+def _collisions(leaves: Sequence[SavedLeaf], place: str) -> Iterator[Finding]:
+    names: dict[str, list[str]] = defaultdict(list)
+    for leaf in leaves:
+        if not leaf.is_empty:
+            names[dotted(leaf.path)].append(spelled(leaf.path))
+    for name, paths in names.items():
+        if len(paths) > 1:
+            what = f"{' and '.join(paths)} are both stored as {name!r}"
+            why = "Orbax joins keys with dots: one has overwritten the other when it was saved"
+            yield Finding(ERROR, place, what, why, "save it again with other keys; the first is lost here")
+
+
+def _strings(item: Item, leaves: Sequence[SavedLeaf]) -> Iterator[Finding]:
+    wanted = [dotted(leaf.path) for leaf in leaves if leaf.value_type == "string"]
+    if not wanted:
+        return
+    found = json_or_error(item.path / STRINGS_FILE)
+    if isinstance(found, CheckpointError):
+        yield told(found, item.path, why="the strings of the tree are in it")
+        return
+    lost = [name for name in wanted if not isinstance(found.get(name), str)]
+    if lost:
+        what = f"no text for {', '.join(lost)}"
+        yield Finding(
+            ERROR, str(item.path / STRINGS_FILE), what, "the tree cannot be read", "restore the file"
+        )
+
+
+CHECK = Check("metadata", "unreadable JSON, trees whose names collide, missing strings", _look)

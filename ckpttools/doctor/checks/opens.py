@@ -1,0 +1,29 @@
+"""The last resort: opening everything, as all other commands do. Said only where no other check says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckpttools.doctor.base import Check, Finding, told
+from ckpttools.doctor.scene import Scene
+from ckpttools.errors import CheckpointError
+from ckpttools.formats.registry import open_tree
+
+
+def _look(scene: Scene) -> Iterator[Finding]:
+    folders = [w.folder if w.is_whole else w.folder / w.files[0] for w in scene.weights]
+    for place in [*(item.path for item in scene.items), *folders, *scene.hierarchies]:
+        yield from _opened(place)
+
+
+def _opened(place: Path) -> Iterator[Finding]:
+    try:
+        open_tree(place)
+    except CheckpointError as error:
+        found = told(error, place, why="no command can open it")
+        where = "" if found.place == str(place) else f"{found.place}: "
+        yield Finding(found.level, str(place), where + found.what, found.why, found.do)
+
+
+CHECK = Check("opens", "whatever else keeps it from being opened", _look)

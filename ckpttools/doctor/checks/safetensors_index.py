@@ -1,0 +1,193 @@
+"""Indexes of safetensors shards that are missing or contradict the shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, Fix, mending, told
+from ckpttools.doctor.looking import is_file
+from ckpttools.doctor.scene import INDEX, SAFETENSORS, Scene, Weights, json_or_error
+from ckpttools.doctor.shards import header_of
+from ckpttools.errors import CheckpointError, FormatError
+from ckpttools.formats.safetensors_header import Header
+from ckpttools.names import folded
+from ckpttools.stores.local import storage_error
+
+_WHOLE = f"model{SAFETENSORS}"
+_NAME = f"model{INDEX}"
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.safetensors", re.DOTALL)
+_MOST_SHARDS = 100_000
+_MOST_NAMED = 5
+
+
+def _look(scene: Scene) -> Iterator[Finding]:
+    for weights in scene.weights:
+        if weights.is_whole:
+            yield from _folder(scene, weights)
+
+
+def _folder(scene: Scene, weights: Weights) -> Iterator[Finding]:
+    for name in weights.indexes:
+        yield from _index(weights, name)
+    lost = list(_lost_numbers(weights.files))
+    if lost and not weights.indexes:
+        yield _missing(weights.folder, lost, "the names of the others count them")
+    if not weights.indexes and len(weights.files) > 1 and not lost:
+        yield from _without_index(scene, weights)
+    if _WHOLE in weights.files and weights.indexes:
+        what = f"{_WHOLE} beside {', '.join(weights.indexes)}"
+        why = f"transformers and ckpttools read {_WHOLE} and look at no index then"
+        yield Finding(INFO, str(weights.folder), what, why, "move away the one that is not meant")
+
+
+def _missing(place: Path, names: Sequence[str], wanted: str) -> Finding:
+    what = f"{len(names)} weight files missing: {_some(names)}"
+    folder = place if place.is_dir() else place.parent
+    do = f"fetch them: hf download REPO --include '{names[0]}' --local-dir {folder}"
+    return Finding(ERROR, str(place), what, f"{wanted}; their tensors cannot be read", do)
+
+
+def _some(names: Iterable[str]) -> str:
+    lines = folded(sorted(names))
+    return ", ".join(lines[:_MOST_NAMED]) + (", …" if len(lines) > _MOST_NAMED else "")
+
+
+def _lost_numbers(files: Iterable[str]) -> Iterator[str]:
+    """Shards that the names of others count and that are not there."""
+    groups: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+    for match in filter(None, map(_SHARD.fullmatch, files)):
+        groups[match["stem"], match["count"]][int(match["number"])] = len(match["number"])
+    for (stem, count), numbers in groups.items():
+        first, wanted = (0 if 0 in numbers else 1), int(count)
+        digits = max(numbers.values())
+        if wanted <= _MOST_SHARDS:
+            for number in range(first, first + wanted):
+                if number not in numbers:
+                    yield f"{stem}-{number:0{digits}}-of-{count}{SAFETENSORS}"
+
+
+def _without_index(scene: Scene, weights: Weights) -> Iterator[Finding]:
+    what = f"{len(weights.files)} files and no {_NAME}"
+    why = "transformers does not find the weights; ckpttools takes them all"
+    headers = {name: header_of(weights.folder / name) for name in weights.files}
+    fault = _contradiction(headers)
+    if fault:
+        do = "tell apart what does not belong together; then write an index: " + mending(scene, "index")
+        yield Finding(WARNING, str(weights.folder), f"{what}; {fault}", why, do)
+    else:
+        yield Finding(
+            WARNING, str(weights.folder), what, why, f"{mending(scene, 'index')} writes it", "index"
+        )
+
+
+def _contradiction(headers: Mapping[str, Header | CheckpointError]) -> str | None:
+    """Why no index can be made of these files, None if one can."""
+    damaged = [name for name, header in headers.items() if isinstance(header, CheckpointError)]
+    if damaged:
+        return f"damaged: {_some(damaged)}"
+    twice = [name for name, files in _places(headers).items() if len(files) > 1]
+    return f"the same tensors in several files: {_some(twice)}" if twice else None
+
+
+def _places(headers: Mapping[str, Header | CheckpointError]) -> dict[str, list[str]]:
+    """The files of each tensor."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for file, header in headers.items():
+        for entry in header.entries if isinstance(header, Header) else ():
+            places[entry.name].append(file)
+    return places
+
+
+def _index(weights: Weights, name: str) -> Iterator[Finding]:
+    place = weights.folder / name
+    document = json_or_error(place)
+    if isinstance(document, CheckpointError):
+        yield told(document, place, why="nothing tells which file has which tensor")
+        return
+    named = document.get("weight_map")
+    if not isinstance(named, dict) or not named or not all(type(file) is str for file in named.values()):
+        what = "no usable weight_map"
+        yield Finding(ERROR, str(place), what, "nothing tells which file has which tensor", "fetch it again")
+        return
+    yield from _against_files(weights, place, named)
+
+
+def _against_files(weights: Weights, place: Path, named: Mapping[str, str]) -> Iterator[Finding]:
+    shards = sorted(set(named.values()))
+    outside = [file for file in shards if not _is_inside(file)]
+    if outside:
+        what = f"names files outside of its directory: {_some(outside)}"
+        do = "do not trust this index; fetch the checkpoint from its source again"
+        yield Finding(ERROR, str(place), what, "whoever follows it reads other files", do)
+    lost = [file for file in shards if _is_inside(file) and not is_file(weights.folder / file)]
+    if lost:
+        yield _missing(place, lost, "the index names them")
+    headers = {file: header_of(weights.folder / file) for file in shards if file not in {*lost, *outside}}
+    there = {
+        (entry.name, file)
+        for file, each in headers.items()
+        if isinstance(each, Header)
+        for entry in each.entries
+    }
+    said = {(tensor, file) for tensor, file in named.items() if isinstance(headers.get(file), Header)}
+    hint = f"fetch the index again, or set it aside: mv {place} {place}.aside"
+    absent, unnamed = ({tensor for tensor, _ in pairs} for pairs in (said - there, there - said))
+    if absent:
+        what = f"names {len(absent)} tensors that its files do not hold: {_some(absent)}"
+        yield Finding(
+            ERROR, str(place), what, "they cannot be loaded: of another model, or a shard was changed", hint
+        )
+    if unnamed - absent:
+        what = f"does not name {len(unnamed - absent)} tensors of its files: {_some(unnamed - absent)}"
+        yield Finding(ERROR, str(place), what, "whoever goes by the index does not load them", hint)
+    loose = sorted(set(weights.files) - set(shards) - {_WHOLE})
+    if loose and len(weights.indexes) == 1:
+        what = f"does not name {len(loose)} files beside it: {_some(loose)}"
+        do = "move them away if they are of another save"
+        yield Finding(WARNING, str(place), what, "nobody loads them; they take room", do)
+
+
+def _is_inside(file: str) -> bool:
+    path = PurePosixPath(file)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in file
+
+
+def rebuild(folder: Path) -> str:
+    """Writes an index over all safetensors files of a directory that has none.
+
+    Raises:
+        FormatError: there is one, a shard is missing or damaged, or a tensor is in two files.
+        StorageError: it cannot be written.
+    """
+    names = sorted(p.name for p in folder.iterdir() if p.name.endswith(SAFETENSORS) and p.name[0] != ".")
+    headers = {name: header_of(folder / name) for name in names}
+    fault = _contradiction(headers)
+    lost = list(_lost_numbers(names))
+    if fault or lost:
+        raise FormatError("no index can be made", place=folder, got=fault or f"missing: {_some(lost)}")
+    found = [header for header in headers.values() if isinstance(header, Header)]
+    total = sum(entry.end - entry.begin for header in found for entry in header.entries)
+    weight_map = {tensor: files[0] for tensor, files in sorted(_places(headers).items())}
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n"
+    path = folder / _NAME
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise storage_error("cannot write", path, error) from error
+    return f"{path} was written: {len(weight_map):,} tensors in {len(names)} files"
+
+
+CHECK = Check(
+    "safetensors-index",
+    "shards that are missing, an index that names absent tensors or not all of them, no index",
+    _look,
+    Fix("index", f"write {_NAME} over the shards of a directory that has none", rebuild),
+)

@@ -1,0 +1,118 @@
+"""Steps that look finished by their name and are not by what is in them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckpttools.doctor.base import ERROR, Check, Finding, Fix, mending
+from ckpttools.doctor.scene import (
+    ORBAX_UNFINISHED,
+    SET_ASIDE,
+    Directory,
+    Item,
+    Scene,
+    is_unfinished,
+    json_or_error,
+)
+from ckpttools.errors import CheckpointError, FormatError
+from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, TREE_FILE
+from ckpttools.stores.local import storage_error
+
+# A save that still runs touches its files more often than that.
+_QUIET_SECONDS = 3600
+_TREE_HANDLERS = ("PyTree", "Standard")
+
+
+def _look(scene: Scene) -> Iterator[Finding]:
+    for step in scene.steps:
+        items = [item for item in scene.items if item.step == step.path]
+        found = json_or_error(step.path / CHECKPOINT_FILE) if CHECKPOINT_FILE in step.files else {}
+        document: Mapping[str, Any] = {} if isinstance(found, CheckpointError) else found
+        if is_unfinished(document):
+            yield _unfinished(step, scene)
+        else:
+            yield from _incomplete(step, items, document)
+
+
+def _unfinished(step: Directory, scene: Scene) -> Finding:
+    what = "an unfinished save: its commit timestamp is null"
+    others = [each.path.name for each in scene.steps if each.path.parent == step.path.parent and each != step]
+    earlier = f"open another step ({', '.join(sorted(others))})" if others else "open another step"
+    why = (
+        "Orbax tells a finished step by its name on a local disk, takes this one for it, and fails to load it"
+    )
+    if ORBAX_UNFINISHED in step.path.name:
+        return Finding(ERROR, str(step.path), what, "it has no complete arrays", earlier)
+    do = f"{earlier}; or rename it, so that Orbax passes over it: {mending(scene, 'set-aside')}"
+    return Finding(ERROR, str(step.path), what, why, do, "set-aside")
+
+
+def _incomplete(step: Directory, items: list[Item], document: Mapping[str, Any]) -> Iterator[Finding]:
+    if _is_bare(document) and not items:
+        yield _lost(step.path, f"no {TREE_FILE}, which says what the arrays are")
+    there = {item.path.name for item in items}
+    for name in _named(document):
+        if name not in there:
+            what = f"the item {name!r} is not there, though {CHECKPOINT_FILE} names it"
+            yield _lost(step.path / name, what)
+    for item in items:
+        if TREE_FILE not in item.directory.files:
+            yield _lost(item.path, f"an item without {TREE_FILE}, which says what the arrays are")
+
+
+def _lost(place: Path, what: str) -> Finding:
+    why = "no loader can open it"
+    do = "copy the step again, whole: cp -a SRC DST, or gcloud storage cp -r SRC DST"
+    return Finding(ERROR, str(place), what, why, do)
+
+
+def _is_bare(document: Mapping[str, Any]) -> bool:
+    """Whether the step says that it is an item itself."""
+    handler = document.get("item_handlers")
+    return isinstance(handler, str) and any(kind in handler for kind in _TREE_HANDLERS)
+
+
+def _named(document: Mapping[str, Any]) -> Iterator[str]:
+    """The pytree items that a step says it has."""
+    handlers = document.get("item_handlers")
+    for name, handler in handlers.items() if isinstance(handlers, dict) else ():
+        if isinstance(handler, str) and any(kind in handler for kind in _TREE_HANDLERS):
+            yield name
+
+
+def _set_aside(step: Path) -> str:
+    age = time.time() - _last_change(step)
+    if age < _QUIET_SECONDS:
+        raise FormatError(
+            "this save may still be running",
+            place=step,
+            got=f"a change {age:.0f} seconds ago",
+            wanted=f"none for {_QUIET_SECONDS} seconds",
+            hint="wait until the job has ended",
+        )
+    aside = step.with_name(step.name + SET_ASIDE)
+    if os.path.lexists(aside):
+        raise FormatError(f"{aside} is there already", place=step, hint="give that one another name")
+    try:
+        step.rename(aside)
+    except OSError as error:
+        raise storage_error("cannot rename", step, error) from error
+    return f"{step} is now {aside}"
+
+
+def _last_change(top: Path) -> float:
+    """Time of the last change of anything at or below a directory."""
+    paths = (Path(place, name) for place, _, names in os.walk(top) for name in ("", *names))
+    return max(path.lstat().st_mtime for path in paths)
+
+
+CHECK = Check(
+    "unfinished",
+    "steps with a final name whose save did not finish, or whose copy is not complete",
+    _look,
+    Fix("set-aside", f"rename an unfinished step to STEP{SET_ASIDE}, which Orbax passes over", _set_aside),
+)

@@ -1,0 +1,167 @@
+"""OCDBT databases of the processes of a save that were not, or not all, merged into one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ckpttools.doctor.arrays import array_findings
+from ckpttools.doctor.base import ERROR, INFO, Check, Finding, Fix, mending
+from ckpttools.doctor.looking import is_file
+from ckpttools.doctor.scene import Directory, Item, Scene
+from ckpttools.errors import CheckpointError, FormatError
+from ckpttools.formats import ocdbt
+from ckpttools.formats.databases import Database, moved, read_database
+from ckpttools.formats.ocdbt import MANIFEST, Entry, Extent
+from ckpttools.formats.orbax_entries import processes_of
+from ckpttools.formats.orbax_metadata import TREE_FILE
+from ckpttools.stores.local import LocalFile, storage_error
+
+_COMPARED = 1 << 20
+
+
+def _look(scene: Scene) -> Iterator[Finding]:
+    for item in scene.items:
+        if not item.processes:
+            continue
+        if item.is_merged:
+            yield from _left_behind(item)
+        elif TREE_FILE in item.directory.files:
+            yield _unmerged(scene, item)
+
+
+def _unmerged(scene: Scene, item: Item) -> Finding:
+    return Finding(
+        ERROR,
+        str(item.path),
+        f"{', '.join(item.processes)} without a {MANIFEST} for all",
+        "Orbax looks for the arrays in files of their own then, and finds no .zarray or zarr.json",
+        f"{mending(scene, 'merge')} writes the missing index; ckpttools itself reads it as it is",
+        "merge",
+    )
+
+
+def _left_behind(item: Item) -> Iterator[Finding]:
+    """Keys of a process that the merged index does not have."""
+    if isinstance(item.database, CheckpointError):
+        return
+    for name in item.processes:
+        if not is_file(item.path / name / MANIFEST):
+            continue
+        try:
+            lost = read_database(item.path / name).entries.keys() - item.database.entries.keys()
+        except CheckpointError as error:
+            why = "the merged index does not need it: only merging again would"
+            yield Finding(
+                INFO, error.place or str(item.path / name), error.message, why, "nothing need be done"
+            )
+            continue
+        if lost:
+            what = f"{len(lost)} keys, such as {min(lost)}, are not in the merged {MANIFEST}"
+            why = "they cannot be read: the merge was interrupted, or the directory is of another save"
+            do = f"mv {MANIFEST} {MANIFEST}.aside in {item.path}, then ckpt doctor {item.path} --fix merge"
+            yield Finding(ERROR, str(item.path / name), what, why, do)
+
+
+def merge(path: Path) -> str:
+    """Writes the index of all processes of a save: a new node file, then the manifest.
+
+    Raises:
+        FormatError: it is not well-defined: the processes differ, or the arrays would not be whole.
+        StorageError: it cannot be written.
+    """
+    names = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
+    files = sorted(entry.name for entry in os.scandir(path) if not entry.is_dir())
+    united = _united(path)
+    _refuse_holes(Item(Directory(path, tuple(files), tuple(names)), path))
+    entries = {key.encode(errors="surrogateescape"): entry for key, entry in united.items()}
+    digest = hashlib.sha256(repr(sorted(entries.items(), key=lambda pair: pair[0])).encode()).hexdigest()
+    node_file = f"d/{digest[:32]}"
+    index = ocdbt.encode(entries.items(), node_file)
+    stored = {node_file: index.nodes, MANIFEST: index.manifest}
+    if ocdbt.read(lambda file, start, length: _part(stored[file], start, length)) != dict(
+        sorted(entries.items())
+    ):
+        raise FormatError("the merged index does not read back as it was made", place=path)
+    try:
+        (path / "d").mkdir(exist_ok=True)
+        _publish(path / node_file, index.nodes)
+        _publish(path / MANIFEST, index.manifest)
+    except OSError as error:
+        raise storage_error("cannot write", error.filename or path, error) from error
+    return f"{path / MANIFEST} was written: {len(entries):,} keys of {len(processes_of(path))} processes"
+
+
+def _part(data: bytes, start: int, length: int | None) -> bytes:
+    return data[start:] if length is None else data[start : start + length]
+
+
+def _publish(path: Path, content: bytes) -> None:
+    """Writes a new file under another name first; an existing one is an error."""
+    if os.path.lexists(path):
+        raise FormatError(f"{path} is there already", hint="look again: ckpt doctor")
+    beside = path.with_name(path.name + ".new")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.rename(path)
+
+
+def _united(path: Path) -> Mapping[str, Entry]:
+    """All keys. What several processes have must be the same bytes."""
+    united: dict[str, Entry] = {}
+    for process in processes_of(path):
+        found = moved(read_database(process), process.name)
+        for key, entry in found.entries.items():
+            other = united.setdefault(key, entry)
+            if other != entry and not _same(found, other, entry):
+                raise FormatError(
+                    "two processes disagree",
+                    place=f"{process}: {key}",
+                    hint="these directories are not of one save: find out which of them belongs here",
+                )
+    return united
+
+
+def _same(database: Database, a: Entry, b: Entry) -> bool:
+    """Whether two entries are the same bytes, read a part at a time."""
+    sizes = [entry.length if isinstance(entry, Extent) else len(entry) for entry in (a, b)]
+    if sizes[0] != sizes[1]:
+        return False
+    return all(
+        _slice(database, a, at, sizes[0]) == _slice(database, b, at, sizes[0])
+        for at in range(0, sizes[0], _COMPARED)
+    )
+
+
+def _slice(database: Database, entry: Entry, start: int, size: int) -> bytes:
+    length = min(_COMPARED, size - start)
+    if isinstance(entry, bytes):
+        return entry[start : start + length]
+    source = LocalFile.at(database.directory / entry.file)
+    try:
+        return source.read(entry.offset + start, length)
+    finally:
+        source.close()
+
+
+def _refuse_holes(item: Item) -> None:
+    for finding in array_findings(item):
+        if finding.level == ERROR:
+            raise FormatError(
+                "merged, the arrays would not be whole",
+                place=finding.place,
+                got=finding.what,
+                hint="a process's directory is missing: copy it here first",
+            )
+
+
+CHECK = Check(
+    "unmerged",
+    f"ocdbt.process_* directories without a merged {MANIFEST}",
+    _look,
+    Fix("merge", f"write the {MANIFEST} over the databases of all processes", merge),
+)

@@ -1,0 +1,305 @@
+"""What lies at a path: steps, items, weights and leftovers, told by what is in them and not by their names.
+
+Everything below the path is listed once; arrays' own directories are left to the checks that count chunks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ckpttools.doctor.looking import is_directory, is_file
+from ckpttools.errors import CheckpointError, FormatError
+from ckpttools.formats.databases import Database, database_of
+from ckpttools.formats.ocdbt import MANIFEST
+from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, SHARDING_FILE, TREE_FILE
+from ckpttools.formats.safetensors_header import json_object
+from ckpttools.formats.zarr3 import DOCUMENT as ZARR3
+from ckpttools.formats.zarr_chunks import ChunkTables, chunk_tables
+from ckpttools.run.staging import SUFFIX
+from ckpttools.stores.local import storage_error
+
+# What Orbax appends to the name of a directory that it is still writing; old versions add a time.
+ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"
+REPLACED = ".replaced"
+# What the fix set-aside appends.
+SET_ASIDE = ".unfinished"
+SAFETENSORS, INDEX = ".safetensors", ".safetensors.index.json"
+# Deeper directories are nobody's checkpoint; links may lead round in circles.
+_DEEPEST = 12
+
+
+@dataclass(frozen=True)
+class Directory:
+    """One directory that was listed.
+
+    Attributes:
+        path: of it.
+        files, directories: names in it, sorted.
+    """
+
+    path: Path
+    files: tuple[str, ...]
+    directories: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A directory with the arrays of one pytree.
+
+    Attributes:
+        directory: the listed directory.
+        step: the directory above that is its step, or its own.
+        may_leave_out: whether chunks that hold only the fill value need not be there, whatever it says.
+    """
+
+    directory: Directory
+    step: Path
+    may_leave_out: bool = False
+
+    @property
+    def path(self) -> Path:
+        return self.directory.path
+
+    @property
+    def processes(self) -> list[str]:
+        """Directories that the processes of a save wrote for themselves."""
+        return [name for name in self.directory.directories if name.startswith("ocdbt.process_")]
+
+    @property
+    def is_merged(self) -> bool:
+        return MANIFEST in self.directory.files
+
+    @property
+    def is_part_of_a_host(self) -> bool:
+        """Whether it is what one host kept for itself: some chunks are then elsewhere."""
+        return is_directory(self.step / "process_metadata")
+
+    @cached_property
+    def is_unfinished(self) -> bool:
+        """Whether its step says that it was never committed."""
+        document = json_or_error(self.step / CHECKPOINT_FILE)
+        return not isinstance(document, CheckpointError) and is_unfinished(document)
+
+    @cached_property
+    def metadata(self) -> Mapping[str, Any] | CheckpointError:
+        """`_METADATA`, or what is wrong with it."""
+        return json_or_error(self.path / TREE_FILE)
+
+    def says(self, field: str) -> object:
+        """A field of `_METADATA`; None where that says nothing."""
+        return None if isinstance(self.metadata, CheckpointError) else self.metadata.get(field)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether missing chunks hold only the fill value."""
+        return self.may_leave_out or self.says("store_array_data_equal_to_fill_value") is False
+
+    @cached_property
+    def database(self) -> Database | CheckpointError:
+        """All keys, or what is wrong with the index."""
+        try:
+            return database_of(self.path)
+        except CheckpointError as error:
+            return error
+
+    @cached_property
+    def tables(self) -> ChunkTables | None:
+        """The arrays; None where there is no index to tell them."""
+        return None if isinstance(self.database, CheckpointError) else chunk_tables(self.database)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Safetensors in one directory.
+
+    Attributes:
+        folder: where they are.
+        files: names of the files to look at.
+        indexes: names of the indexes to look at.
+        is_whole: whether all files of the directory are among them, and not one that was named.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+    indexes: tuple[str, ...]
+    is_whole: bool
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What there is to look at.
+
+    Attributes:
+        path: what was asked about.
+        directories: all that were listed, the path's own first.
+        denied: places that could not be listed, with the reason.
+        items: of Orbax; directories with a `_METADATA` or another file that only items have.
+        steps: directories that hold items, or a `_CHECKPOINT_METADATA`.
+        weights: directories with safetensors.
+        hierarchies: plain zarr v3 roots.
+        leftovers: directories of unfinished or replaced work.
+    """
+
+    path: Path
+    directories: tuple[Directory, ...] = ()
+    denied: Mapping[Path, CheckpointError] = field(default_factory=dict)
+    items: tuple[Item, ...] = ()
+    steps: tuple[Directory, ...] = ()
+    weights: tuple[Weights, ...] = ()
+    hierarchies: tuple[Path, ...] = ()
+    leftovers: tuple[Path, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing here is, or was going to be, a checkpoint."""
+        found = (self.items, self.steps, self.weights, self.hierarchies, self.leftovers, self.denied)
+        return not any(found)
+
+
+def json_or_error(path: Path) -> Mapping[str, Any] | CheckpointError:
+    """The JSON object in a file, or what is wrong with it."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        return storage_error("cannot read", path, error)
+    hint = "fetch the file again, or restore it from another copy"
+    try:
+        return json_object(raw, str(path), FormatError, hint, unique=False)
+    except CheckpointError as error:
+        return error
+
+
+def is_unfinished(document: Mapping[str, Any]) -> bool:
+    """Whether the `_CHECKPOINT_METADATA` of a step is that of a save which was never committed."""
+    return document.get("commit_timestamp_nsecs", 0) is None
+
+
+def scene_at(path: Path) -> Scene:
+    """Looks around at a path, which may be a file, or a directory at any level.
+
+    Raises:
+        FormatError: there is nothing at all.
+    """
+    if not os.path.lexists(path):
+        raise FormatError(f"there is nothing at {path}", hint=_hint(path))
+    if not is_directory(path):
+        return Scene(path, weights=tuple(_one_file(path)))
+    walk = _Walk()
+    walk.visit(path, 0)
+    return walk.scene(path)
+
+
+def _hint(path: Path) -> str:
+    partial = path.with_name(path.name + SUFFIX)
+    if path.name and is_directory(partial):
+        return f"{partial} is an interrupted conversion: run its command again, and it goes on"
+    return "check the spelling of the path"
+
+
+def _one_file(path: Path) -> Iterator[Weights]:
+    if path.name.endswith(INDEX):
+        names = tuple(sorted(each.name for each in path.parent.glob(f"*{SAFETENSORS}")))
+        yield Weights(path.parent, names, (path.name,), is_whole=True)
+    elif path.name.endswith(SAFETENSORS):
+        yield Weights(path.parent, (path.name,), (), is_whole=False)
+
+
+class _Walk:
+    """A walk down, which tells what each directory is."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[int, int]] = set()
+        self._directories: dict[Path, Directory] = {}
+        self._denied: dict[Path, CheckpointError] = {}
+        self._items: list[Path] = []
+        self._hierarchies: list[Path] = []
+        self._leftovers: list[Path] = []
+
+    def visit(self, path: Path, depth: int) -> None:
+        directory = self._listed(path)
+        if directory is None:
+            return
+        self._directories[path] = directory
+        if _is_item(directory):
+            self._items.append(path)
+            # Another save may have begun beside the arrays.
+            unfinished = [name for name in directory.directories if ORBAX_UNFINISHED in name]
+            self._leftovers += [path / name for name in unfinished]
+        elif ZARR3 in directory.files:
+            self._hierarchies.append(path)
+        else:
+            for name in directory.directories:
+                self._step_into(path / name, depth)
+
+    def _step_into(self, path: Path, depth: int) -> None:
+        if ORBAX_UNFINISHED in path.name or path.name.endswith((SUFFIX, REPLACED, SET_ASIDE)):
+            self._leftovers.append(path)
+        elif depth < _DEEPEST:
+            self.visit(path, depth + 1)
+
+    def _listed(self, path: Path) -> Directory | None:
+        """A directory's content; None if it was seen before or may not be listed."""
+        try:
+            status = path.stat()
+            if (status.st_dev, status.st_ino) in self._seen:
+                return None
+            self._seen.add((status.st_dev, status.st_ino))
+            with os.scandir(path) as entries:
+                pairs = sorted((entry.name, entry.is_dir()) for entry in entries)
+        except OSError as error:
+            self._denied[path] = storage_error("cannot list", path, error)
+            return None
+        files = tuple(name for name, is_directory in pairs if not is_directory)
+        return Directory(path, files, tuple(name for name, is_directory in pairs if is_directory))
+
+    def scene(self, path: Path) -> Scene:
+        steps = {place: each for place, each in self._directories.items() if CHECKPOINT_FILE in each.files}
+        items = []
+        for place in self._items:
+            step = self._step_of(place)
+            items.append(Item(self._directories[place], step))
+            if step not in self._directories:
+                listed = self._listed(step)
+                steps |= {step: listed} if listed else {}
+        # An item's own copy of the metadata does not make it a step.
+        inner = {item.path for item in items if item.step != item.path}
+        return Scene(
+            path,
+            tuple(self._directories.values()),
+            self._denied,
+            tuple(items),
+            tuple(each for place, each in sorted(steps.items()) if place not in inner),
+            tuple(_weights(each) for each in self._directories.values() if _has_weights(each)),
+            tuple(self._hierarchies),
+            tuple(self._leftovers),
+        )
+
+    def _step_of(self, item: Path) -> Path:
+        """The directory above where that is a step, else the item's own."""
+        return item.parent if is_file(item.parent / CHECKPOINT_FILE) else item
+
+
+def _is_item(directory: Directory) -> bool:
+    return not {TREE_FILE, SHARDING_FILE, MANIFEST}.isdisjoint(directory.files) or any(
+        name.startswith("ocdbt.process_") for name in directory.directories
+    )
+
+
+def _has_weights(directory: Directory) -> bool:
+    return any(_is_ours(name) for name in directory.files)
+
+
+def _is_ours(name: str) -> bool:
+    # Hidden files are other programs': `._model.safetensors` is macOS's.
+    return name.endswith((SAFETENSORS, INDEX)) and not name.startswith(".")
+
+
+def _weights(directory: Directory) -> Weights:
+    ours = [name for name in directory.files if _is_ours(name)]
+    files = tuple(name for name in ours if name.endswith(SAFETENSORS))
+    return Weights(directory.path, files, tuple(name for name in ours if name.endswith(INDEX)), is_whole=True)

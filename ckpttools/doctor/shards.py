@@ -1,0 +1,25 @@
+"""The headers of safetensors files, or what is wrong with them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ckpttools.doctor.looking import is_file
+from ckpttools.errors import CheckpointError, FormatError
+from ckpttools.formats.safetensors_header import Header, parse_header
+from ckpttools.stores.local import LocalFile
+
+
+def header_of(path: Path) -> Header | CheckpointError:
+    """The header of a file, checked against its size, or the error that it is."""
+    if os.path.lexists(path) and not is_file(path):
+        return FormatError("not a file", place=path, hint="a symbolic link to nothing, or no regular file")
+    try:
+        source = LocalFile.at(path)
+        try:
+            return parse_header(source)
+        finally:
+            source.close()
+    except CheckpointError as error:
+        return error

@@ -1,0 +1,30 @@
+"""What the Gemma families share: norms stored as weight + 1, and how their files spell names."""
+
+from ckpttools.families.decoder import TIED
+from ckpttools.families.family import FlagRule, Spelling
+from ckpttools.mapping.row import row
+from ckpttools.mapping.values import Shift
+
+# Gemma's norm multiplies by 1 + weight. MaxText keeps the sum, in float32 whatever the other arrays are.
+PLUS_ONE = Shift(1.0)
+
+FINAL_NORM = row("decoder.decoder_norm.scale", "embed", "model.norm.weight", "embed", op=PLUS_ONE)
+HEAD = row("decoder.logits_dense.kernel", "embed vocab", "lm_head.weight", "vocab embed", unless="tied")
+
+# Gemma's classes tie the embeddings where the configuration is silent.
+TIED_BY_DEFAULT = FlagRule(TIED.field, default=True, remedy=TIED.remedy)
+
+TEXT = Spelling(name="text")
+INTERNAL = Spelling({"model.": "model.language_model."}, name="transformers")
+MULTIMODAL = Spelling({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."})
+
+# Text models have these at the top of their configuration, multimodal ones in a part of it.
+TEXT_SIZES = {
+    "layers": ("text_config.num_hidden_layers", "num_hidden_layers"),
+    "embed": ("text_config.hidden_size", "hidden_size"),
+    "vocab": ("text_config.vocab_size", "vocab_size"),
+    "mlp": ("text_config.intermediate_size", "intermediate_size"),
+    "heads": ("text_config.num_attention_heads", "num_attention_heads"),
+    "kv_heads": ("text_config.num_key_value_heads", "num_key_value_heads"),
+    "head_dim": ("text_config.head_dim", "head_dim"),
+}

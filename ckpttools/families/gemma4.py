@@ -1,0 +1,188 @@
+"""Gemma 4, dense and with experts: blocks of five local layers and a global one, stacked twice."""
+
+from ckpttools.families.decoder import HEAD_NORMS, KEY, OUT, QUERY, VALUE
+from ckpttools.families.family import Family, FlagRule, Spelling
+from ckpttools.families.gemma import HEAD, INTERNAL, TEXT_SIZES, TIED_BY_DEFAULT
+from ckpttools.mapping.layers import Layers
+from ckpttools.mapping.row import row
+from ckpttools.mapping.values import Scale
+
+EMBEDDING = row(
+    "token_embedder.embedding",
+    "vocab embed",
+    "model.embed_tokens.weight",
+    "vocab embed",
+    op=Scale("embed", 0.5),
+)
+FINAL_NORM = row("decoder.decoder_norm.scale", "embed", "model.norm.weight", "embed")
+NORMS = (
+    row("pre_self_attention_norm.scale", "embed", "input_layernorm.weight", "embed"),
+    row("post_self_attention_norm.scale", "embed", "post_attention_layernorm.weight", "embed"),
+    row("pre_ffw_norm.scale", "embed", "pre_feedforward_layernorm.weight", "embed"),
+    row("post_ffw_norm.scale", "embed", "post_feedforward_layernorm.weight", "embed"),
+    row("layer_scalar", "one", "layer_scalar", "one"),
+)
+DENSE = (
+    row("mlp.wi_0.kernel", "embed mlp", "mlp.gate_proj.weight", "mlp embed", unless="experts"),
+    row("mlp.wi_1.kernel", "embed mlp", "mlp.up_proj.weight", "mlp embed", unless="experts"),
+    row("mlp.wo.kernel", "mlp embed", "mlp.down_proj.weight", "embed mlp", unless="experts"),
+)
+EXPERTS = (
+    row(
+        "mlp.pre_feedforward_layernorm_2.scale",
+        "embed",
+        "pre_feedforward_layernorm_2.weight",
+        "embed",
+        when="experts",
+    ),
+    row(
+        "mlp.post_feedforward_layernorm_1.scale",
+        "embed",
+        "post_feedforward_layernorm_1.weight",
+        "embed",
+        when="experts",
+    ),
+    row(
+        "mlp.post_feedforward_layernorm_2.scale",
+        "embed",
+        "post_feedforward_layernorm_2.weight",
+        "embed",
+        when="experts",
+    ),
+    row("mlp.pre_forward_scale_2", "embed", "router.scale", "embed", when="experts"),
+    row(
+        "mlp.moe_block.MoeBlock_0.gate.kernel",
+        "embed expert",
+        "router.proj.weight",
+        "expert embed",
+        when="experts",
+    ),
+    row(
+        "mlp.moe_block.MoeBlock_0.per_expert_scale",
+        "expert",
+        "router.per_expert_scale",
+        "expert",
+        when="experts",
+    ),
+    row(
+        "mlp.moe_block.MoeBlock_0.wi_{part}",
+        "expert embed expert_mlp",
+        "experts.gate_up_proj",
+        "expert (part expert_mlp) embed",
+        when="experts",
+    ),
+    row(
+        "mlp.moe_block.MoeBlock_0.wo",
+        "expert expert_mlp embed",
+        "experts.down_proj",
+        "expert embed expert_mlp",
+        when="experts",
+    ),
+    row(
+        "mlp.moe_block.shared_experts.wi_0.kernel",
+        "embed mlp",
+        "mlp.gate_proj.weight",
+        "mlp embed",
+        when="experts",
+    ),
+    row(
+        "mlp.moe_block.shared_experts.wi_1.kernel",
+        "embed mlp",
+        "mlp.up_proj.weight",
+        "mlp embed",
+        when="experts",
+    ),
+    row(
+        "mlp.moe_block.shared_experts.wo.kernel",
+        "mlp embed",
+        "mlp.down_proj.weight",
+        "embed mlp",
+        when="experts",
+    ),
+)
+LOCAL = (QUERY, KEY, VALUE, OUT, *HEAD_NORMS, *NORMS, *DENSE, *EXPERTS)
+# Global layers have heads of another size, and in most models no values of their own: keys serve as such.
+GLOBAL = (
+    row(
+        "self_attention.query.kernel",
+        "embed heads global_head_dim",
+        "self_attn.q_proj.weight",
+        "(heads global_head_dim) embed",
+    ),
+    row(
+        "self_attention.key.kernel",
+        "embed global_kv_heads global_head_dim",
+        "self_attn.k_proj.weight",
+        "(global_kv_heads global_head_dim) embed",
+    ),
+    row(
+        "self_attention.value.kernel",
+        "embed global_kv_heads global_head_dim",
+        "self_attn.v_proj.weight",
+        "(global_kv_heads global_head_dim) embed",
+        unless="keys_are_values",
+    ),
+    row(
+        "self_attention.out.kernel",
+        "heads global_head_dim embed",
+        "self_attn.o_proj.weight",
+        "embed (heads global_head_dim)",
+    ),
+    row("self_attention.query_norm.scale", "global_head_dim", "self_attn.q_norm.weight", "global_head_dim"),
+    row("self_attention.key_norm.scale", "global_head_dim", "self_attn.k_norm.weight", "global_head_dim"),
+    *NORMS,
+    *DENSE,
+    *EXPERTS,
+)
+
+FAMILY = Family(
+    name="gemma4",
+    model_types=("gemma4", "gemma4_text"),
+    models=("Gemma 4 26B-A4B", "Gemma 4 31B"),
+    rows=(EMBEDDING, FINAL_NORM, HEAD),
+    layers=(
+        Layers(
+            "model.layers.{6*block+local}",
+            "decoder.layers_{6*block+local}",
+            "decoder.scanned_blocks.local_layers",
+            ("block", "local"),
+            LOCAL,
+        ),
+        Layers(
+            "model.layers.{6*block+5}",
+            "decoder.layers_{6*block+5}",
+            "decoder.scanned_blocks.global_layer",
+            ("block",),
+            GLOBAL,
+        ),
+        # What remains is never six layers, so never reaches a global one.
+        Layers(
+            "model.layers.{rest+#cycled}",
+            "decoder.layers_{rest+#cycled}",
+            "decoder.layers_remainder.local_layers",
+            ("rest",),
+            LOCAL,
+        ),
+    ),
+    sizes={
+        **TEXT_SIZES,
+        "global_head_dim": ("text_config.global_head_dim", "global_head_dim"),
+        "global_kv_heads": ("text_config.num_global_key_value_heads", "num_global_key_value_heads"),
+        "expert": ("text_config.num_experts", "num_experts"),
+        "expert_mlp": ("text_config.moe_intermediate_size", "moe_intermediate_size"),
+    },
+    constants={"local": 5, "one": 1, "part": 2},
+    derived={"block": "layers // 6", "rest": "layers % 6", "cycled": "6 * block"},
+    flags={
+        "tied": TIED_BY_DEFAULT,
+        "experts": FlagRule(("text_config.enable_moe_block", "enable_moe_block")),
+        "keys_are_values": FlagRule(("text_config.attention_k_eq_v", "attention_k_eq_v")),
+    },
+    left_out=(
+        "model.vision_tower.*",
+        "model.embed_vision.*",
+        "model.audio_tower.*",
+        "model.embed_audio.*",
+    ),
+    spellings=(INTERNAL, Spelling(model_types=("gemma4_text",), name="text")),
+)

@@ -1,0 +1,107 @@
+"""Llama 4, the text model: cycles of four layers, with experts in every or in every second one."""
+
+from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, NORMS, TIED
+from ckpttools.families.family import Family, FlagRule, Spelling
+from ckpttools.mapping.layers import Layers
+from ckpttools.mapping.row import row
+
+DENSE = (
+    row("mlp.wi_0.kernel", "embed mlp", "feed_forward.gate_proj.weight", "mlp embed"),
+    row("mlp.wi_1.kernel", "embed mlp", "feed_forward.up_proj.weight", "mlp embed"),
+    row("mlp.wo.kernel", "mlp embed", "feed_forward.down_proj.weight", "embed mlp"),
+)
+EXPERTS = (
+    row(
+        "Llama4MoEBlock_0.MoeBlock_0.gate.kernel",
+        "embed expert",
+        "feed_forward.router.weight",
+        "expert embed",
+    ),
+    row(
+        "Llama4MoEBlock_0.MoeBlock_0.wi_{part}",
+        "expert embed expert_mlp",
+        "feed_forward.experts.gate_up_proj",
+        "expert embed (part expert_mlp)",
+    ),
+    row(
+        "Llama4MoEBlock_0.MoeBlock_0.wo",
+        "expert expert_mlp embed",
+        "feed_forward.experts.down_proj",
+        "expert expert_mlp embed",
+    ),
+    row(
+        "Llama4MoEBlock_0.shared_experts.wi_0.kernel",
+        "embed expert_mlp",
+        "feed_forward.shared_expert.gate_proj.weight",
+        "expert_mlp embed",
+    ),
+    row(
+        "Llama4MoEBlock_0.shared_experts.wi_1.kernel",
+        "embed expert_mlp",
+        "feed_forward.shared_expert.up_proj.weight",
+        "expert_mlp embed",
+    ),
+    row(
+        "Llama4MoEBlock_0.shared_experts.wo.kernel",
+        "expert_mlp embed",
+        "feed_forward.shared_expert.down_proj.weight",
+        "embed expert_mlp",
+    ),
+)
+
+FAMILY = Family(
+    name="llama4",
+    model_types=("llama4", "llama4_text"),
+    models=("Llama 4 Scout", "Llama 4 Maverick"),
+    rows=EMBEDDINGS,
+    layers=(
+        Layers(
+            "model.layers.{4*block+position}",
+            "decoder.layers_{4*block+position}",
+            "decoder.layers.layers_{position}",
+            ("block",),
+            (*NORMS, *ATTENTION, *EXPERTS),
+            unless="interleaved_experts",
+        ),
+        Layers(
+            "model.layers.{4*block+2*half}",
+            "decoder.layers_{4*block+2*half}",
+            "decoder.layers.layers_{2*half}",
+            ("block",),
+            (*NORMS, *ATTENTION, *DENSE),
+            when="interleaved_experts",
+        ),
+        Layers(
+            "model.layers.{4*block+2*half+1}",
+            "decoder.layers_{4*block+2*half+1}",
+            "decoder.layers.layers_{2*half+1}",
+            ("block",),
+            (*NORMS, *ATTENTION, *EXPERTS),
+            when="interleaved_experts",
+        ),
+    ),
+    sizes={
+        "layers": ("text_config.num_hidden_layers", "num_hidden_layers"),
+        "embed": ("text_config.hidden_size", "hidden_size"),
+        "vocab": ("text_config.vocab_size", "vocab_size"),
+        "mlp": ("text_config.intermediate_size_mlp", "intermediate_size_mlp"),
+        "expert_mlp": ("text_config.intermediate_size", "intermediate_size"),
+        "heads": ("text_config.num_attention_heads", "num_attention_heads"),
+        "kv_heads": ("text_config.num_key_value_heads", "num_key_value_heads"),
+        "head_dim": ("text_config.head_dim", "head_dim"),
+        "expert": ("text_config.num_local_experts", "num_local_experts"),
+    },
+    constants={"position": 4, "half": 2, "part": 2},
+    derived={"block": "layers / 4"},
+    flags={
+        "tied": TIED,
+        "interleaved_experts": FlagRule(
+            ("text_config.interleave_moe_layer_step", "interleave_moe_layer_step"), (2,)
+        ),
+    },
+    left_out=("vision_model.*", "multi_modal_projector.*"),
+    spellings=(
+        Spelling({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}),
+        Spelling(model_types=("llama4_text",), name="text"),
+    ),
+)

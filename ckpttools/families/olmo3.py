@@ -1,0 +1,51 @@
+"""OLMo 2 and 3: norms after attention and MLP, cycles of four layers."""
+
+from ckpttools.families.decoder import EMBEDDINGS, MLP, SIZES, TIED
+from ckpttools.families.family import Family
+from ckpttools.mapping.layers import Layers
+from ckpttools.mapping.row import row
+
+ROWS = (
+    row(
+        "attention.query.kernel", "embed heads head_dim", "self_attn.q_proj.weight", "(heads head_dim) embed"
+    ),
+    row(
+        "attention.key.kernel",
+        "embed kv_heads head_dim",
+        "self_attn.k_proj.weight",
+        "(kv_heads head_dim) embed",
+    ),
+    row(
+        "attention.value.kernel",
+        "embed kv_heads head_dim",
+        "self_attn.v_proj.weight",
+        "(kv_heads head_dim) embed",
+    ),
+    row("attention.out.kernel", "heads head_dim embed", "self_attn.o_proj.weight", "embed (heads head_dim)"),
+    # One norm over all heads together.
+    row("attention.query_norm.scale", "(heads head_dim)", "self_attn.q_norm.weight", "(heads head_dim)"),
+    row("attention.key_norm.scale", "(kv_heads head_dim)", "self_attn.k_norm.weight", "(kv_heads head_dim)"),
+    row("post_self_attention_layer_norm.scale", "embed", "post_attention_layernorm.weight", "embed"),
+    row("post_mlp_layer_norm.scale", "embed", "post_feedforward_layernorm.weight", "embed"),
+    *MLP,
+)
+
+FAMILY = Family(
+    name="olmo3",
+    model_types=("olmo3", "olmo2"),
+    models=("OLMo 3 7B", "OLMo 3 32B", "OLMo 2 (as MaxText's olmo3 block)"),
+    rows=EMBEDDINGS,
+    layers=(
+        Layers(
+            "model.layers.{4*block+position}",
+            "decoder.layers_{4*block+position}",
+            "decoder.layers.layers_{position}",
+            ("block",),
+            ROWS,
+        ),
+    ),
+    sizes={**SIZES, "layers": ("num_hidden_layers",)},
+    constants={"position": 4},
+    derived={"block": "layers / 4", "head_dim": "embed / heads"},
+    flags={"tied": TIED},
+)

@@ -1,0 +1,38 @@
+"""Qwen 3 with experts in every layer."""
+
+from ckpttools.families.decoder import (
+    ATTENTION,
+    EMBEDDINGS,
+    HEAD_NORMS,
+    HF_LAYERS,
+    NORMS,
+    SCANNED,
+    SIZES,
+    TIED,
+    UNSCANNED,
+)
+from ckpttools.families.family import Family
+from ckpttools.mapping.layers import Layers
+from ckpttools.mapping.row import row
+
+EXPERTS = (
+    row("moe_block.gate.kernel", "embed expert", "mlp.gate.weight", "expert embed"),
+    row("moe_block.wi_0", "expert embed mlp", "mlp.experts.{expert}.gate_proj.weight", "mlp embed"),
+    row("moe_block.wi_1", "expert embed mlp", "mlp.experts.{expert}.up_proj.weight", "mlp embed"),
+    row("moe_block.wo", "expert mlp embed", "mlp.experts.{expert}.down_proj.weight", "embed mlp"),
+)
+
+FAMILY = Family(
+    name="qwen3-moe",
+    model_types=("qwen3_moe",),
+    models=("Qwen3-30B-A3B", "Qwen3-235B-A22B", "Qwen3-Coder-480B-A35B"),
+    rows=EMBEDDINGS,
+    layers=(Layers(HF_LAYERS, UNSCANNED, SCANNED, ("layer",), (*NORMS, *ATTENTION, *HEAD_NORMS, *EXPERTS)),),
+    sizes={
+        **SIZES,
+        "mlp": ("moe_intermediate_size",),
+        # `num_local_experts` from transformers 5 on.
+        "expert": ("num_experts", "num_local_experts"),
+    },
+    flags={"tied": TIED},
+)

@@ -1,0 +1,119 @@
+"""Qwen3-Next: cycles of three layers with linear attention and one with full attention, all with experts."""
+
+from ckpttools.families.decoder import EMBEDDINGS, SIZES, TIED
+from ckpttools.families.family import Family
+from ckpttools.mapping.layers import Layers
+from ckpttools.mapping.row import row
+
+COMMON = (
+    row("input_layernorm.scale", "embed", "input_layernorm.weight", "embed"),
+    row("post_attention_layernorm.scale", "embed", "post_attention_layernorm.weight", "embed"),
+    row("mlp.routed_experts.gate.kernel", "embed expert", "mlp.gate.weight", "expert embed"),
+    row("mlp.routed_experts.wi_0", "expert embed mlp", "mlp.experts.{expert}.gate_proj.weight", "mlp embed"),
+    row("mlp.routed_experts.wi_1", "expert embed mlp", "mlp.experts.{expert}.up_proj.weight", "mlp embed"),
+    row("mlp.routed_experts.wo", "expert mlp embed", "mlp.experts.{expert}.down_proj.weight", "embed mlp"),
+    row(
+        "mlp.shared_expert.wi_0.kernel",
+        "embed shared_mlp",
+        "mlp.shared_expert.gate_proj.weight",
+        "shared_mlp embed",
+    ),
+    row(
+        "mlp.shared_expert.wi_1.kernel",
+        "embed shared_mlp",
+        "mlp.shared_expert.up_proj.weight",
+        "shared_mlp embed",
+    ),
+    row(
+        "mlp.shared_expert.wo.kernel",
+        "shared_mlp embed",
+        "mlp.shared_expert.down_proj.weight",
+        "embed shared_mlp",
+    ),
+    row("mlp.shared_expert_gate.kernel", "embed one", "mlp.shared_expert_gate.weight", "one embed"),
+)
+LINEAR = (
+    row("attention.in_proj_qkvz.kernel", "embed qkvz", "linear_attn.in_proj_qkvz.weight", "qkvz embed"),
+    row("attention.in_proj_ba.kernel", "embed ba", "linear_attn.in_proj_ba.weight", "ba embed"),
+    row("attention.conv1d.kernel", "taps one channels", "linear_attn.conv1d.weight", "channels one taps"),
+    row("attention.A_log", "value_heads", "linear_attn.A_log", "value_heads"),
+    row("attention.dt_bias", "value_heads", "linear_attn.dt_bias", "value_heads"),
+    row("attention.norm.rms_norm.scale", "value_dim", "linear_attn.norm.weight", "value_dim"),
+    row("attention.out_proj.kernel", "values embed", "linear_attn.out_proj.weight", "embed values"),
+)
+# The query projection holds the query and a gate of the same size; the output projection stays flat.
+FULL = (
+    row(
+        "attention.attention.query.kernel",
+        "embed heads query_and_gate",
+        "self_attn.q_proj.weight",
+        "(heads query_and_gate) embed",
+    ),
+    row(
+        "attention.attention.key.kernel",
+        "embed kv_heads head_dim",
+        "self_attn.k_proj.weight",
+        "(kv_heads head_dim) embed",
+    ),
+    row(
+        "attention.attention.value.kernel",
+        "embed kv_heads head_dim",
+        "self_attn.v_proj.weight",
+        "(kv_heads head_dim) embed",
+    ),
+    row(
+        "attention.attention.out.kernel",
+        "(heads head_dim) embed",
+        "self_attn.o_proj.weight",
+        "embed (heads head_dim)",
+    ),
+    row("attention.attention.query_norm.scale", "head_dim", "self_attn.q_norm.weight", "head_dim"),
+    row("attention.attention.key_norm.scale", "head_dim", "self_attn.k_norm.weight", "head_dim"),
+)
+
+FAMILY = Family(
+    name="qwen3-next",
+    model_types=("qwen3_next",),
+    models=("Qwen3-Next-80B-A3B",),
+    rows=EMBEDDINGS,
+    layers=(
+        Layers(
+            "model.layers.{4*block+linear}",
+            "decoder.layers_{4*block+linear}",
+            "decoder.layers.layer_{linear}",
+            ("block",),
+            (*COMMON, *LINEAR),
+        ),
+        Layers(
+            "model.layers.{4*block+3}",
+            "decoder.layers_{4*block+3}",
+            "decoder.layers.layer_3",
+            ("block",),
+            (*COMMON, *FULL),
+        ),
+    ),
+    sizes={
+        **SIZES,
+        "layers": ("num_hidden_layers",),
+        "mlp": ("moe_intermediate_size",),
+        "shared_mlp": ("shared_expert_intermediate_size",),
+        "expert": ("num_experts",),
+        "key_heads": ("linear_num_key_heads",),
+        "key_dim": ("linear_key_head_dim",),
+        "value_heads": ("linear_num_value_heads",),
+        "value_dim": ("linear_value_head_dim",),
+        "taps": ("linear_conv_kernel_dim",),
+    },
+    constants={"linear": 3, "one": 1},
+    derived={
+        "block": "layers / 4",
+        "query_and_gate": "2 * head_dim",
+        "values": "value_heads * value_dim",
+        "keys": "key_heads * key_dim",
+        "channels": "2 * keys + values",
+        "qkvz": "2 * keys + 2 * values",
+        "ba": "2 * value_heads",
+    },
+    flags={"tied": TIED},
+    left_out=("mtp.*",),
+)

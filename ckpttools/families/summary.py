@@ -1,0 +1,83 @@
+"""What there is to say of a family before there is a model: for listings and the documentation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpttools.families.family import Family
+from ckpttools.mapping.op_text import exactness_of, op_text
+from ckpttools.mapping.values import Scale, Shift, ValueOp
+
+DIRECTIONS = ("hf-to-maxtext", "maxtext-to-hf")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """A group of layers as it is named.
+
+    Attributes:
+        right: prefix of Hugging Face's keys.
+        unscanned, scanned: prefixes of MaxText's.
+        stacked: axes that are in the arrays of a scanned model.
+    """
+
+    right: str
+    unscanned: str
+    scanned: str
+    stacked: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSummary:
+    """A function of values, and the rows that apply it.
+
+    Attributes:
+        op: its text, such as "scale head_dim -0.5".
+        exact: whether the way back gives bfloat16 values' bits, whatever the model's sizes.
+        reason: when it does not, or for which values.
+        rows: MaxText's names, below the layers' prefix.
+    """
+
+    op: str
+    exact: bool
+    reason: str
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySummary:
+    """A family in short.
+
+    Attributes:
+        name, model_types, models: as in `Family`.
+        directions: commands that convert such models.
+        layers: groups of layers; each may be scanned on axis 0 or 1, or unscanned.
+        values: what changes values; where there is nothing, every bit comes back.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    models: tuple[str, ...]
+    directions: tuple[str, ...]
+    layers: tuple[GroupSummary, ...]
+    values: tuple[ValueSummary, ...]
+
+
+def summary(family: Family) -> FamilySummary:
+    """The family in short."""
+    groups = tuple(GroupSummary(each.right, each.left, each.scanned, each.stacked) for each in family.layers)
+    return FamilySummary(family.name, family.model_types, family.models, DIRECTIONS, groups, _values(family))
+
+
+def _values(family: Family) -> tuple[ValueSummary, ...]:
+    found: dict[ValueOp, list[str]] = {}
+    for row in (*family.rows, *(row for group in family.layers for row in group.rows)):
+        if row.op is not None:
+            found.setdefault(row.op, []).append(str(row.left.key))
+    return tuple(_value(op, tuple(dict.fromkeys(rows))) for op, rows in found.items())
+
+
+def _value(op: ValueOp, rows: tuple[str, ...]) -> ValueSummary:
+    text = op_text(op) if isinstance(op, Scale | Shift) else repr(op)
+    exactness = exactness_of(op)
+    return ValueSummary(text, exactness.exact, exactness.reason, rows)

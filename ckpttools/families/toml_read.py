@@ -1,0 +1,191 @@
+"""A family out of a TOML file: the fields of `Family`, `Layers` and `row`, and nothing else.
+
+Rows that several groups of layers have may stand in a named set, `[[sets.NAME]]`; the text NAME in a list of
+rows is all of them. Nothing in such a file is run.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import partial
+
+from ckpttools.errors import FormatError, MappingError, near_names
+from ckpttools.families.family import Family, FlagRule, Spelling
+from ckpttools.families.toml_values import (
+    Reader,
+    fields,
+    length,
+    list_of,
+    mapping,
+    placed,
+    scalar,
+    text,
+    text_or_texts,
+    truth,
+)
+from ckpttools.mapping.arithmetic import names_in
+from ckpttools.mapping.axes import parse_key
+from ckpttools.mapping.layers import Layers
+from ckpttools.mapping.op_text import parse_op
+from ckpttools.mapping.row import Row, row
+from ckpttools.mapping.sizes import Alternatives
+from ckpttools.mapping.values import ValueOp
+
+Rows = tuple[Row, ...]
+Sets = Mapping[str, Rows]
+
+
+def family_from_toml(content: str, place: str) -> Family:
+    """The family that a file describes.
+
+    Args:
+        content: of the file.
+        place: its name, for messages.
+
+    Raises:
+        FormatError: not TOML.
+        MappingError: not a family; says in which table, under which key, what is there and what should be.
+    """
+    try:
+        document = tomllib.loads(content)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise FormatError("not a TOML file", place=place, got=error) from error
+    sets = mapping(partial(_rows, {}))(document.get("sets", {}), f"{place}: sets")
+    found = fields(_family_readers(sets), required=("name", "rows"))(document, f"{place}:")
+    found.pop("sets", None)
+    return Family(**{"model_types": (), "models": (), "layers": (), "sizes": {}, **found})
+
+
+def _family_readers(sets: Sets) -> dict[str, Reader]:
+    return {
+        "name": text,
+        "model_types": list_of(text),
+        "models": list_of(text),
+        "sizes": mapping(_alternatives),
+        "derived": mapping(_formula),
+        "constants": mapping(length),
+        "flags": mapping(_flag),
+        "dropped": list_of(text),
+        "left_out": list_of(_key),
+        "spellings": list_of(_spelling),
+        "maxtext_vocab": _vocabularies,
+        "hints": mapping(text),
+        "rows": partial(_rows, sets),
+        "layers": list_of(partial(_layers, sets)),
+        # Read before the others, which name them.
+        "sets": lambda *_: sets,
+    }
+
+
+def _alternatives(value: object, place: str) -> Alternatives:
+    """Configuration fields, at the end perhaps the length where none is there."""
+    items = value if isinstance(value, list) else [value]
+    default = items[-1] if items and isinstance(items[-1], int) and not isinstance(items[-1], bool) else None
+    names = text_or_texts(items if default is None else items[:-1], place)
+    if not names or (default is not None and default < 0):
+        raise MappingError(
+            "this says no length",
+            place=place,
+            got=value,
+            wanted="names of configuration fields, and at the end perhaps a number for where none is there",
+            hint="a length that all models have belongs in [constants]",
+        )
+    return names if default is None else (*names, default)
+
+
+def _formula(value: object, place: str) -> str:
+    formula = text(value, place)
+    with placed(place):
+        names_in(formula)
+    return formula
+
+
+def _key(value: object, place: str) -> str:
+    template = text(value, place)
+    with placed(place):
+        parse_key(template)
+    return template
+
+
+def _op(value: object, place: str) -> ValueOp:
+    described = text(value, place)
+    with placed(place):
+        return parse_op(described)
+
+
+def _flag(value: object, place: str) -> FlagRule:
+    readers: Mapping[str, Reader] = {
+        "field": text_or_texts,
+        "equals": list_of(scalar),
+        "default": truth,
+        "remedy": text,
+    }
+    return FlagRule(**{"field": (), **fields(readers)(value, place)})
+
+
+def _spelling(value: object, place: str) -> Spelling:
+    readers: Mapping[str, Reader] = {"prefixes": mapping(text), "model_types": list_of(text), "name": text}
+    return Spelling(**fields(readers)(value, place))
+
+
+def _vocabularies(value: object, place: str) -> dict[int, int]:
+    found = mapping(length)(value, place)
+    for key in found:
+        if not key.isdecimal():
+            raise MappingError("this is no number of rows", place=place, got=key, wanted="a whole number")
+    return {int(key): rows for key, rows in found.items()}
+
+
+_ROW: Mapping[str, Reader] = {
+    "left": text,
+    "left_axes": text,
+    "right": text,
+    "right_axes": text,
+    "op": _op,
+    "when": text,
+    "unless": text,
+    "above": text,
+}
+_SIDES = ("left", "left_axes", "right", "right_axes")
+
+
+def _rows(sets: Sets, value: object, place: str) -> Rows:
+    """Rows, and names of sets of rows, in any order."""
+    found: tuple[Rows, ...] = list_of(partial(_row_or_set, sets))(value, place)
+    return tuple(each for some in found for each in some)
+
+
+def _row_or_set(sets: Sets, value: object, place: str) -> Rows:
+    if not isinstance(value, str):
+        left = value.get("left") if isinstance(value, dict) else None
+        named = f"{place} ({left})" if isinstance(left, str) else place
+        described = fields(_ROW, required=_SIDES)(value, named)
+        with placed(named):
+            return (row(**described),)
+    if value not in sets:
+        near = near_names(value, sets, 1)
+        raise MappingError(
+            f"there is no set of rows {value!r}",
+            place=place,
+            wanted="one of " + ", ".join(sets) if sets else "a row, or a set that [[sets.NAME]] makes",
+            hint=f"did you mean {near[0]}?" if near else None,
+        )
+    return sets[value]
+
+
+def _layers(sets: Sets, value: object, place: str) -> Layers:
+    readers: Mapping[str, Reader] = {
+        "right": _key,
+        "left": _key,
+        "scanned": _key,
+        "stacked": list_of(text),
+        "rows": partial(_rows, sets),
+        "when": text,
+        "unless": text,
+    }
+    found = Layers(**fields(readers, required=("right", "left", "scanned", "stacked", "rows"))(value, place))
+    for scan_axis in (None, 1):
+        with placed(place):
+            list(found.spelled(scan_axis))
+    return found

@@ -1,0 +1,149 @@
+"""A family as a TOML file, the inverse of `ckpttools.families.toml_read`: a starting point for one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import count, groupby
+
+from ckpttools.families.family import PLAIN, Family, FlagRule, Spelling
+from ckpttools.mapping.axes import Side
+from ckpttools.mapping.layers import Layers
+from ckpttools.mapping.op_text import op_text
+from ckpttools.mapping.row import Row
+
+Rows = tuple[Row, ...]
+_WIDTH = 100
+
+
+def family_to_toml(family: Family) -> str:
+    """The text from which `family_from_toml` makes the same family.
+
+    Raises:
+        MappingError: it has a value op that has no text.
+    """
+    sets = _shared_rows(family.layers)
+    lines = [
+        *_entries(
+            {
+                "name": family.name,
+                "model_types": family.model_types,
+                "models": family.models,
+                "dropped": family.dropped,
+                "left_out": family.left_out,
+            }
+        ),
+        *([] if family.rows else ["rows = []"]),
+        *_table("sizes", family.sizes),
+        *_table("derived", family.derived),
+        *_table("constants", family.constants),
+        *(line for name, rule in family.flags.items() for line in _flag(name, rule)),
+        *_table("maxtext_vocab", {str(rows): wanted for rows, wanted in family.maxtext_vocab.items()}),
+        *_table("hints", family.hints),
+        *(line for each in family.spellings for line in _spelling(each) if family.spellings != (PLAIN,)),
+        *_rows("rows", family.rows),
+        *(line for rows, name in sets.items() for line in _rows(f"sets.{_key(name)}", rows)),
+        *(line for group in family.layers for line in _layers(group, family.layers, sets)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _shared_rows(layers: Sequence[Layers]) -> dict[Rows, str]:
+    """Names for what groups of layers have in common, and for the rest of these groups."""
+    runs = [_runs(group, layers) for group in layers]
+    times = [rows for each in runs for rows in set(each)]
+    sets: dict[Rows, str] = {}
+    for group, each in zip(layers, runs, strict=True):
+        if not any(times.count(rows) > 1 for rows in each):
+            continue
+        for rows in each:
+            stem = "shared" if times.count(rows) > 1 else _stem(group)
+            sets.setdefault(rows, _free(stem, set(sets.values())))
+    return sets
+
+
+def _runs(group: Layers, layers: Sequence[Layers]) -> list[Rows]:
+    """A group's rows, cut where the groups that have them change."""
+    runs = groupby(group.rows, key=lambda row: tuple(row in other.rows for other in layers))
+    return [tuple(rows) for _, rows in runs]
+
+
+def _stem(group: Layers) -> str:
+    """The last word of the group's name in a scanned model."""
+    return group.scanned.split("{")[0].rstrip("_").rpartition(".")[2] or "layers"
+
+
+def _free(stem: str, taken: set[str]) -> str:
+    names = (stem if number == 1 else f"{stem}_{number}" for number in count(1))
+    return next(name for name in names if name not in taken)
+
+
+def _layers(group: Layers, layers: Sequence[Layers], sets: Mapping[Rows, str]) -> Iterator[str]:
+    yield from ("", "[[layers]]")
+    yield from _entries({"right": group.right, "left": group.left, "scanned": group.scanned})
+    yield f"stacked = {_value(group.stacked)}"
+    yield from _entries({"when": group.when, "unless": group.unless})
+    runs = _runs(group, layers)
+    if all(rows in sets for rows in runs):
+        yield f"rows = {_value([sets[rows] for rows in runs])}"
+    else:
+        yield from _rows("layers.rows", group.rows)
+
+
+def _rows(name: str, rows: Rows) -> Iterator[str]:
+    for row in rows:
+        yield from ("", f"[[{name}]]")
+        for side, of in (("left", row.left), ("right", row.right)):
+            yield f"{side} = {_value(str(of.key))}"
+            yield f"{side}_axes = {_value(_axes(of))}"
+        op = op_text(row.op) if row.op else ""
+        yield from _entries({"op": op, "when": row.when, "unless": row.unless, "above": row.above})
+
+
+def _axes(side: Side) -> str:
+    return " ".join(each[0] if len(each) == 1 else f"({' '.join(each)})" for each in side.groups)
+
+
+def _flag(name: str, rule: FlagRule) -> Iterator[str]:
+    yield from ("", f"[flags.{_key(name)}]")
+    yield from _entries({each.name: getattr(rule, each.name) for each in fields(rule)})
+
+
+def _spelling(spelling: Spelling) -> Iterator[str]:
+    yield from ("", "[[spellings]]")
+    yield from _entries({"name": spelling.name, "model_types": spelling.model_types})
+    yield from _table("spellings.prefixes", spelling.prefixes, gap=False)
+
+
+def _table(name: str, values: Mapping[str, object], gap: bool = True) -> Iterator[str]:
+    if values:
+        yield from [""] * gap
+        yield f"[{name}]"
+        yield from (f"{_key(key)} = {_value(value)}" for key, value in values.items())
+
+
+def _entries(values: Mapping[str, object]) -> Iterator[str]:
+    """Keys and values; those that are empty say nothing and are left out."""
+    for key, value in values.items():
+        if value not in ("", (), False):
+            line = f"{key} = {_value(value)}"
+            yield line if len(line) <= _WIDTH or not isinstance(value, tuple) else _long(key, value)
+
+
+def _long(key: str, values: Sequence[object]) -> str:
+    return "\n".join([f"{key} = [", *(f"    {_value(value)}," for value in values), "]"])
+
+
+def _key(name: str) -> str:
+    plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+    return name if plain else _value(name)
+
+
+def _value(value: object) -> str:
+    """A value as TOML has it: JSON's spelling, but for one character that TOML wants escaped."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,207 @@
+"""A family proved: by itself, on the sizes of a configuration, or against a checkpoint on either side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckpttools.errors import CheckpointError
+from ckpttools.families.family import PLAIN, Family, Spelling
+from ckpttools.family_check.definition import Definition
+from ckpttools.family_check.findings import FamilyCheck, Finding, findings_of, hints_of
+from ckpttools.family_check.made_up import Model, Sizes, made_up
+from ckpttools.family_check.round_trip import RoundTrip, round_trip
+from ckpttools.formats.json_file import read_json
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.flavours import parameters
+from ckpttools.ir.tree import Tree, dotted
+from ckpttools.mapping.flags import told_by_names
+from ckpttools.mapping.sizes import Size, derive
+from ckpttools.mapping.table import Mapped, Table
+from ckpttools.model import CONFIG
+from ckpttools.model_files import ModelFiles
+
+Arrays = Mapping[str, LazyArray]
+
+
+def check_family(family: Family, against: Path | None = None, config: Path | None = None) -> FamilyCheck:
+    """Checks a family without reading any array.
+
+    Args:
+        family: whose rows to prove.
+        against: a checkpoint of such a model, Hugging Face's or MaxText's; None for the family by itself.
+        config: the model's `config.json` or its directory; None for the one that comes with `against`, or
+            for models made up.
+
+    Raises:
+        CheckpointError: `against` or `config` cannot be read.
+    """
+    if config is not None and config.is_dir():
+        config = config / CONFIG
+    parsed = None if config is None else read_json(config)
+    if against is not None:
+        tree = open_tree(against)
+        parsed = parsed or tree.metadata.config or ModelFiles.of(tree, None).config
+        return check_against(family, tree, parsed, str(config or CONFIG))
+    return check_alone(family) if parsed is None else check_on_config(family, parsed, str(config))
+
+
+def check_alone(family: Family) -> FamilyCheck:
+    """Tries the rows on models made up, in each spelling."""
+    definition = Definition(family)
+    if own := definition.findings():
+        return FamilyCheck(family.name, findings=own)
+    wrong = [
+        Finding("formula", axis, f"{family.derived[axis]!r} comes out with none of the sizes that were tried")
+        for axis in Sizes.of(definition).wrong
+    ]
+    models = list(made_up(definition))
+    trips = [_trip(family, model, spelling) for model in models for spelling in family.spellings]
+    largest = max(trips, key=lambda trip: trip.num_arrays)
+    return FamilyCheck(
+        family.name,
+        models=tuple(model.said for model in models),
+        num_arrays=largest.num_arrays,
+        layouts=largest.layouts,
+        findings=tuple(dict.fromkeys([*wrong, *(each for trip in trips for each in trip.findings)])),
+    )
+
+
+def check_on_config(family: Family, config: Mapping[str, Any], place: str) -> FamilyCheck:
+    """Tries the rows on the sizes of a configuration; what it does not say is made up."""
+    definition = Definition(family)
+    if own := definition.findings():
+        return FamilyCheck(family.name, config=place, findings=own)
+    model_type = config.get("model_type")
+    spelling = family.spelling_for(model_type if isinstance(model_type, str) else None)
+    trip = _trip(family, Model("", config, Sizes.of(definition).lengths), spelling)
+    return _told(FamilyCheck(family.name, config=place), trip)
+
+
+def check_against(
+    family: Family, tree: Tree, config: Mapping[str, Any] | None = None, place: str = CONFIG
+) -> FamilyCheck:
+    """Holds the rows against a checkpoint of either side, of which no array is read.
+
+    Args:
+        family: whose rows to prove.
+        tree: the checkpoint.
+        config: the model's configuration; None where there is none, and the arrays must tell.
+        place: where that lies, for messages.
+    """
+    said = FamilyCheck(family.name, tree.metadata.place, config=None if config is None else place)
+    if own := Definition(family).findings():
+        return replace(said, findings=own)
+    try:
+        fits = _fits(family, tree, config)
+    except CheckpointError as error:
+        return replace(said, findings=tuple(findings_of(error)))
+    share = max(fit.share for fit in fits)
+    outcomes = [(fit, fit.mapped()) for fit in fits if fit.share == share]
+    fit, mapped = min(outcomes, key=lambda each: isinstance(each[1], CheckpointError))
+    said = replace(said, side=fit.side, hints=fit.hints())
+    if isinstance(mapped, CheckpointError):
+        return replace(said, findings=tuple(findings_of(mapped)), hints=said.hints + hints_of(mapped))
+    return _told(said, _there_and_back(family, fit, mapped, config))
+
+
+def _told(said: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
+    """With what a round trip came to."""
+    return replace(
+        said,
+        num_arrays=trip.num_arrays,
+        layouts=trip.layouts,
+        findings=trip.findings,
+        hints=said.hints + trip.hints,
+    )
+
+
+def _trip(family: Family, model: Model, spelling: Spelling) -> RoundTrip:
+    """The rows on one model in one spelling."""
+
+    def bind(scan_axis: int | None) -> Table:
+        return family.table(
+            model.config, CONFIG, scan_axis=scan_axis, spelling=spelling, overrides=model.flags
+        )
+
+    try:
+        said = bind(None).sizes
+        made = {axis: Size(n, "made up") for axis, n in model.lengths.items() if axis not in family.derived}
+        sizes = derive({**made, **said}, family.derived, CONFIG)
+    except CheckpointError as error:
+        return RoundTrip(tuple(findings_of(error)))
+    return round_trip(bind, {axis: size.length for axis, size in sizes.items()})
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A checkpoint's arrays read as one side of the family's rows, in one layout.
+
+    Attributes:
+        side: "huggingface" or "maxtext".
+        arrays: by name.
+        table: the rows, all flags decided.
+        share: of the rows' first names, how many are there.
+        open_flags: those that nothing tells, taken as not set.
+    """
+
+    side: str
+    arrays: Arrays
+    table: Table
+    share: float
+    open_flags: tuple[str, ...]
+
+    @classmethod
+    def of(cls, side: str, arrays: Arrays, table: Table) -> _Fit:
+        sides = [(row, row.right if side == "huggingface" else row.left) for row in table.rows]
+        names = {each.key.first() for _, each in sides}
+        undecided = {name for row in table.rows for name in row.flags} - table.flags.keys()
+        told = told_by_names(sorted(undecided), sides, arrays)
+        flags = {**table.flags, **{name: replace(flag, open_key=None) for name, flag in told.items()}}
+        share = sum(name in arrays for name in names) / len(names)
+        is_open = tuple(name for name, flag in told.items() if flag.open_key is not None)
+        return cls(side, arrays, replace(table, flags=flags), share, is_open)
+
+    def mapped(self) -> Mapped | CheckpointError:
+        """The other side's arrays, or why there are none."""
+        try:
+            if self.side == "huggingface":
+                return self.table.to_left(self.arrays)
+            return self.table.to_right(self.arrays, ("vocab",))
+        except CheckpointError as error:
+            return error
+
+    def hints(self) -> tuple[str, ...]:
+        return tuple(f"nothing tells whether the model is {name}; taken as not" for name in self.open_flags)
+
+
+def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[_Fit]:
+    """The checkpoint as either side, in every layout.
+
+    Raises:
+        CheckpointError: the configuration has no such sizes.
+    """
+    names = {dotted(path): array for path, array in tree.arrays.items()}
+    inner = {dotted(path): array for path, array in parameters(tree).items()}
+    right = family.table(config, CONFIG, spelling=family.spelling_of(names))
+    lefts = [family.table(config, CONFIG, scan_axis=axis) for axis in (1, 0, None)]
+    return [_Fit.of("huggingface", names, right), *(_Fit.of("maxtext", inner, each) for each in lefts)]
+
+
+def _there_and_back(family: Family, fit: _Fit, mapped: Mapped, config: Mapping[str, Any] | None) -> RoundTrip:
+    """The checkpoint's arrays in every layout, with the sizes and flags that they were found to have."""
+    arrays = fit.arrays if fit.side == "huggingface" else mapped.arrays
+    shapes = {key: array.shape for key, array in arrays.items() if key not in mapped.dropped}
+    spelling = family.spelling_of(arrays) if fit.side == "huggingface" else PLAIN
+    sizes = {axis: Size(length, "the checkpoint") for axis, length in mapped.sizes.items()}
+
+    def bind(scan_axis: int | None) -> Table:
+        table = family.table(
+            config, CONFIG, scan_axis=scan_axis, spelling=spelling, overrides=fit.table.flags
+        )
+        return replace(table, sizes=sizes, told=True)
+
+    return round_trip(bind, mapped.sizes, shapes)

@@ -1,0 +1,198 @@
+"""What can be wrong in a family itself, whatever the model: names that nothing explains."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ckpttools.errors import MappingError
+from ckpttools.families.family import Family
+from ckpttools.family_check.findings import Finding, near
+from ckpttools.mapping.arithmetic import names_in
+from ckpttools.mapping.axes import Field, Side, parse_key
+from ckpttools.mapping.row import Row
+from ckpttools.mapping.values import Scale
+
+LAYOUTS = {"unscanned": None, "scanned on axis 0": 0, "scanned on axis 1": 1}
+"""How MaxText may lay layers out, and the scan axis of each."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A family with its rows spelled in every layout.
+
+    Attributes:
+        family: the family.
+    """
+
+    family: Family
+
+    @cached_property
+    def _spelled(self) -> tuple[tuple[Row, ...], tuple[Finding, ...]]:
+        rows = list(self.family.rows)
+        broken: list[Finding] = []
+        owned = [(group, row) for group in self.family.layers for row in group.rows]
+        for scan_axis in LAYOUTS.values():
+            for group, row in owned:
+                try:
+                    rows += replace(group, rows=(row,)).spelled(scan_axis)
+                except MappingError as error:
+                    broken.append(Finding("row", str(row), f"{error.message}: {error.got}"))
+        return tuple(rows), tuple(broken)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows that can be spelled, the unscanned ones first."""
+        return self._spelled[0]
+
+    @property
+    def sides(self) -> list[Side]:
+        return [side for row in self.rows for side in (row.left, row.right)]
+
+    @cached_property
+    def labelled(self) -> dict[str, list[Field]]:
+        """The fields that spell an axis with words, by axis."""
+        found: dict[str, list[Field]] = {}
+        for field in dict.fromkeys(field for side in self.sides for field in side.key.fields if field.labels):
+            found.setdefault(field.axes[0], []).append(field)
+        return found
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """Every axis that has a length somewhere."""
+        family = self.family
+        named = {axis for side in self.sides for axis in side.axes}
+        return frozenset(named | family.sizes.keys() | family.derived.keys() | family.constants.keys())
+
+    def findings(self) -> tuple[Finding, ...]:
+        """All that is wrong, each once."""
+        texts = tuple(self._texts())
+        if texts:
+            return texts
+        found = (
+            *self._spelled[1],
+            *self._rows(),
+            *self._labels(),
+            *self._flags(),
+            *self._formulas(),
+            *self._spellings(),
+        )
+        return tuple(dict.fromkeys(found))
+
+    def _texts(self) -> Iterator[Finding]:
+        """Where there is a text instead of a tuple of texts: Python goes through its letters."""
+        family = self.family
+        tuples: dict[str, object] = {
+            name: getattr(family, name) for name in ("model_types", "models", "dropped", "left_out")
+        }
+        tuples |= {f"sizes[{axis!r}]": names for axis, names in family.sizes.items()}
+        tuples |= {f"flags[{name!r}].field": rule.field for name, rule in family.flags.items()}
+        tuples |= {f"layers[{k}].stacked": group.stacked for k, group in enumerate(family.layers)}
+        for place, each in tuples.items():
+            if isinstance(each, str):
+                yield Finding("row", place, f"a text where texts belong: write ({each!r},)")
+        for axis, names in family.sizes.items():
+            if not names or not isinstance(names[0], str):
+                yield Finding("size", axis, "no configuration field says its length")
+
+    def _rows(self) -> Iterator[Finding]:
+        if not self.family.rows:
+            yield Finding("row", "rows", "there are none outside of layers, such as that of the embedding")
+        for side in self.sides:
+            for axis, times in Counter(side.axes).items():
+                if times > 1:
+                    yield Finding("axis", str(side), f"{axis} occurs twice on one side")
+            for name in sorted(side.key.needs - self.axes):
+                yield Finding("axis", str(side), f"nothing has an axis {name}{near(name, self.axes)}")
+        for row in (*self.family.rows, *(row for group in self.family.layers for row in group.rows)):
+            if isinstance(row.op, Scale) and row.op.axis not in self.axes:
+                text = f"values are scaled by {row.op.axis}, which no row has{near(row.op.axis, self.axes)}"
+                yield Finding("op", str(row.left.key), text)
+
+    def _labels(self) -> Iterator[Finding]:
+        constants = self.family.constants
+        for axis, fields in self.labelled.items():
+            counts = {len(field.labels) for field in fields}
+            if len(counts) > 1:
+                yield Finding("label", axis, f"{' and '.join(map(str, fields))} have different lengths")
+            elif axis in constants and constants[axis] not in counts:
+                yield Finding("label", axis, f"{fields[0]}, but [constants] says {constants[axis]}")
+            for field in fields:
+                if len(set(field.labels)) < len(field.labels):
+                    yield Finding("label", axis, f"{field} has a word twice")
+
+    def _flags(self) -> Iterator[Finding]:
+        rules = self.family.flags
+        asking = {flag: row for row in reversed(self.rows) for flag in row.flags}
+        for flag, row in asking.items():
+            if flag not in rules:
+                yield Finding(
+                    "flag", flag, f"no rule sets it, but {row.left.key} asks for it{near(flag, rules)}"
+                )
+        for flag in rules:
+            if flag not in asking:
+                yield Finding("flag", flag, f"no row asks for it{near(flag, asking)}")
+
+    def _formulas(self) -> Iterator[Finding]:
+        family = self.family
+        for axis, formula in family.derived.items():
+            try:
+                unknown = sorted(names_in(formula) - self.axes)
+            except MappingError as error:
+                yield Finding("formula", axis, f"{error.message}: {formula!r}")
+                continue
+            for name in unknown:
+                yield Finding(
+                    "formula", axis, f"{formula!r}: no axis is called {name}{near(name, self.axes)}"
+                )
+            if axis in self._followed(axis):
+                yield Finding("formula", axis, f"{formula!r} follows from {axis} itself")
+        for axis in sorted(family.constants.keys() & family.sizes.keys()):
+            yield Finding("size", axis, "both the configuration and a constant say its length")
+        for text in family.left_out:
+            for name in sorted(parse_key(text).needs - self.axes):
+                yield Finding("axis", text, f"nothing has an axis {name}{near(name, self.axes)}")
+
+    def _followed(self, axis: str) -> frozenset[str]:
+        """The axes that the length of one follows from, where no configuration says any."""
+        said = self.family.sizes.keys() | self.family.constants.keys()
+        found: set[str] = set()
+        rest = {axis}
+        while rest:
+            names = _names(self.family.derived.get(rest.pop())) - said - found
+            found |= names
+            rest |= names
+        return frozenset(found)
+
+    def _spellings(self) -> Iterator[Finding]:
+        family = self.family
+        if not family.spellings:
+            yield Finding("spelling", "spellings", "there are none")
+        keys = {str(row.right.key) for row in self.rows}
+        anchors: dict[str, str] = {}
+        names: set[str] = set()
+        for each in family.spellings:
+            if each.name in names:
+                yield Finding("spelling", each.name, "two spellings have this name")
+            names.add(each.name)
+            for prefix in each.prefixes:
+                if not any(key.startswith(prefix) for key in keys):
+                    yield Finding("spelling", each.name, f"no row's key begins with {prefix!r}")
+            for model_type in each.model_types:
+                if model_type not in family.model_types:
+                    text = f"the family has no model_type {model_type}{near(model_type, family.model_types)}"
+                    yield Finding("spelling", each.name, text)
+            anchor = str(each.key(family.rows[0].right.key)) if family.rows else each.name
+            if anchor in anchors:
+                text = f"its files have {anchor}, as those of {anchors[anchor]}: nothing tells them apart"
+                yield Finding("spelling", each.name, text)
+            anchors.setdefault(anchor, each.name)
+
+
+def _names(formula: str | None) -> frozenset[str]:
+    try:
+        return names_in(formula) if formula else frozenset()
+    except MappingError:
+        return frozenset()

@@ -1,0 +1,175 @@
+"""Models made up for a family: sizes that its formulas can do with, and every setting of its flags."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice, product
+from typing import Any
+
+from ckpttools.families.family import Family
+from ckpttools.family_check.definition import Definition
+from ckpttools.mapping.arithmetic import DoesNotDivideError, names_in, value
+from ckpttools.mapping.flags import Flag
+
+# Lengths differ from axis to axis, so that one taken for another does not fit.
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
+_LARGEST = 60
+# Settings of flags that are tried; a family of twelve independent ones has more.
+_MOST_SETTINGS = 64
+_ABSENT = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to try the rows on.
+
+    Attributes:
+        said: what sets it apart from the others.
+        config: its configuration; None where there is none.
+        lengths: of the axes that the configuration does not tell.
+        flags: those that no configuration sets.
+    """
+
+    said: str
+    config: Mapping[str, Any] | None
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    flags: Mapping[str, Flag] = field(default_factory=dict)
+
+
+def made_up(definition: Definition) -> Iterator[Model]:
+    """Models that differ in their flags, and in whether fields with a default are there."""
+    family = definition.family
+    optional = {axis for axis, names in family.sizes.items() if isinstance(names[-1], int)}
+    for absent in [frozenset[str](), frozenset(optional)][: 1 + bool(optional)]:
+        sizes = Sizes.of(definition, absent)
+        for setting, flags in islice(_settings(family, sizes.stated), _MOST_SETTINGS):
+            config: dict[str, Any] = {"model_type": next(iter(family.model_types), "made-up")}
+            for name, each in {**sizes.stated, **setting}.items():
+                if each is not _ABSENT:
+                    _set(config, name, each)
+            lacking = [str(family.sizes[axis][0]) for axis in sorted(absent)]
+            said = [f"{name} {json.dumps(each)}" for name, each in setting.items()]
+            said += [f"{name} {str(flag.value).lower()}" for name, flag in flags.items()]
+            said += [f"no {name}" for name in lacking]
+            yield Model(", ".join(said), config, sizes.lengths, flags)
+
+
+def _settings(family: Family, stated: Mapping[str, int]) -> Iterator[tuple[dict[str, Any], dict[str, Flag]]]:
+    """Values of the fields that flags read, and flags that only a user sets."""
+    choices: dict[str, list[Any]] = {}
+    users: list[str] = []
+    for name, rule in family.flags.items():
+        if not rule.field:
+            users.append(name)
+        elif rule.equals:
+            choices.setdefault(rule.field[0], [_ABSENT]).extend(rule.equals)
+        else:
+            usual = [stated[rule.field[0]], _ABSENT] if rule.field[0] in stated else [True, False]
+            choices.setdefault(rule.field[0], []).extend(usual)
+    distinct = [[v for k, v in enumerate(values) if v not in values[:k]] for values in choices.values()]
+    for values in product(*distinct, *([False, True] for _ in users)):
+        setting = dict(zip(choices, values, strict=False))
+        flags = {name: Flag(v, "made up") for name, v in zip(users, values[len(choices) :], strict=True)}
+        yield setting, flags
+
+
+def _set(config: dict[str, Any], name: str, each: object) -> None:
+    """Sets the field at a dotted name."""
+    *above, last = name.split(".")
+    for key in above:
+        inner = config.setdefault(key, {})
+        config = inner if isinstance(inner, dict) else {}
+    config[last] = each
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Lengths of all axes of a model made up.
+
+    Attributes:
+        formulas: axis -> formula.
+        fixed: axis -> length that does not depend on the model.
+        names: axis -> what says its length: a configuration field, or the axis itself in brackets.
+        variables: such a name -> length.
+    """
+
+    formulas: Mapping[str, str]
+    fixed: Mapping[str, int]
+    names: Mapping[str, str]
+    variables: dict[str, int]
+
+    @classmethod
+    def of(cls, definition: Definition, absent: frozenset[str] = frozenset()) -> Sizes:
+        """Sizes with which all formulas come out, and to two or more, as far as there are such.
+
+        In a single block or layer a wrong number in a name would meet no other.
+
+        Args:
+            definition: of the family.
+            absent: axes whose fields are not there, so that their default counts.
+        """
+        family = definition.family
+        labelled = {axis: len(fields[0].labels) for axis, fields in definition.labelled.items()}
+        fixed = {**labelled, **family.constants, **{axis: int(family.sizes[axis][-1]) for axis in absent}}
+        formulas = {axis: each for axis, each in family.derived.items() if axis not in fixed}
+        # Axes in keys, and what these follow from, are short: each of their coordinates is an array.
+        short = {axis for side in definition.sides for axis in side.key.axes}
+        short |= {name for axis in short & formulas.keys() for name in names_in(formulas[axis])}
+        free = sorted(definition.axes - {*fixed, *formulas}, key=lambda axis: (axis not in short, axis))
+        names = {axis: str(family.sizes.get(axis, (f"({axis})",))[0]) for axis in free}
+        distinct = list(dict.fromkeys(names.values()))
+        primes = _PRIMES * (1 + len(distinct) // len(_PRIMES))
+        made = cls(formulas, fixed, names, dict(zip(distinct, primes, strict=False)))
+        made._settle()
+        return made
+
+    @property
+    def stated(self) -> dict[str, int]:
+        """What a configuration says: field -> length."""
+        return {name: length for name, length in self.variables.items() if not name.startswith("(")}
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The length of every axis; those whose formula does not come out are left out."""
+        return self._evaluated(self.variables)[0]
+
+    @property
+    def wrong(self) -> list[str]:
+        """The axes whose formula comes out with none of the sizes that were tried."""
+        return self._evaluated(self.variables)[1]
+
+    def _evaluated(self, variables: Mapping[str, int]) -> tuple[dict[str, int], list[str]]:
+        """Lengths, and the axes whose formula does not come out."""
+        lengths = {**{axis: variables[name] for axis, name in self.names.items()}, **self.fixed}
+        wrong: list[str] = []
+        for _ in self.formulas:
+            for axis, formula in self.formulas.items():
+                if axis in lengths or axis in wrong or not names_in(formula) <= lengths.keys():
+                    continue
+                try:
+                    length = value(formula, lengths)
+                except DoesNotDivideError:
+                    length = -1
+                if length < 0:
+                    wrong.append(axis)
+                else:
+                    lengths[axis] = length
+        return lengths, wrong
+
+    def _settle(self) -> None:
+        """Changes one size at a time, as long as more formulas come out so."""
+        axes = {axis for formula in self.formulas.values() for axis in names_in(formula)}
+        names = {self.names[axis] for axis in axes & self.names.keys()}
+        while (score := self._score(self.variables)) != (0, 0):
+            changes = [{**self.variables, name: n} for name in sorted(names) for n in range(1, _LARGEST)]
+            best = min(changes, key=self._score, default=self.variables)
+            if self._score(best) >= score:
+                return
+            self.variables.update(best)
+
+    def _score(self, variables: Mapping[str, int]) -> tuple[int, int]:
+        """Formulas that do not come out, and what lacks to make each of the others two at least."""
+        lengths, wrong = self._evaluated(variables)
+        return len(wrong), sum(max(0, 2 - lengths.get(axis, 2)) for axis in self.formulas)

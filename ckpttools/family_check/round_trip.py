@@ -1,0 +1,122 @@
+"""Rows tried on arrays without content: to the left in every layout, and back again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import CheckpointError
+from ckpttools.family_check.definition import LAYOUTS
+from ckpttools.family_check.findings import Finding, Layout, findings_of, hints_of
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.nodes import Constant
+from ckpttools.mapping.axes import Side
+from ckpttools.mapping.row import Row
+from ckpttools.mapping.table import Table
+from ckpttools.region import Shape
+
+Bind = Callable[[int | None], Table]
+"""Makes the table for layers stacked on an axis, or for unscanned ones; all of its flags are known."""
+Shapes = Mapping[str, Shape]
+
+_F32 = DTYPES["float32"]
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """What came of it.
+
+    Attributes:
+        findings: what is wrong, in any layout.
+        hints: what may explain some of it.
+        num_arrays: arrays on the right.
+        layouts: those in which everything came back.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    hints: tuple[str, ...] = ()
+    num_arrays: int = 0
+    layouts: tuple[Layout, ...] = ()
+
+
+def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = None) -> RoundTrip:
+    """Takes right arrays to the left and back, in every layout.
+
+    Args:
+        bind: makes the table of a layout.
+        lengths: of every axis.
+        right: right keys and shapes; None for those that the rows spell.
+    """
+    rows = present_rows(bind(None), lengths)
+    findings = list(_made_twice([(row.right, row.left) for row in rows], lengths))
+    right = _spelled([row.right for row in rows], lengths) if right is None else right
+    hints: list[str] = []
+    layouts: list[Layout] = []
+    # Where two rows make one key, all else follows from that.
+    ambiguous = bool(findings)
+    for name, scan_axis in LAYOUTS.items():
+        table = bind(scan_axis)
+        rows = present_rows(table, lengths)
+        left = _spelled([row.left for row in rows], lengths)
+        found = list(_made_twice([(row.left, row.right) for row in rows], lengths))
+        if not (found or ambiguous):
+            try:
+                found += _there_and_back(table, right, left)
+            except CheckpointError as error:
+                found += findings_of(error)
+                hints += hints_of(error)
+        findings += found
+        if not (found or ambiguous):
+            layouts.append(Layout(name, len(left)))
+    return RoundTrip(tuple(dict.fromkeys(findings)), tuple(dict.fromkeys(hints)), len(right), tuple(layouts))
+
+
+def present_rows(table: Table, lengths: Mapping[str, int]) -> list[Row]:
+    """The rows that a model has, none of an axis that is empty or of unknown length."""
+    flags = [name for name, flag in table.flags.items() if flag.value]
+    rows = [row for row in table.rows if row.applies(flags)]
+    return [
+        row
+        for row in rows
+        if all(lengths.get(axis) for axis in row.left.axes + row.right.axes)
+        and (row.left.key.needs | row.right.key.needs) <= lengths.keys()
+    ]
+
+
+def _spelled(sides: Iterable[Side], lengths: Mapping[str, int]) -> dict[str, Shape]:
+    """Every key of the sides, with the shape of its array."""
+    return {key: side.shape(lengths) for side in sides for key in side.keys(lengths)}
+
+
+def _made_twice(sides: Iterable[tuple[Side, Side]], lengths: Mapping[str, int]) -> Iterator[Finding]:
+    """Keys that two rows make, or two coordinates of one: pairs are the side that is made and the other."""
+    makers: dict[str, Side] = {}
+    for side, other in sides:
+        for key in side.keys(lengths):
+            if key not in makers:
+                makers[key] = other
+            elif makers[key] is other:
+                yield Finding("key", key, f"made twice by {side.key}, at two coordinates")
+            else:
+                yield Finding("key", key, f"made twice, from {makers[key].key} and from {other.key}")
+
+
+def _there_and_back(table: Table, right: Shapes, left: Shapes) -> Iterator[Finding]:
+    """Compares what comes out on the left with what its sides say, and what comes back with what went in."""
+    # Rows that change values want numbers that can be changed, and give float32 back as float32.
+    there = table.to_left({key: Constant(shape, _F32, bytes(4)) for key, shape in right.items()})
+    yield from _differing(there.arrays, left)
+    kept = {key: shape for key, shape in right.items() if key not in there.dropped}
+    yield from _differing(table.to_right(there.arrays).arrays, kept)
+
+
+def _differing(arrays: Mapping[str, LazyArray], wanted: Shapes) -> Iterator[Finding]:
+    for key in wanted.keys() - arrays.keys():
+        yield Finding("missing", key, "no row makes it")
+    for key, array in arrays.items():
+        if key not in wanted:
+            yield Finding("not expected", key, "no row spells this")
+        elif array.shape != wanted[key] or array.dtype != _F32:
+            made = f"{array.dtype}{list(array.shape)}"
+            yield Finding("shape", key, f"got {made}, wanted {_F32}{list(wanted[key])}")

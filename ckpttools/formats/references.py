@@ -1,0 +1,230 @@
+"""Which arrays need not be written: those whose chunks are byte ranges of files that are there already.
+
+Those files get another name below the new checkpoint (a hard link), and its index points into them. Nothing
+of them is ever changed, so the checkpoints that share them do not disturb each other, and either may be
+deleted.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from math import prod
+from pathlib import Path as FilePath
+
+from ckpttools.formats.blocks import Blocks, Chunks, Finder, Place, chunks_of
+from ckpttools.formats.chunking import LARGEST
+from ckpttools.formats.ocdbt import MAX_INLINE_VALUE
+from ckpttools.formats.placement import Placement, Referenced
+from ckpttools.ir.array import ByteSource, LazyArray
+from ckpttools.ir.nodes import Chunked
+from ckpttools.ir.tree import Path, Tree, spelled
+from ckpttools.stores.links import Trials
+from ckpttools.stores.local import LocalFile
+from ckpttools.stores.memory import Bytes
+
+# Chunks of a new grid are not made smaller than this, unless there is one only: thousands of norms as one
+# chunk each would load slower than they are written. Matrices of models have more, vectors less.
+SMALLEST_CHUNK = 64 << 10
+# What loading takes under a `transpose` codec, beside plain C order: tensorstore reads a whole array of
+# 4096 x 8 x 8192 bfloat16 with 0.40 instead of 1.4 GB/s; Orbax restores one of 2048 x 4 x 8192 onto 8
+# simulated devices with 0.06 instead of 0.9 GB/s (first axis sharded) and 0.12 instead of 0.8 (last), whether
+# chunks are whole layers or cut to 4 MiB.
+SLOWER = "3 to 15 times"
+# A chunk of more bytes is worth a remark: whoever needs a part of it reads all of it.
+_GIANT = 1 << 30
+_PREFIX = re.compile(r"linked-\d{5}-")
+_LONGEST_NAME = 200
+
+
+class ReferenceMode(Enum):
+    """Which stored bytes are taken as they are.
+
+    NONE: none; every byte is written anew.
+    SAME_ORDER: chunks of zarr arrays, in the grid, the codecs and the order in which they are: nothing is
+        lost for whoever reads the result.
+    ANY_ORDER: whatever can be expressed, ranges of safetensors under a `transpose` codec as well, which are
+        slower to load.
+    """
+
+    NONE = "none"
+    SAME_ORDER = "same-order"
+    ANY_ORDER = "any-order"
+
+
+def reference_mode(asked: bool | None, *, by_default: bool, encodes: bool) -> ReferenceMode:
+    """The mode that a user means: the one place where that is decided.
+
+    Args:
+        asked: True to reference whatever can be, False to copy, None if nothing was said.
+        by_default: whether a command references where nothing is lost: those that change the tree do, those
+            whose purpose is another layout do not.
+        encodes: whether the user said how chunks are to be stored, which takes writing them.
+    """
+    if asked is not None:
+        return ReferenceMode.ANY_ORDER if asked else ReferenceMode.NONE
+    return ReferenceMode.SAME_ORDER if by_default and not encodes else ReferenceMode.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """What a writer may reference.
+
+    Attributes:
+        mode: which bytes.
+        destination: where the checkpoint will be, so that it is known beforehand whether the file system
+            links files there; None if it is not known, which then shows when it is written.
+    """
+
+    mode: ReferenceMode = ReferenceMode.NONE
+    destination: FilePath | None = None
+
+
+NO_REFERENCES = References()
+
+
+@dataclass(frozen=True)
+class Found:
+    """The arrays of a tree that are referenced.
+
+    Attributes:
+        placements: theirs.
+        links: the files, by the names that they get below the checkpoint's root.
+        remarks: what the user should know.
+    """
+
+    placements: Mapping[Path, Placement] = field(default_factory=dict)
+    links: Mapping[str, ByteSource] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+
+def find(tree: Tree, references: References, directory: str) -> Found:
+    """Finds what of a tree need not be written.
+
+    Args:
+        tree: what is to be stored.
+        references: what may be referenced.
+        directory: where links go, relative to the checkpoint's root.
+
+    Raises:
+        FormatError: a chunk is missing or cannot be where its index says.
+    """
+    if references.mode is ReferenceMode.NONE:
+        return Found()
+    search = _Search(references, directory)
+    for path, leaf in tree.arrays.items():
+        # What JAX wants to know of its keys' chunks is written with them.
+        if path not in tree.metadata.key_impls:
+            search.look_at(path, leaf)
+    return Found(search.placements, search.links, tuple(search.remarks()))
+
+
+class _Search:
+    """The state of one search."""
+
+    def __init__(self, references: References, directory: str) -> None:
+        self._mode, self._directory = references.mode, directory
+        where = references.destination
+        self._trials = None if where is None else Trials(where)
+        self._finder = Finder()
+        self._names: dict[str, str] = {}
+        self._refusals: dict[str, str | None] = {}
+        self._refused: Counter[str] = Counter()
+        self._transposed: list[int] = []
+        self._giants: dict[Path, int] = {}
+        self.placements: dict[Path, Placement] = {}
+        self.links: dict[str, ByteSource] = {}
+
+    def look_at(self, path: Path, leaf: LazyArray) -> None:
+        """References an array if that is possible and wanted."""
+        blocks = self._finder.blocks(leaf)
+        chunks = None if blocks is None else chunks_of(blocks, LARGEST)
+        if blocks is None or chunks is None or not self._is_wanted(leaf, blocks, chunks):
+            return
+        reasons = {self._refusal(source) for source, _, _ in chunks.places} - {None}
+        if reasons:
+            self._refused[", ".join(sorted(map(str, reasons)))] += leaf.nbytes
+            return
+        home = self._home(chunks)
+        self.placements[path] = Placement(leaf.shape, leaf.dtype.itemsize, chunks.chunk, home)
+        if not chunks.is_in_order:
+            self._transposed.append(leaf.nbytes)
+        nbytes = prod(chunks.chunk) * leaf.dtype.itemsize
+        if nbytes >= _GIANT:
+            self._giants[path] = nbytes
+
+    def _is_wanted(self, leaf: LazyArray, blocks: Blocks, chunks: Chunks) -> bool:
+        if not all(_is_sharable(place, blocks.is_grid) for place in chunks.places):
+            return False
+        if self._mode is ReferenceMode.SAME_ORDER:
+            is_kept = blocks.is_grid and (chunks.is_in_order or blocks.is_transposed)
+            if not is_kept:
+                return False
+        # An array that was an array before keeps its grid, whatever that is.
+        nbytes = prod(chunks.chunk) * leaf.dtype.itemsize
+        return isinstance(leaf, Chunked) or len(chunks.places) == 1 or nbytes >= SMALLEST_CHUNK
+
+    def _refusal(self, source: ByteSource) -> str | None:
+        """Why a file cannot be linked to the destination; None if it can, as far as is known."""
+        if self._trials is None or isinstance(source, Bytes):
+            return None
+        if source.path not in self._refusals:
+            self._refusals[source.path] = self._trials.refusal(source.path)
+        return self._refusals[source.path]
+
+    def _home(self, chunks: Chunks) -> Referenced:
+        numbers, starts, lengths = array("l"), array("q"), array("q")
+        files: dict[str, int] = {}
+        inline: dict[int, bytes] = {}
+        for position, (source, start, length) in enumerate(chunks.places):
+            if isinstance(source, Bytes):
+                inline[position] = source.data[start : start + length]
+                numbers.append(-1)
+            else:
+                numbers.append(files.setdefault(self._name(source), len(files)))
+            starts.append(start)
+            lengths.append(length)
+        return Referenced(tuple(files), chunks.codecs, numbers, starts, lengths, inline)
+
+    def _name(self, source: ByteSource) -> str:
+        """The name that a file gets: its own with a number, so that no two are the same."""
+        if source.path not in self._names:
+            own = _PREFIX.sub("", FilePath(source.path).name)
+            suffix = f"-{own}" if own.isascii() and len(own) <= _LONGEST_NAME else ""
+            name = f"{self._directory}/linked-{len(self._names):05d}{suffix}"
+            self._names[source.path] = name
+            self.links[name] = source
+        return self._names[source.path]
+
+    def remarks(self) -> Iterator[str]:
+        """What the user should know of what was found."""
+        for reason, nbytes in self._refused.items():
+            yield f"{_size(nbytes)} are copied: the file system refuses to link them to DST ({reason})"
+        if self._transposed:
+            yield (
+                f"{_size(sum(self._transposed))} are shared in the order of axes that they have in SRC: they "
+                f"load {SLOWER} slower than plain chunks; `ckpt convert to-orbax --copy` makes a plain "
+                "checkpoint of the result"
+            )
+        for path, nbytes in self._giants.items():
+            yield f"{spelled(path)} stays in chunks of {_size(nbytes)}: who needs a part of one reads it all"
+
+
+def _is_sharable(place: Place, is_grid: bool) -> bool:
+    """Whether a chunk is in a file that can be linked, or in an index that held it inline."""
+    source, _, nbytes = place
+    if isinstance(source, Bytes):
+        return is_grid and nbytes <= MAX_INLINE_VALUE
+    return isinstance(source, LocalFile)
+
+
+def _size(nbytes: int) -> str:
+    """A number of bytes in decimal units, as disks count them."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.3g} {name}"
+    return f"{nbytes} B"

@@ -1,0 +1,168 @@
+"""How an opened checkpoint lies in its files. Reads indexes and metadata, none of the arrays."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+from ckpttools.formats.databases import Database, database_of, files_below
+from ckpttools.formats.ocdbt import Extent
+from ckpttools.formats.zarr_chunks import ChunkTable, chunk_tables
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.nodes import Chunked, Stored
+from ckpttools.ir.storage import Storage, StoredArray, StoredFile
+from ckpttools.ir.tree import Tree, dotted, spelled
+from ckpttools.region import Region, Shape, grid_shape
+
+# Formats of which every array is a zarr array below the directory that was opened.
+_ZARR_FORMATS = ("orbax", "zarr3")
+
+
+def survey(tree: Tree) -> Storage:
+    """The files of a checkpoint and what they hold.
+
+    Args:
+        tree: as its format opened it.
+
+    Raises:
+        FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
+    """
+    place = Path(tree.metadata.place)
+    if tree.metadata.format in _ZARR_FORMATS:
+        return _zarr_storage(database_of(place), tree)
+    return _plain_storage(place, tree)
+
+
+@dataclass
+class _Use:
+    """What one file is used for, while that is being found out."""
+
+    live: list[tuple[int, int]] = field(default_factory=list)
+    index: list[tuple[int, int]] = field(default_factory=list)
+    arrays: set[str] = field(default_factory=set)
+
+    def add(self, extent: Extent, array: str) -> None:
+        self.live.append((extent.offset, extent.offset + extent.length))
+        self.arrays.add(array)
+
+    def file(self, name: str, status: os.stat_result, *, may_be_unused: bool) -> StoredFile:
+        kind = "data" if self.live else "index" if self.index else "unused" if may_be_unused else "other"
+        return StoredFile(
+            name,
+            kind,
+            status.st_size,
+            _covered(self.live),
+            _covered(self.index),
+            len(self.arrays),
+            len(self.live),
+            status.st_nlink,
+        )
+
+
+def _covered(ranges: Iterable[tuple[int, int]]) -> int:
+    """Bytes that are in at least one of the ranges."""
+    total = reached = 0
+    for begin, end in sorted(ranges):
+        total += max(0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _zarr_storage(database: Database, tree: Tree) -> Storage:
+    uses: dict[str, _Use] = defaultdict(_Use)
+    for node in database.nodes:
+        uses[node.file].index.append((node.offset, node.offset + node.length))
+    found = chunk_tables(database)
+    for error in found.faults.values():
+        raise error
+    for name, documents in found.documents.items():
+        for document in documents:
+            entry = database.entries[f"{name}/{document}" if name else document]
+            if isinstance(entry, Extent):
+                uses[entry.file].index.append((entry.offset, entry.offset + entry.length))
+    for name, table in found.tables.items():
+        for entry in table.chunks.values():
+            if isinstance(entry, Extent):
+                uses[entry.file].add(entry, name)
+    names = {dotted(path): spelled(path) for path in tree.arrays}
+    order = {name: position for position, name in enumerate(names)}
+    tables = sorted(found.tables.values(), key=lambda table: order.get(table.name, len(order)))
+    files = [
+        uses[name].file(name, status, may_be_unused=_is_data(name))
+        for name, status in files_below(database.directory)
+    ]
+    arrays = tuple(_stored_array(table, names.get(table.name, table.name)) for table in tables)
+    return Storage(str(database.directory), database.manifests, tuple(files), arrays)
+
+
+def _is_data(name: str) -> bool:
+    """Whether a file lies where an OCDBT database keeps its own."""
+    return name.startswith(("d/", "ocdbt.process_", "ocdbt_data/", "ocdbt_meta/"))
+
+
+def _stored_array(table: ChunkTable, path: str) -> StoredArray:
+    array = table.array
+    nbytes = sum(entry.length if isinstance(entry, Extent) else len(entry) for entry in table.chunks.values())
+    return StoredArray(
+        path=path,
+        shape=array.shape,
+        dtype=array.dtype,
+        chunk=array.chunk,
+        piece=array.coding.shape,
+        codecs=table.codecs,
+        chunks=prod(table.grid),
+        missing=table.missing,
+        nbytes=nbytes,
+    )
+
+
+def _plain_storage(place: Path, tree: Tree) -> Storage:
+    """Of any format whose arrays say themselves where they are."""
+    root = place if place.is_dir() else place.parent
+    uses: dict[str, _Use] = defaultdict(_Use)
+    for path, array in tree.arrays.items():
+        for file, extent in _extents(array):
+            uses[os.path.relpath(file, root)].add(extent, spelled(path))
+    for use in uses.values():
+        # What stands before the first tensor is the header.
+        use.index.append((0, min(begin for begin, _ in use.live)))
+    suffixes = {Path(name).suffix for name in uses}
+    files = tuple(
+        uses[name].file(name, status, may_be_unused=Path(name).suffix in suffixes)
+        for name, status in _beside(place, uses)
+    )
+    arrays = tuple(_described(spelled(path), array) for path, array in tree.arrays.items())
+    return Storage(str(root), (), files, arrays)
+
+
+def _extents(array: LazyArray) -> Iterator[tuple[str, Extent]]:
+    """Each file of an array with the range that the array has in it, where that can be told."""
+    if isinstance(array, Stored):
+        yield array.source.path, Extent(array.source.path, array.offset, array.stored_nbytes)
+
+
+def _beside(place: Path, uses: Mapping[str, object]) -> Iterator[tuple[str, os.stat_result]]:
+    """The files in use, and those beside them if a directory was opened."""
+    root = place if place.is_dir() else place.parent
+    beside = {entry.name for entry in root.iterdir() if entry.is_file()} if place.is_dir() else set()
+    for name in sorted({*beside, *uses}):
+        yield name, (root / name).stat()
+
+
+def _described(path: str, array: LazyArray) -> StoredArray:
+    chunk: Shape = array.chunk if isinstance(array, Chunked) else array.shape
+    return StoredArray(
+        path=path,
+        shape=array.shape,
+        dtype=array.dtype,
+        chunk=chunk,
+        piece=None if isinstance(array, Stored) else chunk,
+        codecs=(),
+        chunks=prod(grid_shape(array.shape, chunk)) if all(chunk) else 0,
+        missing=0,
+        nbytes=array.read_cost(Region.whole(array.shape)).nbytes,
+    )

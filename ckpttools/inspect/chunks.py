@@ -1,0 +1,200 @@
+"""What the files of a checkpoint hold, how its arrays are cut and coded, and what loading it would read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import prod
+
+from ckpttools.inspect.meshes import Mesh, Spec
+from ckpttools.inspect.reads import Reads, predict, together
+from ckpttools.ir.kinds import kind_of
+from ckpttools.ir.storage import Storage, StoredArray, StoredFile
+from ckpttools.ir.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class FileChunks:
+    """One file; fields as those of `ckpttools.ir.storage.StoredFile`."""
+
+    name: str
+    kind: str
+    nbytes: int
+    live: int
+    index: int
+    dead: int
+    arrays: int
+    chunks: int
+    links: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayChunks:
+    """One array.
+
+    Attributes:
+        path, shape, dtype: of the array.
+        nbytes: in memory.
+        stored_nbytes: on disk.
+        ratio: the one by the other; None where nothing is stored.
+        chunk_shape: cells of the grid; the array's own shape where it is in one piece.
+        piece_shape: what is fetched at least; None where any part can be.
+        piece_nbytes: bytes of such a piece in memory.
+        codecs: how pieces are coded; empty for plain C order.
+        num_chunks, missing_chunks: cells of the grid, and those that are not stored.
+        reads: what devices must read; None where no mesh was given.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    stored_nbytes: int
+    ratio: float | None
+    chunk_shape: tuple[int, ...]
+    piece_shape: tuple[int, ...] | None
+    piece_nbytes: int
+    codecs: tuple[str, ...]
+    num_chunks: int
+    missing_chunks: int
+    reads: Reads | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What one device and all of them read, for all arrays of the report.
+
+    Attributes:
+        mesh: axis name -> devices.
+        spec: as the user wrote it.
+        reads, needed, fetched: of the device that has most; numbers of reads, and bytes.
+        total_needed, total_fetched, over_read: as in `ckpttools.inspect.reads.Reads`.
+    """
+
+    mesh: dict[str, int]
+    spec: str
+    reads: int
+    needed: int
+    fetched: int
+    total_needed: int
+    total_fetched: int
+    over_read: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChunksReport:
+    """A checkpoint on disk.
+
+    Attributes:
+        path: what was opened, down to the item.
+        format: name of the format.
+        indexes: OCDBT manifests in use; several where the processes of a save were not merged.
+        num_arrays, num_chunks, missing_chunks, nbytes, stored_nbytes: of `arrays`.
+        dead_nbytes: of all files.
+        loading: for the mesh that was given.
+        arrays: those that match the pattern.
+        files: all of them.
+    """
+
+    path: str
+    format: str | None
+    indexes: tuple[str, ...]
+    num_arrays: int
+    num_chunks: int
+    missing_chunks: int
+    nbytes: int
+    stored_nbytes: int
+    dead_nbytes: int
+    loading: Loading | None
+    arrays: tuple[ArrayChunks, ...]
+    files: tuple[FileChunks, ...]
+
+
+def inspect_chunks(
+    tree: Tree, storage: Storage, pattern: str = "*", mesh: Mesh | None = None, spec: Spec | None = None
+) -> ChunksReport:
+    """Looks at how a tree is stored.
+
+    Args:
+        tree: the checkpoint.
+        storage: its files, as its format tells.
+        pattern: shell pattern of the paths to report.
+        mesh, spec: devices that would load it, and how they share each array; both or neither.
+    """
+    axis = kind_of(tree).scan_axis
+    arrays = tuple(
+        _array(each, mesh, spec, axis if _is_stacked(each.path) else None)
+        for each in storage.arrays
+        if fnmatchcase(each.path, pattern)
+    )
+    return ChunksReport(
+        path=tree.metadata.place,
+        format=tree.metadata.format,
+        indexes=storage.indexes,
+        num_arrays=len(arrays),
+        num_chunks=sum(each.num_chunks for each in arrays),
+        missing_chunks=sum(each.missing_chunks for each in arrays),
+        nbytes=sum(each.nbytes for each in arrays),
+        stored_nbytes=sum(each.stored_nbytes for each in arrays),
+        dead_nbytes=sum(each.dead for each in storage.files),
+        loading=_loading(arrays, mesh, spec),
+        arrays=arrays,
+        files=tuple(map(_file, storage.files)),
+    )
+
+
+def _is_stacked(path: str) -> bool:
+    """Whether an array is below a key that stands for all layers of a group: `layers`, not `layers_3`."""
+    ends = {key.rpartition("_")[2] for key in path.split("/") if "layers" in key}
+    return any(not end.isdigit() and end != "remainder" for end in ends)
+
+
+def _file(file: StoredFile) -> FileChunks:
+    return FileChunks(
+        file.name,
+        file.kind,
+        file.nbytes,
+        file.live,
+        file.index,
+        file.dead,
+        file.arrays,
+        file.chunks,
+        file.links,
+    )
+
+
+def _array(array: StoredArray, mesh: Mesh | None, spec: Spec | None, axis: int | None) -> ArrayChunks:
+    nbytes = prod(array.shape) * array.dtype.itemsize
+    piece = array.shape if array.piece is None else array.piece
+    return ArrayChunks(
+        path=array.path,
+        shape=array.shape,
+        dtype=array.dtype.name,
+        nbytes=nbytes,
+        stored_nbytes=array.nbytes,
+        ratio=nbytes / array.nbytes if array.nbytes else None,
+        chunk_shape=array.chunk,
+        piece_shape=array.piece,
+        piece_nbytes=prod(piece) * array.dtype.itemsize,
+        codecs=array.codecs,
+        num_chunks=array.chunks,
+        missing_chunks=array.missing,
+        reads=predict(array, mesh, spec, axis) if mesh and spec else None,
+    )
+
+
+def _loading(arrays: Sequence[ArrayChunks], mesh: Mesh | None, spec: Spec | None) -> Loading | None:
+    if mesh is None or spec is None:
+        return None
+    total = together([each.reads for each in arrays if each.reads is not None])
+    return Loading(
+        mesh=dict(mesh.axes),
+        spec=spec.text,
+        reads=total.reads,
+        needed=total.needed,
+        fetched=total.fetched,
+        total_needed=total.total_needed,
+        total_fetched=total.total_fetched,
+        over_read=total.over_read,
+    )

@@ -1,0 +1,87 @@
+"""Which layers an array belongs to: stacked in it, or one that its path names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckpttools.errors import CheckpointError
+from ckpttools.ir.flavours import parameters
+from ckpttools.ir.layers import DECODER, LayerStack, below_decoder, layer_stacks, scan_axis
+from ckpttools.ir.tree import Path, Tree, spelled
+from ckpttools.region import Region, Shape
+
+# A layer's number in models of other frameworks: model.layers.3, transformer.h.3, encoder/block_3.
+_NUMBERED = re.compile(
+    r"(?P<before>(?:^|[./])(?:[A-Za-z_]*(?:layer|block)s?|h))(?P<joint>[./_])(?P<number>\d+)(?=[./]|$)"
+)
+# A key that is nothing but a number, behind the first.
+_NUMBER = re.compile(r"(?<=[./])\d+(?=[./]|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """An array's layers.
+
+    Attributes:
+        name: the same for arrays that differ in their layers only.
+        axes: those on which layers are stacked; none where the array is of one layer.
+        numbers: the layers, in C order over these axes.
+    """
+
+    name: str
+    axes: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+    @property
+    def without_other_numbers(self) -> str:
+        """The name with keys that are numbers taken out as well: experts of a layer become one."""
+        return _NUMBER.sub("*", self.name)
+
+    def parts(self, region: Region, shape: Shape) -> dict[int, Region]:
+        """The region layer by layer: layer -> box within it.
+
+        Args:
+            region: of the array.
+            shape: of the array.
+        """
+        found = {0: region}
+        for axis in self.axes:
+            found = {
+                place * shape[axis] + k: box.replaced(axis, k, k + 1)
+                for place, box in found.items()
+                for k in range(region.start[axis], region.stop[axis])
+            }
+        return {self.numbers[place]: box for place, box in found.items()}
+
+
+def layer_rows(tree: Tree) -> dict[Path, LayerRow]:
+    """The layers of every array that has some, those of its optimizer's state as well. Reads nothing."""
+    decoder = below_decoder(parameters(tree))
+    axis = scan_axis(decoder) or 0
+    try:
+        stacks = {stack.key: stack for stack in layer_stacks(decoder, axis)}
+    except CheckpointError:
+        # A layout that contradicts itself; `ckpt inspect tree` says so.
+        stacks = {}
+    found = {path: _row(path, array.shape, stacks, axis) for path, array in tree.arrays.items()}
+    return {path: row for path, row in found.items() if row is not None}
+
+
+def _row(path: Path, shape: Shape, stacks: Mapping[Path, LayerStack], axis: int) -> LayerRow | None:
+    if stacks and DECODER in path:
+        at = path.index(DECODER) + 1
+        for length in (2, 1):
+            stack = stacks.get(path[at : at + length])
+            if stack is not None:
+                axes = tuple(range(axis, axis + len(stack.shape)))
+                if shape[axis : axis + len(axes)] != stack.shape:
+                    return None
+                name = spelled((*path[:at], stack.name, *path[at + length :]))
+                return LayerRow(name, axes, stack.numbers)
+    match = _NUMBERED.search(spelled(path))
+    if match is None:
+        return None
+    name = spelled(path)[: match.end("before")] + match["joint"] + "*" + spelled(path)[match.end() :]
+    return LayerRow(name, (), (int(match["number"]),))

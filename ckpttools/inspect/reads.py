@@ -1,0 +1,111 @@
+"""What devices must read to load their shards: predicted from the chunk grid, nothing is read for it.
+
+A piece, the least that is coded by itself, is fetched whole, as tensorstore and so Orbax do: a shard that
+needs a tenth of a chunk fetches and decodes all of it. Where pieces lie in shards of several, the index of
+each shard is one read more. Plain ranges, such as tensors of safetensors, are read by contiguous runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ckpttools.inspect.meshes import Mesh, Spec
+from ckpttools.ir.storage import StoredArray
+from ckpttools.region import Region, Shape, ceil_div, count_runs
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Of one array, or of several together.
+
+    Attributes:
+        cut: devices along each axis of the array; all 1 where every device needs all of it.
+        uneven: an axis cannot be cut into so many equal shards, which JAX demands, and was left whole.
+        reads: of the device that has most.
+        needed: bytes in memory of one device's shard.
+        fetched: bytes out of files for the device that has most.
+        total_needed, total_fetched: for all devices together; what is coded counts as it is in memory, so
+            that one by the other is the over-read.
+    """
+
+    cut: Shape
+    uneven: bool
+    reads: int
+    needed: int
+    fetched: int
+    total_needed: int
+    total_fetched: int
+
+    @property
+    def over_read(self) -> float:
+        """Bytes that are fetched and decoded for each byte that is needed."""
+        return self.total_fetched / self.total_needed if self.total_needed else 1.0
+
+
+def predict(array: StoredArray, mesh: Mesh, spec: Spec, layer_axis: int | None) -> Reads:
+    """What loading one array takes.
+
+    Args:
+        array: on disk.
+        mesh, spec: how its readers share it.
+        layer_axis: on which its layers are stacked; None where they are not.
+    """
+    wanted = spec.pieces(len(array.shape), layer_axis, mesh)
+    cut = tuple(k if n % k == 0 else 1 for n, k in zip(array.shape, wanted, strict=True))
+    shard = tuple(n // k for n, k in zip(array.shape, cut, strict=True))
+    needed = prod(shard) * array.dtype.itemsize
+    if array.piece is None:
+        region = Region((0,) * len(shard), shard)
+        runs, total = count_runs(array.shape, region), needed * mesh.size
+        fetched = array.nbytes * prod(shard) // max(1, prod(array.shape))
+        return Reads(cut, cut != wanted, runs, needed, fetched, total, total)
+    return _by_pieces(array, array.piece, mesh.size, cut, wanted, shard)
+
+
+def _by_pieces(
+    array: StoredArray, piece: Shape, devices: int, cut: Shape, wanted: Shape, shard: Shape
+) -> Reads:
+    itemsize = array.dtype.itemsize
+    piece_bytes = prod(piece) * itemsize
+    axes = list(zip(shard, cut, piece, strict=True))
+    met = [[_cells(k * length, (k + 1) * length, size) for k in range(count)] for length, count, size in axes]
+    most, everywhere = prod(map(max, met)), prod(map(sum, met))
+    in_all = prod(ceil_div(n, size) for n, size in zip(array.shape, piece, strict=True))
+    # What a piece takes on disk, on average over those that are there.
+    there = max(1, in_all * (array.chunks - array.missing) // max(1, array.chunks))
+    copies = devices // prod(cut)
+    needed = prod(shard) * itemsize
+    return Reads(
+        cut=cut,
+        uneven=cut != wanted,
+        reads=most + _index_reads(array, piece, shard, cut),
+        needed=needed,
+        fetched=most * array.nbytes // there,
+        total_needed=needed * devices,
+        total_fetched=everywhere * copies * piece_bytes,
+    )
+
+
+def _cells(start: int, stop: int, size: int) -> int:
+    """How many cells of a size a stretch of an axis meets."""
+    return ceil_div(stop, size) - start // size
+
+
+def _index_reads(array: StoredArray, piece: Shape, shard: Shape, cut: Shape) -> int:
+    """Indexes of shards that a device reads; one piece alone in its shard is read together with it."""
+    if piece == array.chunk:
+        return 0
+    axes = zip(shard, cut, array.chunk, strict=True)
+    return prod(max(_cells(k * n, (k + 1) * n, size) for k in range(count)) for n, count, size in axes)
+
+
+def together(parts: Sequence[Reads]) -> Reads:
+    """The same for several arrays; `cut` is empty, since each has its own."""
+    return Reads(
+        (),
+        any(part.uneven for part in parts),
+        *(sum(getattr(part, name) for part in parts) for name in ("reads", "needed", "fetched")),
+        *(sum(getattr(part, name) for part in parts) for name in ("total_needed", "total_fetched")),
+    )

@@ -1,0 +1,1 @@
+"""A report as one HTML page: what it shows (`contents`) and the page around it (`page`)."""

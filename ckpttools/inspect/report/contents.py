@@ -1,0 +1,175 @@
+"""What a report shows, packed for a page: columns instead of rows, repeated words once, few digits.
+
+A hundred thousand arrays with all their statistics take about 4 MB before they are compressed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import sqrt
+from typing import Any
+
+from ckpttools.inspect.distribution import Distribution
+from ckpttools.inspect.layer_rows import LayerRow
+from ckpttools.inspect.stats import ArrayStats, Statistics, StatsReport
+from ckpttools.inspect.tree import ArrayReport, TreeReport
+from ckpttools.ir.tree import Path, spelled
+
+# Digits that can be told apart on a screen.
+_DIGITS = 5
+_COLUMNS = ("min", "max", "mean", "std", "norm", "zeros", "subnormals", "nan", "inf")
+# What is beyond makes the page large, and nobody finds it there: the largest are kept.
+_MOST_HISTOGRAMS, _MOST_HEAT_ROWS = 2000, 500
+
+
+def contents(tree: TreeReport, stats: StatsReport | None, rows: Mapping[Path, LayerRow]) -> dict[str, Any]:
+    """Everything that the page shows, as values that JSON has.
+
+    Args:
+        tree: of all arrays.
+        stats: of the same arrays, layer by layer and with distributions; None for a page without numbers.
+        rows: which layers arrays belong to.
+    """
+    return {
+        "facts": _facts(tree),
+        **_columns(tree.arrays),
+        "stats": None if stats is None else _statistics(stats.arrays),
+        "histograms": {} if stats is None else _histograms(stats.arrays),
+        "heat": [] if stats is None else _heat(stats.arrays, rows),
+    }
+
+
+def _facts(tree: TreeReport) -> dict[str, Any]:
+    return {
+        "path": tree.path,
+        "format": tree.format,
+        "kind": tree.kind,
+        "flavour": tree.flavour,
+        "scanAxis": tree.scan_axis,
+        "step": tree.step,
+        "parameters": tree.num_parameters,
+        "layers": [asdict(group) for group in tree.layers],
+        "optimizer": tree.optimizer.name if tree.optimizer else None,
+        "custom": {key: json.dumps(value, default=str) for key, value in tree.custom_metadata.items()},
+        "warnings": [warning.text for warning in tree.warnings],
+    }
+
+
+def _columns(arrays: Sequence[ArrayReport]) -> dict[str, Any]:
+    paths = [each.path for each in arrays]
+    return {
+        "joint": "/" if any("/" in path for path in paths) else ".",
+        "paths": list(_front_coded(paths)),
+        "shape": _indexed([f"[{', '.join(map(str, each.shape))}]" for each in arrays]),
+        "dtype": _indexed([each.dtype for each in arrays]),
+        "role": _indexed([each.role for each in arrays]),
+        "bytes": [each.nbytes for each in arrays],
+    }
+
+
+def _front_coded(paths: Iterable[str]) -> Iterator[int | str]:
+    """For each path how much of the one before it is the same, then the rest."""
+    before = ""
+    for path in paths:
+        shared = _shared(before, path)
+        yield shared
+        yield path[shared:]
+        before = path
+
+
+def _shared(one: str, other: str) -> int:
+    """How many letters two words begin with in common."""
+    pairs = zip(one, other, strict=False)
+    return next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _indexed(words: Sequence[str]) -> dict[str, Any]:
+    """Each word once, and for each place its number."""
+    numbers: dict[str, int] = {}
+    places = [numbers.setdefault(word, len(numbers)) for word in words]
+    return {"words": list(numbers), "places": places}
+
+
+def _statistics(arrays: Sequence[ArrayStats]) -> dict[str, list[Any]]:
+    return {name: [_short(getattr(each.statistics, name)) for each in arrays] for name in _COLUMNS}
+
+
+def _short(number: float | None) -> float | None:
+    return number if number is None or isinstance(number, int) else float(f"{number:.{_DIGITS}g}")
+
+
+def _histograms(arrays: Sequence[ArrayStats]) -> dict[str, Any]:
+    """Index of an array -> its distribution, of the largest that have one."""
+    having = ((index, each.distribution) for index, each in enumerate(arrays) if each.distribution)
+    largest = sorted(having, key=lambda pair: -arrays[pair[0]].nbytes)[:_MOST_HISTOGRAMS]
+    return {str(index): _histogram(distribution) for index, distribution in largest}
+
+
+def _histogram(spread: Distribution) -> dict[str, Any]:
+    return {
+        "zeros": spread.zeros,
+        "bins": [[each.exponent, each.negative, each.positive] for each in spread.bins],
+        "quantiles": [[share, _short(value)] for share, value in spread.quantiles.items()],
+    }
+
+
+@dataclass(slots=True)
+class _Cell:
+    """A layer of a row of the heat map while arrays are added to it: those of experts become one."""
+
+    finite: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+    most: float = 0.0
+    bad: int = 0
+
+    def add(self, found: Statistics) -> None:
+        self.bad += found.nan + found.inf
+        if found.mean is not None and found.norm is not None and found.max_abs is not None:
+            finite = found.elements - found.nan - found.inf
+            self.finite += finite
+            self.total += finite * found.mean
+            self.squares += found.norm**2
+            self.most = max(self.most, found.max_abs)
+
+    def packed(self) -> list[float | None]:
+        """Norm, standard deviation, mean, largest magnitude, number of NaN and infinite elements."""
+        if not self.finite:
+            return [None, None, None, None, self.bad]
+        mean = self.total / self.finite
+        deviation = sqrt(max(0.0, self.squares / self.finite - mean * mean))
+        return [*map(_short, (sqrt(self.squares), deviation, mean, self.most)), self.bad]
+
+
+@dataclass(slots=True)
+class _HeatRow:
+    name: str
+    role: str
+    nbytes: int = 0
+    cells: dict[int, _Cell] = field(default_factory=dict)
+
+    def packed(self) -> dict[str, Any]:
+        layers = {str(layer): cell.packed() for layer, cell in sorted(self.cells.items())}
+        return {"name": self.name, "role": self.role, "layers": layers}
+
+
+def _heat(arrays: Sequence[ArrayStats], rows: Mapping[Path, LayerRow]) -> list[dict[str, Any]]:
+    """Rows of the heat map in the checkpoint's order: of each parameter all its layers."""
+    by_path = {spelled(path): row for path, row in rows.items()}
+    made: dict[str, _HeatRow] = {}
+    for array in arrays:
+        row = by_path.get(array.path)
+        # Counters and random states have layers, too, but no norms worth a look.
+        if row is not None and array.role != "other":
+            name = row.without_other_numbers
+            mine = made.setdefault(name, _HeatRow(name, array.role))
+            mine.nbytes += array.nbytes
+            layers = array.layers or {row.numbers[0]: array.statistics}
+            for layer, found in layers.items():
+                mine.cells.setdefault(layer, _Cell()).add(found)
+    # One layer is no course over layers.
+    several = [row for row in made.values() if len(row.cells) > 1]
+    largest = {id(row) for row in sorted(several, key=lambda row: -row.nbytes)[:_MOST_HEAT_ROWS]}
+    return [row.packed() for row in several if id(row) in largest]

@@ -1,0 +1,40 @@
+"""The page around a report: one HTML file that needs nothing else, and no network."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+# In the order in which they use each other.
+_SCRIPTS = ("format", "contents", "elements", "facts", "treemap", "heatmap", "histograms", "table", "main")
+
+
+def page(contents: Mapping[str, Any], title: str) -> str:
+    """The HTML.
+
+    Args:
+        contents: as `ckpttools.inspect.report.contents.contents` makes them.
+        title: of the window.
+    """
+    text = json.dumps(contents, separators=(",", ":"), allow_nan=False)
+    # Compressed, since names and numbers repeat, and because base64 holds nothing that HTML could take amiss.
+    packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+    slots = {
+        "title": html.escape(title),
+        "style": _part("style.css"),
+        "script": "\n".join(_part(f"{name}.js") for name in _SCRIPTS),
+        "contents": packed,
+    }
+    made = _part("page.html")
+    for name, filling in slots.items():
+        made = made.replace(f"<!-- {name} -->", filling)
+    return made
+
+
+def _part(name: str) -> str:
+    return files(__package__).joinpath("assets", name).read_text("utf-8")

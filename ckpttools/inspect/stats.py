@@ -1,0 +1,249 @@
+"""Statistics of every array of a checkpoint, read once, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import groupby
+from math import isfinite
+
+import numpy as np
+
+from ckpttools.inspect import distribution as distributions
+from ckpttools.inspect import moments
+from ckpttools.inspect.distribution import Counts, Distribution, counted, summed
+from ckpttools.inspect.layer_rows import LayerRow, layer_rows
+from ckpttools.inspect.moments import Moments
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.kinds import role
+from ckpttools.ir.scratch import Scratch
+from ckpttools.ir.tree import Path, Tree, spelled
+from ckpttools.region import Region, Shape
+from ckpttools.run.scanning import scan
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What some elements are like. Of complex numbers, their magnitudes.
+
+    Attributes:
+        elements: how many.
+        min, max, mean, std, norm, max_abs: of the finite elements; None where there are none, or where
+            float64 cannot hold it. `std` is of the whole population, `norm` is L2. Extremes are exact; for
+            the others see docs/stats-and-report.md.
+        zeros, subnormals, nan, inf: how many of each, exactly.
+    """
+
+    elements: int
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
+    norm: float | None
+    max_abs: float | None
+    zeros: int
+    subnormals: int
+    nan: int
+    inf: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayStats:
+    """One array.
+
+    Attributes:
+        path, shape, dtype, role: as in `ckpttools.inspect.tree.ArrayReport`; `nbytes` is in memory.
+        statistics: of all elements.
+        first_bad: index of the first NaN or infinite element in C order.
+        layers: layer -> its statistics, of arrays that have layers stacked in them and where asked for.
+        distribution: where asked for; None, too, where no element is finite.
+    """
+
+    path: str
+    shape: Shape
+    dtype: str
+    nbytes: int
+    role: str
+    statistics: Statistics
+    first_bad: Shape | None
+    layers: Mapping[int, Statistics]
+    distribution: Distribution | None
+
+
+@dataclass(frozen=True, slots=True)
+class StatsReport:
+    """All arrays looked at.
+
+    Attributes:
+        path, format, step: of the checkpoint.
+        num_arrays, nbytes: of `arrays`.
+        nan, inf: how many such elements in all of them.
+        arrays: in the checkpoint's order.
+    """
+
+    path: str
+    format: str | None
+    step: int | None
+    num_arrays: int
+    nbytes: int
+    nan: int
+    inf: int
+    arrays: tuple[ArrayStats, ...]
+
+
+def inspect_stats(
+    tree: Tree,
+    pattern: str = "*",
+    *,
+    memory: int,
+    jobs: int,
+    per_layer: bool = False,
+    histograms: bool = False,
+    observe: Callable[[int], None] = lambda nbytes: None,
+) -> StatsReport:
+    """Looks at every element of a tree.
+
+    Args:
+        tree: any checkpoint.
+        pattern: shell pattern of the paths to look at.
+        memory: bytes that may be resident at most.
+        jobs: workers at a time; fewer where the memory is too small for so many.
+        per_layer: also of every layer that is stacked in an array.
+        histograms: also how the elements are distributed.
+        observe: called with the bytes of every piece that was looked at.
+
+    Raises:
+        CheckpointError: an array cannot be read, or the memory is too small.
+    """
+    chosen = matching(tree, pattern)
+    look = _Look(tuple(chosen.values()), _stacked(tree, chosen) if per_layer else {}, histograms)
+    items = [(array,) for array in chosen.values()]
+    seen = scan(items, look, memory=memory, jobs=jobs, scratch=_SCRATCH_BYTES, observe=observe)
+    pieces = groupby(seen, key=lambda each: each.index)
+    found = {index: look.joined(index, (each.result for each in group)) for index, group in pieces}
+    arrays = tuple(
+        _stats(path, array, found.get(index, _Whole({}, None)))
+        for index, (path, array) in enumerate(chosen.items())
+    )
+    return StatsReport(
+        path=tree.metadata.place,
+        format=tree.metadata.format,
+        step=tree.metadata.step,
+        num_arrays=len(arrays),
+        nbytes=sum(each.nbytes for each in arrays),
+        nan=sum(each.statistics.nan for each in arrays),
+        inf=sum(each.statistics.inf for each in arrays),
+        arrays=arrays,
+    )
+
+
+def matching(tree: Tree, pattern: str) -> dict[Path, LazyArray]:
+    """The arrays whose paths match a shell pattern."""
+    return {path: array for path, array in tree.arrays.items() if fnmatchcase(spelled(path), pattern)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a piece holds: moments by layer (all under None where layers are not told apart), and counts."""
+
+    layers: Mapping[int | None, Moments]
+    counts: Counts | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What an array holds."""
+
+    layers: Mapping[int | None, Moments]
+    distribution: Distribution | None
+
+
+_SCRATCH_BYTES = max(moments.SCRATCH_BYTES, distributions.SCRATCH_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Looks at pieces, and joins what was found in those of one array.
+
+    Attributes:
+        arrays: by index.
+        rows: index -> layers of an array that are told apart.
+        histograms: whether patterns are counted.
+    """
+
+    arrays: tuple[LazyArray, ...]
+    rows: Mapping[int, LayerRow]
+    histograms: bool
+
+    def __call__(
+        self, index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
+    ) -> _Found:
+        array, (data,) = self.arrays[index], values
+        row = self.rows.get(index)
+        parts: Iterable[tuple[int | None, Region]] = [(None, region)]
+        if row is not None:
+            parts = row.parts(region, array.shape).items()
+        layers = {layer: moments.moments(data, region, part, array.dtype, scratch) for layer, part in parts}
+        return _Found(layers, counted(data, region, array.dtype, scratch) if self.histograms else None)
+
+    def joined(self, index: int, pieces: Iterable[_Found]) -> _Whole:
+        """All of one array."""
+        layers: dict[int | None, Moments] = {}
+
+        def counts() -> Iterator[Counts]:
+            for piece in pieces:
+                for layer, found in piece.layers.items():
+                    layers[layer] = layers[layer] + found if layer in layers else found
+                if piece.counts is not None:
+                    yield piece.counts
+
+        # Pieces pass once, and what they counted is added up as they come.
+        total = summed(counts())
+        found = sum(layers.values(), Moments())
+        dtype = self.arrays[index].dtype
+        return _Whole(layers, distributions.distribution(total, found, dtype) if total else None)
+
+
+def _stacked(tree: Tree, chosen: Mapping[Path, LazyArray]) -> dict[int, LayerRow]:
+    """Index among the chosen arrays -> the layers stacked in it."""
+    rows = layer_rows(tree)
+    return {index: rows[path] for index, path in enumerate(chosen) if path in rows and rows[path].axes}
+
+
+def _stats(path: Path, array: LazyArray, whole: _Whole) -> ArrayStats:
+    total = sum(whole.layers.values(), Moments())
+    layers = {layer: _statistics(found) for layer, found in whole.layers.items() if layer is not None}
+    return ArrayStats(
+        path=spelled(path),
+        shape=array.shape,
+        dtype=array.dtype.name,
+        nbytes=array.nbytes,
+        role=role(path),
+        statistics=_statistics(total),
+        first_bad=total.first,
+        layers=dict(sorted(layers.items())),
+        distribution=whole.distribution,
+    )
+
+
+def _statistics(found: Moments) -> Statistics:
+    extremes = [abs(each) for each in (found.min, found.max) if each is not None]
+    return Statistics(
+        elements=found.elements,
+        min=found.min,
+        max=found.max,
+        mean=_held(found.mean if found.finite else None),
+        std=_held(found.deviation),
+        norm=_held(found.norm),
+        max_abs=max(extremes, default=None),
+        zeros=found.zeros,
+        subnormals=found.subnormals,
+        nan=found.nan,
+        inf=found.inf,
+    )
+
+
+def _held(number: float | None) -> float | None:
+    """The number, unless float64 could not hold what led to it."""
+    return number if number is not None and isfinite(number) else None

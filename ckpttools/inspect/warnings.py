@@ -1,0 +1,117 @@
+"""What will bite whoever loads a checkpoint, as far as names, shapes, dtypes and chunk grids tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.kinds import KindOfTree, role
+from ckpttools.ir.nodes import Chunked
+from ckpttools.ir.tree import Path, Tree, spelled
+from ckpttools.region import grid_shape
+
+# A whole array as one chunk is read at a third of the speed at which it is read cut by 16 (1.6 GB of bfloat16
+# onto 8 devices), and every host holds all of it for its part; below this size neither matters.
+_GIANT_CHUNK = 256 << 20
+# A chunk costs its reader a request and a task; at this size that takes longer than the bytes.
+_FINE_CHUNK, _MANY_CHUNKS = 64 << 10, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TreeWarning:
+    """One thing to know before loading.
+
+    Attributes:
+        name: "unfinished-step", "contradiction", "no-scan-layers", "giant-chunk", "fine-chunks" or
+            "mixed-dtypes".
+        text: the finished sentence.
+        arrays: paths of those it is about; empty where it is about the whole.
+    """
+
+    name: str
+    text: str
+    arrays: tuple[str, ...] = ()
+
+
+def warnings_of(tree: Tree, kind: KindOfTree, unfinished: Mapping[str, str]) -> tuple[TreeWarning, ...]:
+    """All that is to say of a tree, what hinders most first.
+
+    Args:
+        tree: any checkpoint.
+        kind: of the tree.
+        unfinished: later steps of its run that are no finished saves: directory name -> what is missing.
+    """
+    return (
+        *_unfinished_steps(tree, unfinished),
+        *(TreeWarning("contradiction", text) for text in kind.warnings),
+        *_no_scan_layers(tree, kind),
+        *_giant_chunks(tree),
+        *_fine_chunks(tree),
+        *_mixed_dtypes(tree),
+    )
+
+
+def _unfinished_steps(tree: Tree, unfinished: Mapping[str, str]) -> Iterator[TreeWarning]:
+    for name, reason in unfinished.items():
+        text = f"{name}, beside step {tree.metadata.step}, is an unfinished save: {reason}"
+        yield TreeWarning("unfinished-step", text)
+
+
+def _no_scan_layers(tree: Tree, kind: KindOfTree) -> Iterator[TreeWarning]:
+    if kind.kind and tree.metadata.format == "orbax" and "scan_layers" not in tree.metadata.custom:
+        value = "true" if kind.kind.startswith("stacked") else "false"
+        text = f"the metadata has no scan_layers: MaxText must be told scan_layers={value}"
+        yield TreeWarning("no-scan-layers", text)
+
+
+def _giant_chunks(tree: Tree) -> Iterator[TreeWarning]:
+    found = {path: array for path, array in tree.arrays.items() if _is_one_giant_chunk(array)}
+    if found:
+        largest = max(found, key=lambda path: found[path].nbytes)
+        are = "1 array is one chunk" if len(found) == 1 else f"{len(found):,} arrays are one chunk each"
+        size = f"{found[largest].nbytes / 1e9:.1f} GB"
+        text = f"{are}, {spelled(largest)} {size}: who loads a part of it reads all of it"
+        yield TreeWarning("giant-chunk", text, tuple(map(spelled, found)))
+
+
+def _is_one_giant_chunk(array: LazyArray) -> bool:
+    return isinstance(array, Chunked) and array.nbytes >= _GIANT_CHUNK and _chunks(array) == 1
+
+
+def _fine_chunks(tree: Tree) -> Iterator[TreeWarning]:
+    found = {path: array for path, array in tree.arrays.items() if _is_cut_finely(array)}
+    if found:
+        counts = {path: _chunks(array) for path, array in found.items()}
+        most = max(counts, key=lambda path: counts[path])
+        size = f"{found[most].nbytes / counts[most] / 1e3:.1f} kB"
+        are = "1 array is" if len(found) == 1 else f"{len(found):,} arrays are"
+        text = f"{are} cut very finely, {spelled(most)} into {counts[most]:,} chunks of {size}: slow to load"
+        yield TreeWarning("fine-chunks", text, tuple(map(spelled, found)))
+
+
+def _is_cut_finely(array: LazyArray) -> bool:
+    return (
+        isinstance(array, Chunked)
+        and prod(array.chunk) * array.dtype.itemsize < _FINE_CHUNK
+        and _chunks(array) >= _MANY_CHUNKS
+    )
+
+
+def _chunks(array: LazyArray) -> int:
+    """Number of chunks of an array that is stored in a grid of them, else 1."""
+    return prod(grid_shape(array.shape, array.chunk)) if isinstance(array, Chunked) else 1
+
+
+def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
+    """Parameters of several float dtypes; the arrays named are those of all but the commonest."""
+    by_dtype: dict[str, list[Path]] = {}
+    for path, array in tree.arrays.items():
+        if role(path) == "parameter" and array.dtype.is_float:
+            by_dtype.setdefault(array.dtype.name, []).append(path)
+    ordered = sorted(by_dtype.items(), key=lambda item: -len(item[1]))
+    if len(ordered) > 1:
+        counts = ", ".join(f"{len(paths):,} in {name}" for name, paths in ordered)
+        odd = tuple(spelled(path) for _, paths in ordered[1:] for path in paths)
+        yield TreeWarning("mixed-dtypes", f"parameters have mixed dtypes: {counts}", odd)

@@ -1,0 +1,88 @@
+"""Sums over axis lengths, such as `layers // 6` or `6 * block + 1`: how one length follows from others."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+
+from ckpttools.errors import MappingError
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+class DoesNotDivideError(ArithmeticError):
+    """A division written `/`, which must come out even, does not; or one by 0."""
+
+
+def names_in(formula: str) -> frozenset[str]:
+    """The axes that a formula speaks of.
+
+    Raises:
+        MappingError: the formula is more than `+ - * / // %` over names and whole numbers.
+    """
+    return frozenset(node.id for node in ast.walk(_parsed(formula)) if isinstance(node, ast.Name))
+
+
+def value(formula: str, lengths: Mapping[str, int]) -> int:
+    """The number that a formula comes to.
+
+    Args:
+        formula: such as `layers // 6`; `/` is a division that must come out even.
+        lengths: length of every axis that it names.
+
+    Raises:
+        MappingError: as `names_in`.
+        DoesNotDivideError: a `/` leaves a remainder, or the divisor is 0.
+    """
+    return _value(_parsed(formula), lengths, formula)
+
+
+def _parsed(formula: str) -> ast.expr:
+    try:
+        tree = ast.parse(formula.strip(), mode="eval").body
+    except SyntaxError:
+        raise MappingError("a length must follow from others by + - * / // %", got=formula) from None
+    _check(tree, formula)
+    return tree
+
+
+def _check(node: ast.expr, formula: str) -> None:
+    match node:
+        case ast.Name():
+            return
+        case ast.Constant(value=int()):
+            return
+        case ast.BinOp(left=left, op=op, right=right) if isinstance(op, ast.Div) or type(op) in _OPERATIONS:
+            _check(left, formula)
+            _check(right, formula)
+        case _:
+            raise MappingError("a length must follow from others by + - * / // %", got=formula)
+
+
+def _value(node: ast.expr, lengths: Mapping[str, int], formula: str) -> int:
+    match node:
+        case ast.Name(id=name):
+            return lengths[name]
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.BinOp(left=left, op=op, right=right):
+            first, second = _value(left, lengths, formula), _value(right, lengths, formula)
+            if second == 0 and isinstance(op, ast.Div | ast.FloorDiv | ast.Mod):
+                raise DoesNotDivideError(f"{formula} is a division by 0")
+            return _even(first, second) if isinstance(op, ast.Div) else _OPERATIONS[type(op)](first, second)
+        case _:
+            raise AssertionError(formula)
+
+
+def _even(first: int, second: int) -> int:
+    quotient, rest = divmod(first, second)
+    if rest:
+        raise DoesNotDivideError(f"{first} is no multiple of {second}")
+    return quotient

@@ -1,0 +1,50 @@
+"""Layers: rows that repeat under a numbered prefix, and how scanning stacks them.
+
+A scanned model keeps the layers of a group in one array, stacked on further axes from the scan axis on;
+an unscanned one keeps each under a number of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ckpttools.mapping.axes import parse_key
+from ckpttools.mapping.row import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A group of layers that have the same rows.
+
+    Attributes:
+        right: prefix of right keys, `model.layers.{layer}`.
+        left: prefix of left keys of an unscanned model, `decoder.layers_{layer}`.
+        scanned: prefix of left keys of a scanned model, `decoder.layers`.
+        stacked: axes that a scanned model has in its arrays, from the scan axis on.
+        rows: what is below these prefixes.
+        when, unless: flags on which the group exists, as a row's.
+    """
+
+    right: str
+    left: str
+    scanned: str
+    stacked: tuple[str, ...]
+    rows: tuple[Row, ...]
+    when: str = ""
+    unless: str = ""
+
+    def spelled(self, scan_axis: int | None) -> Iterator[Row]:
+        """The rows with their prefixes, for layers stacked on `scan_axis`, or for unscanned ones."""
+        above = parse_key(self.right)
+        left = parse_key(self.left if scan_axis is None else self.scanned)
+        stacked = () if scan_axis is None else self.stacked
+        for each in self.rows:
+            yield replace(
+                each,
+                left=each.left.below(left, stacked, scan_axis or 0),
+                right=each.right.below(above),
+                when=f"{self.when} {each.when}".strip(),
+                unless=f"{self.unless} {each.unless}".strip(),
+                above="",
+            )

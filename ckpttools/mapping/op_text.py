@@ -1,0 +1,88 @@
+"""Value ops as text, for files and listings: `scale head_dim -0.5`, `scale embed 0.5 bfloat16`, `shift 1`."""
+
+from __future__ import annotations
+
+import math
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import MappingError, near_names
+from ckpttools.mapping.values import Exactness, Scale, Shift, ValueOp
+
+_FORMS = "scale AXIS POWER [DTYPE] or shift AMOUNT"
+
+
+def parse_op(text: str) -> ValueOp:
+    """The op that a text describes; the inverse of `op_text`.
+
+    Raises:
+        MappingError: it describes none.
+    """
+    match text.split():
+        case ["scale", axis, power] if axis.isidentifier():
+            return Scale(axis, _number(power, text))
+        case ["scale", axis, power, dtype] if axis.isidentifier():
+            return Scale(axis, _number(power, text), _float_type(dtype, text))
+        case ["shift", amount]:
+            return Shift(_number(amount, text))
+    raise MappingError("this is no value op", got=repr(text), wanted=_FORMS)
+
+
+def op_text(op: ValueOp) -> str:
+    """An op as text.
+
+    Raises:
+        MappingError: an op that has no text, as those of plug-ins.
+    """
+    match op:
+        case Scale(axis=axis, power=power, factor_dtype="float32"):
+            return f"scale {axis} {_spelled(power)}"
+        case Scale(axis=axis, power=power, factor_dtype=dtype):
+            return f"scale {axis} {_spelled(power)} {dtype}"
+        case Shift(amount=amount):
+            return f"shift {_spelled(amount)}"
+    raise MappingError("this value op cannot be written as text", got=repr(op), wanted=_FORMS)
+
+
+def exactness_of(op: ValueOp) -> Exactness:
+    """Whether the way back gives bfloat16 values' bits, whatever the sizes of the model."""
+    match op:
+        case Scale():
+            return Exactness(False, f"times {_factor(op)}: exact where that is a power of two, else rounded")
+        case Shift():
+            return op.bound({}).exactness(DTYPES["bfloat16"])
+    return Exactness(False, f"{op!r}: as the plan of a conversion says")
+
+
+def _factor(scale: Scale) -> str:
+    known = {0.5: f"sqrt({scale.axis})", -0.5: f"1/sqrt({scale.axis})"}
+    rounded = "" if scale.factor_dtype == "float32" else f" in {scale.factor_dtype}"
+    return known.get(scale.power, f"{scale.axis}**{_spelled(scale.power)}") + rounded
+
+
+def _spelled(number: float) -> str:
+    """The shortest text that gives the number back."""
+    return repr(float(number)).removesuffix(".0")
+
+
+def _number(word: str, text: str) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise MappingError("this is no number", place=text, got=word, wanted=_FORMS)
+    return number
+
+
+def _float_type(name: str, text: str) -> str:
+    floats = [dtype.name for dtype in DTYPES.values() if dtype.is_float]
+    if name in floats:
+        return name
+    near = near_names(name, floats, 1)
+    raise MappingError(
+        "this is no floating-point type",
+        place=text,
+        got=name,
+        wanted=_FORMS,
+        hint=f"did you mean {near[0]}?" if near else None,
+    )

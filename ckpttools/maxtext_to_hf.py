@@ -1,0 +1,309 @@
+"""From MaxText back to Hugging Face: open, map, plan. The command line does nothing but call this."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ckpttools import tying
+from ckpttools.convert import Conversion, Resources
+from ckpttools.dtypes import DType
+from ckpttools.errors import CheckpointError, ConfigError, UsageError, near_names
+from ckpttools.families.family import Family, Spelling
+from ckpttools.families.registry import families
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.beside import Beside, Companions
+from ckpttools.formats.registry import open_tree
+from ckpttools.formats.safetensors_write import SafetensorsWriter
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.flavours import parameters
+from ckpttools.ir.kinds import kind_of
+from ckpttools.ir.tree import Metadata, Tree, dotted
+from ckpttools.ir.tree import Path as TreePath
+from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.table import Mapped, Table, ValueNote
+from ckpttools.model import CONFIG, ModelOptions, family_for, overrides
+from ckpttools.model_files import ModelFiles, config_bytes
+from ckpttools.names import in_natural_order
+from ckpttools.notes import Note, Notes
+from ckpttools.plan.plan import build
+from ckpttools.transforms.cast import cast, cast_notes
+
+
+@dataclass(frozen=True, slots=True)
+class ToHuggingFace:
+    """How a MaxText checkpoint becomes a Hugging Face one.
+
+    Attributes:
+        like: directory of the model it came from, or a `config.json`; None for what was carried along.
+        dtype: dtype of all floating-point arrays; None keeps those stored.
+        prefix: path of a model within a composite one, keys joined by "/"; only its arrays are written.
+        spelling: how names are written, "hub", "transformers" or "text"; None as in the model it came from.
+        scan_axis: the axis on which layers are stacked, where the arrays do not tell.
+        model: what the user says of the model.
+        carry: arrays that MaxText has no place for are taken from `like`.
+        read: options for opening the source.
+    """
+
+    like: str | Path | None = None
+    dtype: DType | None = None
+    prefix: str | None = None
+    spelling: str | None = None
+    scan_axis: int | None = None
+    model: ModelOptions = field(default_factory=ModelOptions)
+    carry: bool = False
+    read: ReadOptions = field(default_factory=ReadOptions)
+
+
+@dataclass(frozen=True)
+class HuggingFaceModel:
+    """What a MaxText tree becomes.
+
+    Attributes:
+        tree: the arrays under their Hugging Face names.
+        config: content of `config.json`, None where nothing tells it.
+        notes: what the user should know.
+    """
+
+    tree: Tree
+    config: bytes | None
+    notes: Notes
+
+
+def plan_to_huggingface(
+    source: str | Path,
+    options: ToHuggingFace | None = None,
+    resources: Resources | None = None,
+    writer: SafetensorsWriter | None = None,
+) -> Conversion:
+    """Plans a conversion without reading any array or writing anything.
+
+    Args:
+        source: a run directory, a step or an item, of any kind and flavour.
+        options: how to convert.
+        resources: what it may take.
+        writer: how safetensors are split; None for shards of 5 GB.
+
+    Raises:
+        CheckpointError: the source cannot be read, nothing tells which model it is, or its arrays are not
+            those of that model; or the work does not fit into the memory.
+    """
+    options, resources = options or ToHuggingFace(), resources or Resources()
+    tree = open_tree(Path(source), options.read)
+    files = ModelFiles.of(tree, options.like)
+    model = to_huggingface(tree, options, files)
+    made = {} if model.config is None else {CONFIG: model.config}
+    copied = {name: path for name, path in files.companions.items() if name not in made}
+    beside = Beside(writer or SafetensorsWriter(), Companions(copied), made=made)
+    plan = build(model.tree, beside, memory=resources.memory, jobs=resources.workers, notes=model.notes)
+    return Conversion(plan, beside)
+
+
+def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> HuggingFaceModel:
+    """A MaxText tree as a Hugging Face one, and what the user should know.
+
+    Raises:
+        ConfigError: nothing tells which model it is.
+        CoverageError: the arrays are not those of that model.
+    """
+    arrays = _parameters(tree, options.prefix)
+    bound = _bound(arrays, tree, options, files)
+    unwanted = _unwanted_head(bound, arrays, options.model.tied)
+    mapped = bound.table.to_right({key: a for key, a in arrays.items() if key not in unwanted}, ("vocab",))
+    main = _main_dtype(arrays, mapped)
+    made = {key: _restored(key, array, mapped, main) for key, array in mapped.arrays.items()}
+    head = tying.right_head(bound.family, bound.spelling)
+    if options.model.tied == "materialize" and head and head.head not in made:
+        made[head.head] = made[head.embedding]
+    left_out = bound.table.left_out_of(files.weights)
+    carried = {**files.carried, **(left_out if options.carry else {})}
+    made.update(carried)
+    if options.dtype is not None:
+        made = {key: cast(array, options.dtype) for key, array in made.items()}
+    missing = (*unwanted, *(key for key in left_out if key not in carried))
+    leaves: dict[TreePath, LazyArray] = {(key,): made[key] for key in in_natural_order(made)}
+    place = Metadata(place=tree.metadata.place)
+    tied = None if head is None else head.head not in made
+    config = config_bytes(files, tied, options.dtype)
+    return HuggingFaceModel(Tree(leaves, place), config, _notes(mapped, main, options.dtype, missing))
+
+
+def _unwanted_head(bound: _Bound, arrays: Mapping[str, LazyArray], way: str | None) -> tuple[str, ...]:
+    """The output head that the user leaves out, where there is one."""
+    head = tying.left_head(bound.family)
+    return (head,) if way == "drop" and head is not None and head in arrays else ()
+
+
+def _parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
+    """The model's arrays by dotted names, without optimizer state and wrapping.
+
+    Raises:
+        UsageError: nothing lies below the prefix.
+    """
+    found = parameters(tree)
+    if prefix is not None:
+        keys: TreePath = tuple(key for key in prefix.replace(".", "/").split("/") if key)
+        below = {path[len(keys) :]: array for path, array in found.items() if path[: len(keys)] == keys}
+        if not below:
+            tops = sorted({str(path[0]) for path in found})
+            near = near_names(prefix, tops)
+            raise UsageError(
+                f"nothing lies below {prefix!r}",
+                place=tree.metadata.place,
+                wanted="one of " + ", ".join(tops[:20]),
+                hint=f"did you mean {near[0]}?" if near else None,
+            )
+        found = below
+    return {dotted(path): array for path, array in found.items()}
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A family, its table for one model, and how names are written."""
+
+    family: Family
+    table: Table
+    spelling: Spelling
+
+
+def _bound(arrays: Mapping[str, LazyArray], tree: Tree, options: ToHuggingFace, files: ModelFiles) -> _Bound:
+    config, place = files.config, tree.metadata.place
+    if config is not None or options.model.family is not None:
+        family = family_for(config, options.model, place)
+        return _with_family(family, arrays, tree, options, files)
+    return _only_fitting(arrays, tree, options, files)
+
+
+def _with_family(
+    family: Family,
+    arrays: Mapping[str, LazyArray],
+    tree: Tree,
+    options: ToHuggingFace,
+    files: ModelFiles,
+) -> _Bound:
+    spelling = _spelling(family, options.spelling, files)
+    # A head that is to be made is made in Hugging Face's spelling, once all is mapped.
+    way = "keep" if options.model.tied == "materialize" else options.model.tied
+    tied = tying.overrides(way, tying.left_head(family), arrays)
+    flags: dict[str, Flag] = {**overrides(family, options.model), **tied}
+    table = family.table(
+        files.config,
+        files.place,
+        scan_axis=_scan_axis(family, arrays, options.scan_axis),
+        spelling=spelling,
+        overrides=flags,
+    )
+    return _Bound(family, replace(table, place=tree.metadata.place), spelling)
+
+
+def _only_fitting(
+    arrays: Mapping[str, LazyArray], tree: Tree, options: ToHuggingFace, files: ModelFiles
+) -> _Bound:
+    """The only family that takes exactly these arrays, where no configuration says which.
+
+    Raises:
+        ConfigError: none does, or several do.
+    """
+    fitting: dict[str, _Bound | None] = {}
+    for family in families().values():
+        try:
+            bound = _with_family(family, arrays, tree, options, files)
+            bound.table.to_right(arrays)
+            fitting[family.name] = bound
+        except ConfigError:
+            fitting[family.name] = None  # the arrays are there, but leave a choice open
+        except CheckpointError:
+            continue
+    only = next(iter(fitting.values())) if len(fitting) == 1 else None
+    if only is not None:
+        return only
+    names = ", ".join(fitting)
+    raise ConfigError(
+        "nothing tells which model this is",
+        place=tree.metadata.place,
+        got=f"arrays as of {names}" if names else "arrays of no known family",
+        wanted="its config.json",
+        hint="name the directory of the model it came from with --like, or its family with --family",
+    )
+
+
+def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
+    """How names are written: as asked for, as in the model it came from, or as usual for its type.
+
+    Raises:
+        UsageError: the family has no such spelling.
+    """
+    wanted = name or files.spelling
+    if wanted is not None:
+        found = next((each for each in family.spellings if each.name == wanted), None)
+        if found is None and name is not None:
+            raise UsageError(
+                f"names of family {family.name} are not spelled this way",
+                got=name,
+                wanted="one of " + ", ".join(each.name for each in family.spellings),
+            )
+        if found is not None:
+            return found
+    if files.weights:
+        return family.spelling_of(files.weights)
+    model_type = (files.config or {}).get("model_type")
+    return family.spelling_for(model_type if isinstance(model_type, str) else None)
+
+
+def _scan_axis(family: Family, arrays: Mapping[str, LazyArray], asked: int | None) -> int | None:
+    """The axis on which layers are stacked, None where each has arrays of its own."""
+    stacked, single = (
+        sum(key.first() in arrays for key in {row.left.key for row in family.spelled(axis)})
+        for axis in (1, None)
+    )
+    if stacked <= single:
+        return None
+    told = kind_of(Tree({tuple(key.split(".")): array for key, array in arrays.items()})).scan_axis
+    return asked if asked is not None else 1 if told is None else told
+
+
+def _main_dtype(arrays: Mapping[str, LazyArray], mapped: Mapped) -> DType | None:
+    """The dtype that most of the bytes of unchanged floating-point arrays have."""
+    count: Counter[DType] = Counter()
+    for key, array in mapped.arrays.items():
+        if key not in mapped.changed and array.dtype.is_float:
+            count[array.dtype] += array.size
+    return count.most_common(1)[0][0] if count else None
+
+
+def _restored(key: str, array: LazyArray, mapped: Mapped, main: DType | None) -> LazyArray:
+    """An array that was widened for its changed values, in the dtype of the others again."""
+    widened = key in mapped.changed and main is not None and array.dtype.bits > main.bits
+    return cast(array, main) if widened and main is not None else array
+
+
+def _notes(mapped: Mapped, main: DType | None, dtype: DType | None, dropped: tuple[str, ...]) -> Notes:
+    """What the user should know.
+
+    Args:
+        mapped: the arrays and what their rows do to values.
+        main: dtype of most arrays; wider ones whose values are changed are rounded back to it.
+        dtype: what all arrays are cast to, None where they are not.
+        dropped: what is left out.
+    """
+    rounded = [main is not None and each.dtype.bits > main.bits for each in mapped.values]
+    changed = list(zip(mapped.values, rounded, strict=True))
+    inexact = [Note(each.key, each.reason) for each, back in changed if not (each.exact or back)]
+    values = [
+        Note(each.key, f"{_operation(each)}, rounded back to {main}" if back else each.reason)
+        for each, back in changed
+        if each.exact or back
+    ]
+    for axis, (there, kept) in mapped.cut.items():
+        text = f"{there} in MaxText, {kept} in the model: the last {there - kept} are cut off"
+        values.append(Note(axis, text))
+    if dtype is not None:
+        inexact += cast_notes(mapped.arrays, dtype)
+    return Notes(tuple(inexact), tuple(values), dropped)
+
+
+def _operation(note: ValueNote) -> str:
+    """The first words of a note: what happens to values, without how exact that is."""
+    return note.reason.partition(",")[0]

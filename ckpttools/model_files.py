@@ -1,0 +1,149 @@
+"""What belongs to a model besides its weights: found beside them, carried along, or where a user says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckpttools.dtypes import DType
+from ckpttools.errors import ConfigError, FormatError, StorageError
+from ckpttools.formats.base import COMPANIONS
+from ckpttools.formats.beside import CARRIED, Companions, files_of_model, read_file
+from ckpttools.formats.json_file import read_json
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.tree import Tree, dotted
+from ckpttools.model import CONFIG
+
+RECORD = "ckpttools.json"
+# transformers says `dtype` from version 5 on, `torch_dtype` before.
+_DTYPE_FIELDS = ("dtype", "torch_dtype")
+_TIE_FIELD = "tie_word_embeddings"
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Configuration, tokenizer and arrays of the model a checkpoint came from.
+
+    Attributes:
+        config: the parsed `config.json`, or None.
+        place: where that lies, for messages.
+        companions: name -> file, byte for byte the model's.
+        carried: arrays that were carried along, by name.
+        weights: arrays of the model itself, where it is at hand.
+        spelling: how its files spell names, where that was written down.
+    """
+
+    config: Mapping[str, Any] | None = None
+    place: str = CONFIG
+    companions: Mapping[str, Path] = field(default_factory=dict)
+    carried: Mapping[str, LazyArray] = field(default_factory=dict)
+    weights: Mapping[str, LazyArray] = field(default_factory=dict)
+    spelling: str | None = None
+
+    @classmethod
+    def of(cls, tree: Tree, like: str | Path | None) -> ModelFiles:
+        """What is known of the model of `tree`: by `like`, else by what was carried along.
+
+        Raises:
+            StorageError, ConfigError: what `like` names is not there, or no configuration.
+        """
+        carried = Path(tree.metadata.place) / COMPANIONS
+        if like is not None:
+            return cls._like(Path(like))
+        return cls._carried(carried) if carried.is_dir() else cls()
+
+    @classmethod
+    def _like(cls, path: Path) -> ModelFiles:
+        if not path.exists():
+            raise StorageError(
+                f"{path} is not there", hint="--like names a model's directory, or its config.json"
+            )
+        if path.is_file():
+            return cls(_parsed(path), str(path), {CONFIG: path})
+        if not (path / CONFIG).is_file():
+            raise ConfigError("there is no config.json", place=path, hint="--like names a model's directory")
+        return cls(_parsed(path / CONFIG), str(path / CONFIG), files_of_model(path), {}, _weights(path))
+
+    @classmethod
+    def _carried(cls, directory: Path) -> ModelFiles:
+        config = directory / CONFIG
+        record = read_json(directory / RECORD) if (directory / RECORD).is_file() else {}
+        arrays = directory / f"{CARRIED}.safetensors"
+        return cls(
+            _parsed(config) if config.is_file() else None,
+            str(config),
+            files_of_model(directory),
+            _arrays(open_tree(arrays)) if arrays.is_file() else {},
+            {},
+            record.get("spelling"),
+        )
+
+
+def companions_of(tree: Tree) -> Companions:
+    """What lies beside the weights of a checkpoint, or was carried along in it; nothing for other formats."""
+    place = Path(tree.metadata.place)
+    if tree.metadata.format == "safetensors":
+        return Companions(files_of_model(place if place.is_dir() else place.parent))
+    directory = place / COMPANIONS
+    if tree.metadata.format != "orbax" or not directory.is_dir():
+        return Companions()
+    arrays = directory / f"{CARRIED}.safetensors"
+    files = files_of_model(directory)
+    if (directory / RECORD).is_file():
+        files[RECORD] = directory / RECORD
+    return Companions(files, _arrays(open_tree(arrays)) if arrays.is_file() else {})
+
+
+def record(spelling: str) -> bytes:
+    """What is written down of a model on the way to MaxText."""
+    return json.dumps({"spelling": spelling}, indent=2).encode() + b"\n"
+
+
+def _parsed(path: Path) -> Mapping[str, Any]:
+    return read_json(path)
+
+
+def _weights(directory: Path) -> Mapping[str, LazyArray]:
+    """The model's own arrays; none where the directory holds only its configuration."""
+    try:
+        return _arrays(open_tree(directory))
+    except FormatError:
+        return {}
+
+
+def _arrays(tree: Tree) -> dict[str, LazyArray]:
+    return {dotted(path): array for path, array in tree.arrays.items()}
+
+
+def config_bytes(files: ModelFiles, tied: bool | None, dtype: DType | None) -> bytes | None:
+    """The `config.json` to write: the model's, byte for byte where that still says what is so.
+
+    Args:
+        files: of the model.
+        tied: whether the arrays are without an output head; None for a family without the choice.
+        dtype: what all arrays were cast to, None where they were not.
+    """
+    if files.config is None:
+        return None
+    config = json.loads(json.dumps(files.config))
+    changed = dtype is not None and _with_dtype(config, dtype)
+    if tied is not None and config.get(_TIE_FIELD, tied) != tied:
+        config[_TIE_FIELD], changed = tied, True
+    if not changed and CONFIG in files.companions:
+        return read_file(files.companions[CONFIG])
+    return json.dumps(config, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _with_dtype(config: dict[str, Any], dtype: DType) -> bool:
+    """Sets the dtype wherever the configuration states one; whether that changed anything."""
+    changed = False
+    for name, value in config.items():
+        if name in _DTYPE_FIELDS and value != dtype.name:
+            config[name], changed = dtype.name, True
+        elif isinstance(value, dict) and name == "text_config":
+            changed = _with_dtype(value, dtype) or changed
+    return changed

@@ -1,0 +1,166 @@
+"""Cutting arrays that are only looked at: into pieces that fit a worker's buffers and are cheap to read.
+
+An item is one array, or several of one shape whose elements are looked at side by side. `rows` and `tiles`
+are the two ways to cut one; both tile it exactly, in C order of their pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+from ckpttools.errors import MemoryBudgetError, ShapeError
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.nodes import Chunked, Elementwise, Stack, Take
+from ckpttools.ir.scratch import rounded_up
+from ckpttools.plan.plan import BASE_BYTES
+from ckpttools.plan.task import LARGEST_TASK
+from ckpttools.region import Region, Shape, ceil_div, grid_cell, grid_indices, split_to
+
+Item = tuple[LazyArray, ...]
+Cut = Callable[[Item, int], Iterator[Region]]
+
+# What has been read is looked at while it is in the cache: 8 MiB is little more than a core's share of the
+# last level, and long enough for a read.
+PIECE_BYTES = 8 << 20
+_SMALLEST_PIECE = 64 << 10
+# What starting a read costs, in bytes of a long one.
+_READ_RUN = 4 << 10
+# Decoding the same chunk for every small piece of it costs more than the cache saves, from so many times on.
+_WORTH_MORE_MEMORY = 1.25
+# Paths, nodes and what is being gathered about an item.
+_BYTES_PER_ITEM = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What each of `jobs` workers may hold.
+
+    Attributes:
+        jobs: workers at a time.
+        piece_bytes: elements of one piece, over all arrays of its item.
+        buffer_bytes: the same with every array's part rounded up to whole pages.
+        scratch_bytes: temporary bytes of reading, or of looking at what was read.
+        projected_peak: bytes resident at most.
+    """
+
+    jobs: int
+    piece_bytes: int
+    buffer_bytes: int
+    scratch_bytes: int
+    projected_peak: int
+
+
+def fitted(items: Sequence[Item], *, memory: int, jobs: int, scratch: int) -> Fit:
+    """Workers and pieces that stay within the memory; smaller pieces are tried before fewer workers.
+
+    Args:
+        items: what will be looked at.
+        memory: bytes that may be resident at most.
+        jobs: workers at a time, at most.
+        scratch: temporary bytes that looking at a piece takes.
+
+    Raises:
+        MemoryBudgetError: the memory is too small even for one worker with the smallest pieces.
+        ShapeError: arrays of one item differ in shape.
+    """
+    for item in items:
+        if len({array.shape for array in item}) != 1:
+            raise ShapeError("arrays that are looked at side by side differ in shape", got=list(item))
+    scratch = max([scratch, *(array.scratch_bytes for item in items for array in item)])
+    pages = sum(rounded_up(1) for _ in max(items, key=len, default=()))
+    base = BASE_BYTES + len(items) * _BYTES_PER_ITEM
+    for count, most in _choices(jobs):
+        peak = base + count * (most + pages + rounded_up(scratch))
+        if peak <= memory:
+            return Fit(count, most, most + pages, scratch, peak)
+    raise MemoryBudgetError(
+        "looking at these arrays does not fit into the memory allowed",
+        got=f"--memory {memory >> 20}MiB",
+        wanted=f"at least {ceil_div(peak, 1 << 20)}MiB, with --jobs 1",
+        hint=f"try --memory {ceil_div(peak, 1 << 20)}MiB",
+    )
+
+
+def _choices(jobs: int) -> Iterator[tuple[int, int]]:
+    """Workers and bytes of a piece, best first. Large pieces serve encoded chunks; others stay small."""
+    sizes = [LARGEST_TASK >> k for k in range((LARGEST_TASK // _SMALLEST_PIECE).bit_length())]
+    large = [size for size in sizes if size >= PIECE_BYTES]
+    yield from ((jobs, size) for size in large)
+    yield from ((count, large[-1]) for count in range(jobs - 1, 0, -1))
+    yield from ((1, size) for size in sizes if size < PIECE_BYTES)
+
+
+def rows(item: Item, most: int) -> Iterator[Region]:
+    """Pieces that follow each other in the C order of the elements, each a stretch of it.
+
+    Args:
+        item: arrays of one shape.
+        most: elements of a piece; never more than `PIECE_BYTES`.
+    """
+    yield from split_to(Region.whole(item[0].shape), min(most, PIECE_BYTES // _element_bytes(item)))
+
+
+def tiles(item: Item, most: int) -> Iterator[Region]:
+    """Pieces that are cheap to read: whole chunks where those must be decoded, long reads where not.
+
+    Args:
+        item: arrays of one shape.
+        most: elements of a piece; reached only where that is cheaper than `PIECE_BYTES`.
+    """
+    shape = item[0].shape
+    if prod(shape) == 0:
+        return
+    tile, large = _tile(item, min(most, PIECE_BYTES // _element_bytes(item))), _tile(item, most)
+    if tile != large and _cost(item, large) * _WORTH_MORE_MEMORY < _cost(item, tile):
+        tile = large
+    yield from map(partial(grid_cell, shape, tile), grid_indices(shape, tile))
+
+
+def _element_bytes(item: Item) -> int:
+    return sum(array.dtype.itemsize for array in item)
+
+
+def _tile(item: Item, most: int) -> Shape:
+    """A shape of at most `most` elements: the axis is halved, again and again, whose halving costs least."""
+    shape = item[0].shape
+    grains = [grain(array) for array in item]
+    while prod(shape) > most:
+        halves = [_halved(shape, axis, grains) for axis, length in enumerate(shape) if length > 1]
+        shape = min(halves, key=partial(_cost, item))
+    return shape
+
+
+def _halved(shape: Shape, axis: int, grains: Sequence[Shape]) -> Shape:
+    """The shape with one axis halved: to whole cells of the grid, where the axis spans several."""
+    length = shape[axis]
+    cell = max((each[axis] for each in grains if each[axis] < length), default=1)
+    half = ceil_div(ceil_div(length, 2), cell) * cell
+    half = half if half < length else half - cell
+    return (*shape[:axis], half, *shape[axis + 1 :])
+
+
+def _cost(item: Item, shape: Shape) -> float:
+    """What reading a piece of this shape takes, in bytes for each element."""
+    region = Region.whole(shape)
+    reads = [array.read_cost(region) for array in item]
+    return sum(each.nbytes + each.reads * _READ_RUN for each in reads) / max(1, region.size)
+
+
+def grain(array: LazyArray) -> Shape:
+    """The cells in which an array must be read to be read once: its chunks where they are encoded."""
+    match array:
+        case Chunked(part_scratch=scratch) if scratch is not None:
+            return tuple(map(min, array.chunk, array.shape))
+        case Elementwise():
+            return grain(array.source)
+        case Stack():
+            inner = grain(array.parts[0])
+            return (*inner[: array.axis], 1, *inner[array.axis :])
+        case Take():
+            inner = grain(array.source)
+            return inner[: array.axis] + inner[array.axis + 1 :]
+        case _:
+            return (1,) * len(array.shape)

@@ -1,0 +1,204 @@
+"""A manifest: the digests of a checkpoint's arrays as a JSON file. docs/hash-and-verify.md describes it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ckpttools.errors import DestinationExistsError, FormatError, StorageError
+from ckpttools.prove.canonical import Selection, is_parameter
+from ckpttools.prove.digest import BLOCK_BYTES, Digest, algorithm_named, digest_of, tree_digest
+from ckpttools.region import Shape
+
+FORMAT = "ckpttools-manifest"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One array.
+
+    Attributes:
+        dtype: name of its element type.
+        shape: of the array.
+        digest: of the array, as hexadecimal digits.
+        blocks: digests of its blocks, one after the other, as hexadecimal digits.
+    """
+
+    dtype: str
+    shape: Shape
+    digest: str
+    blocks: str
+
+    @classmethod
+    def of(cls, digest: Digest) -> Entry:
+        return cls(digest.dtype, digest.shape, digest.hex, digest.blocks.hex())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The digests of a checkpoint's arrays.
+
+    Attributes:
+        algorithm: what they were made with.
+        selection: which arrays they are of.
+        arrays: by name, in order.
+    """
+
+    algorithm: str
+    selection: Selection
+    arrays: Mapping[str, Entry]
+
+    @cached_property
+    def digest(self) -> str:
+        """One digest of all arrays."""
+        return self._digest(self.arrays)
+
+    @cached_property
+    def parameters(self) -> str:
+        """One digest of the parameters alone: without optimizer state, step and random states."""
+        return self._digest(filter(is_parameter, self.arrays))
+
+    def _digest(self, names: Iterable[str]) -> str:
+        return tree_digest(self.algorithm, ((name, self.arrays[name].digest) for name in names))
+
+    def write(self, path: Path) -> None:
+        """Writes the file, which appears only when it is complete.
+
+        Raises:
+            StorageError: that is not possible.
+        """
+        growing = path.with_name(path.name + ".partial")
+        try:
+            with growing.open("w", encoding="utf-8") as file:
+                file.write(self._text())
+                file.flush()
+                os.fsync(file.fileno())
+            growing.replace(path)
+        except OSError as error:
+            raise StorageError(f"cannot write {path}", got=error.strerror) from error
+
+    def _text(self) -> str:
+        """JSON with one line for each array."""
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "algorithm": self.algorithm,
+            "block_bytes": BLOCK_BYTES,
+            "per_layer": self.selection.layers,
+            "pattern": self.selection.pattern,
+            "only_parameters": self.selection.parameters,
+            "digest": self.digest,
+            "parameters": self.parameters,
+        }
+        lines = [f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items()]
+        arrays = [f"    {json.dumps(name)}: {json.dumps(asdict(each))}" for name, each in self.arrays.items()]
+        listed = "{\n" + ",\n".join(arrays) + "\n  }" if arrays else "{}"
+        return "{\n" + "".join(lines) + f'  "arrays": {listed}\n' + "}\n"
+
+
+def require_new(path: Path) -> None:
+    """Refuses a name that is taken, before the work for the file is done.
+
+    Raises:
+        DestinationExistsError: something has the name.
+        StorageError: there is no directory for it.
+    """
+    if path.exists():
+        raise DestinationExistsError(
+            f"{path} exists",
+            wanted="a new name for the manifest",
+            hint="choose another, or check against this one with ckpt verify PATH --manifest FILE",
+        )
+    if not path.parent.is_dir():
+        raise StorageError(f"cannot write {path}", got="no such directory", hint="make it first")
+
+
+def read_manifest(path: Path) -> Manifest:
+    """A manifest from its file.
+
+    Raises:
+        StorageError: the file cannot be read.
+        FormatError: it is no manifest, one of another version, or one that was changed afterwards.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise StorageError(f"cannot read {path}", got=error.strerror) from error
+    except ValueError as error:
+        raise FormatError("the manifest is no JSON", place=path, got=error) from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise FormatError(
+            "not a manifest",
+            place=path,
+            wanted=f'a JSON object with "format": "{FORMAT}"',
+            hint="`ckpt hash PATH --manifest FILE` writes one",
+        )
+    _require(document, "version", VERSION, path)
+    _require(document, "block_bytes", BLOCK_BYTES, path)
+    return _checked(document, path)
+
+
+def _require(document: Mapping[str, Any], key: str, wanted: int, path: Path) -> None:
+    if document.get(key) != wanted:
+        raise FormatError(
+            f"a manifest of another {key}",
+            place=path,
+            got=document.get(key),
+            wanted=wanted,
+            hint="use the release of ckpttools that wrote it, or write it again",
+        )
+
+
+def _checked(document: Mapping[str, Any], path: Path) -> Manifest:
+    """The manifest of a document whose digests agree with each other."""
+    try:
+        entries = {
+            name: _entry(name, each, document["algorithm"]) for name, each in document["arrays"].items()
+        }
+        selection = Selection(
+            _typed(document["pattern"], str),
+            _typed(document["per_layer"], bool),
+            _typed(document["only_parameters"], bool),
+        )
+        manifest = Manifest(_typed(document["algorithm"], str), selection, entries)
+        for key, made in (("digest", manifest.digest), ("parameters", manifest.parameters)):
+            if document[key] != made:
+                raise ValueError(f"{key} {document[key]} where the arrays' digests make {made}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        got = f"no {error}" if isinstance(error, KeyError) else error
+        raise FormatError(
+            "the manifest is damaged", place=path, got=got, hint="fetch it again, or write it again"
+        ) from error
+    return manifest
+
+
+def _entry(name: str, each: Mapping[str, Any], algorithm: str) -> Entry:
+    shape = tuple(_typed(length, int) for length in each["shape"])
+    entry = Entry(_typed(each["dtype"], str), shape, each["digest"], each["blocks"])
+    made = digest_of(algorithm, entry.dtype, shape, bytes.fromhex(entry.blocks)).hex()
+    if made != entry.digest:
+        raise ValueError(f"{name}: digest {entry.digest} where its blocks' digests make {made}")
+    return entry
+
+
+def _typed(value: Any, wanted: type) -> Any:
+    if type(value) is not wanted:
+        raise TypeError(f"{value!r} where {wanted.__name__} was expected")
+    return value
+
+
+def first_bad_block(got: Entry, wanted: Entry, algorithm: str) -> int:
+    """The first block in which two arrays of one type differ."""
+    size = 2 * len(algorithm_named(algorithm)(b""))
+    pairs = zip(_cut(got.blocks, size), _cut(wanted.blocks, size), strict=True)
+    return next(number for number, (mine, theirs) in enumerate(pairs) if mine != theirs)
+
+
+def _cut(text: str, size: int) -> list[str]:
+    return [text[k : k + size] for k in range(0, len(text), size)]

@@ -1,0 +1,46 @@
+"""The manifest of what a conversion writes, made while it is in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from ckpttools.plan.plan import Plan
+from ckpttools.prove.canonical import Selection
+from ckpttools.prove.digest import DEFAULT_ALGORITHM
+from ckpttools.prove.digester import Digester
+from ckpttools.prove.hashing import manifest_of
+from ckpttools.prove.manifest import require_new
+from ckpttools.run.events import Receipt, Watch
+
+
+class Run(Protocol):
+    """Carries a plan out."""
+
+    def __call__(self, *, watch: Watch) -> Receipt: ...
+
+
+def run_hashing(plan: Plan, run: Run, path: Path, *, overwrite: bool) -> Receipt:
+    """Carries a plan out and writes the manifest of its arrays.
+
+    What is written is hashed as it passes, in the memory that the plan leaves; the rest (what an earlier run
+    wrote, what is only referenced, what found no room) is read once more from the sources.
+
+    Args:
+        plan: that is carried out.
+        run: does it.
+        path: of the manifest.
+        overwrite: whether a file of this name may be replaced.
+
+    Raises:
+        CheckpointError: as `run`; or the manifest cannot be written, or arrays have no names in it.
+    """
+    if not overwrite:
+        require_new(path)
+    everything = Selection()
+    room = plan.memory - plan.projected_peak
+    digester = Digester(everything.arrays(plan.tree), DEFAULT_ALGORITHM, room)
+    receipt = run(watch=digester.watching(plan.tree))
+    digests = digester.digests(memory=plan.memory, jobs=plan.jobs)
+    manifest_of(digests, everything, DEFAULT_ALGORITHM).write(path)
+    return receipt

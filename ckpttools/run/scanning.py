@@ -1,0 +1,203 @@
+"""Looking at every element of many arrays, on a few threads, inside a memory budget.
+
+Arrays are cut into pieces, each piece is read into a buffer that its worker uses again and again, and a
+function looks at it. Results come back in the order of the pieces, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from ckpttools.ir.scratch import Scratch
+from ckpttools.plan.pieces import Cut, Fit, Item, fitted, tiles
+from ckpttools.region import Region
+
+Result_co = TypeVar("Result_co", covariant=True)
+Result = TypeVar("Result")
+
+# Small pieces are handed over together: to hand over takes 20 us, as long as reading and looking at 64 KiB.
+_BATCH_BYTES, _BATCH_PIECES = 1 << 20, 256
+# Batches that may be finished before the one in front of them is.
+_AHEAD = 4
+
+
+class Visit(Protocol[Result_co]):
+    """What looks at a piece; called from several threads at once."""
+
+    def __call__(
+        self, index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
+    ) -> Result_co:
+        """
+        Args:
+            index: of the item.
+            region: the part of it that is seen.
+            values: for each array of the item its elements in the region, in C order, as carriers of its
+                dtype; the next piece overwrites them.
+            scratch: has the bytes free that `scan` was asked for.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[Result]):
+    """What became of one piece.
+
+    Attributes:
+        index: of its item.
+        region: the part of the item.
+        result: what the visit returned.
+    """
+
+    index: int
+    region: Region
+    result: Result
+
+
+def scan(
+    items: Sequence[Item],
+    visit: Visit[Result],
+    *,
+    memory: int,
+    jobs: int,
+    cut: Cut = tiles,
+    scratch: int = 0,
+    observe: Callable[[int], None] = lambda nbytes: None,
+) -> Iterator[Seen[Result]]:
+    """Reads all elements of all items and shows them to `visit`, piece by piece.
+
+    Args:
+        items: arrays, or several of one shape that are looked at side by side.
+        visit: looks at one piece.
+        memory: bytes that may be resident at most, results that wait left out: at most four batches for
+            each worker, of 256 pieces or 1 MiB.
+        jobs: workers at a time; fewer where the memory is too small for so many.
+        cut: how an item is cut, `ckpttools.plan.pieces.tiles` or `rows`.
+        scratch: temporary bytes that a visit takes.
+        observe: called with the bytes of every piece, before it is yielded, in the caller's thread.
+
+    Returns:
+        Every piece in order: items as given, pieces as cut. Closing the iterator stops the workers.
+
+    Raises:
+        MemoryBudgetError: not even one worker fits into the memory; raised at once.
+        ShapeError: arrays of one item differ in shape; raised at once.
+        CheckpointError: a piece cannot be read. It comes in its place, after the results before it.
+    """
+    fit = fitted(items, memory=memory, jobs=jobs, scratch=scratch)
+    return _Scan(items, visit, fit, cut).seen(observe)
+
+
+def _pieces(items: Sequence[Item], fit: Fit, cut: Cut) -> Iterator[tuple[int, Region]]:
+    for index, item in enumerate(items):
+        element = sum(array.dtype.itemsize for array in item)
+        yield from ((index, region) for region in cut(item, fit.piece_bytes // element))
+
+
+@dataclass
+class _Batch(Generic[Result]):
+    """Pieces that one worker takes together, and what it found; an error is that of the piece after."""
+
+    pieces: list[tuple[int, Region]]
+    results: list[Result]
+    error: BaseException | None = None
+    done: bool = False
+
+
+class _Scan(Generic[Result]):
+    """The moving state of one scan: the pieces still to be taken, the batches not yet handed out."""
+
+    def __init__(self, items: Sequence[Item], visit: Visit[Result], fit: Fit, cut: Cut) -> None:
+        self._items = items
+        self._visit = visit
+        self._fit = fit
+        self._todo = _pieces(items, fit, cut)
+        self._changed = threading.Condition()
+        self._batches: deque[_Batch[Result]] = deque()
+        self._ended = False
+
+    def seen(self, observe: Callable[[int], None]) -> Iterator[Seen[Result]]:
+        workers: list[threading.Thread] = []
+        try:
+            while len(workers) < self._fit.jobs:
+                blocks = Scratch(self._fit.buffer_bytes), Scratch(self._fit.scratch_bytes)
+                workers.append(threading.Thread(target=self._worker, args=blocks))
+                workers[-1].start()
+            while (batch := self._first()) is not None:
+                for (index, region), result in zip(batch.pieces, batch.results, strict=False):
+                    observe(self._nbytes(index, region))
+                    yield Seen(index, region, result)
+                if batch.error is not None:
+                    raise batch.error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+            for worker in workers:
+                worker.join()
+
+    def _first(self) -> _Batch[Result] | None:
+        """Waits for the batch in front; None when there is none left."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._batches[0].done if self._batches else self._ended)
+            if not self._batches:
+                return None
+            batch = self._batches.popleft()
+            self._changed.notify_all()
+            return batch
+
+    def _worker(self, buffer: Scratch, scratch: Scratch) -> None:
+        while (batch := self._next()) is not None:
+            try:
+                for index, region in batch.pieces:
+                    batch.results.append(self._look(index, region, buffer, scratch))
+            except BaseException as error:
+                batch.error = error
+            with self._changed:
+                batch.done = True
+                self._ended = self._ended or batch.error is not None
+                self._changed.notify_all()
+
+    def _next(self) -> _Batch[Result] | None:
+        """The next batch, once there is room for its results; None when there is nothing more to do."""
+        with self._changed:
+            most = _AHEAD * self._fit.jobs
+            self._changed.wait_for(lambda: self._ended or len(self._batches) < most)
+            if self._ended:
+                return None
+            batch: _Batch[Result] = _Batch([], [])
+            try:
+                batch.pieces += self._taken()
+            except BaseException as error:
+                batch.error = error
+            self._ended = not batch.pieces
+            if self._ended and batch.error is None:
+                self._changed.notify_all()
+                return None
+            self._batches.append(batch)
+            return batch
+
+    def _taken(self) -> Iterable[tuple[int, Region]]:
+        nbytes = 0
+        for count, (index, region) in enumerate(self._todo, 1):
+            yield index, region
+            nbytes += self._nbytes(index, region)
+            if nbytes >= _BATCH_BYTES or count >= _BATCH_PIECES:
+                return
+
+    def _nbytes(self, index: int, region: Region) -> int:
+        return region.size * sum(array.dtype.itemsize for array in self._items[index])
+
+    def _look(self, index: int, region: Region, buffer: Scratch, scratch: Scratch) -> Result:
+        with ExitStack() as stack:
+            values = []
+            for array in self._items[index]:
+                out = stack.enter_context(buffer.take(region.shape, array.dtype.carrier))
+                array.read_into(region, out, scratch)
+                values.append(out)
+            return self._visit(index, region, tuple(values), scratch)

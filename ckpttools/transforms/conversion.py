@@ -1,0 +1,223 @@
+"""Values in another dtype, with a count of those that it cannot hold.
+
+The counts, in the receipt of a run and in its `--json`:
+
+    overflowed     became infinite, or NaN where the dtype has no infinity
+    saturated      became the largest or the smallest number of a dtype that has neither
+    underflowed    were not zero and became zero
+    nan_lost       were NaN and became a number, of a dtype that has no NaN
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ckpttools.dtypes import DTYPES, DType
+from ckpttools.mapping.values import blockwise, rounded
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# Whole numbers of at most so many bits are values of these.
+_DIGITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
+# What these hold; each takes a whole byte.
+_BITS = {"bool": 1, "int2": 2, "int4": 4}
+_WHOLE = ("int", "uint", "bool")
+# What a float64 cannot hold of an int64.
+_SURPLUS_BITS = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """Numbers in another dtype, to nearest even; between whole and floating-point ones, too.
+
+    Whole numbers out of range become the nearest in range, NaN becomes 0.
+    """
+
+    to: DType
+
+    def result(self, dtype: DType) -> DType:
+        return self.to
+
+    def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> Mapping[str, int]:
+        counts: Counter[str] = Counter()
+
+        def convert(block: np.ndarray) -> np.ndarray:
+            made = self._converted(block, dtype)
+            counts.update(self._lost(block, made, dtype))
+            return made
+
+        blockwise(source, target, dtype, self.to, convert)
+        return counts
+
+    def _converted(self, block: np.ndarray, dtype: DType) -> np.ndarray:
+        if self.to.is_float:
+            whole = not dtype.is_float and self.to.bits < 64
+            return rounded(_as_float64(block, dtype) if whole else block, self.to)
+        return _as_whole(block, dtype, self.to)
+
+    def _lost(self, block: np.ndarray, made: np.ndarray, dtype: DType) -> dict[str, int]:
+        return (_lost_of_float if self.to.is_float else _lost_of_whole)(block, made, dtype, self.to)
+
+
+def is_lossless(dtype: DType, to: DType) -> bool:
+    """Whether every value of a whole-number dtype is one of `to`, itself included."""
+    if dtype.kind not in _WHOLE:
+        return dtype == to
+    least, most = limits(dtype)
+    if to.kind in ("int", "uint"):
+        return limits(to)[0] <= least and most <= limits(to)[1]
+    return dtype == to or most.bit_length() <= _DIGITS.get(to.name, 0)
+
+
+def limits(dtype: DType) -> tuple[int, int]:
+    """The smallest and the largest number of a whole-number dtype."""
+    bits = _BITS.get(dtype.name, dtype.bits)
+    return (-(1 << bits - 1), (1 << bits - 1) - 1) if dtype.kind == "int" else (0, (1 << bits) - 1)
+
+
+def has_infinity(dtype: DType) -> bool:
+    """Whether a floating-point dtype has infinities."""
+    return dtype.bits > 8 or dtype.name in ("float8_e3m4", "float8_e5m2")
+
+
+def has_nan(dtype: DType) -> bool:
+    """Whether a floating-point dtype has NaN."""
+    return dtype.bits >= 8
+
+
+def _as_float64(block: np.ndarray, dtype: DType) -> np.ndarray:
+    """Whole numbers as float64 from which rounding to a smaller dtype is right to the last bit."""
+    import numpy as np
+
+    if dtype.bits < 64:
+        return block.astype(np.float64)
+    # The last bit that float64 has tells whether anything was cut off: rounded again, it decides ties.
+    cut = block & block.dtype.type((1 << _SURPLUS_BITS) - 1) != 0
+    odd = (block >> _SURPLUS_BITS | cut.astype(block.dtype)) << _SURPLUS_BITS
+    most = 1 << 53
+    fits = (block <= most) & (block >= -most) if dtype.kind == "int" else block <= most
+    return np.where(fits, block, odd).astype(np.float64)
+
+
+def _as_whole(block: np.ndarray, dtype: DType, to: DType) -> np.ndarray:
+    import numpy as np
+
+    least, most = limits(to)
+    if not dtype.is_float:
+        source = limits(dtype)
+        clipped: np.ndarray = np.clip(_plain(block, dtype), max(least, source[0]), min(most, source[1]))
+        return clipped.astype(to.numpy)
+    wide = np.rint(block.astype(np.float64))
+    inside: np.ndarray = np.where((wide > least) & (wide < most), wide, 0).astype(_plain_dtype(to))
+    inside[wide <= least] = least
+    inside[wide >= most] = most
+    return inside.astype(to.numpy)
+
+
+def _plain(block: np.ndarray, dtype: DType) -> np.ndarray:
+    """Whole numbers in a dtype of numpy's own."""
+    return block.astype(_plain_dtype(dtype), copy=False)
+
+
+def _plain_dtype(dtype: DType) -> np.dtype[np.generic]:
+    return (DTYPES["int8"] if dtype.name in _BITS else dtype).numpy
+
+
+def _lost_of_float(block: np.ndarray, made: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
+    import numpy as np
+
+    counts = {"underflowed": _count(_is_zero(made, to), lambda: _numbers(block, dtype) != 0)}
+    if has_nan(to):
+        before = np.isinf if has_infinity(to) else np.isnan
+        counts["overflowed"] = _count(_is_beyond(made, to), lambda: ~before(_numbers(block, dtype)))
+    else:
+        source = _numbers(block, dtype)
+        counts["saturated"] = _count(np.abs(source) >= _limit(to))
+        counts["nan_lost"] = _count(np.isnan(source))
+    return {name: count for name, count in counts.items() if count}
+
+
+def _lost_of_whole(block: np.ndarray, made: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
+    import numpy as np
+
+    least, most = limits(to)
+    if not dtype.is_float:
+        source = _plain(block, dtype)
+        beyond = _count((source < least) | (source > most))
+        return {"saturated": beyond} if beyond else {}
+    numbers = np.rint(_numbers(block, dtype))
+    counts = {
+        # `most` itself may not be a floating-point number, but this power of two is.
+        "saturated": _count((numbers < least) | (numbers >= most + 1)),
+        "underflowed": _count(numbers == 0, lambda: _numbers(block, dtype) != 0),
+        "nan_lost": _count(np.isnan(numbers)),
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def _is_zero(made: np.ndarray, to: DType) -> np.ndarray:
+    import numpy as np
+
+    zero: np.ndarray
+    if to.bits <= 8:
+        zero = (_values(to) == 0)[made.view(np.uint8)]
+    elif to.bits == 16:
+        # ml_dtypes compares one element at a time, numpy turns float16 into float32 first.
+        zero = made.view(np.uint16) << 1 == 0
+    else:
+        zero = made == 0
+    return zero
+
+
+def _is_beyond(made: np.ndarray, to: DType) -> np.ndarray:
+    """What is infinite, or NaN in a dtype that has no infinity."""
+    import numpy as np
+
+    beyond: np.ndarray
+    if to.bits <= 8:
+        beyond = (np.isinf if has_infinity(to) else np.isnan)(_values(to))[made.view(np.uint8)]
+    elif to.bits == 16:
+        beyond = made.view(np.uint16) & 0x7FFF == np.array(np.inf).astype(to.numpy).view(np.uint16)
+    else:
+        beyond = np.isinf(made)
+    return beyond
+
+
+def _count(mask: np.ndarray, but: Callable[[], np.ndarray] | None = None) -> int:
+    """How often `mask` holds, and `but` as well; that is computed only where it is needed."""
+    import numpy as np
+
+    count = int(np.count_nonzero(mask))
+    return int(np.count_nonzero(mask & but())) if count and but else count
+
+
+def _numbers(block: np.ndarray, dtype: DType) -> np.ndarray:
+    """The values as float32, or as float64 where they are wider or whole numbers."""
+    import numpy as np
+
+    if dtype.is_float and dtype.bits <= 8:
+        # ml_dtypes converts one element at a time: 8 times slower than looking them up.
+        values: np.ndarray = _values(dtype)[block.view(np.uint8)]
+        return values
+    return block.astype(np.float32 if dtype.is_float and dtype.bits <= 32 else np.float64, copy=False)
+
+
+@cache
+def _values(dtype: DType) -> np.ndarray:
+    """What each byte means in a dtype of at most 8 bits."""
+    import numpy as np
+
+    return np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32)
+
+
+def _limit(dtype: DType) -> float:
+    """From where on numbers are nearer to the next one, if there were one, than to the largest."""
+    import numpy as np
+
+    second, largest = np.unique(np.abs(_values(dtype)[: 1 << dtype.bits]))[-2:]
+    return float(largest + (largest - second) / 2)

@@ -1,0 +1,180 @@
+"""Functions of users that say what becomes of each array: `function(path, array)`.
+
+`path` is the array's path with "/" between keys, `array` is lazy. What it returns says what becomes of it:
+a text is its new path, None drops it, a lazy array takes its place, `(path, array)` does both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path as FilePath
+from types import ModuleType
+from typing import Any, cast
+
+from ckpttools.errors import MappingError, UsageError, near_names
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.tree import Path, Tree, spelled
+from ckpttools.notes import Notes
+from ckpttools.transforms.base import Transform, Transformed
+from ckpttools.transforms.held import tree_of, values_of
+from ckpttools.transforms.moves import Move, moved
+from ckpttools.transforms.rename import Remap, read_rules, renames
+
+Function = Callable[[str, LazyArray], "str | LazyArray | tuple[str, LazyArray] | None"]
+
+
+@dataclass(frozen=True)
+class MapArrays:
+    """Every array as a function says; what is no array stays.
+
+    Attributes:
+        function: as the module describes it.
+        name: of the function, for messages.
+    """
+
+    function: Function
+    name: str = "the function"
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The tree that the function makes.
+
+        Raises:
+            MappingError: the function raises, or returns something else; two arrays get the same path;
+                nothing is left.
+            FormatError: a list would have gaps.
+        """
+        made = {path: self._made(path, array) for path, array in tree.arrays.items()}
+        dropped = tuple(spelled(path) for path, move in made.items() if move is None)
+        kept = (made.get(path, Move(path, path, leaf)) for path, leaf in tree.items())
+        return Transformed(moved(tree, (move for move in kept if move)), Notes(dropped=dropped))
+
+    def _made(self, path: Path, array: LazyArray) -> Move | None:
+        try:
+            result = self.function(spelled(path), array)
+        except Exception as error:
+            raise MappingError(
+                f"{self.name} failed", place=spelled(path), got=f"{type(error).__name__}: {error}"
+            ) from error
+        match result:
+            case None:
+                return None
+            case LazyArray():
+                return Move(path, path, result)
+            case str(name) if name:
+                return Move(path, _path(name, path), array)
+            case (str(name), LazyArray() as other) if name:
+                return Move(path, _path(name, path), other)
+            case _:
+                raise MappingError(
+                    f"{self.name} returned something else",
+                    place=spelled(path),
+                    got=repr(result),
+                    wanted="a path, None, a lazy array, or a path and a lazy array",
+                )
+
+
+def _path(name: str, source: Path) -> Path:
+    """A name as a path; numbers that are places in a list of `source` are that again."""
+    places = {str(key): key for key in source if isinstance(key, int)}
+    return tuple(places.get(key, key) for key in name.split("/"))
+
+
+def mapped_by(spec: str, *, strict: bool = False) -> Transform:
+    """The transform that `--map` names: a file of rules, `module:function` or `file.py:function`.
+
+    Raises:
+        UsageError: there is no such function; `strict`, which is for rules, with one.
+        CheckpointError: as `ckpttools.transforms.rename.read_rules`, for files.
+    """
+    home, colon, name = spec.rpartition(":")
+    if not colon:
+        return read_rules(FilePath(spec), strict=strict)
+    if strict:
+        raise UsageError("a function decides about every array itself", got=f"--strict with {spec}")
+    function = getattr(_module(home, spec), name, None)
+    if not callable(function):
+        known = [each for each, value in vars(_module(home, spec)).items() if callable(value)]
+        near = near_names(name, known, 1)
+        raise UsageError(
+            f"there is no function {name} in {home}",
+            place=spec,
+            hint=f"did you mean {near[0]}?" if near else None,
+        )
+    return MapArrays(function, spec)
+
+
+def _module(home: str, spec: str) -> ModuleType:
+    try:
+        return _loaded(FilePath(home)) if home.endswith(".py") else importlib.import_module(home)
+    except Exception as error:
+        raise UsageError(
+            f"cannot import {home}",
+            place=spec,
+            got=f"{type(error).__name__}: {error}",
+            hint="for a function in a file, give its path: ./names.py:function",
+        ) from error
+
+
+def _loaded(file: FilePath) -> ModuleType:
+    """The module that a file is, executed once."""
+    name = f"ckpttools_map:{file.resolve()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    found = importlib.util.spec_from_file_location(name, file)
+    assert found is not None and found.loader is not None  # it ends in .py
+    module = importlib.util.module_from_spec(found)
+    # Dataclasses look their module up while it is being executed.
+    sys.modules[name] = module
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def remap(by: Function | Mapping[str, str | None] | Remap) -> Transform:
+    """The transform of a function over (path, array), of rules, or of templates by templates.
+
+    Args:
+        by: a function; rules as `ckpttools.transforms.rename` reads them; or template -> template, where
+            None drops: `{"layers.{layer}.w": "blocks.{layer}.w", "rope.{...}": None}`.
+
+    Raises:
+        MappingError: a template is not in the row language.
+    """
+    if isinstance(by, Remap):
+        return by
+    if isinstance(by, Mapping):
+        return renames(by)
+    return MapArrays(by, getattr(by, "__qualname__", repr(by)))
+
+
+def as_checkpoint_conversion_fn(
+    *makers: Transform | Function | Mapping[str, str | None],
+) -> Callable[[Any], Any]:
+    """A function over a whole checkpoint, as MaxText's `checkpoint_conversion_fn` wants it.
+
+    Args:
+        makers: what to make of the checkpoint, first to last: transforms, or what `remap` takes.
+
+    Returns:
+        A function from a dictionary of numpy or JAX arrays, flat or nested, to such a dictionary. Arrays
+        that are only renamed are the same objects; axes are moved by the arrays' own methods, so JAX
+        arrays stay on their devices; values are changed on the host, one array at a time.
+    """
+    transforms = [_transform(each) for each in makers]
+
+    def convert(checkpoint: Any) -> Any:
+        return values_of(tree_of(checkpoint).pipe(*transforms))
+
+    return convert
+
+
+def _transform(maker: Any) -> Transform:
+    """Transforms are dataclasses (`ckpttools.transforms.base`); what else can be called is a function."""
+    return cast(Transform, maker) if is_dataclass(maker) else remap(maker)

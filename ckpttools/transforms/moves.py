@@ -1,0 +1,96 @@
+"""A tree put together anew from leaves with new paths: nothing overwritten, nothing in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ckpttools.errors import FormatError, MappingError, listing
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.tree import Leaf, Path, Tree, spelled
+
+_TOLD_APART = "make their names differ, or drop one of them"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A leaf and where it goes.
+
+    Attributes:
+        source: where it is, or None for an array made of several.
+        target: its new path.
+        leaf: what is there from now on.
+        made_by: what made it, for messages, where `source` is None.
+    """
+
+    source: Path | None
+    target: Path
+    leaf: Leaf
+    made_by: str = ""
+
+    @property
+    def origin(self) -> str:
+        return self.made_by if self.source is None else spelled(self.source)
+
+
+def moved(tree: Tree, moves: Iterable[Move]) -> Tree:
+    """The tree that `moves` make, with the metadata of `tree`.
+
+    Raises:
+        MappingError: two leaves would have the same path, or one would lie below another; no array is left.
+        FormatError: a list would have gaps.
+    """
+    listed = list(moves)
+    _check_paths(listed, tree.metadata.place)
+    made = Tree({move.target: move.leaf for move in listed}, tree.metadata)
+    if tree.arrays and not made.arrays:
+        raise MappingError("no array is left", place=tree.metadata.place or None)
+    _check_lists(made)
+    kept = {move.source: move for move in listed if move.source is not None}
+    scalars = (kept[path] for path in tree.metadata.scalars if path in kept)
+    return made.with_metadata(
+        scalars=frozenset(move.target for move in scalars if _is_scalar(move.leaf)),
+        key_impls={
+            kept[path].target: impl
+            for path, impl in tree.metadata.key_impls.items()
+            if path in kept and kept[path].leaf is tree[path]
+        },
+    )
+
+
+def _is_scalar(leaf: Leaf) -> bool:
+    return isinstance(leaf, LazyArray) and leaf.shape == ()
+
+
+def _check_paths(moves: Iterable[Move], place: str) -> None:
+    placed: dict[Path, Move] = {}
+    wrong: list[str] = []
+    for move in moves:
+        other = placed.setdefault(move.target, move)
+        if other is not move:
+            wrong.append(f"{other.origin} and {move.origin} both become {spelled(move.target)}")
+    for path, move in placed.items():
+        above = next((path[:depth] for depth in range(len(path)) if path[:depth] in placed), None)
+        if above is not None:
+            other = placed[above]
+            wrong.append(
+                f"{other.origin} becomes {spelled(above)}, {move.origin} {spelled(path)}, which is below it"
+            )
+    if wrong:
+        raise MappingError(
+            "several leaves would have the same place in the tree:" + listing(wrong),
+            place=place or None,
+            hint=_TOLD_APART,
+        )
+
+
+def _check_lists(made: Tree) -> None:
+    try:
+        made.nested()
+    except FormatError as error:
+        raise FormatError(
+            error.message,
+            place=error.place,
+            got=error.got,
+            hint="leave out the whole list or its last elements, or give those that stay other names",
+        ) from error

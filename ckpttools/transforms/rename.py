@@ -1,0 +1,312 @@
+"""Leaves under other names, and arrays with their axes arranged in another way, by rules.
+
+    [[rules]]
+    from = "model.layers.{layer}.mlp.gate_proj.weight"
+    axes = "mlp embed"
+    to = "params/params/decoder/layers/mlp/wi_0/kernel"
+    to-axes = "embed layer mlp"
+
+The language of names and axes is that of rows (`ckpttools.mapping.axes`).
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path as FilePath
+
+from ckpttools.errors import CoverageError, MappingError, StorageError, listing, near_names
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.tree import Path, Tree, dotted, spelled
+from ckpttools.mapping.row import Row, row
+from ckpttools.mapping.sizes import Size
+from ckpttools.mapping.table import Mapped, Table
+from ckpttools.notes import Notes
+from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.moves import Move, moved
+from ckpttools.transforms.templates import Filled, Template, parse_template, slot
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What becomes of all leaves whose names are of one template.
+
+    Attributes:
+        source: template of their names. Where it or `target` has a "/", that is what joins keys to names;
+            otherwise a "." is.
+        target: template of the new names; None drops them.
+        axes: axes of each source array, or None where arrays stay as they are.
+        target_axes: axes of each target array; None for `axes`.
+        optional: whether there may be no such leaf.
+    """
+
+    source: str
+    target: str | None
+    axes: str | None = None
+    target_axes: str | None = None
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        if self.target is None and self.axes is not None:
+            raise MappingError("what is dropped needs no axes", place=self)
+        if self.axes is None and self.target_axes is not None:
+            raise MappingError("the axes of one side are not enough", place=self, wanted="axes")
+        if self.axes is None:
+            self._check_fields()
+        else:
+            _ = self.row
+
+    def _check_fields(self) -> None:
+        """Where no axes are named, both names have the same fields."""
+        wanted = {slot(each) for each in self.template.fields}
+        got = {slot(each) for each in self.target_template.fields} if self.target_template else wanted
+        texts = self.target_template is None or _has_text(self.template) == _has_text(self.target_template)
+        if got != wanted or not texts:
+            raise MappingError(
+                "the two names of a rule have different fields",
+                place=self,
+                hint="name the axes of the arrays as well, if one of them is to enter or leave the name",
+            )
+
+    @cached_property
+    def template(self) -> Template:
+        return parse_template(self.source)
+
+    @cached_property
+    def target_template(self) -> Template | None:
+        return None if self.target is None else parse_template(self.target)
+
+    @cached_property
+    def row(self) -> Row:
+        """The rule as a row, the source on its right; for rules with axes."""
+        if _has_text(self.template) or (self.target_template and _has_text(self.target_template)):
+            raise MappingError("{...} and axes do not go together", place=self)
+        axes = self.axes or ""
+        targets = axes if self.target_axes is None else self.target_axes
+        return row(self.target or "", targets, self.source, axes)
+
+    def match(self, path: Path) -> Filled | None:
+        """What the name of `path` has in the fields, None where the rule is not for it."""
+        return self.template.match(self.name(path))
+
+    def name(self, path: Path) -> str:
+        """The path as this rule spells it."""
+        return spelled(path) if self.has_slash else dotted(path)
+
+    def path(self, name: str, source: Path) -> Path:
+        """A new name as a path; numbers that are places in a list of `source` are that again."""
+        places = {str(key): key for key in source if isinstance(key, int)}
+        return tuple(places.get(key, key) for key in self._keys(name, source))
+
+    @property
+    def has_slash(self) -> bool:
+        """Whether "/" joins keys to names, in both templates."""
+        return "/" in self.source or "/" in (self.target or "")
+
+    def _keys(self, name: str, source: Path) -> list[str]:
+        if self.has_slash:
+            return name.split("/")
+        return name.split(".") if len(source) > 1 else [name]
+
+    def __str__(self) -> str:
+        return f"{self.source} -> {self.target or 'dropped'}"
+
+
+def _has_text(template: Template) -> bool:
+    return template.after is not None
+
+
+@dataclass(frozen=True)
+class Remap:
+    """The leaves of a tree as `rules` spell them; for each the first rule that matches counts.
+
+    Attributes:
+        rules: what becomes of which leaves.
+        sizes: lengths of axes that neither names nor shapes tell.
+        strict: refuse arrays that no rule matches; otherwise they stay as they are.
+        place: where the rules are from, for messages.
+    """
+
+    rules: Sequence[Rule]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    strict: bool = False
+    place: str = "the rules"
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The tree under its new names; step and custom metadata stay.
+
+        Raises:
+            MappingError: a rule that matches nothing; two leaves that get the same name; nothing is left.
+            CoverageError: an array that no rule matches, with `strict`; arrays that are missing, or of
+                another shape than a rule with axes says.
+            ShapeError: the length of an axis cannot be told.
+        """
+        taken = {path: self._taken(path) for path in tree}
+        self._check_used(tree, [found[0] for found in taken.values() if found])
+        if self.strict:
+            self._check_all([path for path in tree.arrays if taken[path] is None])
+        dropped = [p for p in tree.arrays if (found := taken[p]) and found[0].target is None]
+        moves = [*_renamed(tree, taken), *self._arranged(tree, taken)]
+        return Transformed(moved(tree, moves), Notes(dropped=tuple(map(spelled, dropped))))
+
+    def _taken(self, path: Path) -> tuple[Rule, Filled] | None:
+        """The rule for a leaf, and what its fields are filled with."""
+        matches = ((rule, rule.match(path)) for rule in self.rules)
+        return next(((rule, filled) for rule, filled in matches if filled), None)
+
+    def _check_used(self, tree: Tree, used: Sequence[Rule]) -> None:
+        for rule in self.rules:
+            if rule.optional or any(rule is each for each in used):
+                continue
+            # Either way of joining keys: the other one may be what is wrong.
+            names = dict.fromkeys(join(path) for join in (rule.name, spelled, dotted) for path in tree)
+            near = near_names(rule.source, names, 1)
+            raise MappingError(
+                "a rule matches nothing that an earlier one has not taken",
+                place=f"{self.place}: {rule}",
+                got=f"for example {near[0]}" if near else None,
+                wanted="names with '/' between keys" if rule.has_slash else "names with '.' between keys",
+                hint="correct its `from`, or say `optional = true` in it",
+            )
+
+    def _check_all(self, left: Sequence[Path]) -> None:
+        if left:
+            raise CoverageError(
+                f"no rule matches these arrays:{listing([spelled(path) for path in left])}",
+                place=self.place,
+                hint="add rules for them, with `drop = true` for what is to be left out",
+            )
+
+    def _arranged(self, tree: Tree, taken: Mapping[Path, tuple[Rule, Filled] | None]) -> Iterator[Move]:
+        """Where arrays go that rules with axes make."""
+        rules = [rule for rule in self.rules if rule.axes is not None]
+        names: dict[str, Path] = {}
+        for path, found in taken.items():
+            if found and found[0].axes is not None:
+                names[found[0].name(path)] = path
+        sources = {rule: next((p for p, f in taken.items() if f and f[0] is rule), None) for rule in rules}
+        used = [(rule, source) for rule, source in sources.items() if source is not None]
+        if not used:
+            return
+        arrays = {name: self._array(tree, path) for name, path in names.items()}
+        sizes = {axis: Size(length, f"{self.place}: sizes") for axis, length in self.sizes.items()}
+        table = Table(tuple(rule.row for rule, _ in used), sizes, place=tree.metadata.place)
+        mapped = self._mapped(table, arrays)
+        for rule, source in used:
+            for name in rule.row.left.keys(mapped.sizes):
+                yield Move(None, rule.path(name, source), mapped.arrays[name], f"the rule for {rule.source}")
+
+    def _array(self, tree: Tree, path: Path) -> LazyArray:
+        leaf = tree[path]
+        if not isinstance(leaf, LazyArray):
+            raise MappingError("a rule with axes is for arrays", place=self.place, got=spelled(path))
+        return leaf
+
+    def _mapped(self, table: Table, arrays: Mapping[str, LazyArray]) -> Mapped:
+        try:
+            return table.to_left(arrays)
+        except CoverageError as error:
+            raise CoverageError(
+                error.message, place=self.place, hint="the axes of a rule hold for all arrays that it matches"
+            ) from error
+
+
+def _renamed(tree: Tree, taken: Mapping[Path, tuple[Rule, Filled] | None]) -> Iterator[Move]:
+    """Where leaves go that stay as they are."""
+    for path, found in taken.items():
+        if found is None:
+            yield Move(path, path, tree[path])
+            continue
+        rule, filled = found
+        if rule.axes is None and rule.target_template is not None:
+            yield Move(path, rule.path(rule.target_template.spell(filled), path), tree[path])
+
+
+_KEYS = {"from", "to", "axes", "to-axes", "drop", "optional"}
+
+
+def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
+    """The rules in a TOML or JSON file.
+
+    Raises:
+        StorageError: it cannot be read.
+        MappingError: it is not TOML or JSON, or not rules; says which.
+    """
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"cannot read {file}", got=error) from error
+    try:
+        document = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        kind = "JSON" if file.suffix == ".json" else "TOML"
+        raise MappingError(f"a file of rules must be {kind}", place=file, got=error) from error
+    return parse_rules(document, str(file), strict=strict)
+
+
+def parse_rules(document: object, place: str = "the rules", *, strict: bool = False) -> Remap:
+    """The rules of a parsed file: a list `rules`, and `sizes` of axes that nothing else tells.
+
+    Raises:
+        MappingError: it has other keys or other types, or a rule is wrong in itself.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("rules"), list):
+        raise MappingError("there are no rules", place=place, wanted="[[rules]] with from and to")
+    _check_keys(document, {"rules", "sizes"}, place)
+    sizes = document.get("sizes", {})
+    whole = isinstance(sizes, dict) and all(type(n) is int and n > 0 for n in sizes.values())
+    if not whole:
+        raise MappingError("sizes are whole numbers of at least 1", place=f"{place}: sizes", got=sizes)
+    rules = [_rule(each, f"{place}: rule {k}") for k, each in enumerate(document["rules"], 1)]
+    return Remap(tuple(rules), sizes, strict, place)
+
+
+def renames(names: Mapping[str, str | None]) -> Remap:
+    """Rules that only rename: template -> template, or None for what is dropped; errors as `Rule`."""
+    return Remap(tuple(Rule(source, target) for source, target in names.items()))
+
+
+def _check_keys(got: Mapping[str, object], known: Iterable[str], place: str) -> None:
+    wanted = sorted(known)
+    for key in got:
+        if key not in wanted:
+            near = near_names(key, wanted, 1)
+            raise MappingError(
+                "an unknown key",
+                place=place,
+                got=key,
+                wanted=", ".join(wanted),
+                hint=f"did you mean {near[0]}?" if near else None,
+            )
+
+
+def _rule(entry: object, place: str) -> Rule:
+    if not isinstance(entry, dict):
+        raise MappingError("a rule is a table", place=place, got=repr(entry))
+    _check_keys(entry, _KEYS, place)
+    for key, value in entry.items():
+        kind = bool if key in ("drop", "optional") else str
+        if type(value) is not kind:
+            wanted = "true or false" if kind is bool else "a text"
+            raise MappingError(
+                "a value of the wrong type", place=f"{place}: {key}", got=repr(value), wanted=wanted
+            )
+    drop = entry.get("drop", False)
+    if "from" not in entry or drop == ("to" in entry):
+        raise MappingError(
+            "a rule says what becomes of what", place=place, got=entry, wanted="from, and to or drop = true"
+        )
+    optional = entry.get("optional", False)
+    try:
+        return Rule(entry["from"], entry.get("to"), entry.get("axes"), entry.get("to-axes"), optional)
+    except MappingError as error:
+        raise MappingError(
+            error.message,
+            place=f"{place}: {error.place}",
+            got=error.got,
+            wanted=error.wanted,
+            hint=error.hint,
+        ) from error

@@ -1,0 +1,131 @@
+"""Layers one by one to stacks for `jax.lax.scan`, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpttools.errors import FormatError, UsageError
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.flavours import parameters
+from ckpttools.ir.kinds import kind_of
+from ckpttools.ir.layers import below_decoder, layer_stacks, single_layers, stacked_keys
+from ckpttools.ir.tree import Path, Tree
+from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.cycles import CycleNames, stacks_to_make
+from ckpttools.transforms.restack import check_moments, stacked, unstacked
+from ckpttools.transforms.strip import FlavourName, StripOptimizer
+
+_PIPELINE = "pipeline_module"
+
+
+@dataclass(frozen=True, slots=True)
+class StackLayers:
+    """Layers stacked as MaxText's scan_layers=true wants them, in parameters and all that mirrors them.
+
+    Attributes:
+        axis: of parameters, on which layers are stacked (MaxText's param_scan_axis).
+        cycle: layers after which their kinds repeat; None to tell from what they hold, which gives one stack
+            where all hold the same. A caller that knows the model's config knows it.
+        names: how the model spells a cycle, as `ckpttools.transforms.cycles.Cycle`; None to tell.
+    """
+
+    axis: int = 1
+    cycle: int | None = None
+    names: CycleNames | None = None
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The stacked tree.
+
+        Raises:
+            UsageError: layers are stacked already, or there is no such cycle.
+            FormatError: there are no layers, numbers are missing, or layers hold different arrays.
+            ShapeError: layers differ in shapes or dtypes, or moments do not mirror parameters.
+        """
+        decoder = _decoder(tree)
+        if stacked_keys(decoder):
+            raise UsageError("layers are stacked already", place=tree.metadata.place or None)
+        stacks = stacks_to_make(decoder, self.cycle, self.names)
+        check_moments(tree)
+        return Transformed(_said(stacked(tree, stacks, self.axis), scan_layers=True))
+
+
+@dataclass(frozen=True, slots=True)
+class UnstackLayers:
+    """Layers one by one, as MaxText's scan_layers=false wants them, in parameters and all that mirrors them.
+
+    Attributes:
+        axis: of parameters, on which layers are stacked.
+    """
+
+    axis: int = 1
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The unstacked tree.
+
+        Raises:
+            UsageError: layers are not stacked.
+            FormatError: there are no layers, or positions of a cycle are missing.
+            ShapeError: groups of unequal length, another scan axis, moments that do not mirror parameters.
+        """
+        decoder = _decoder(tree)
+        if not stacked_keys(decoder):
+            raise UsageError("layers are not stacked", place=tree.metadata.place or None)
+        stacks = layer_stacks(decoder, self.axis)
+        check_moments(tree)
+        return Transformed(_said(unstacked(tree, stacks, self.axis), scan_layers=False))
+
+
+@dataclass(frozen=True, slots=True)
+class ForceUnroll:
+    """A stacked training checkpoint as an unstacked one for inference, as MaxText's force_unroll means it.
+
+    Attributes:
+        axis: as `UnstackLayers`.
+        keep_step, flavour: as `StripOptimizer`.
+    """
+
+    axis: int = 1
+    keep_step: bool = False
+    flavour: FlavourName = "same"
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The parameters, unstacked.
+
+        Raises:
+            UsageError: this is no stacked training checkpoint.
+            CheckpointError: as the two transforms that this is made of.
+        """
+        kind = kind_of(tree).kind
+        if kind is not None and kind != "stacked-training":
+            raise UsageError(
+                "only a stacked training checkpoint can be unrolled for inference",
+                place=tree.metadata.place or None,
+                got=kind,
+                hint="use ckpt unstack or ckpt strip-optimizer for what is left to do",
+            )
+        first = StripOptimizer(self.keep_step, self.flavour)(tree)
+        then = UnstackLayers(self.axis)(first.tree)
+        return Transformed(then.tree, first.notes + then.notes)
+
+
+def _decoder(tree: Tree) -> dict[Path, LazyArray]:
+    """The decoder's parameters, with layers among them."""
+    decoder = below_decoder(parameters(tree))
+    if any(path[:1] == (_PIPELINE,) for path in decoder):
+        raise FormatError(
+            "layers are stacked by pipeline stages, which cannot be told apart here",
+            place=tree.metadata.place or None,
+            got=f"decoder/{_PIPELINE}",
+        )
+    if not stacked_keys(decoder) and not single_layers(decoder):
+        raise FormatError(
+            "there are no layers",
+            place=tree.metadata.place or None,
+            wanted="keys below decoder such as layers or layers_0",
+        )
+    return decoder
+
+
+def _said(tree: Tree, *, scan_layers: bool) -> Tree:
+    """The custom metadata says what the tree is; MaxText reads it there."""
+    return tree.with_metadata(custom={**tree.metadata.custom, "scan_layers": scan_layers})

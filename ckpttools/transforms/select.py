@@ -1,0 +1,100 @@
+"""Some leaves of a tree: those that patterns name, or all but those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ckpttools.errors import UsageError, near_names
+from ckpttools.ir.tree import Path, Tree, dotted, spelled
+from ckpttools.notes import Notes
+from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.moves import Move, moved
+
+
+@dataclass(frozen=True)
+class Select:
+    """The leaves that `keep` names (all where it is empty) without those that `drop` names.
+
+    A pattern is a glob of a whole path, its keys joined by "/" or by ".", or of a key with everything below
+    it: `params/*`, `opt_state`, `*.bias`. `*` stands for any text and `?` for any character, borders between
+    keys included, so `**` says no more than `*`; `[0-9]` is one character of several.
+
+    Attributes:
+        keep: patterns of what stays.
+        drop: patterns of what goes, also from what `keep` names.
+    """
+
+    keep: Sequence[str] = ()
+    drop: Sequence[str] = ()
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The tree of what is left; step and custom metadata stay.
+
+        Raises:
+            UsageError: a pattern that matches nothing; no array is left.
+            FormatError: of a list some elements are left that are not its first ones.
+        """
+        kept = _matched(tree, self.keep) if self.keep else set(tree)
+        kept -= _matched(tree, self.drop)
+        dropped = [path for path in tree.arrays if path not in kept]
+        if len(dropped) == len(tree.arrays):
+            raise UsageError(
+                "no array is left",
+                place=tree.metadata.place or None,
+                got=" ".join(self._options()),
+                hint="keep more, or drop less",
+            )
+        left = (Move(path, path, leaf) for path, leaf in tree.items() if path in kept)
+        return Transformed(moved(tree, left), Notes(dropped=tuple(map(spelled, dropped))))
+
+    def _options(self) -> Iterator[str]:
+        yield from (f"--keep {pattern!r}" for pattern in self.keep)
+        yield from (f"--drop {pattern!r}" for pattern in self.drop)
+
+
+def first_match(path: Path, patterns: Iterable[str]) -> str | None:
+    """The first of `patterns` that names the path or a key above it, as `Select` takes patterns."""
+    names = [*_prefixes(spelled(path), "/"), *_prefixes(dotted(path), ".")]
+    return next((p for p in patterns if any(fnmatchcase(name, p) for name in names)), None)
+
+
+def require_matches(patterns: Iterable[str], paths: Iterable[Path], place: str) -> None:
+    """Every pattern must name something.
+
+    Raises:
+        UsageError: one does not; says which paths are near.
+    """
+    known = list(paths)
+    for pattern in patterns:
+        if not any(first_match(path, (pattern,)) for path in known):
+            near = near_names(pattern.strip("*/."), _names(known))
+            raise UsageError(
+                "nothing has a name that matches",
+                place=place or None,
+                got=pattern,
+                hint=f"did you mean {' or '.join(near)}?" if near else "see the names with ckpt inspect tree",
+            )
+
+
+def _matched(tree: Tree, patterns: Sequence[str]) -> set[Path]:
+    require_matches(patterns, tree, tree.metadata.place)
+    return {path for path in tree if first_match(path, patterns)}
+
+
+def _prefixes(name: str, separator: str) -> list[str]:
+    """The name, and what of it ends before a separator, longest first."""
+    prefixes = [name]
+    while separator in prefixes[-1]:
+        prefixes.append(prefixes[-1].rpartition(separator)[0])
+    return prefixes
+
+
+def _names(paths: Iterable[Path]) -> list[str]:
+    """Every path and every key above one, and the words between slashes and dots, each once."""
+    names: dict[str, None] = {}
+    for path in paths:
+        names.update(dict.fromkeys(_prefixes(spelled(path), "/")))
+        names.update(dict.fromkeys(dotted(path).replace("/", ".").split(".")))
+    return list(names)

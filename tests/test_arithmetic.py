@@ -1,0 +1,97 @@
+"""Formulas over axis lengths: what they mean, and that nothing else is run."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.errors import MappingError
+from ckpttools.mapping.arithmetic import DoesNotDivideError, names_in, value
+from ckpttools.testing.profile import use_profile
+
+use_profile()
+LENGTHS = {"layers": 26, "block": 4, "heads": 7}
+
+
+@st.composite
+def formulas(draw, depth=3):
+    """A formula, what it comes to, and its names; divisors are constants that are not 0."""
+    kind = draw(st.sampled_from(["name", "number"] + ["sum"] * 4 * (depth > 0)))
+    if kind == "name":
+        axis = draw(st.sampled_from(sorted(LENGTHS)))
+        return axis, LENGTHS[axis], {axis}
+    if kind == "number":
+        number = draw(st.integers(0, 30))
+        return str(number), number, set()
+    left, first, names = draw(formulas(depth - 1))
+    operation = draw(st.sampled_from(["+", "-", "*", "//", "%", "/"]))
+    if operation in ("//", "%", "/"):
+        second = draw(st.integers(1, 9))
+        right, more = str(second), set()
+        if operation == "/" and first % second:
+            operation = "//"
+    else:
+        right, second, more = draw(formulas(depth - 1))
+    results = {
+        "+": first + second,
+        "-": first - second,
+        "*": first * second,
+        "//": first // second if second else 0,
+        "%": first % second if second else 0,
+        "/": first // second if second else 0,
+    }
+    return f"({left}) {operation} ({right})", results[operation], names | more
+
+
+@given(formulas())
+def test_a_formula_comes_to_what_it_says(formula):
+    text, wanted, names = formula
+    assert value(text, LENGTHS) == wanted
+    assert names_in(text) == names
+
+
+@pytest.mark.parametrize("formula", ["layers / none", "layers // none", "layers % none", "3 // (block - 4)"])
+def test_a_division_by_nothing_is_one_that_does_not_come_out(formula):
+    with pytest.raises(DoesNotDivideError, match="is a division by 0"):
+        value(formula, LENGTHS | {"none": 0})
+
+
+def test_precedence_is_as_usual():
+    assert value("layers - 6 * block", LENGTHS) == 2
+    assert value(" layers % 6 ", LENGTHS) == 2
+
+
+@given(st.integers(0, 200), st.integers(1, 20))
+def test_a_single_slash_must_come_out_even(number, divisor):
+    formula = f"layers / {divisor}"
+    if number % divisor == 0:
+        assert value(formula, {"layers": number}) * divisor == number
+        return
+    with pytest.raises(DoesNotDivideError, match=f"{number} is no multiple of {divisor}"):
+        value(formula, {"layers": number})
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "",
+        "layers +",
+        "2 ** layers",
+        "-layers",
+        "layers.real",
+        "len(layers)",
+        "__import__('os').getcwd()",
+        "layers if block else heads",
+        "[layers]",
+        "1.5 * layers",
+        "'a'",
+        "layers == 3",
+        "layers; block",
+        "x := 3",
+        "layers // block\nheads",
+    ],
+)
+def test_anything_else_is_refused(formula):
+    for function in (names_in, lambda text: value(text, LENGTHS)):
+        with pytest.raises(MappingError, match="must follow from others") as caught:
+            function(formula)
+        assert caught.value.got == formula

@@ -1,0 +1,383 @@
+"""Casts: equal to ml_dtypes' to the bit, rounded once, and what they lose is counted."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from golden_data import GOLDEN, golden_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.cli.main import main
+from ckpttools.convert_any import plan_save, save
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import MappingError, UnknownNameError, UsageError
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.nodes import Elementwise, elementwise, relayout
+from ckpttools.ir.scratch import Scratch
+from ckpttools.ir.tree import Metadata, Tree
+from ckpttools.plan import plan as planning
+from ckpttools.run import executor
+from ckpttools.run.events import TaskDone
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.strategies import lazy_arrays, noise, stored, tilings
+from ckpttools.transforms.cast import CastMap, CastTo, cast
+from ckpttools.transforms.conversion import Convert, has_infinity, has_nan, is_lossless, limits
+
+use_profile()
+FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]
+WHOLE = [dtype for dtype in DTYPES.values() if dtype.kind in ("int", "uint")]
+# Significant bits, written down apart from the package; largest power of two below infinity.
+DIGITS = {"bfloat16": (8, 127), "float16": (11, 15), "float32": (24, 127), "float64": (53, 1023)}
+HF = GOLDEN / "llama3.1" / "hf"
+
+
+def converted(values, dtype, to):
+    """Bits of `values` (of numpy's dtype) after the conversion, and the counts."""
+    target = np.zeros(values.shape, to.carrier)
+    counts = Convert(to).apply(values.view(dtype.carrier), target, dtype)
+    return target, dict(counts)
+
+
+def random_floats(dtype, seed, count=20_000):
+    """Any bits, numbers of every size, and the edges."""
+    bits = noise((count,), dtype, seed).view(dtype.numpy)
+    with np.errstate(all="ignore"):
+        usual = (np.random.default_rng(seed).standard_normal(count) * 8).astype(np.float32)
+        edges = [
+            0,
+            -0.0,
+            np.inf,
+            -np.inf,
+            np.nan,
+            1,
+            -1,
+            448,
+            449,
+            464,
+            465,
+            65504,
+            65520,
+            1e-8,
+            6,
+            6.9,
+            7,
+            7.5,
+        ]
+        return np.concatenate(
+            [bits, usual.astype(dtype.numpy), np.array(edges, np.float32).astype(dtype.numpy)]
+        )
+
+
+def as_float(values):
+    with np.errstate(all="ignore"):
+        return values.astype(np.float32).astype(np.float64) if values.dtype != np.float64 else values
+
+
+@pytest.mark.parametrize("to", FLOATS, ids=str)
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+def test_equal_to_ml_dtypes_to_the_bit(name, to):
+    dtype = DTYPES[name]
+    values = random_floats(dtype, seed=len(to.name))
+    got, _ = converted(values, dtype, to)
+    with np.errstate(all="ignore"):
+        wanted = values.astype(np.float32).astype(to.numpy)
+    same = got == wanted.view(to.carrier)
+    # NaN may have any bits, and stays NaN.
+    both_nan = np.isnan(as_float(got.view(to.numpy))) & np.isnan(as_float(wanted))
+    assert (same | both_nan).all()
+    if has_nan(to) and to.name != "float8_e8m0fnu":
+        assert np.isnan(as_float(got.view(to.numpy))[np.isnan(as_float(values))]).all()
+
+
+@pytest.mark.parametrize("to", FLOATS, ids=str)
+@pytest.mark.parametrize("name", ["float64", "float32", "bfloat16", "float8_e5m2"])
+def test_counts_are_those_of_the_values(name, to):
+    dtype = DTYPES[name]
+    values = random_floats(dtype, seed=len(to.name))
+    got, counts = converted(values, dtype, to)
+    before, after = as_float(values), as_float(got.view(to.numpy))
+    wanted = {"underflowed": np.sum((before != 0) & (after == 0))}
+    if np.isinf(float(np.array(np.inf).astype(to.numpy))):
+        wanted["overflowed"] = np.sum(np.isfinite(before) & np.isinf(after))
+    elif to.bits >= 8:
+        wanted["overflowed"] = np.sum(~np.isnan(before) & np.isnan(after))
+    else:
+        most = {"float4_e2m1fn": 7, "float6_e2m3fn": 7.75, "float6_e3m2fn": 30}[to.name]
+        wanted["saturated"] = np.sum(np.abs(before) >= most)
+        wanted["nan_lost"] = np.sum(np.isnan(before))
+    assert counts == {kind: count for kind, count in wanted.items() if count}
+
+
+def test_what_dtypes_have_is_what_ml_dtypes_says():
+    for dtype in FLOATS:
+        with np.errstate(all="ignore"):
+            infinity, nan = np.array([np.inf, np.nan], np.float32).astype(dtype.numpy).astype(np.float32)
+        assert has_infinity(dtype) == np.isinf(infinity)
+        assert has_nan(dtype) == np.isnan(nan)
+
+
+def whole(numbers, dtype):
+    wide = np.int64 if dtype.kind == "int" else np.uint64
+    return np.array(numbers, wide).astype(dtype.numpy)
+
+
+def nearest(number, digits, largest):
+    """A whole number rounded to so many binary digits, ties to even; infinite beyond the largest power."""
+    shift = max(0, abs(number).bit_length() - digits)
+    quotient, rest = divmod(abs(number), 1 << shift)
+    half = Fraction(rest, 1 << shift) - Fraction(1, 2)
+    quotient += half > 0 or (half == 0 and quotient % 2)
+    result = quotient << shift
+    result = float("inf") if result.bit_length() > largest + 1 else float(result)
+    return -result if number < 0 else result
+
+
+@given(st.data(), st.sampled_from(WHOLE), st.sampled_from(sorted(DIGITS)))
+def test_whole_numbers_are_rounded_once_to_nearest_even(data, dtype, name):
+    least, most = limits(dtype)
+    near_ties = st.builds(
+        lambda a, b, c: (a << b) + c, st.integers(1, 999), st.integers(0, 62), st.integers(-1, 1)
+    )
+    inside = near_ties.filter(lambda number: least <= number <= most)
+    numbers = data.draw(st.lists(st.one_of(st.integers(least, most), inside), min_size=1, max_size=20))
+    got, counts = converted(whole(numbers, dtype), dtype, DTYPES[name])
+    wanted = [nearest(number, *DIGITS[name]) for number in numbers]
+    assert as_float(got.view(DTYPES[name].numpy)).tolist() == wanted
+    overflowed = sum(map(np.isinf, wanted))
+    assert counts == ({"overflowed": overflowed} if overflowed else {})
+    if is_lossless(dtype, DTYPES[name]):
+        assert wanted == numbers
+
+
+@given(
+    st.lists(st.floats(width=32), min_size=1, max_size=20),
+    st.sampled_from([DTYPES["float32"], DTYPES["float64"]]),
+    st.sampled_from(WHOLE),
+)
+def test_floats_to_whole_numbers_round_and_clip(numbers, dtype, to):
+    got, counts = converted(np.array(numbers, dtype.numpy), dtype, to)
+    least, most = limits(to)
+    finite = {n: round(n) if np.isfinite(n) else n for n in numbers if not np.isnan(n)}
+    wanted = [0 if np.isnan(n) else int(min(max(finite[n], least), most)) for n in numbers]
+    assert got.view(to.numpy).astype(object).tolist() == wanted
+    lost = {
+        "saturated": sum(not np.isnan(n) and not least <= finite[n] <= most for n in numbers),
+        "underflowed": sum(not np.isnan(n) and n != 0 and finite[n] == 0 for n in numbers),
+        "nan_lost": sum(map(np.isnan, numbers)),
+    }
+    assert counts == {kind: count for kind, count in lost.items() if count}
+
+
+@given(st.data(), st.sampled_from(WHOLE), st.sampled_from(WHOLE))
+def test_whole_numbers_to_whole_numbers_clip(data, dtype, to):
+    least, most = limits(dtype)
+    numbers = data.draw(st.lists(st.integers(least, most), min_size=1, max_size=20))
+    got, counts = converted(whole(numbers, dtype), dtype, to)
+    low, high = limits(to)
+    assert got.view(to.numpy).astype(object).tolist() == [min(max(n, low), high) for n in numbers]
+    assert counts.get("saturated", 0) == sum(not low <= n <= high for n in numbers)
+    assert not is_lossless(dtype, to) or not counts
+
+
+@given(st.data())
+def test_each_value_is_counted_once_however_it_is_read(data):
+    """Through any nest of nodes, in any pieces: merged axes that are cut are where reads overlap."""
+    known = data.draw(lazy_arrays(dtype=DTYPES["float32"], values=False))
+    fp8 = DTYPES["float8_e4m3fn"]
+    array = cast(known.array, fp8)
+    scratch = Scratch(array.scratch_bytes)
+    out = np.empty(array.shape, fp8.carrier)
+    for tile in data.draw(tilings(array.shape)):
+        array.read_into(tile, out[(*tile.slices, ...)], scratch)
+    wanted, counts = converted(known.truth.view(np.float32), DTYPES["float32"], fp8)
+    assert np.array_equal(out, wanted)
+    assert scratch.take_counts() == counts
+    assert scratch.take_counts() == {}
+
+
+def test_reads_that_would_overlap_do_so_where_nothing_is_computed():
+    """The rule that keeps counts right is not needed, and costs reads, where elements are only moved."""
+    dtype = DTYPES["float32"]
+    plain = relayout(stored(noise((24, 6), dtype), dtype), [(4, 6), (6,)], (1, 0, 2), (1, 1, 1))
+    computed = elementwise(plain, Convert(DTYPES["bfloat16"]))
+    assert not plain.computed
+    assert computed.computed
+    assert isinstance(computed.source, Elementwise)
+
+
+def tree_of(metadata=None, **arrays):
+    leaves = {
+        tuple(name.split("__")): stored(
+            np.ascontiguousarray(v).view(DTYPES[v.dtype.name].carrier), DTYPES[v.dtype.name]
+        )
+        for name, v in arrays.items()
+    }
+    return Tree(leaves, metadata or Metadata(step=3))
+
+
+LOSSY = np.array([[1e30, 1e-30, 2.0, np.inf], [np.nan, 0, -1e30, 3e5]], np.float32)
+
+
+class TestTransforms:
+    def test_floats_only(self):
+        tree = tree_of(w=np.ones(3, np.float32), step=np.arange(2), flags=np.ones(2, bool))
+        made = tree.pipe(CastTo("bfloat16"))
+        assert {path[0]: array.dtype.name for path, array in made.arrays.items()} == {
+            "w": "bfloat16",
+            "step": "int64",
+            "flags": "bool",
+        }
+        assert made.metadata.notes.inexact[0].text == "cast from float32 to bfloat16: rounded"
+
+    def test_the_first_pattern_that_matches_counts(self):
+        tree = tree_of(a__norm=np.ones(1, np.float32), a__w=np.ones(1, np.float32), b=np.ones(1, np.float32))
+        made = tree.pipe(CastMap({"*norm": "float64", "a": "float16"}, "bfloat16"))
+        assert [array.dtype.name for array in made.arrays.values()] == ["float64", "float16", "bfloat16"]
+
+    def test_what_loses_nothing_is_no_note(self):
+        made = tree_of(w=np.ones(1, np.float32), n=np.arange(3, dtype=np.int8)).pipe(
+            CastMap({"n": "float16"}, "float64")
+        )
+        assert made.metadata.notes.inexact == ()
+        assert made.arrays["n",].read().tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize(
+        ("array", "dtype"),
+        [
+            (np.arange(3), "float32"),
+            (np.arange(3, dtype=np.int32), "bfloat16"),
+            (np.ones(3, np.float32), "int8"),
+            (np.arange(3), "int32"),
+        ],
+    )
+    def test_what_can_lose_whole_numbers_needs_force(self, array, dtype):
+        tree = tree_of(n=array)
+        with pytest.raises(MappingError, match="can lose whole numbers") as caught:
+            tree.pipe(CastMap({"n": dtype}))
+        assert f"n: {array.dtype.name} to {dtype}" in str(caught.value)
+        assert tree.pipe(CastMap({"n": dtype}, force=True)).arrays["n",].dtype.name == dtype
+
+    @pytest.mark.parametrize(
+        ("kind", "dtype"), [("complex64", "float32"), ("float32", "bool"), ("float32", "complex64")]
+    )
+    def test_what_cannot_be_cast_at_all(self, kind, dtype):
+        with pytest.raises(MappingError, match="cannot be cast"):
+            tree_of(n=np.ones(2, kind)).pipe(CastMap({"n": dtype}, force=True))
+
+    def test_keys_are_no_numbers(self):
+        tree = tree_of(Metadata(key_impls={("rng",): "threefry2x32"}), rng=np.ones(2, np.uint32))
+        with pytest.raises(MappingError, match="PRNG"):
+            tree.pipe(CastMap({"rng": "float32"}, force=True))
+
+    def test_a_pattern_without_match_and_an_unknown_dtype(self):
+        tree = tree_of(kernel=np.ones(2, np.float32))
+        with pytest.raises(UsageError, match="did you mean kernel"):
+            tree.pipe(CastMap({"kernle": "float16"}))
+        with pytest.raises(UnknownNameError):
+            tree.pipe(CastTo("float17"))
+
+
+class TestRuns:
+    """Counts through a plan, in the receipt and on the command line."""
+
+    def test_of_every_array(self, tmp_path):
+        tree = tree_of(a=LOSSY, b=np.ones((2, 2), np.float32), c=LOSSY.T.copy())
+        receipt = save(tree.pipe(CastTo("float16")), tmp_path / "out", "orbax")
+        each = {"overflowed": 3, "underflowed": 1}
+        assert receipt.counts == {"a": each, "c": each}
+
+    def test_an_interrupted_run_counts_all_of_it(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(planning, "LARGEST_TASK", 1 << 10)
+        monkeypatch.setattr(planning, "_SMALLEST_TASK", 1 << 9)
+        monkeypatch.setattr(executor, "_SYNC_SECONDS", 0.001)
+        values = random_floats(DTYPES["float32"], 1)[:20_000].reshape(100, 200)
+        _, wanted = converted(values, DTYPES["float32"], DTYPES["float16"])
+        conversion = plan_save(tree_of(w=values).pipe(CastTo("float16")), "zarr3")
+        seen = []
+
+        def stop(event):
+            seen.append(event)
+            if sum(isinstance(each, TaskDone) for each in seen) == 20:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            conversion.run(tmp_path / "out", observe=stop)
+        receipt = conversion.run(tmp_path / "out")
+        assert 0 < receipt.tasks_resumed < receipt.tasks
+        assert receipt.counts == {"w": wanted}
+
+    def test_on_the_command_line(self, tmp_path):
+        save(tree_of(a=LOSSY, b=np.ones(3, np.float32)), tmp_path / "src", "orbax")
+        done = run("cast", tmp_path / "src", tmp_path / "out", "--dtype", "float8_e4m3fn")
+        assert "4 values became infinite or NaN in 1 array" in done.output
+        assert "1 value became zero in 1 array" in done.output
+        assert "what is too large, as infinity, becomes NaN" in done.output
+        done = run("cast", tmp_path / "src", tmp_path / "json", "--dtype", "bfloat16", "--json")
+        assert json.loads(done.stdout)["counts"] == {}
+        done = run("cast", tmp_path / "src", tmp_path / "map", "--dtype-map", "a=int8", "--force", "--json")
+        assert json.loads(done.stdout)["counts"] == {"a": {"saturated": 4, "underflowed": 1, "nan_lost": 1}}
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, [*map(str, arguments), "--no-progress"])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.mark.parametrize("source", [HF, golden_checkpoint(True)], ids=["safetensors", "orbax"])
+def test_real_checkpoints_keep_their_format(tmp_path, source):
+    run("cast", source, tmp_path / "out", "--dtype", "float32", "--dtype-map", "*norm*=float16")
+    before, after = open_tree(source), open_tree(tmp_path / "out")
+    assert after.metadata.format == before.metadata.format
+    assert set(after) == set(before)
+    for path, array in before.arrays.items():
+        wanted = "float16" if "norm" in str(path) else "float32"
+        if array.dtype.is_float:
+            assert after.arrays[path].dtype.name == wanted
+            assert np.array_equal(after.arrays[path].read(), array.read().astype(wanted))
+        else:
+            assert np.array_equal(after.arrays[path].read(), array.read())
+
+
+def test_the_result_loads_through_safetensors_and_orbax(tmp_path):
+    import orbax.checkpoint as ocp
+    from safetensors.numpy import load_file
+
+    run("cast", HF, tmp_path / "st", "--dtype", "float16")
+    loaded = load_file(tmp_path / "st" / "model.safetensors")
+    wanted = open_tree(HF)
+    assert all(np.array_equal(loaded[k], wanted[k,].read().astype(np.float16)) for (k,) in wanted)
+    run("cast", golden_checkpoint(False), tmp_path / "orbax", "--dtype", "float32")
+    restored = ocp.StandardCheckpointer().restore(tmp_path / "orbax" / "0" / "items")
+    scale = restored["params"]["params"]["decoder"]["decoder_norm"]["scale"]
+    source = open_tree(golden_checkpoint(False))
+    path = ("params", "params", "decoder", "decoder_norm", "scale")
+    assert np.array_equal(np.asarray(scale), source[path].read().astype(np.float32))
+
+
+class TestBadInput:
+    def test_nothing_to_cast_to(self, tmp_path):
+        assert "--dtype" in run("cast", HF, tmp_path / "out", code=2).output
+
+    def test_a_map_that_is_none(self, tmp_path):
+        output = run("cast", HF, tmp_path / "out", "--dtype-map", "bfloat16", code=2).output
+        assert "PATTERN=DTYPE" in output
+
+    def test_lossy(self, tmp_path):
+        output = run(
+            "cast", golden_checkpoint(True), tmp_path / "out", "--dtype-map", "step=float32", code=3
+        ).output
+        assert "step: int64 to float32" in output
+        assert "--force" in output
+        assert not (tmp_path / "out").exists()
+
+    def test_force_and_options_of_other_formats(self, tmp_path):
+        output = run("convert", "to-zarr3", HF, tmp_path / "out", "--force", code=2).output
+        assert "--force is about casts" in output
+        output = run("cast", HF, tmp_path / "out", "--dtype", "float32", "--no-ocdbt", code=2).output
+        assert "safetensors is not stored with these options" in output

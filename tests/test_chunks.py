@@ -1,0 +1,421 @@
+"""`ckpt inspect chunks`: what files hold, against tensorstore's own counts and plain enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from orbax_items import FIXTURES, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
+
+from ckpttools.cli.main import main
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import UsageError
+from ckpttools.formats.registry import open_tree
+from ckpttools.formats.survey import survey
+from ckpttools.inspect.advice import advice
+from ckpttools.inspect.chunks import inspect_chunks
+from ckpttools.inspect.meshes import Mesh, parse_mesh, parse_spec
+from ckpttools.inspect.reads import predict
+from ckpttools.ir.storage import Storage, StoredArray, StoredFile
+from ckpttools.ir.tree import Metadata, Tree, spelled
+from ckpttools.region import Region, ceil_div, count_runs, grid_cell, grid_indices
+
+F32 = np.dtype("float32")
+HF = Path(__file__).parents[1] / "fixtures" / "golden" / "llama3.1" / "hf"
+READABLE = [
+    "pytree_ocdbt1_zarr31",
+    "pytree_ocdbt0_zarr30",
+    "maxtext_run",
+    "lazy_2proc",
+    "tree_zoo",
+    "standard",
+]
+
+
+def array(shape, chunk, piece=None, *, nbytes=None, missing=0, dtype="float32", codecs=()):
+    """A stored array as a format would describe it; `piece` "any" is one of plain ranges."""
+    piece = None if piece == "any" else chunk if piece is None else piece
+    chunks = prod(map(ceil_div, shape, chunk))
+    size = prod(shape) * DTYPES[dtype].itemsize if nbytes is None else nbytes
+    return StoredArray("w", tuple(shape), DTYPES[dtype], tuple(chunk), piece, codecs, chunks, missing, size)
+
+
+class TestMeshes:
+    @pytest.mark.parametrize(
+        ("text", "axes"),
+        [
+            ("8", {"0": 8}),
+            ("4x2", {"0": 4, "1": 2}),
+            ("data=4,fsdp=2", {"data": 4, "fsdp": 2}),
+            (" data = 4 , x = 1", {"data": 4, "x": 1}),
+        ],
+    )
+    def test_meshes(self, text, axes):
+        assert dict(parse_mesh(text).axes) == axes
+
+    @pytest.mark.parametrize(
+        "text", ["", "0", "x", "4x", "a=", "a=2,a=3", "-1", "a", "a=2,3", "=4", "9999999x9"]
+    )
+    def test_what_is_no_mesh(self, text):
+        with pytest.raises(UsageError, match="is no mesh"):
+            parse_mesh(text)
+
+    @pytest.mark.parametrize(
+        ("text", "pieces"),
+        [
+            ("axis0", (8, 1, 1)),
+            ("axis-1", (1, 1, 8)),
+            ("axis5", (1, 1, 1)),
+            ("layer", (1, 8, 1)),
+            ("replicated", (1, 1, 1)),
+            ("axis0=x,axis2=y", (4, 1, 2)),
+            ("axis0=x+y", (8, 1, 1)),
+            ("P('x', None, y)", (4, 1, 2)),
+            ("P(None, ('x', 'y'))", (1, 8, 1)),
+            ("PartitionSpec(y)", (2, 1, 1)),
+            ("P()", (1, 1, 1)),
+            ("P(x, None, None, y)", (1, 1, 1)),
+        ],
+    )
+    def test_specs(self, text, pieces):
+        mesh = parse_mesh("x=4,y=2")
+        assert parse_spec(text, mesh).pieces(3, 1, mesh) == pieces
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "axis",
+            "axis0=z",
+            "P(z)",
+            "P(1.5)",
+            "P('x'",
+            "P(x, x)",
+            "axis0,axis1",
+            "rows",
+            "P(*x)",
+            "P(a=x)",
+        ],
+    )
+    def test_what_is_no_spec(self, text):
+        with pytest.raises(UsageError):
+            parse_spec(text, parse_mesh("x=4,y=2"))
+
+    def test_layers_of_what_has_none(self):
+        mesh = parse_mesh("8")
+        assert parse_spec("layer", mesh).pieces(2, None, mesh) == (1, 1)
+
+
+@st.composite
+def cut_arrays(draw):
+    rank = draw(st.integers(1, 3))
+    shape = draw(st.tuples(*[st.integers(1, 12)] * rank))
+    piece = tuple(draw(st.integers(1, n)) for n in shape)
+    chunk = tuple(p * draw(st.integers(1, 3)) for p in piece)
+    mesh = parse_mesh(draw(st.sampled_from(["1", "2", "3x2", "4"])))
+    names = list(mesh.axes)
+    axes = draw(st.lists(st.integers(0, rank - 1), min_size=len(names), max_size=len(names), unique=False))
+    text = ",".join(f"axis{axis}={name}" for axis, name in zip(axes, names, strict=True))
+    return array(shape, chunk, piece), mesh, parse_spec(text, mesh)
+
+
+class TestReads:
+    @given(cut_arrays())
+    def test_against_enumeration(self, case):
+        stored, mesh, spec = case
+        found = predict(stored, mesh, spec, None)
+        shards = list(grid_indices(found.cut, (1,) * len(found.cut)))
+        shape = tuple(n // k for n, k in zip(stored.shape, found.cut, strict=True))
+        regions = [grid_cell(stored.shape, shape, index) for index in shards]
+        met = [self.cells(stored.shape, stored.piece, region) for region in regions]
+        whole = [self.cells(stored.shape, stored.chunk, region) for region in regions]
+        copies = mesh.size // len(shards)
+        assert found.total_fetched == sum(met) * copies * prod(stored.piece) * 4
+        assert found.total_needed == prod(stored.shape) * 4 * copies
+        assert found.needed == prod(shape) * 4
+        assert found.reads == max(met) + (0 if stored.piece == stored.chunk else max(whole))
+        assert found.over_read >= 1
+
+    def cells(self, shape, size, region):
+        """Cells of a grid that a region meets."""
+        return sum(
+            grid_cell(shape, size, index).intersect(region) is not None for index in grid_indices(shape, size)
+        )
+
+    @pytest.mark.parametrize(
+        ("codecs", "piece"),
+        [
+            ([LITTLE], None),
+            ([sharded([64, 256], [LITTLE])], None),
+            ([sharded([16, 64], [LITTLE])], (16, 64)),
+        ],
+        ids=["plain", "one-piece-shards", "shards"],
+    )
+    @pytest.mark.parametrize("spec", ["axis0", "axis1", "axis0=0,axis1=1"])
+    def test_against_the_bytes_that_tensorstore_reads(self, tmp_path, codecs, piece, spec):
+        import tensorstore as ts
+
+        values = values_of(F32, (512, 256))
+        item = write_item(tmp_path / "item", {("w",): (zarr3(codecs, [64, 256]), values)}, use_ocdbt=False)
+        tree = open_tree(item)
+        mesh = parse_mesh("4x2")
+        report = inspect_chunks(tree, survey(tree), mesh=mesh, spec=parse_spec(spec, mesh))
+        reads = report.arrays[0].reads
+        store = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{item}/w/"}}
+        opened = ts.open(store).result()
+        shape = tuple(n // k for n, k in zip(values.shape, reads.cut, strict=True))
+        before = bytes_read(ts)
+        for index in grid_indices(reads.cut, (1, 1)):
+            opened[grid_cell(values.shape, shape, index).slices].read().result()
+        measured = (bytes_read(ts) - before) * (mesh.size // prod(reads.cut))
+        # Indexes of shards are read, too; tensorstore takes one for several pieces.
+        index_bytes = 16 * (1 if piece is None else 16) + 4 if codecs[0] is not LITTLE else 0
+        assert measured <= reads.total_fetched + mesh.size * 8 * index_bytes
+        assert measured >= reads.total_fetched
+
+    def test_a_range_is_read_by_its_runs(self):
+        mesh = parse_mesh("4")
+        stored = array((8, 8), (8, 8), "any")
+        rows, columns = (predict(stored, mesh, parse_spec(text, mesh), None) for text in ("axis0", "axis1"))
+        assert (rows.reads, columns.reads) == (1, count_runs((8, 8), Region((0, 0), (8, 2)))) == (1, 8)
+        assert rows.over_read == columns.over_read == 1
+
+    def test_what_does_not_divide_is_left_whole(self):
+        mesh = parse_mesh("3")
+        found = predict(array((8, 6), (8, 6)), mesh, parse_spec("axis0", mesh), None)
+        assert (found.cut, found.uneven, found.over_read) == ((1, 1), True, 1)
+
+    def test_coded_bytes(self):
+        mesh = parse_mesh("4")
+        found = predict(array((8, 8), (4, 8), nbytes=100), mesh, parse_spec("axis0", mesh), None)
+        assert (found.fetched, found.needed, found.over_read) == (50, 64, 2)
+
+
+def bytes_read(ts):
+    name = "/tensorstore/kvstore/file/bytes_read"
+    metrics = ts.experimental_collect_matching_metrics(name)
+    return sum(value["value"] for metric in metrics for value in metric["values"])
+
+
+class TestSurvey:
+    @pytest.mark.parametrize("name", READABLE)
+    def test_every_byte_is_accounted_for(self, name):
+        tree = open_tree(FIXTURES / name)
+        storage = survey(tree)
+        for file in storage.files:
+            assert file.nbytes == (Path(storage.root) / file.name).stat().st_size
+            assert min(file.live, file.index, file.dead) >= 0
+        assert {each.path: each.shape for each in storage.arrays} == {
+            spelled(path): leaf.shape for path, leaf in tree.arrays.items()
+        }
+        assert [each.path for each in storage.arrays] == [spelled(path) for path in tree.arrays]
+        assert not any(each.missing for each in storage.arrays)
+
+    def test_files_for_each_chunk(self):
+        storage = survey(open_tree(FIXTURES / "llama3.1_scanned_zarr3_noocdbt"))
+        on_disk = sum(file.nbytes for file in storage.files if file.kind == "data")
+        assert sum(each.nbytes for each in storage.arrays) == on_disk
+        assert sum(file.live for file in storage.files) == on_disk
+        assert storage.indexes == ()
+
+    def test_safetensors(self):
+        storage = survey(open_tree(HF))
+        file = next(each for each in storage.files if each.kind == "data")
+        assert file.live + file.index == file.nbytes
+        assert file.arrays == len(storage.arrays) == 39
+        assert all(each.piece is None for each in storage.arrays)
+
+    def test_a_hole_and_an_unused_shard(self, tmp_path):
+        shutil.copy(HF / "model.safetensors", tmp_path)
+        shutil.copy(HF / "model.safetensors", tmp_path / "old.safetensors")
+        storage = survey(open_tree(tmp_path))
+        kinds = {file.name: (file.kind, file.dead) for file in storage.files}
+        size = (HF / "model.safetensors").stat().st_size
+        assert kinds == {"model.safetensors": ("data", 0), "old.safetensors": ("unused", size)}
+
+    def test_dead_bytes_and_shared_files(self, tmp_path):
+        values = values_of(F32, (600, 2))
+        item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [300, 2]), values)})
+        before = survey(open_tree(item))
+        largest = max((file for file in before.files if file.kind == "data"), key=lambda file: file.live)
+        with (item / largest.name).open("ab") as file:
+            file.write(bytes(1000))
+        os.link(item / largest.name, tmp_path / "second name")
+        after = {file.name: file for file in survey(open_tree(item)).files}[largest.name]
+        assert (after.dead, after.live) == (largest.dead + 1000, largest.live)
+        assert (largest.links, after.links) == (1, 2)
+
+    def test_unmerged_processes(self, tmp_path):
+        item = shutil.copytree(FIXTURES / "lazy_2proc" / "7" / "items", tmp_path / "items")
+        merged = survey(open_tree(item))
+        (item / "manifest.ocdbt").unlink()
+        storage = survey(open_tree(item))
+        assert storage.indexes == ("ocdbt.process_0/manifest.ocdbt", "ocdbt.process_1/manifest.ocdbt")
+        assert storage.arrays == merged.arrays
+
+    @pytest.mark.parametrize("use_ocdbt", [True, False])
+    def test_missing_chunks(self, tmp_path, use_ocdbt):
+        values = np.zeros((600, 2), F32)
+        values[:300] = 1
+        created = zarr3([LITTLE], [100, 2])
+        item = write_item(
+            tmp_path / "item", {("w",): (created, values)}, use_ocdbt=use_ocdbt, all_chunks=False
+        )
+        tree = open_tree(item)
+        found = inspect_chunks(tree, survey(tree))
+        assert (found.num_chunks, found.missing_chunks, found.stored_nbytes) == (6, 3, 2400)
+        assert [each.subject for each in advice(found)] == ["missing chunks"]
+
+    @pytest.mark.parametrize(
+        ("created", "words", "piece"),
+        [
+            (zarr3([LITTLE], [4, 4]), (), (4, 4)),
+            (zarr3([LITTLE, ZSTD], [4, 4]), ("zstd:3",), (4, 4)),
+            (zarr3([sharded([4, 4], [LITTLE, ZSTD])], [4, 4]), ("zstd:3", "sharded"), (4, 4)),
+            (zarr3([sharded([2, 4], [LITTLE])], [4, 4]), ("in shards of [2,4]",), (2, 4)),
+            (
+                zarr3([{"name": "transpose", "configuration": {"order": [1, 0]}}, LITTLE], [4, 4]),
+                ("transpose[1,0]",),
+                (4, 4),
+            ),
+            (zarr2(None, [4, 4], order="F"), ("order F",), (4, 4)),
+            (zarr2({"id": "zstd", "level": 1}, [4, 4]), ("zstd:1",), (4, 4)),
+        ],
+    )
+    def test_codecs(self, tmp_path, created, words, piece):
+        item = write_item(tmp_path / "item", {("w",): (created, values_of(F32, (8, 8)))})
+        stored = survey(open_tree(item)).arrays[0]
+        assert (stored.codecs, stored.piece, stored.chunk) == (words, piece, (4, 4))
+
+    def test_a_zarr_hierarchy(self, tmp_path):
+        import zarr
+
+        group = zarr.open_group(str(tmp_path / "z"), mode="w")
+        group.create_array("a/b", shape=(8, 4), chunks=(4, 4), dtype="f4")[:] = 1
+        storage = survey(open_tree(tmp_path / "z"))
+        assert [(each.path, each.chunks, each.missing) for each in storage.arrays] == [("a/b", 2, 0)]
+
+
+class TestAdvice:
+    GIB = 1 << 30
+
+    def subjects(self, *arrays, files=(), mesh=None, spec=None, indexes=("manifest.ocdbt",)):
+        storage = Storage("/x", indexes, tuple(files), arrays)
+        tree = Tree({}, Metadata("orbax", place="/x"))
+        parsed = parse_mesh(mesh) if mesh else None
+        report = inspect_chunks(tree, storage, "*", parsed, parse_spec(spec, parsed) if parsed else None)
+        return [each.subject for each in advice(report)]
+
+    def test_nothing_to_say(self):
+        assert self.subjects(array((16384, 16, 1024), (1024, 1, 1024))) == []
+        assert self.subjects(array((8, 8), (1, 1)), array((4, 4), (4, 4), codecs=("zstd:3",))) == []
+
+    @pytest.mark.parametrize(
+        ("stored", "subject"),
+        [
+            (array((16384, 16384), (16384, 16384)), "giant chunks"),
+            (array((16384, 1024), (16, 1024)), "over-fine chunks"),
+            (array((16384, 1024), (1024, 1024), codecs=("zstd:3", "sharded")), "compressed chunks"),
+            (array((16384, 1024), (1024, 1024), codecs=("transpose[1,0]",)), "transposed chunks"),
+            (array((16384, 1024), (1024, 1024), missing=3), "missing chunks"),
+        ],
+    )
+    def test_arrays(self, stored, subject):
+        assert self.subjects(stored) == [subject]
+
+    def test_files(self):
+        dead = StoredFile("d/x", "unused", 1 << 28)
+        chunks = [StoredFile(f"w/c/{k}", "data", 4, 4) for k in range(3000)]
+        assert self.subjects(files=[dead]) == ["dead bytes"]
+        assert self.subjects(files=chunks, indexes=()) == ["many files"]
+        assert self.subjects(indexes=("ocdbt.process_0/manifest.ocdbt",)) == ["unmerged index"]
+
+    def test_sharding(self):
+        cut_by_layer = array((2048, 16, 8192), (2048, 1, 8192), dtype="bfloat16")
+        assert self.subjects(cut_by_layer, mesh="8", spec="axis0") == ["over-read"]
+        assert self.subjects(cut_by_layer, mesh="8", spec="axis1") == []
+        tensor = array((4096, 4096), (4096, 4096), "any")
+        assert self.subjects(tensor, mesh="8", spec="axis1") == ["short runs"]
+        assert self.subjects(tensor, mesh="8", spec="axis0") == []
+
+    def test_layers_are_cut_where_they_are_stacked_only(self):
+        tree = open_tree(FIXTURES / "maxtext_run")
+        mesh = Mesh({"0": 2})
+        report = inspect_chunks(tree, survey(tree), "params/*", mesh, parse_spec("layer", mesh))
+        cut = {each.path.rpartition("decoder/")[2]: each.reads.cut for each in report.arrays}
+        assert cut["layers/mlp/wi_0/kernel"] == (1, 2, 1)
+        assert cut["decoder_norm/scale"] == (1,)
+
+
+class TestCommand:
+    def run(self, *arguments, columns="80"):
+        return CliRunner(env={"COLUMNS": columns}).invoke(main, ["inspect", "chunks", *map(str, arguments)])
+
+    @pytest.mark.parametrize("name", READABLE)
+    @pytest.mark.parametrize("columns", ["80", "200"])
+    def test_text(self, name, columns):
+        result = self.run(FIXTURES / name, "--mesh", "4x2", "--spec", "axis0=0,axis1=1", columns=columns)
+        assert result.exit_code == 0
+        table = [line for line in result.output.splitlines() if line.startswith(("array ", "    "))]
+        assert table and max(map(len, table)) <= int(columns)
+        assert "over-read" in result.output
+
+    def test_repeated_layers_are_one_line(self):
+        output = self.run(HF).output
+        assert "model.layers.{0..3}.mlp.up_proj.weight" in output
+        assert "39 arrays in 39 chunks" in output
+
+    def test_json(self):
+        result = self.run(FIXTURES / "maxtext_run", "--json", "--mesh", "fsdp=4", "--spec", "P('fsdp')")
+        report = json.loads(result.output)["report"]
+        assert report["loading"]["mesh"] == {"fsdp": 4}
+        assert report["num_arrays"] == len(report["arrays"]) == 17
+        assert {"name", "kind", "nbytes", "live", "index", "dead", "links"} <= report["files"][0].keys()
+
+    def test_filter(self):
+        report = json.loads(self.run(FIXTURES / "maxtext_run", "--json", "--filter", "*/mlp/*").output)[
+            "report"
+        ]
+        assert {each["path"].split("/")[-3] for each in report["arrays"]} == {"mlp"}
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "words"),
+        [
+            (["--mesh", "8"], 2, "go together"),
+            (["--mesh", "8", "--spec", "rows"], 2, "is no partition spec"),
+            (["--mesh", "eight", "--spec", "axis0"], 2, "is no mesh"),
+        ],
+    )
+    def test_bad_calls(self, arguments, code, words):
+        result = self.run(HF, *arguments)
+        assert result.exit_code == code
+        assert words in result.output
+
+    def test_many_chunk_files_are_one_line_for_each_array(self, tmp_path):
+        values = values_of(F32, (64, 2))
+        arrays = {(name,): (zarr3([LITTLE], [2, 2]), values) for name in "ab"}
+        item = write_item(tmp_path / "item", arrays, use_ocdbt=False)
+        output = self.run(item).output
+        assert "a/ (32 files)" in output and "b/ (32 files)" in output and "*/zarr.json (2 files)" in output
+
+
+def test_ten_thousand_arrays_fold_into_one_line_quickly():
+    one = array((64, 64), (64, 64))
+    arrays = tuple(
+        replace(one, path=f"layers_{k}/w_{n}") for k, n in itertools.product(range(100), range(100))
+    )
+    report = inspect_chunks(Tree({}, Metadata(place="/x")), Storage("/x", (), (), arrays))
+    from ckpttools.cli.chunks_text import _alike, _array_cells
+
+    groups = _alike(report.arrays)
+    assert [_array_cells(group)[0] for group in groups] == ["layers_{0..99}/w_{0..99}"]

@@ -1,0 +1,727 @@
+"""`ckpt doctor`: each fault planted and named, sound checkpoints left in peace, fixes that lose nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from orbax_items import EXPECTED, FIXTURES, LITTLE, ZSTD, change_json, sharded, values_of, write_item, zarr3
+from test_orbax_damaged import change_index, damage_node
+
+from ckpttools.cli.main import main
+from ckpttools.doctor import checks as checks_room
+from ckpttools.doctor.base import LEVELS
+from ckpttools.doctor.examine import checks, examine, fixes, mend
+from ckpttools.errors import CheckpointError, FormatError, UsageError
+from ckpttools.formats.databases import read_database
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.tree import spelled
+
+GOLDEN = Path(__file__).parents[1] / "fixtures" / "golden"
+HF = GOLDEN / "llama3.1" / "hf"
+SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
+F32 = np.dtype("float32")
+# What is not sound in the fixtures: level and check.
+UNSOUND = {
+    "emergency": {("warning", "chunks")},
+    "replicator": {("warning", "chunks")},
+    "handmade_bare": {("info", "commit")},
+    "v1_checkpointables": {("info", "items")},
+    "unfinished_atomic_rename": {("warning", "leftovers")},
+    "unfinished_commit_file": {("error", "unfinished")},
+}
+
+
+def told(path, level=None):
+    """(level, check) of what is found, or the checks of one level."""
+    findings = examine(path).findings
+    assert not any("stopped" in each.what for each in findings), findings
+    found = {(each.level, each.check) for each in findings}
+    return found if level is None else {check for each, check in found if each == level}
+
+
+def only(path, check):
+    """The one error at a path, which must come from this check."""
+    errors = [each for each in examine(path).findings if each.level == "error"]
+    assert [each.check for each in errors] == [check], errors
+    return errors[0]
+
+
+def copy(source, tmp_path, name="copy"):
+    return Path(shutil.copytree(source, tmp_path / name))
+
+
+def content(top):
+    """Every file and directory with its bytes."""
+    return {path.relative_to(top): path.read_bytes() if path.is_file() else None for path in top.rglob("*")}
+
+
+class TestSound:
+    @pytest.mark.parametrize("name", sorted(path.name for path in FIXTURES.iterdir() if path.is_dir()))
+    def test_orbax(self, name):
+        assert told(FIXTURES / name) == UNSOUND.get(name, set())
+
+    @pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
+    def test_golden(self, path):
+        assert told(path) == set()
+
+    def test_the_fixtures_are_known(self):
+        assert {name.split("/")[0] for name in EXPECTED} - {path.name for path in FIXTURES.iterdir()} == set()
+        assert set(UNSOUND) <= {path.name for path in FIXTURES.iterdir()}
+
+    def test_levels_of_a_run(self):
+        run = FIXTURES / "maxtext_run"
+        for path in (run, run / "checkpoints", run / "checkpoints/4", run / "checkpoints/4/items"):
+            assert examine(path).findings == ()
+
+    def test_one_file(self):
+        assert examine(HF / "model.safetensors").findings == ()
+        assert examine(SHARDED / "model.safetensors.index.json").findings == ()
+
+    def test_a_zarr_hierarchy_may_leave_chunks_out(self, tmp_path):
+        import zarr
+
+        group = zarr.open_group(str(tmp_path / "z"), mode="w")
+        group.create_array("a/b", shape=(8, 4), chunks=(4, 4), dtype="f4")[:4] = 1
+        assert told(tmp_path / "z") == {("info", "chunks")}
+
+
+class TestOrbax:
+    def item(self, tmp_path, created=None, use_ocdbt=True, **more):
+        values = values_of(F32, (600, 2))
+        arrays = {("w",): (created or zarr3([LITTLE], [300, 2]), values)}
+        return write_item(tmp_path / "item", arrays, use_ocdbt=use_ocdbt, **more)
+
+    def test_unmerged(self, tmp_path):
+        item = copy(FIXTURES / "lazy_2proc", tmp_path) / "7" / "items"
+        (item / "manifest.ocdbt").unlink()
+        found = only(item, "unmerged")
+        assert found.fix == "merge"
+        assert f"ckpt doctor {item} --fix merge" in found.do
+
+    def test_partly_merged(self, tmp_path):
+        item = copy(FIXTURES / "lazy_2proc", tmp_path) / "7" / "items"
+        change_index(item, lambda entries: entries.pop(b"params.params.w/c/1/0"))
+        checks_that_speak = told(item, "error")
+        assert checks_that_speak == {"chunks", "unmerged"}
+
+    def test_a_damaged_manifest(self, tmp_path):
+        item = self.item(tmp_path)
+        (item / "manifest.ocdbt").write_bytes((item / "manifest.ocdbt").read_bytes()[:30])
+        found = only(item, "index")
+        assert "truncated" in found.what
+        assert found.place == str(item / "manifest.ocdbt")
+
+    def test_a_damaged_node(self, tmp_path):
+        item = self.item(tmp_path)
+        assert [damage_node(file) for file in item.glob("d/*")]
+        assert "CRC-32C" in only(item, "index").what
+
+    def test_a_cut_data_file(self, tmp_path):
+        item = self.item(tmp_path)
+        change_index(item, lambda entries: None)
+        last = max(extents(item), key=lambda each: each.offset)
+        file = item / last.file
+        os.truncate(file, last.offset + last.length - 1)
+        cut = [each for each in examine(item).findings if each.level == "error"]
+        assert [each.place for each in cut] == [str(file)]
+        assert "end beyond its" in cut[0].what
+
+    def test_a_deleted_data_file(self, tmp_path):
+        item = self.item(tmp_path)
+        change_index(item, lambda entries: None)
+        file = item / extents(item)[0].file
+        file.unlink()
+        found = only(item, "chunks")
+        assert (found.place, "No such file" in found.what) == (str(file), True)
+
+    def test_a_data_file_that_nobody_names(self, tmp_path):
+        item = self.item(tmp_path)
+        (item / "d" / "stray").write_bytes(bytes(500))
+        found = examine(item).findings
+        assert ("warning", "index") in {(each.level, each.check) for each in found}
+        assert any("500 bytes, the largest d/stray" in each.what for each in found)
+
+    @pytest.mark.parametrize("use_ocdbt", [True, False])
+    def test_a_missing_chunk(self, tmp_path, use_ocdbt):
+        item = self.item(tmp_path, use_ocdbt=use_ocdbt)
+        if use_ocdbt:
+            change_index(item, lambda entries: entries.pop(b"w/c/1/0"))
+        else:
+            (item / "w" / "c" / "1" / "0").unlink()
+        assert "1 of 2 chunks are missing, such as w/c/1/0" in only(item, "chunks").what
+
+    def test_chunks_that_were_left_out(self, tmp_path):
+        arrays = {("w",): (zarr3([LITTLE], [300, 2]), np.zeros((600, 2), F32))}
+        item = write_item(tmp_path / "item", arrays, all_chunks=False)
+        assert told(item, "error") == set()
+        assert "chunks" in told(item, "info")
+        change_json(item / "_METADATA", store_array_data_equal_to_fill_value=True)
+        only(item, "chunks")
+
+    @pytest.mark.parametrize(
+        ("codecs", "length"),
+        [([LITTLE], 2399), ([LITTLE], 2401), ([LITTLE, ZSTD], 0), ([sharded([300, 2], [LITTLE])], 19)],
+    )
+    def test_a_chunk_of_the_wrong_length(self, tmp_path, codecs, length):
+        item = self.item(tmp_path, zarr3(codecs, [300, 2]), use_ocdbt=False)
+        (item / "w" / "c" / "1" / "0").write_bytes(bytes(length))
+        assert "1 of 2 chunks, such as w/c/1/0, have the wrong length" in only(item, "chunks").what
+
+    @pytest.mark.parametrize("says", [True, False])
+    def test_the_wrong_version_of_zarr(self, tmp_path, says):
+        source = FIXTURES / ("pytree_ocdbt1_zarr30" if says else "pytree_ocdbt1_zarr31")
+        item = copy(source, tmp_path)
+        change_json(item / "_METADATA", use_zarr3=says)
+        found = only(item, "chunks")
+        assert f"use_zarr3 {str(says).lower()}" in found.what
+        assert os.system(found.do) == 0
+        assert examine(item).findings == ()
+
+    @pytest.mark.parametrize("says", [True, False])
+    def test_an_index_where_none_is_said_to_be(self, tmp_path, says):
+        item = copy(FIXTURES / ("pytree_ocdbt0_zarr31" if says else "pytree_ocdbt1_zarr31"), tmp_path)
+        change_json(item / "_METADATA", use_ocdbt=says)
+        found = only(item, "chunks")
+        assert os.system(found.do) == 0
+        assert examine(item).findings == ()
+
+    def test_an_item_without_its_index(self, tmp_path):
+        item = copy(FIXTURES / "maxtext_converted", tmp_path)
+        for path in [*item.rglob("*.ocdbt"), *item.rglob("ocdbt.process_*")]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        assert "index" in told(item, "error")
+
+    def test_a_copy_without_dot_files(self, tmp_path):
+        item = copy(FIXTURES / "pytree_ocdbt0_zarr30", tmp_path)
+        for file in item.rglob(".*"):
+            file.unlink()
+        assert "start with a dot" in only(item, "chunks").do
+
+    def test_an_array_that_nobody_names(self, tmp_path):
+        item = self.item(tmp_path)
+        change_json(item / "_METADATA", tree_metadata={})
+        assert any("does not name (1): w" in each.what for each in examine(item).findings)
+
+    @pytest.mark.parametrize("changed", [{"shape": [300, 2]}, {"data_type": "float128"}, {"codecs": 3}])
+    def test_metadata_of_another_array(self, tmp_path, changed):
+        item = self.item(tmp_path, use_ocdbt=False)
+        change_json(item / "w" / "zarr.json", **changed)
+        assert told(item, "error") == {"chunks"}
+
+    def test_a_shape_beyond_all_bounds_is_not_counted_through(self, tmp_path):
+        item = self.item(tmp_path, use_ocdbt=False)
+        change_json(item / "w" / "zarr.json", shape=[10**15, 2])
+        started = time.monotonic()
+        assert told(item, "error") >= {"chunks"}
+        assert time.monotonic() - started < 5
+
+    @pytest.mark.parametrize("file", ["_METADATA", "_sharding", "array_metadatas/process_0"])
+    @pytest.mark.parametrize("text", [b"{", b"\xff\xfe", b"[]", b"[" * 100_000, b""])
+    def test_unreadable_json(self, tmp_path, file, text):
+        item = copy(FIXTURES / "pytree_ocdbt1_zarr31", tmp_path)
+        (item / file).write_bytes(text)
+        assert told(item, "error") == {"metadata"}
+
+    def test_unreadable_metadata_of_a_step(self, tmp_path):
+        run = copy(FIXTURES / "maxtext_run", tmp_path)
+        (run / "checkpoints/4/_CHECKPOINT_METADATA").write_text("{")
+        assert told(run, "error") == {"metadata"}
+
+    def test_names_that_collide(self, tmp_path):
+        item = self.item(tmp_path)
+        entry = json.loads((item / "_METADATA").read_bytes())["tree_metadata"]["('w',)"]
+        change_json(item / "_METADATA", tree_metadata={"1": entry, "2": entry})
+        assert "both stored as 'w'" in only(item, "metadata").what
+
+    def test_missing_strings(self, tmp_path):
+        item = copy(FIXTURES / "tree_zoo", tmp_path)
+        (item / "_strings.json").write_text("{}")
+        assert "no text for" in only(item, "metadata").what
+
+    def test_a_host_has_its_part(self):
+        found = examine(FIXTURES / "replicator").findings
+        assert [each.level for each in found] == ["warning"]
+        assert "one host" in found[0].why
+
+
+class TestSteps:
+    def test_no_commit_marker(self, tmp_path):
+        run = copy(FIXTURES / "cm_default", tmp_path)
+        for path in run.rglob("commit_success.txt"):
+            path.unlink()
+        found = examine(run)
+        assert found.healthy
+        assert {(each.level, each.check, each.fix) for each in found.findings} == {
+            ("warning", "commit", "commit-marker")
+        }
+        assert len(mend(run, "commit-marker").fixed) == len(found.findings) > 1
+        assert examine(run).findings == ()
+
+    def test_items_of_v1_have_no_marker_of_their_own(self):
+        item = FIXTURES / "v1_save_pytree" / "state"
+        assert not (item / "commit_success.txt").exists()
+        assert examine(item.parent).findings == ()
+
+    def test_no_marker_where_something_is_an_error(self, tmp_path):
+        step = copy(FIXTURES / "maxtext_run" / "checkpoints" / "4", tmp_path)
+        (step / "commit_success.txt").unlink()
+        (step / "items" / "_METADATA").write_text("{")
+        with pytest.raises(FormatError, match="cannot be said to be whole"):
+            mend(step, "commit-marker")
+        assert not (step / "commit_success.txt").exists()
+
+    def test_an_unfinished_step_is_set_aside(self, tmp_path):
+        import orbax.checkpoint as ocp
+
+        run = copy(FIXTURES / "unfinished_commit_file", tmp_path)
+        before = content(run)
+        (run / "2" / "items").touch()
+        with pytest.raises(FormatError, match="may still be running"):
+            mend(run, "set-aside")
+        assert content(run) == before
+        for path in (run / "2", *(run / "2").rglob("*")):
+            os.utime(path, (0, 0))
+        assert mend(run, "set-aside").fixed == (f"{run / '2'} is now {run / '2.unfinished'}",)
+        assert {path for path in before if path.parts[0] != "2"} == {
+            path for path in content(run) if path.parts[0] != "2.unfinished"
+        }
+        assert ocp.CheckpointManager(run).latest_step() == 1
+
+    def test_what_was_set_aside_is_still_told(self, tmp_path):
+        run = copy(FIXTURES / "unfinished_commit_file", tmp_path)
+        (run / "2").rename(run / "2.unfinished")
+        assert told(run) == {("warning", "leftovers")}
+        assert "set aside" in examine(run).findings[0].what
+
+    def test_an_item_that_is_gone(self, tmp_path):
+        run = copy(FIXTURES / "maxtext_run", tmp_path)
+        shutil.rmtree(run / "checkpoints/4/items")
+        assert "'items' is not there" in only(run, "unfinished").what
+
+    def test_an_item_without_metadata(self, tmp_path):
+        run = copy(FIXTURES / "maxtext_run", tmp_path)
+        (run / "checkpoints/4/items/_METADATA").unlink()
+        assert told(run, "error") == {"unfinished"}
+
+    @pytest.mark.parametrize("name", ["copy.partial", "run/3.orbax-checkpoint-tmp-17", "run/1.replaced"])
+    def test_leftovers(self, tmp_path, name):
+        run = copy(FIXTURES / "cm_default", tmp_path, "run" if name.startswith("run") else "copy")
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data").write_bytes(bytes(77))
+        found = [each for each in examine(run).findings if each.check == "leftovers"]
+        assert [each.place for each in found] == [str(tmp_path / name)]
+        assert "77 bytes" in found[0].what
+        assert f"rm -r {tmp_path / name}" in found[0].do
+
+
+class TestSafetensors:
+    def folder(self, tmp_path):
+        return copy(SHARDED, tmp_path)
+
+    def shards(self, folder):
+        return sorted(folder.glob("*.safetensors"))
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 99\n", "Git LFS pointer"),
+            (b"<!DOCTYPE html>", "a web page"),
+            (b"", "empty"),
+            (b"PK\x03\x04" + bytes(100), "zip archive"),
+        ],
+    )
+    def test_something_else(self, tmp_path, content, words):
+        folder = self.folder(tmp_path)
+        self.shards(folder)[0].write_bytes(content)
+        assert words in only(folder, "safetensors").what
+
+    def test_a_truncated_shard(self, tmp_path):
+        folder = self.folder(tmp_path)
+        shard = self.shards(folder)[1]
+        shard.write_bytes(shard.read_bytes()[:-10])
+        found = only(folder, "safetensors")
+        assert (found.place, "10 bytes are missing" in found.what) == (str(shard), True)
+
+    def test_all_faults_are_told_at_once(self, tmp_path):
+        folder = self.folder(tmp_path)
+        for shard in self.shards(folder):
+            shard.write_bytes(shard.read_bytes()[:-10])
+        assert len(examine(folder).findings) == len(self.shards(folder)) > 1
+
+    def test_a_missing_shard(self, tmp_path):
+        folder = self.folder(tmp_path)
+        shard = self.shards(folder)[0]
+        shard.unlink()
+        found = only(folder, "safetensors-index")
+        assert shard.name in found.what and shard.name in found.do
+
+    def test_a_missing_shard_without_an_index(self, tmp_path):
+        folder = self.folder(tmp_path)
+        (folder / "model.safetensors.index.json").unlink()
+        shard = self.shards(folder)[0]
+        shard.unlink()
+        assert shard.name in only(folder, "safetensors-index").what
+        with pytest.raises(FormatError, match="no index can be made"):
+            fixes()["index"].apply(folder)
+
+    def test_an_index_that_names_absent_tensors(self, tmp_path):
+        folder = self.folder(tmp_path)
+        named = self.named(folder)
+        self.rename(folder, {**named, "model.extra": self.shards(folder)[0].name})
+        assert "1 tensors that its files do not hold: model.extra" in only(folder, "safetensors-index").what
+
+    def test_an_index_that_does_not_name_all(self, tmp_path):
+        folder = self.folder(tmp_path)
+        named = self.named(folder)
+        named.pop("model.norm.weight")
+        self.rename(folder, named)
+        assert "does not name 1 tensors of its files" in only(folder, "safetensors-index").what
+
+    def test_an_index_that_leads_elsewhere(self, tmp_path):
+        folder = self.folder(tmp_path)
+        self.rename(folder, {**self.named(folder), "x": "../other.safetensors"})
+        assert "outside" in only(folder, "safetensors-index").what
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', "<html>"])
+    def test_an_index_that_is_none(self, tmp_path, text):
+        folder = self.folder(tmp_path)
+        (folder / "model.safetensors.index.json").write_text(text)
+        only(folder, "safetensors-index")
+
+    def test_a_file_beside(self, tmp_path):
+        folder = self.folder(tmp_path)
+        shutil.copy(self.shards(folder)[0], folder / "old.safetensors")
+        assert told(folder) == {("warning", "safetensors-index")}
+
+    def test_one_file_beside_an_index(self, tmp_path):
+        folder = self.folder(tmp_path)
+        shutil.copy(HF / "model.safetensors", folder)
+        assert told(folder) == {("info", "safetensors-index")}
+
+    def test_an_index_is_written_where_there_is_none(self, tmp_path):
+        folder = self.folder(tmp_path)
+        index = folder / "model.safetensors.index.json"
+        truth = json.loads(index.read_bytes())
+        index.unlink()
+        before = content(folder)
+        assert told(folder) == {("warning", "safetensors-index")}
+        assert len(mend(folder, "index").fixed) == 1
+        assert json.loads(index.read_bytes())["weight_map"] == truth["weight_map"]
+        assert examine(folder).findings == ()
+        assert {path: data for path, data in content(folder).items() if path.name != index.name} == before
+
+    def test_no_index_over_two_copies_of_a_tensor(self, tmp_path):
+        folder = self.folder(tmp_path)
+        (folder / "model.safetensors.index.json").unlink()
+        shutil.copy(self.shards(folder)[0], folder / "old.safetensors")
+        assert [each.fix for each in examine(folder).findings if each.check == "safetensors-index"] == [None]
+        with pytest.raises(FormatError, match="no index can be made"):
+            fixes()["index"].apply(folder)
+
+    def test_no_configuration(self, tmp_path):
+        folder = self.folder(tmp_path)
+        (folder / "config.json").unlink()
+        assert told(folder) == {("warning", "config")}
+        (folder / "config.json").write_text("{,}")
+        assert told(folder) == {("error", "config")}
+
+    def named(self, folder):
+        return json.loads((folder / "model.safetensors.index.json").read_bytes())["weight_map"]
+
+    def rename(self, folder, named):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+
+
+class TestMerge:
+    def unmerged(self, tmp_path):
+        run = copy(FIXTURES / "lazy_2proc", tmp_path)
+        item = run / "7" / "items"
+        (item / "manifest.ocdbt").unlink()
+        for node in (item / "d").iterdir():
+            node.unlink()
+        return item
+
+    @pytest.mark.filterwarnings("ignore:Sharding info not provided")
+    def test_what_was_merged_is_what_was_there(self, tmp_path):
+        import orbax.checkpoint as ocp
+
+        truth = read_database(FIXTURES / "lazy_2proc" / "7" / "items").entries
+        item = self.unmerged(tmp_path)
+        before = content(item)
+        diagnosis = mend(item, "merge")
+        assert (diagnosis.healthy, len(diagnosis.fixed)) == (True, 1)
+        assert read_database(item).entries.keys() == truth.keys()
+        kept = content(item)
+        assert {path: kept[path] for path in before} == before
+        restored = ocp.PyTreeCheckpointer().restore(item)
+        wanted = ocp.PyTreeCheckpointer().restore(FIXTURES / "lazy_2proc" / "7" / "items")
+        np.testing.assert_array_equal(restored["params"]["params"]["w"], wanted["params"]["params"]["w"])
+        assert {spelled(path) for path in open_tree(item)} == {"step", "params/params/w"}
+
+    def test_it_is_done_once(self, tmp_path):
+        item = self.unmerged(tmp_path)
+        mend(item, "merge")
+        before = content(item)
+        assert mend(item, "merge").fixed == ()
+        assert content(item) == before
+        with pytest.raises(FormatError, match="is there already"):
+            fixes()["merge"].apply(item)
+
+    def test_not_without_all_processes(self, tmp_path):
+        item = self.unmerged(tmp_path)
+        shutil.rmtree(item / "ocdbt.process_1")
+        before = content(item)
+        with pytest.raises(FormatError, match="would not be whole"):
+            mend(item, "merge")
+        assert content(item) == before
+
+    def test_not_where_processes_differ(self, tmp_path):
+        item = self.unmerged(tmp_path)
+        shutil.copytree(item / "ocdbt.process_0", item / "ocdbt.process_2")
+        mended = mend(item, "merge")
+        assert mended.healthy  # the same bytes twice
+        item = self.unmerged(tmp_path / "again")
+        other = item / "ocdbt.process_2"
+        shutil.copytree(item / "ocdbt.process_0", other)
+        change_index(other, lambda entries: entries.update({b"step/c": bytes(len(entries[b"step/c"]))}))
+        before = content(item)
+        with pytest.raises(FormatError, match="two processes disagree"):
+            mend(item, "merge")
+        assert content(item) == before
+
+
+class TestCommand:
+    def run(self, *arguments):
+        return CliRunner(env={"COLUMNS": "80"}).invoke(main, ["doctor", *map(str, arguments)])
+
+    def test_exit_codes(self, tmp_path):
+        assert self.run(FIXTURES / "standard").exit_code == 0
+        assert self.run(FIXTURES / "unfinished_atomic_rename").exit_code == 0
+        assert self.run(FIXTURES / "unfinished_commit_file").exit_code == 1
+        assert self.run(tmp_path / "nothing").exit_code == 3
+        assert self.run(tmp_path).exit_code == 3
+        assert self.run().exit_code == 2
+        assert self.run(FIXTURES / "standard", "--fix", "everything").exit_code == 2
+
+    def test_text(self):
+        output = self.run(FIXTURES / "unfinished_commit_file").output
+        assert "error  " in output and "  why   " in output and "  next  " in output
+        assert output.endswith("1 error\n")
+        assert self.run(FIXTURES / "standard").output.endswith("healthy: nothing found\n")
+
+    def test_json(self):
+        report = json.loads(self.run(FIXTURES / "unfinished_commit_file", "--json").output)
+        assert report["healthy"] is False
+        assert report["findings"][0]["level"] == "error"
+        assert {"place", "what", "why", "do", "fix", "check"} <= report["findings"][0].keys()
+
+    def test_list(self):
+        output = self.run("--list").output
+        assert all(f" {check.name} " in output for check in checks())
+        assert all(f"fix    {name} " in output for name in fixes())
+        assert {each["kind"] for each in json.loads(self.run("--list", "--json").output)} == {"check", "fix"}
+
+    def test_nothing_to_fix(self):
+        result = self.run(FIXTURES / "standard", "--fix", "merge")
+        assert (result.exit_code, "nothing here" in result.output) == (0, True)
+
+    def test_an_interrupted_conversion_where_nothing_else_is(self, tmp_path):
+        (tmp_path / "dst.partial").mkdir()
+        assert "interrupted conversion" in self.run(tmp_path / "dst").output
+
+
+def test_no_permission(monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "_METADATA")
+    found = [each for each in examine(FIXTURES / "standard").findings if each.check == "access"]
+    assert [(each.level, "chmod u+r" in each.do) for each in found] == [("error", True)]
+
+
+def test_a_directory_that_cannot_be_listed(monkeypatch):
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("/items"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    found = examine(FIXTURES / "maxtext_run").findings
+    assert {"access"} <= {each.check for each in found if each.level == "error"}
+    assert not any("stopped" in each.what for each in found)
+
+
+def test_links(tmp_path):
+    folder = copy(SHARDED, tmp_path)
+    shard = min(folder.glob("*.safetensors"))
+    shard.unlink()
+    shard.symlink_to(tmp_path / "gone")
+    (folder / "round").symlink_to(folder)
+    assert "access" in told(folder, "error")
+
+
+def test_a_check_is_one_file(tmp_path, monkeypatch):
+    source = """
+from ckpttools.doctor.base import INFO, Check, Finding
+def look(scene):
+    yield Finding(INFO, str(scene.path), "hello", "because", "nothing")
+CHECK = Check("greeting", "says hello", look)
+"""
+    (tmp_path / "greeting.py").write_text(source)
+    monkeypatch.setattr(checks_room, "__path__", [*checks_room.__path__, str(tmp_path)])
+    checks.cache_clear()
+    try:
+        assert ("info", "greeting") in told(FIXTURES / "standard")
+    finally:
+        checks.cache_clear()
+
+
+def test_a_check_that_fails_is_told(monkeypatch):
+    (failing,) = [check for check in checks() if check.name == "items"]
+
+    def look(scene):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("ckpttools.doctor.examine.checks", lambda: (type(failing)("planted", "", look),))
+    found = examine(FIXTURES / "standard").findings
+    assert ["ZeroDivisionError: planted" in each.what for each in found] == [True]
+
+
+def extents(item):
+    return [each for each in read_database(item).entries.values() if not isinstance(each, bytes)]
+
+
+SOURCES = [
+    FIXTURES / "lazy_2proc",
+    FIXTURES / "maxtext_run",
+    FIXTURES / "pytree_ocdbt0_zarr30",
+    FIXTURES / "pytree_ocdbt0_zarr31",
+    FIXTURES / "pytree_ocdbt1_zarr31",
+    FIXTURES / "replicator",
+    FIXTURES / "tree_zoo",
+    FIXTURES / "unfinished_commit_file",
+    FIXTURES / "v1_training",
+]
+damages = st.lists(
+    st.tuples(
+        st.sampled_from(["cut", "flip", "delete", "zeros", "garbage", "directory", "rename"]),
+        st.integers(0, 10_000),
+        st.integers(0, 10_000),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def damage(top, kind, which, where):
+    """Does one thing to one file."""
+    files = sorted(path for path in top.rglob("*") if path.is_file())
+    if not files:
+        return
+    file = files[which % len(files)]
+    data = bytearray(file.read_bytes())
+    at = where % (len(data) or 1)
+    match kind:
+        case "cut":
+            file.write_bytes(data[:at])
+        case "flip" if data:
+            data[at] ^= 1 << where % 8
+            file.write_bytes(data)
+        case "delete":
+            file.unlink()
+        case "zeros":
+            file.write_bytes(bytes(len(data)))
+        case "garbage":
+            file.write_bytes(bytes((where * k) % 251 for k in range(100)))
+        case "directory":
+            file.unlink()
+            file.mkdir()
+        case "rename":
+            file.rename(file.with_name(file.name + ".json"))
+
+
+@pytest.fixture(scope="module")
+def small_safetensors(tmp_path_factory):
+    from safetensors.numpy import save_file
+
+    folder = tmp_path_factory.mktemp("weights")
+    named = {}
+    for number in (1, 2):
+        name = f"model-{number:05}-of-00002.safetensors"
+        save_file({f"w{number}.{k}": np.full((3, 4), k, F32) for k in range(3)}, folder / name)
+        named |= {f"w{number}.{k}": name for k in range(3)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
+
+
+def outcome(top):
+    """A report on whatever is there; or that it is nothing."""
+    before = content(top)
+    try:
+        diagnosis = examine(top)
+    except FormatError as error:
+        assert "is no checkpoint" in error.message
+        return None
+    assert content(top) == before
+    for each in diagnosis.findings:
+        assert each.level in LEVELS and each.place and each.what and each.why and each.do
+        assert "stopped" not in each.what, each
+    json.dumps([each.place for each in diagnosis.findings])
+    return diagnosis
+
+
+class TestGarbage:
+    @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(damages=damages)
+    def test_always_a_report(self, source, damages, tmp_path_factory):
+        self.check(source, damages, tmp_path_factory)
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(damages=damages)
+    def test_always_a_report_on_safetensors(self, small_safetensors, damages, tmp_path_factory):
+        self.check(small_safetensors, damages, tmp_path_factory)
+
+    def check(self, source, damages, tmp_path_factory):
+        """A report; and whatever is called healthy can be opened."""
+        top = copy(source, tmp_path_factory.mktemp("garbage"))
+        try:
+            for each in damages:
+                damage(top, *each)
+            diagnosis = outcome(top)
+            if diagnosis is not None and diagnosis.healthy and source.name not in ("replicator",):
+                open_tree(top)
+            result = CliRunner().invoke(main, ["doctor", str(top)])
+            assert result.exit_code in (0, 1, 3)
+            assert result.exception is None or isinstance(result.exception, SystemExit)
+        finally:
+            shutil.rmtree(top)
+
+    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(damages=damages)
+    def test_fixes_never_lose_anything(self, damages, tmp_path_factory):
+        top = copy(FIXTURES / "lazy_2proc", tmp_path_factory.mktemp("garbage"))
+        try:
+            (top / "7" / "items" / "manifest.ocdbt").unlink()
+            (top / "7" / "commit_success.txt").unlink()
+            for each in damages:
+                damage(top, *each)
+            before = content(top)
+            for name in ("merge", "commit-marker", "index"):
+                try:
+                    mend(top, name)
+                except CheckpointError as error:
+                    assert not isinstance(error, UsageError)
+            after = content(top)
+            assert {path: after.get(path) for path in before} == before
+        finally:
+            shutil.rmtree(top)

@@ -1,0 +1,494 @@
+"""Digests: the same in every format, layout, chunking and order of reading; another for any other bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from digests import array_digest, tree_digest
+from golden_data import GOLDEN, golden_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
+from stored_trees import write
+
+from ckpttools.cli.main import main
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import FormatError, MemoryBudgetError, UnknownNameError
+from ckpttools.formats.chunk_codecs import parse_compression
+from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.registry import open_tree
+from ckpttools.formats.safetensors_write import SafetensorsWriter
+from ckpttools.formats.zarr3_write import ZarrWriter
+from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
+from ckpttools.ir.nodes import Chunked, Decoded, take
+from ckpttools.ir.tree import Metadata, Tree
+from ckpttools.plan import pieces
+from ckpttools.prove import block_hasher, digest, digester
+from ckpttools.prove.block_hasher import BlockHasher, Room
+from ckpttools.prove.canonical import Selection, per_layer
+from ckpttools.prove.digest import algorithm_named, block_elements
+from ckpttools.prove.digester import Digester
+from ckpttools.prove.hashing import hash_tree
+from ckpttools.prove.stored_together import assembled, cheapest_reads, wholes
+from ckpttools.region import Region, grid_cell, grid_indices
+from ckpttools.stores.memory import Bytes
+from ckpttools.testing.models import LlamaSizes, write_llama
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.strategies import chunked, dtypes, lazy_arrays, noise, shapes, stored, tilings
+from ckpttools.transforms.scan import StackLayers, UnstackLayers
+
+use_profile()
+
+MIB = 1 << 20
+ORBAX = Path(__file__).parents[1] / "fixtures" / "orbax"
+PLENTY = {"memory": 512 * MIB, "jobs": 2}
+# Blocks so small that arrays of a test have several; a multiple of every element's size.
+SMALL_BLOCK = 48
+
+
+@contextmanager
+def blocks_of(nbytes=SMALL_BLOCK):
+    with patch.object(digest, "BLOCK_BYTES", nbytes), patch.object(block_hasher, "BLOCK_BYTES", nbytes):
+        yield
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(main, [*map(str, arguments), "--no-progress"])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def hashed(truth, dtype, regions, *, room=MIB, algorithm="xxh3-128", arrange=lambda values: values):
+    """The digest of an array that comes in `regions`, and whether there was room for it."""
+    hasher = BlockHasher(truth.shape, dtype, algorithm, Room(room))
+    for region in regions:
+        hasher.add(region, arrange(truth[(*region.slices, ...)]))
+    return hasher.digest().hex if hasher.is_complete else None
+
+
+# Every other element of one twice as long, Fortran order, and a plain copy.
+ARRANGEMENTS = (
+    np.ascontiguousarray,
+    np.asfortranarray,
+    lambda values: np.repeat(values, 2, axis=-1)[..., ::2] if values.ndim else values,
+)
+
+
+@given(st.data(), shapes(), dtypes(packed=True), st.sampled_from(("xxh3-128", "sha256")))
+def test_the_digest_does_not_depend_on_parts_or_their_order(data, shape, dtype, algorithm):
+    truth = noise(shape, dtype, data.draw(st.integers(0, 9)))
+    parts = data.draw(tilings(shape))
+    arrange = data.draw(st.sampled_from(ARRANGEMENTS))
+    with blocks_of():
+        made = hashed(truth, dtype, parts, algorithm=algorithm, arrange=arrange)
+    assert made == array_digest(truth, dtype.name, algorithm, SMALL_BLOCK)
+
+
+@given(st.data(), shapes(min_rank=1), dtypes())
+def test_any_flipped_bit_changes_it(data, shape, dtype):
+    truth = noise(shape, dtype)
+    flipped = truth.copy()
+    bits = flipped.reshape(-1).view(np.uint8)
+    bits[data.draw(st.integers(0, bits.size - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with blocks_of():
+        whole = [Region.whole(shape)]
+        assert hashed(truth, dtype, whole) != hashed(flipped, dtype, whole)
+
+
+def test_shape_dtype_and_the_order_of_blocks_are_part_of_it():
+    same = np.zeros(24, np.uint16)
+    digests = {
+        hashed(same.reshape(shape).view(DTYPES[name].carrier), DTYPES[name], [Region.whole(shape)])
+        for shape in ((24,), (4, 6), (6, 4), (24, 1), (2, 3, 4))
+        for name in ("bfloat16", "float16", "int16")
+    }
+    assert len(digests) == 15
+    blocks = np.repeat(np.arange(4, dtype=np.uint8), SMALL_BLOCK)
+    swapped = np.repeat(np.array([0, 2, 1, 3], np.uint8), SMALL_BLOCK)
+    with blocks_of():
+        whole = [Region.whole(blocks.shape)]
+        assert hashed(blocks, DTYPES["uint8"], whole) != hashed(swapped, DTYPES["uint8"], whole)
+
+
+def test_empty_arrays_and_scalars():
+    assert hashed(np.zeros((0, 3), np.uint16), DTYPES["bfloat16"], []) == array_digest(
+        np.zeros((0, 3), np.uint16), "bfloat16"
+    )
+    scalar = np.array(7, np.uint64)
+    assert hashed(scalar, DTYPES["int64"], [Region.whole(())]) == array_digest(scalar, "int64")
+
+
+def test_the_specification_has_an_example():
+    """The digests in docs/hash-and-verify.md."""
+    text = (Path(__file__).parents[1] / "docs" / "hash-and-verify.md").read_text()
+    values = np.arange(6, dtype="<f4").reshape(2, 3)
+    assert array_digest(values, "float32") in text
+    assert tree_digest({"a": array_digest(values, "float32")}) in text
+
+
+def test_parts_may_come_from_several_threads():
+    truth, dtype = noise((256, 300), DTYPES["bfloat16"]), DTYPES["bfloat16"]
+    rows = [Region((k, 0), (k + 8, 300)) for k in range(0, 128, 8)]
+    columns = [Region((128, k), (256, k + 20)) for k in range(0, 300, 20)]
+    wanted = array_digest(truth, "bfloat16", block=4096)
+    for seed in range(20):
+        parts = [*rows, *columns]
+        np.random.default_rng(seed).shuffle(parts)
+        with blocks_of(4096):
+            hasher = BlockHasher(truth.shape, dtype, "xxh3-128", room := Room(MIB))
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(lambda region, to=hasher: to.add(region, truth[region.slices]), parts))
+        assert hasher.is_complete
+        assert hasher.digest().hex == wanted
+        assert room.take(MIB), "all room is given back"
+
+
+@given(st.data(), shapes(min_rank=1))
+def test_without_room_an_array_is_given_up_and_may_come_again(data, shape):
+    dtype = DTYPES["uint16"]
+    truth = noise(shape, dtype)
+    parts = data.draw(tilings(shape))
+    room = Room(data.draw(st.integers(0, 200)))
+    with blocks_of():
+        hasher = BlockHasher(shape, dtype, "xxh3-128", room)
+        for region in parts:
+            hasher.add(region, truth[region.slices])
+        if not hasher.is_complete:
+            hasher.restart()
+            assert room.take(room.nbytes), "what was kept is given back"
+            room.give(room.nbytes)
+            hasher.add(Region.whole(shape), truth)
+    assert hasher.digest().hex == array_digest(truth, "uint16", block=SMALL_BLOCK)
+
+
+@given(st.lists(lazy_arrays(), min_size=1, max_size=4))
+def test_arrays_of_any_kind_have_the_digest_of_what_they_hold(known):
+    tree = Tree({(f"a{k}",): each.array for k, each in enumerate(known)})
+    made = hash_tree(tree, **PLENTY)
+    wanted = {f"a{k}": array_digest(each.truth, each.array.dtype.name) for k, each in enumerate(known)}
+    assert {name: each.digest for name, each in made.arrays.items()} == wanted
+    assert made.digest == made.parameters == tree_digest(wanted)
+
+
+def test_an_unknown_algorithm_is_named():
+    with pytest.raises(UnknownNameError, match="md5"):
+        algorithm_named("md5")
+
+
+# Layers stored together
+
+
+def layered(layers: int = 3, width: int = 24) -> Tree:
+    """Parameters, moments and a step of a small decoder, layers one by one."""
+    leaves = {("params", "params", "decoder", "decoder_norm", "scale"): (width,)}
+    for layer in range(layers):
+        for head in (("params", "params"), ("opt_state", 0, "mu", "params")):
+            key = (*head, "decoder", f"layers_{layer}")
+            leaves[*key, "mlp", "wi_0", "kernel"] = (width, 2 * width)
+            leaves[*key, "pre_self_attention_layer_norm", "scale"] = (width,)
+    dtype = DTYPES["bfloat16"]
+    arrays = {
+        path: stored(noise(shape, dtype, seed), dtype, str(seed))
+        for seed, (path, shape) in enumerate(leaves.items())
+    }
+    step = stored(np.array(4, np.uint64), DTYPES["int64"], "step")
+    return Tree({("step",): step, **arrays}, Metadata(step=4))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_stacked_and_unstacked_layers_have_the_same_digests(axis):
+    tree = layered()
+    stacked = StackLayers(axis=axis)(tree).tree
+    assert len(stacked.arrays) < len(tree.arrays)
+    assert hash_tree(stacked, **PLENTY) == hash_tree(tree, **PLENTY)
+    assert hash_tree(UnstackLayers(axis=axis)(stacked).tree, **PLENTY) == hash_tree(tree, **PLENTY)
+    whole = Selection(layers=False)
+    assert hash_tree(stacked, whole, **PLENTY).digest != hash_tree(tree, whole, **PLENTY).digest
+
+
+class Code:
+    """A chunk that can only be decoded whole; notes how often it is."""
+
+    source, offset, code, scratch_bytes = Bytes("code", b""), 0, "test", 0
+
+    def __init__(self, truth, decoded):
+        self.truth, self.decoded = truth, decoded
+        self.nbytes = truth.nbytes
+
+    def fetched(self, region):
+        return self.nbytes
+
+    def read_into(self, region, out, scratch):
+        self.decoded.append(self.nbytes)
+        out[...] = self.truth[region.slices]
+
+
+def encoded(truth, dtype, chunk):
+    """An array in such chunks, and the list of what was decoded."""
+    decoded: list[int] = []
+    parts = {
+        index: Decoded(chunk, dtype, Code(truth[grid_cell(truth.shape, chunk, index).slices], decoded))
+        for index in grid_indices(truth.shape, chunk)
+    }
+    return Chunked(truth.shape, dtype, chunk, parts.__getitem__, part_scratch=0), decoded
+
+
+def test_chunks_of_several_layers_are_decoded_once():
+    dtype = DTYPES["bfloat16"]
+    truth = noise((64, 5, 48), dtype)
+    source, decoded = encoded(truth, dtype, (16, 5, 48))
+    arrays = {f"layers_{k}": take(source, 1, k) for k in range(5)}
+    made = Digester(arrays, "xxh3-128").digests(**PLENTY)
+    assert sum(decoded) == truth.nbytes
+    assert [each.hex for each in made.values()] == [array_digest(truth[:, k], "bfloat16") for k in range(5)]
+
+
+def test_layers_that_are_stored_apart_are_read_apart():
+    """Read together they would have to be copied apart."""
+    dtype = DTYPES["bfloat16"]
+    source = chunked(noise((64, 5, 48), dtype), dtype, (16, 1, 48))
+    arrays = {f"layers_{k}": take(source, 1, k) for k in range(5)}
+    assert [whole.array for whole in cheapest_reads(arrays)] == [*arrays.values()]
+    assert [whole.array for whole in wholes(arrays)] == [source]
+
+
+def test_of_one_layer_only_that_is_read():
+    source = stored(noise((8, 5, 6), DTYPES["bfloat16"]), DTYPES["bfloat16"])
+    read = []
+    Digester({"layers_3": take(source, 1, 3)}, "xxh3-128").digests(**PLENTY, observe=read.append)
+    assert sum(read) == 8 * 6 * 2
+
+
+@given(st.data(), shapes(min_rank=2, max_rank=4, most=300), st.integers(1, 2))
+def test_parts_of_a_whole_are_split_off_and_put_together_again(data, shape, count):
+    dtype = DTYPES["uint16"]
+    truth = noise(shape, dtype)
+    arrays = {"all": stored(truth, dtype)}
+    for _ in range(count):
+        arrays = {
+            f"{name}/{k}": take(array, axis, k)
+            for name, array in arrays.items()
+            for axis in [len(shape) - 1 - count if len(array.shape) > count else 0]
+            for k in range(array.shape[axis])
+        }
+    (whole,) = wholes(arrays)
+    again = assembled(whole, arrays)
+    assert again.shape == shape
+    assert np.array_equal(again.read().view(np.uint16), truth)
+    seen = {name: np.zeros(array.shape, np.uint16) for name, array in arrays.items()}
+    for region in data.draw(tilings(shape)):
+        for name, inner, view in whole.split(region, truth[region.slices]):
+            seen[name][(*inner.slices, ...)] = view
+    assert all(np.array_equal(seen[name], array.read().view(np.uint16)) for name, array in arrays.items())
+
+
+def test_columns_that_find_no_room_are_read_again():
+    """Chunks of columns, each decoded whole for all layers; there is room for some layers at a time."""
+    dtype, layer = DTYPES["uint16"], 64 * 64 * 2
+    truth = noise((64, 6, 64), dtype)
+    columns, decoded = encoded(truth, dtype, (64, 6, 4))
+    arrays = {f"layers_{k}": take(columns, 1, k) for k in range(6)}
+    wanted = [array_digest(truth[:, k], "uint16") for k in range(6)]
+    for room, passes in ((6 * layer, 1), (2 * layer, 3), (layer, 6)):
+        decoded.clear()
+        peak = SimpleNamespace(projected_peak=PLENTY["memory"] - room)
+        with (
+            patch.object(pieces, "PIECE_BYTES", layer),
+            patch.object(digester, "fitted", lambda *_, peak=peak, **__: peak),
+        ):
+            digests = Digester(arrays, "xxh3-128").digests(**PLENTY)
+        assert [each.hex for each in digests.values()] == wanted
+        assert sum(decoded) == passes * truth.nbytes
+
+
+def test_no_room_at_all_is_an_error():
+    """Blocks end within pieces, and nothing of them can wait."""
+    dtype = DTYPES["uint8"]
+    truth = noise((16, 100), dtype)
+    peak = SimpleNamespace(projected_peak=PLENTY["memory"])
+    with (
+        patch.object(pieces, "PIECE_BYTES", 200),
+        patch.object(digester, "fitted", lambda *_, **__: peak),
+        blocks_of(),
+        pytest.raises(MemoryBudgetError, match="no array"),
+    ):
+        hash_tree(Tree({("a",): stored(truth, dtype)}), **PLENTY)
+
+
+def test_too_little_memory_is_an_error():
+    array = stored(noise((64,), DTYPES["uint8"]), DTYPES["uint8"])
+    with pytest.raises(MemoryBudgetError):
+        hash_tree(Tree({("a",): array}), memory=64 * MIB, jobs=1)
+
+
+# Formats
+
+WRITERS = {
+    "orbax": OrbaxWriter(),
+    "orbax-zstd": OrbaxWriter(compression=parse_compression("zstd:1")),
+    "orbax-zarr2-files": OrbaxWriter(ocdbt=False, zarr3=False),
+    "safetensors": SafetensorsWriter(),
+    "safetensors-shards": SafetensorsWriter(4000),
+    "zarr3": ZarrWriter(),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_has_the_same_digests(name, tmp_path):
+    tree = StackLayers()(layered()).tree
+    write(tree, WRITERS[name], tmp_path / "made")
+    made = open_tree(tmp_path / "made")
+    assert hash_tree(made, **PLENTY) == hash_tree(tree, **PLENTY)
+
+
+def variants():
+    """Checkpoints of one model: MaxText's own, in every layout."""
+    yield golden_checkpoint(scan=True)
+    yield golden_checkpoint(scan=False)
+    yield from sorted(ORBAX.glob("llama3.1_scanned_*"))
+
+
+def test_every_layout_of_a_maxtext_checkpoint_has_the_same_digests():
+    trees = [open_tree(path) for path in variants()]
+    assert len(trees) >= 6
+    manifests = [hash_tree(tree, **PLENTY) for tree in trees]
+    assert all(each == manifests[0] for each in manifests)
+    arrays = per_layer(trees[0])
+    wanted = {name: array_digest(array.read(), array.dtype.name) for name, array in arrays.items()}
+    assert {name: each.digest for name, each in manifests[0].arrays.items()} == wanted
+    assert manifests[0].digest == tree_digest(wanted)
+    del wanted["step"]
+    assert manifests[0].parameters == tree_digest(wanted)
+
+
+def test_one_file_and_shards_have_the_same_digests():
+    one, shards = (
+        hash_tree(open_tree(GOLDEN / "llama3.1" / name), **PLENTY) for name in ("hf", "hf_sharded")
+    )
+    assert one == shards
+    assert len(one.arrays) == 39
+
+
+@pytest.mark.parametrize("name", ["hf", "hf_sharded"])
+def test_hugging_face_agrees_with_maxtext_once_it_is_spelled_so(name):
+    def spelled_as_maxtext(tree):
+        return per_layer(to_maxtext(tree, ToMaxText(scan=False)).state)
+
+    selection = Selection(parameters=True, spelling=spelled_as_maxtext)
+    theirs = hash_tree(open_tree(GOLDEN / "llama3.1" / name), selection, **PLENTY)
+    ours = hash_tree(open_tree(golden_checkpoint(scan=True)), **PLENTY)
+    assert theirs.digest == theirs.parameters == ours.parameters
+
+
+# The command
+
+
+def test_the_output_is_the_same_for_checkpoints_that_hold_the_same():
+    first, second = (run("hash", golden_checkpoint(scan)) for scan in (True, False))
+    assert first == second
+    *lines, parameters, everything = first.splitlines()
+    named = dict(reversed(line.split("  ")) for line in lines)
+    assert len(named) == 40
+    assert everything == f"{tree_digest(named)}  (everything)"
+    del named["step"]
+    assert parameters == f"{tree_digest(named)}  (parameters)"
+
+
+def test_layers_are_counted_as_numbers(tmp_path):
+    write(layered(layers=11), OrbaxWriter(), tmp_path / "made")
+    names = [line.split("  ")[1] for line in run("hash", tmp_path / "made", "--parameters").splitlines()[:-2]]
+    scales = [name for name in names if name.endswith("norm/scale")]
+    assert [name.split("/")[1] for name in scales] == ["decoder_norm", *(f"layers_{k}" for k in range(11))]
+
+
+def test_json_and_options():
+    path = golden_checkpoint(scan=True)
+    report = json.loads(
+        run("hash", path, "--json", "--algorithm", "sha256", "--whole", "--filter", "*/wi_?/*")
+    )
+    assert report["algorithm"] == "sha256"
+    assert not report["per_layer"]
+    assert [(each["name"], each["shape"]) for each in report["arrays"]] == [
+        ("decoder/layers/mlp/wi_0/kernel", [64, 4, 128]),
+        ("decoder/layers/mlp/wi_1/kernel", [64, 4, 128]),
+    ]
+    values = open_tree(path)["params", "params", "decoder", "layers", "mlp", "wi_0", "kernel"].read()
+    assert report["arrays"][0]["digest"] == array_digest(values, "bfloat16", "sha256")
+    everything, parameters = (
+        json.loads(run("hash", path, "--json", *flag)) for flag in ([], ["--parameters"])
+    )
+    assert (
+        everything["parameters"] == parameters["parameters"] == parameters["digest"] != everything["digest"]
+    )
+
+
+def test_a_pattern_that_matches_nothing_is_an_error():
+    assert "'*.bias'" in run("hash", golden_checkpoint(scan=True), "--filter", "*.bias", code=3)
+
+
+def test_layers_that_do_not_belong_together_can_be_hashed_as_they_are(tmp_path):
+    dtype = DTYPES["float32"]
+    head = ("params", "params", "decoder", "layers")
+    shapes_of = {"a": (8, 4), "b": (8, 4), "c": (7, 5)}
+    leaves = {(*head, name): stored(noise(shape, dtype), dtype, name) for name, shape in shapes_of.items()}
+    write(Tree(leaves, Metadata(step=0)), OrbaxWriter(), tmp_path / "odd")
+    assert "--whole" in run("hash", tmp_path / "odd", code=3)
+    assert len(run("hash", tmp_path / "odd", "--whole").splitlines()) == 5
+
+
+def test_optimizer_state_of_another_form_stays_as_it_is():
+    tree = StackLayers()(layered()).tree
+    factored = ("opt_state", 0, "v_row", "params", "decoder", "layers", "mlp", "wi_0", "kernel")
+    odd = Tree({**tree, factored: stored(noise((24,), DTYPES["float32"]), DTYPES["float32"])}, tree.metadata)
+    names = per_layer(odd)
+    assert "decoder/layers_2/mlp/wi_0/kernel" in names
+    assert "opt_state/0/v_row/params/decoder/layers/mlp/wi_0/kernel" in names
+
+
+def test_two_arrays_of_one_name_are_an_error():
+    dtype = DTYPES["uint8"]
+    paths = (("params", "params", "opt_state", "a"), ("opt_state", "a"))
+    tree = Tree({path: stored(noise((2,), dtype), dtype) for path in paths})
+    with pytest.raises(FormatError, match="one name"):
+        per_layer(tree)
+
+
+@given(shapes(), st.integers(0, 40))
+def test_the_elements_of_a_block(shape, block):
+    with blocks_of():
+        truth = np.arange(int(np.prod(shape))).reshape(shape)
+        block %= max(1, -(-truth.size * 4 // SMALL_BLOCK))
+        first, last = block_elements(shape, 4, block)
+        assert truth[first] == block * SMALL_BLOCK // 4
+        assert truth[last] == min(truth.size, (block + 1) * SMALL_BLOCK // 4) - 1
+
+
+HASH = """
+import json, sys
+from ckpttools.convert import open_checkpoint
+from ckpttools.prove.hashing import hash_tree
+from ckpttools.run.memory import peak_bytes
+manifest = hash_tree(open_checkpoint(sys.argv[1]), memory=int(sys.argv[2]), jobs=2)
+print(json.dumps({"peak": peak_bytes(), "digest": manifest.digest}))
+"""
+
+
+def test_the_memory_is_kept(tmp_path):
+    sizes = LlamaSizes(layers=2, hidden=2048, mlp=16384, heads=16, kv_heads=4, head_dim=128, vocab=32768)
+    write_llama(tmp_path / "hf", sizes, sparse=True)
+    digests = set()
+    for memory in (128 * MIB, 512 * MIB):
+        command = [sys.executable, "-c", HASH, str(tmp_path / "hf"), str(memory)]
+        done = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        assert done["peak"] <= memory
+        digests.add(done["digest"])
+    assert len(digests) == 1

@@ -1,0 +1,174 @@
+"""`ckpt inspect tree --against`: all that is missing, too much or otherwise, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from golden_data import FAMILIES, GOLDEN
+from hypothesis import given
+from hypothesis import strategies as st
+from test_cli import ckpt
+from test_inspect_family import maxtext_tree, right_one, without
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.families.registry import families
+from ckpttools.formats.registry import open_tree
+from ckpttools.inspect.against import Spec, against_family, against_tree
+from ckpttools.ir.nodes import Constant
+from ckpttools.ir.tree import Path as TreePath
+from ckpttools.ir.tree import Tree, spelled
+
+LLAMA = GOLDEN / "llama3.1"
+NAMES = st.lists(st.sampled_from(("a", "b", "0", "1")), min_size=1, max_size=3).map(tuple)
+ARRAYS = st.builds(
+    lambda length, name: Constant((length,), DTYPES[name], bytes(DTYPES[name].itemsize)),
+    st.integers(1, 2),
+    st.sampled_from(("int8", "bfloat16")),
+)
+
+
+def config_of(model: str) -> dict[str, object]:
+    return json.loads((GOLDEN / model / "hf" / "config.json").read_bytes())
+
+
+class TestTrees:
+    @given(st.dictionaries(NAMES, ARRAYS, max_size=8), st.dictionaries(NAMES, ARRAYS, max_size=8))
+    def test_the_lists_turn_one_tree_into_the_other(
+        self, mine: dict[TreePath, Constant], theirs: dict[TreePath, Constant]
+    ):
+        found = against_tree(Tree(mine), Tree(theirs))
+        made = {spelled(path): (array.shape, array.dtype.name) for path, array in mine.items()}
+        for extra in found.extra:
+            assert made.pop(extra.path) == (extra.shape, extra.dtype)
+        for each in found.different:
+            assert (
+                made[each.path] == (each.got.shape, each.got.dtype) != (each.wanted.shape, each.wanted.dtype)
+            )
+            made[each.path] = (each.wanted.shape, each.wanted.dtype)
+        for missing in found.missing:
+            assert missing.path not in made
+            made[missing.path] = (missing.shape, missing.dtype)
+        assert made == {spelled(path): (array.shape, array.dtype.name) for path, array in theirs.items()}
+        assert found.is_same == (not found.missing and not found.extra and not found.different)
+
+    def test_a_tree_is_as_itself(self):
+        tree = open_tree(LLAMA / "hf")
+        found = against_tree(tree, open_tree(LLAMA / "hf_sharded"))
+        assert found.is_same
+        assert (found.num_compared, found.against) == (39, str(LLAMA / "hf_sharded"))
+
+
+class TestFamilies:
+    @pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unscanned"])
+    @pytest.mark.parametrize("model", FAMILIES)
+    def test_what_maxtext_wrote_is_as_its_configuration_says(self, model: str, scan: bool):
+        family = families()[right_one(model)]
+        assert against_family(maxtext_tree(model, scan), family, config_of(model), "config.json").is_same
+        assert against_family(maxtext_tree(model, scan), family).is_same
+
+    @pytest.mark.parametrize("model", FAMILIES)
+    def test_hugging_face_weights_are_as_their_configuration_says(self, model: str):
+        family = families()[right_one(model)]
+        tree = open_tree(GOLDEN / model / "hf")
+        assert against_family(tree, family, config_of(model), "config.json").is_same
+
+    @pytest.mark.parametrize("with_config", [True, False])
+    def test_missing_extra_and_otherwise_at_once(self, with_config: bool):
+        tree = maxtext_tree("llama3.1", scan=False)
+        top: TreePath = ("params", "params", "decoder")
+        tree = without(tree, (*top, "layers_2", "mlp", "wo", "kernel"))
+        odd = Constant((64, 7), DTYPES["bfloat16"], b"\0\0")
+        changed = Tree({**tree, (*top, "layers_1", "mlp", "wi_0", "kernel"): odd, (*top, "foo"): odd})
+        config = config_of("llama3.1") if with_config else None
+        found = against_family(changed, families()["llama"], config, "config.json")
+        assert found.missing == (Spec("decoder.layers_2.mlp.wo.kernel", (128, 64), None),)
+        assert found.extra == (Spec("decoder.foo", (64, 7), "bfloat16"),)
+        (different,) = found.different
+        assert (different.path, different.got.shape, different.wanted.shape) == (
+            "decoder.layers_1.mlp.wi_0.kernel",
+            (64, 7),
+            (64, 128),
+        )
+        assert different.why and different.why.startswith("mlp 128 from ")
+
+    def test_optimizer_and_step_take_no_part(self):
+        tree = maxtext_tree("llama3.1", scan=True)
+        state = Constant((), DTYPES["int32"], bytes(4))
+        found = against_family(Tree({**tree, ("opt_state", 0, "count"): state}), families()["llama"])
+        assert found.is_same
+        assert found.num_compared == 12
+
+    def test_another_family(self):
+        found = against_family(maxtext_tree("llama3.1", scan=True), families()["qwen3"])
+        assert [each.path.split(".")[-2] for each in found.missing] == ["query_norm", "key_norm"]
+        assert not found.extra
+
+    def test_where_only_names_can_be_compared_that_is_said(self):
+        """Gemma 3's unscanned layers do not tell how many form a cycle."""
+        tree = maxtext_tree("gemma3", scan=False)
+        found = against_family(tree, families()["gemma3"])
+        assert found.is_same
+        assert not found.shapes_compared
+        lost = Tree({path: leaf for path, leaf in tree.items() if "wi_0" not in path})
+        assert not against_family(lost, families()["gemma3"]).is_same
+
+
+class TestCommand:
+    def test_as_the_configuration_says(self):
+        result = ckpt("inspect", "tree", LLAMA / "hf", "--against", LLAMA / "hf" / "config.json")
+        assert result.exit_code == 0, result.output
+        assert result.stdout.splitlines()[-1] == (
+            f"Against family llama with {LLAMA / 'hf' / 'config.json'}: 39 arrays, none missing, "
+            "none left over, every shape as it should be."
+        )
+
+    def test_differences_exit_with_1(self):
+        result = ckpt("inspect", "tree", LLAMA / "hf", "--against", GOLDEN / "llama3.2-tied" / "hf")
+        assert result.exit_code == 1
+        lines = result.stdout.splitlines()
+        assert lines[lines.index("1 array is not expected") + 1] == "  lm_head.weight  bfloat16[256,64]"
+
+    def test_a_directory_with_nothing_but_a_configuration(self, tmp_path: Path):
+        (tmp_path / "config.json").write_text(json.dumps(config_of("qwen3")))
+        result = ckpt("inspect", "tree", LLAMA / "hf", "--against", tmp_path)
+        assert result.exit_code == 1
+        assert "model.layers.{0..3}.self_attn.q_norm.weight  [16]" in result.stdout
+
+    def test_a_family_uses_the_configuration_that_is_there(self):
+        result = ckpt("inspect", "tree", LLAMA / "hf", "--against", "llama")
+        assert result.exit_code == 0
+        assert "with the config.json beside it" in result.stdout
+
+    def test_json(self):
+        result = ckpt("inspect", "tree", LLAMA / "hf", "--against", "qwen3", "--json")
+        assert result.exit_code == 1
+        found = json.loads(result.stdout)
+        assert found["num_arrays"] == 39
+        assert found["comparison"]["missing"] == [
+            {"path": f"model.layers.{{layer}}.self_attn.{name}.weight", "shape": None, "dtype": None}
+            for name in ("q_norm", "k_norm")
+        ]
+        assert not found["comparison"]["shapes_compared"]
+
+    @pytest.mark.parametrize(
+        ("what", "code", "words"),
+        [
+            ("lama", 3, "did you mean llama?"),
+            ("/no/such/place", 5, "/no/such/place is not there"),
+            (LLAMA / "leaves_scanned.json", 3, "does not say which model it is of"),
+            (LLAMA, 3, "is no checkpoint of a known format"),
+        ],
+    )
+    def test_what_is_nothing_to_compare_with(self, what: str | Path, code: int, words: str):
+        result = ckpt("inspect", "tree", LLAMA / "hf", "--against", what)
+        assert result.exit_code == code
+        assert words in result.stderr
+        assert not result.stdout
+
+    def test_a_configuration_that_is_none(self, tmp_path: Path):
+        (tmp_path / "config.json").write_text("{}")
+        result = ckpt("inspect", "tree", LLAMA / "hf", "--against", tmp_path / "config.json")
+        assert result.exit_code == 3
+        assert "does not say which model it is of" in result.stderr

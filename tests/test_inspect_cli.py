@@ -1,0 +1,328 @@
+"""`ckpt inspect tree`: what it prints for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hf_models import write_llama
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.cli.main import main
+from ckpttools.cli.output import printable
+from ckpttools.cli.tree_columns import Row, table
+from ckpttools.cli.tree_text import shortened
+
+ORBAX = Path(__file__).parents[1] / "fixtures" / "orbax"
+GOLDEN = Path(__file__).parents[1] / "fixtures" / "golden"
+
+
+def ckpt(*arguments: object, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(main, [str(each) for each in arguments])
+
+
+def lines_of(*arguments: object, **environment: str) -> list[str]:
+    result = ckpt("inspect", "tree", *arguments, **environment)
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def facts_of(*arguments: object, **environment: str) -> dict[str, str]:
+    """Label -> text of the lines before the tree."""
+    lines = lines_of(*arguments, **environment)
+    end = lines.index("") if "" in lines else len(lines)
+    return {line[2:14].strip(): line[14:] for line in lines[1:end]}
+
+
+def tree_of(*arguments: object, **environment: str) -> list[str]:
+    """The lines of the tree without their head."""
+    lines = lines_of(*arguments, **environment)
+    return lines[lines.index("") + 2 :]
+
+
+def json_of(*arguments: object) -> dict[str, object]:
+    result = ckpt("inspect", "tree", *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, object] = json.loads(result.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("hf") / "llama"
+    write_llama(directory, shards=2)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def scanned() -> Path:
+    return GOLDEN / "llama3.1" / "maxtext_scanned"
+
+
+class TestJson:
+    def test_a_converted_checkpoint(self, scanned: Path):
+        found = json_of(scanned)
+        arrays = {each["path"]: each for each in found.pop("arrays")}  # type: ignore[attr-defined]
+        promised = {
+            "path": f"{scanned}/0/items",
+            "format": "orbax",
+            "kind": "stacked-inference",
+            "flavour": "linen",
+            "scan_axis": 1,
+            "step": 0,
+            "num_arrays": 13,
+            "num_parameters": 180_800,
+            "nbytes": 361_608,
+            "custom_metadata": {"scan_layers": True},
+        }
+        assert {name: found[name] for name in promised} == promised
+        assert found["layers"] == [
+            {"path": "decoder/layers", "length": 4, "layout": "stacked", "cycle": 1, "remainder": 0}
+        ]
+        assert found["roles"] == {
+            "parameter": {"num_arrays": 12, "num_elements": 180_800, "nbytes": 361_600},
+            "other": {"num_arrays": 1, "num_elements": 1, "nbytes": 8},
+        }
+        assert [each["name"] for each in found["families"]] == ["llama", "mistral"]  # type: ignore[attr-defined]
+        assert (found["optimizer"], found["random_states"], found["warnings"]) == (None, 0, [])
+        assert len(arrays) == 13
+        assert arrays["params/params/decoder/layers/self_attention/query/kernel"] == {
+            "path": "params/params/decoder/layers/self_attention/query/kernel",
+            "shape": [64, 4, 4, 16],
+            "dtype": "bfloat16",
+            "nbytes": 32_768,
+            "role": "parameter",
+            "sharding": None,
+        }
+
+    def test_safetensors(self, llama: Path):
+        found = json_of(llama)
+        assert found["format"] == "safetensors"
+        assert [found[name] for name in ("kind", "flavour", "scan_axis", "step")] == [None] * 4
+        assert (found["num_arrays"], found["num_parameters"], found["nbytes"]) == (39, 180_800, 361_600)
+        arrays = found["arrays"]
+        assert "model.layers.0.mlp.up_proj.weight" in [each["path"] for each in arrays]  # type: ignore[attr-defined]
+        assert {each["role"] for each in arrays} == {"parameter"}  # type: ignore[attr-defined]
+
+    def test_subtrees_with_their_totals(self, llama: Path):
+        head, model = json_of(llama, "--depth", 1, "--sort", "name")["subtrees"]  # type: ignore[misc]
+        assert (head["name"], head["array"]["shape"], head["count"]) == ("lm_head.weight", [256, 64], 1)
+        assert (model["name"], model["array"], model["count"], model["children"]) == ("model", None, 38, [])
+        assert head["share"] + model["share"] == pytest.approx(1)
+
+    def test_filter(self, llama: Path):
+        found = json_of(llama, "--filter", "*.mlp.*")
+        assert found["num_arrays"] == 12
+        assert all(".mlp." in each["path"] for each in found["arrays"])  # type: ignore[attr-defined]
+
+    def test_sorted_by_size(self, scanned: Path):
+        sizes = [each["nbytes"] for each in json_of(scanned, "--sort", "size")["arrays"]]  # type: ignore[attr-defined]
+        assert sizes == sorted(sizes, reverse=True)
+
+    def test_sharding(self):
+        found = json_of(ORBAX / "multihost_plain", "--sharding")
+        arrays = {each["path"]: each for each in found["arrays"]}  # type: ignore[attr-defined]
+        assert arrays["params/params/decoder/w_col"]["sharding"] == {
+            "kind": "NamedSharding",
+            "mesh": [["fsdp", 4]],
+            "spec": [[], ["fsdp"]],
+            "device": None,
+            "write_shape": [16, 8],
+        }
+
+
+class TestFacts:
+    def test_a_converted_checkpoint(self, scanned: Path):
+        assert lines_of(scanned)[0] == f"{scanned}/0/items"
+        assert facts_of(scanned) == {
+            "format": "orbax, step 0",
+            "kind": "stacked-inference, linen, scan axis 1",
+            "layers": "4 in decoder/layers",
+            "family": "llama or mistral, all of 11 names",
+            "holds": "13 arrays, 362 kB",
+            "parameters": "181 k (180,800) in bfloat16, 362 kB",
+            "other": "1 array, 8 B",
+            "metadata": '{"scan_layers": true}',
+        }
+
+    def test_safetensors(self, llama: Path):
+        facts = facts_of(llama)
+        assert facts["format"] == "safetensors"
+        assert facts["family"] == "llama (config.json), all of 11 names"
+        assert "kind" not in facts
+
+    def test_a_training_checkpoint(self):
+        facts = facts_of(ORBAX / "maxtext_nnx")
+        assert facts["kind"] == "stacked-training, linen, scan axis 1"
+        assert facts["optimizer"] == "adamw, 11 arrays, 4.29 kB"
+        assert facts["other"] == "3 arrays, 2 of them random states, 16 B"
+
+    def test_a_run_with_an_unfinished_step(self):
+        for name, directory in (
+            ("unfinished_atomic_rename", "2.orbax-checkpoint-tmp"),
+            ("unfinished_commit_file", "2"),
+        ):
+            facts = facts_of(ORBAX / name)
+            assert facts["format"] == "orbax, step 1"
+            assert facts["warning"].startswith(f"{directory}, beside step 1, is an unfinished save:")
+
+    def test_mixed_dtypes(self):
+        facts = facts_of(ORBAX / "multihost_plain")
+        assert facts["parameters"] == "1.06 k (1,056), 2.18 kB: bfloat16 2.05 kB, float32 128 B"
+        assert facts["warning"] == "parameters have mixed dtypes: 2 in bfloat16, 1 in float32"
+
+    def test_the_mesh_is_said_where_it_was_asked_for(self):
+        assert facts_of(ORBAX / "maxtext_nnx", "--sharding")["mesh"] == "data 1 × fsdp 4"
+        assert "mesh" not in facts_of(ORBAX / "maxtext_nnx")
+
+    def test_long_ones_go_on_below_themselves(self):
+        lines = lines_of(ORBAX / "unfinished_commit_file", COLUMNS="60")
+        at = next(k for k, line in enumerate(lines) if "warning" in line)
+        assert max(map(len, lines)) <= 60
+        assert lines[at + 1].startswith(" " * 14)
+
+    def test_long_metadata_is_cut(self, tmp_path: Path):
+        write_llama(tmp_path)
+        place = ckpt("convert", "to-orbax", tmp_path, tmp_path / "out")
+        assert place.exit_code == 0, place.output
+        path = tmp_path / "out" / "0" / "_CHECKPOINT_METADATA"
+        document = json.loads(path.read_text()) | {"custom_metadata": {"note": "x" * 5000}}
+        path.write_text(json.dumps(document))
+        assert len(facts_of(tmp_path / "out")["metadata"]) < 500
+        assert "--json" in facts_of(tmp_path / "out")["metadata"]
+
+
+class TestTree:
+    def test_safetensors(self, llama: Path):
+        lines = lines_of(llama, COLUMNS="80")
+        assert lines[lines.index("") + 1 :] == [
+            "                                         dtype[shape]             bytes  share",
+            "lm_head.weight                           bfloat16[256,64]       32.8 kB  9.1 %",
+            "model                                                            329 kB   91 %",
+            "├── embed_tokens.weight                  bfloat16[256,64]       32.8 kB  9.1 %",
+            "├── layers.{0..3}                                                296 kB   82 %",
+            "│   ├── input_layernorm.weight           bfloat16[64]      × 4    512 B  0.1 %",
+            "│   ├── mlp                                                      197 kB   54 %",
+            "│   │   ├── down_proj.weight             bfloat16[64,128]  × 4  65.5 kB   18 %",
+            "│   │   ├── gate_proj.weight             bfloat16[128,64]  × 4  65.5 kB   18 %",
+            "│   │   └── up_proj.weight               bfloat16[128,64]  × 4  65.5 kB   18 %",
+            "│   ├── post_attention_layernorm.weight  bfloat16[64]      × 4    512 B  0.1 %",
+            "│   └── self_attn                                               98.3 kB   27 %",
+            "│       ├── k_proj.weight                bfloat16[32,64]   × 4  16.4 kB  4.5 %",
+            "│       ├── o_proj.weight                bfloat16[64,64]   × 4  32.8 kB  9.1 %",
+            "│       ├── q_proj.weight                bfloat16[64,64]   × 4  32.8 kB  9.1 %",
+            "│       └── v_proj.weight                bfloat16[32,64]   × 4  16.4 kB  4.5 %",
+            "└── norm.weight                          bfloat16[64]             128 B",
+        ]
+
+    def test_with_room_for_elements(self, llama: Path):
+        lines = lines_of(llama, COLUMNS="90")
+        assert lines[lines.index("") + 1 :][:4] == [
+            "                                         dtype[shape]           elements    bytes  share",
+            "lm_head.weight                           bfloat16[256,64]         16.4 k  32.8 kB  9.1 %",
+            "model                                                              164 k   329 kB   91 %",
+            "├── embed_tokens.weight                  bfloat16[256,64]         16.4 k  32.8 kB  9.1 %",
+        ]
+
+    def test_lines_fit_a_narrow_terminal_and_bytes_are_aligned(self, scanned: Path):
+        lines = lines_of(scanned, COLUMNS="80")
+        assert max(map(len, lines)) <= 80
+        tree = tree_of(scanned, COLUMNS="80")
+        assert len({line.rstrip("B").rindex(" ") for line in tree if line.endswith("kB")}) == 1
+
+    def test_depth(self, scanned: Path):
+        lines = tree_of(scanned, "--depth", 2)
+        assert [line.split("  ")[0] for line in lines] == [
+            "params/params",
+            "├── decoder",
+            "└── token_embedder/embedding",
+            "step",
+        ]
+        assert "11 arrays" in lines[1]
+
+    def test_a_filter_that_nothing_matches(self, llama: Path):
+        assert facts_of(llama, "--filter", "nope")["holds"] == "0 arrays, 0 B"
+        assert "" not in lines_of(llama, "--filter", "nope")
+
+    def test_flat(self, llama: Path):
+        assert sum("model.layers.3." in line for line in lines_of(llama, "--flat")) == 9
+
+    def test_flat_by_size(self, scanned: Path):
+        names = [line.split()[0] for line in tree_of(scanned, "--flat", "--sort", "size")]
+        assert names[0].endswith("wi_0/kernel")
+        assert names[-1] == "step"
+
+    def test_flat_by_name_is_natural(self, llama: Path):
+        names = [line.split()[0] for line in tree_of(llama, "--flat", "--sort", "name")]
+        assert names.index("model.layers.3.mlp.up_proj.weight") < names.index("model.norm.weight")
+
+    def test_flat_and_depth(self, llama: Path):
+        result = ckpt("inspect", "tree", llama, "--flat", "--depth", 2)
+        assert result.exit_code == 2
+        assert "--flat has no levels" in result.stderr
+
+    def test_no_colours_in_a_pipe(self, llama: Path):
+        command = [sys.executable, "-m", "ckpttools.cli.main", "inspect", "tree", str(llama)]
+        code = "from ckpttools.cli.main import main; main()"
+        process = subprocess.run(
+            [sys.executable, "-c", code, *command[3:]], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert "\x1b" not in process.stdout
+        assert process.stdout.startswith(str(llama))
+
+    def test_a_reader_that_stops_reading(self, llama: Path):
+        code = "from ckpttools.cli.main import main; main()"
+        command = [sys.executable, "-c", code, "inspect", "tree", str(llama), "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stderr is not None
+            process.stdout.close()
+            assert process.stderr.read() == ""
+            assert process.wait(30) == 141
+
+    def test_a_step_that_is_not_there(self, scanned: Path):
+        result = ckpt("inspect", "tree", scanned, "--step", 7)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("Error: there is no step 7\n")
+
+    def test_names_cannot_steer_the_terminal(self):
+        assert printable("a\x1b[31m\n\ud800") == r"a\x1b[31m\n\ud800"
+        assert printable("größe") == "größe"
+
+    def test_a_name_with_many_ranges_is_shortened(self):
+        numbers = ",".join(f"{k}..{k + 4}" for k in range(0, 60, 6))
+        assert shortened(f"layers_{{{numbers}}}/a_{{0..3}}") == "layers_{0..4,6..10,12..16,…,54..58}/a_{0..3}"
+        assert shortened("layers_{0..3,5}") == "layers_{0..3,5}"
+        assert shortened("no{brace") == "no{brace"
+
+
+ROWS = st.builds(
+    Row,
+    way=st.lists(st.booleans(), max_size=5).map(tuple),
+    name=st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=40),
+    type=st.sampled_from(("", "int8[4]", "bfloat16[4096,14336]")),
+    times=st.sampled_from(("", "× 2", "× 10,000")),
+    num_elements=st.integers(0, 10**14),
+    nbytes=st.integers(0, 10**14),
+    share=st.floats(0, 1),
+    is_subtree=st.booleans(),
+)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=12), st.none() | st.integers(20, 200))
+def test_columns_are_aligned_or_given_up_in_order(rows: list[Row], room: int | None):
+    from click import unstyle
+
+    head, *lines = map(unstyle, table(rows, room))
+    whole = [unstyle(line) for line in table(rows, None)]
+    for row, line in zip(rows, lines, strict=True):
+        assert row.name in line and row.type in line and row.times in line
+    if room is None or max(map(len, whole)) <= room:
+        assert [head, *lines] == whole
+    wide = max(len(each.name) + 2 * len(each.way) for each in rows) + 48
+    if room is not None and wide <= room:
+        assert max(map(len, lines)) <= room

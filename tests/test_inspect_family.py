@@ -1,0 +1,133 @@
+"""`ckpttools.inspect.family`: the family a tree looks like, on both sides, with reasons."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from golden_data import FAMILIES, GOLDEN, golden_arrays
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.families.registry import families, family_of
+from ckpttools.formats.registry import open_tree
+from ckpttools.inspect.family import FamilyGuess, guess_families
+from ckpttools.ir.kinds import kind_of
+from ckpttools.ir.nodes import Constant
+from ckpttools.ir.tree import Path, Tree
+
+NUMBERS = re.compile("[0-9]+")
+
+
+def right_one(model: str) -> str:
+    config = json.loads((GOLDEN / model / "hf" / "config.json").read_bytes())
+    return family_of(config, "config.json").name
+
+
+def maxtext_tree(model: str, scan: bool) -> Tree:
+    leaves = golden_arrays(model, scan)
+    return Tree({tuple(name.split("/")): _empty(each) for name, each in leaves.items()})
+
+
+def _empty(leaf: dict[str, object]) -> Constant:
+    dtype = DTYPES[str(leaf["dtype"])]
+    return Constant(tuple(leaf["shape"]), dtype, bytes(dtype.itemsize))  # type: ignore[arg-type]
+
+
+def guessed(tree: Tree) -> dict[str, FamilyGuess]:
+    return {each.name: each for each in guess_families(tree, kind_of(tree), families().values())}
+
+
+def without(tree: Tree, dropped: Path) -> Tree:
+    return Tree({path: leaf for path, leaf in tree.items() if path != dropped}, tree.metadata)
+
+
+@pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unscanned"])
+@pytest.mark.parametrize("model", FAMILIES)
+def test_names_tell_the_family_of_what_maxtext_wrote(model: str, scan: bool):
+    found = guessed(maxtext_tree(model, scan))
+    assert right_one(model) in found
+    # Mistral has the names of Llama, and nothing else that would tell it.
+    assert set(found) <= {right_one(model)} or set(found) == {"llama", "mistral"}
+    for guess in found.values():
+        assert (guess.side, guess.named, guess.missing, guess.others) == ("maxtext", False, (), ())
+        assert guess.matched == guess.wanted > 5
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_names_tell_the_family_of_hugging_face_weights(model: str):
+    tree = open_tree(GOLDEN / model / "hf")
+    found = guessed(tree.with_metadata(config=None))
+    assert right_one(model) in found
+    assert set(found) <= {right_one(model)} or set(found) == {"llama", "mistral"}
+    assert all((each.side, each.missing, each.others) == ("huggingface", (), ()) for each in found.values())
+
+
+@pytest.mark.parametrize("model", ["llama3.1", "mistral-7b"])
+def test_the_configuration_decides_between_equals(model: str):
+    (guess,) = guessed(open_tree(GOLDEN / model / "hf")).values()
+    assert (guess.name, guess.named) == (right_one(model), True)
+
+
+def test_what_is_missing_is_said_as_a_template():
+    tree = maxtext_tree("llama3.1", scan=False)
+    for layer in range(4):
+        tree = without(tree, ("params", "params", "decoder", f"layers_{layer}", "mlp", "wi_1", "kernel"))
+    guess = guessed(tree)["llama"]
+    assert guess.missing == ("decoder.layers_{layer}.mlp.wi_1.kernel",)
+    assert (guess.matched, guess.wanted) == (10, 11)
+
+
+def test_what_is_left_over_is_said_folded():
+    tree = maxtext_tree("llama3.1", scan=False)
+    extra: dict[Path, Constant] = {
+        ("params", "params", "decoder", f"layers_{layer}", "mlp", "wi_7", "kernel"): Constant(
+            (1,), DTYPES["int8"], b"\0"
+        )
+        for layer in range(4)
+    }
+    guess = guessed(Tree({**tree, **extra}))["llama"]
+    assert guess.others == ("decoder.layers_{0..3}.mlp.wi_7.kernel",)
+    assert guess.num_others == 4
+
+
+def test_a_tree_of_no_family():
+    assert guessed(Tree({("a", "b"): Constant((1,), DTYPES["int8"], b"\0")})) == {}
+    assert guessed(Tree({})) == {}
+
+
+def test_half_of_a_model_is_none():
+    tree = maxtext_tree("llama3.1", scan=True)
+    kept = {path: leaf for path, leaf in tree.items() if "layers" not in path or "norm" in str(path)}
+    assert guessed(Tree(kept)) == {}
+
+
+@given(st.data())
+def test_taking_arrays_away_takes_their_names_from_the_matched(data: st.DataObject):
+    tree = maxtext_tree("qwen3", scan=True)
+    parameters = [path for path in tree if path[0] == "params"]
+    gone = data.draw(st.sets(st.sampled_from(parameters), max_size=5))
+    left = Tree({path: leaf for path, leaf in tree.items() if path not in gone})
+    fits = guess_families(left, kind_of(left), [families()["qwen3"]])
+    # The head is there or not, as the model is tied or not: that it is gone is no fault.
+    needed = [path for path in gone if "logits_dense" not in path]
+    (guess,) = fits
+    assert guess.wanted - guess.matched == len(needed) == len(guess.missing)
+    assert not guess.others
+
+
+@given(
+    st.dictionaries(
+        st.lists(
+            st.text(st.sampled_from("a#.0129{}*layers_decoder"), max_size=12), min_size=1, max_size=4
+        ).map(tuple),
+        st.just(Constant((1,), DTYPES["int8"], b"\0")),
+        max_size=12,
+    )
+)
+def test_any_names_are_looked_at(leaves: dict[Path, Constant]):
+    for guess in guessed(Tree(leaves)).values():
+        assert 0 <= guess.matched <= guess.wanted
+        assert len(guess.missing) == guess.wanted - guess.matched

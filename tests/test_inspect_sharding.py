@@ -1,0 +1,99 @@
+"""Stored shardings: read from Orbax's own files, and shown as information."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.cli.tree_text import type_text
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import FormatError
+from ckpttools.formats.orbax_sharding import stored_shardings
+from ckpttools.formats.registry import open_tree
+from ckpttools.inspect.tree import inspect_tree
+from ckpttools.ir.nodes import Constant
+from ckpttools.ir.shardings import Sharding
+from ckpttools.ir.tree import Metadata, Tree, spelled
+
+ORBAX = Path(__file__).parents[1] / "fixtures" / "orbax"
+MESH_AXES = st.lists(
+    st.tuples(st.sampled_from(("data", "fsdp", "tensor")), st.integers(1, 8)),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda axis: axis[0],
+)
+
+
+def test_what_orbax_stored():
+    tree = open_tree(ORBAX / "multihost_plain")
+    found = {spelled(path): each for path, each in stored_shardings(tree).items()}
+    mesh = (("fsdp", 4),)
+    assert found["params/params/decoder/w_col"] == Sharding(
+        "NamedSharding", mesh, ((), ("fsdp",)), write_shape=(16, 8)
+    )
+    assert found["step"] == Sharding("NamedSharding", mesh, write_shape=())
+    assert set(found) == {spelled(path) for path in tree.arrays}
+
+
+def test_one_device():
+    (sharding,) = stored_shardings(open_tree(ORBAX / "bare_leaf")).values()
+    assert (sharding.kind, sharding.device, sharding.mesh) == ("SingleDeviceSharding", "cpu:0", ())
+
+
+def test_none_where_none_is_stored():
+    assert stored_shardings(open_tree(ORBAX / "maxtext_converted")) == {}
+    assert stored_shardings(Tree({}, Metadata("safetensors", place="/"))) == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '{"AA==": 3}', '{"AA==": "{}"}', '{"not base64!": "{}"}', '{"AA==": "no json"}']
+)
+def test_a_damaged_file(tmp_path: Path, text: str):
+    (tmp_path / "_sharding").write_text(text)
+    with pytest.raises(FormatError) as caught:
+        stored_shardings(Tree({}, Metadata("orbax", place=str(tmp_path))))
+    assert str(tmp_path / "_sharding") in str(caught.value)
+
+
+@given(data=st.data(), mesh=MESH_AXES)
+def test_any_named_sharding(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, mesh: Any):
+    """A document as JAX would write it, against the spec it was made from."""
+    names = [name for name, _ in mesh]
+    entry = st.none() | st.sampled_from(names) | st.lists(st.sampled_from(names), max_size=3)
+    spec = data.draw(st.lists(entry, max_size=3))
+    directory = tmp_path_factory.mktemp("item")
+    document = {
+        "sharding_type": "NamedSharding",
+        "shape": [length for _, length in mesh],
+        "axis_names": names,
+        "axis_types": ["AxisType.Auto"] * len(mesh),
+        "partition_spec": spec,
+        "device_mesh": {"mesh": []},
+    }
+    key = base64.urlsafe_b64encode(b"a.b").decode()
+    (directory / "_sharding").write_text(json.dumps({key: json.dumps(document)}))
+    leaf = Constant((8, 8, 8), DTYPES["int8"], b"\0")
+    tree = Tree({("a", "b"): leaf, ("c",): leaf}, Metadata("orbax", place=str(directory)))
+    (found,) = stored_shardings(tree).items()
+    wanted = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec)
+    assert found == (("a", "b"), Sharding("NamedSharding", tuple(map(tuple, mesh)), wanted))
+
+
+def test_it_is_written_as_jax_writes_it():
+    tree = Tree({("a",): Constant((8, 4, 2), DTYPES["bfloat16"], b"\0\0")})
+    cut = Sharding("NamedSharding", (("x", 2), ("y", 2)), (("x", "y"), (), ("x",)))
+    for sharding, text in (
+        (cut, "bfloat16[8@(x,y),4,2@x]"),
+        (Sharding("NamedSharding", (("x", 2),), (("x",),)), "bfloat16[8@x,4,2]"),
+        (Sharding("NamedSharding"), "bfloat16[8,4,2]"),
+        (None, "bfloat16[8,4,2]"),
+    ):
+        shardings = {("a",): sharding} if sharding else {}
+        (array,) = inspect_tree(tree, shardings=shardings).arrays
+        assert type_text(array) == text

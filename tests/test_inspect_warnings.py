@@ -1,0 +1,132 @@
+"""`ckpttools.inspect.warnings`: each cause planted is named, and nothing is said where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.inspect.warnings import TreeWarning, warnings_of
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.kinds import kind_of
+from ckpttools.ir.nodes import Chunked, Constant
+from ckpttools.ir.tree import Metadata, Path, Tree
+
+LENGTHS = st.integers(1, 1 << 12)
+LAYER: Path = ("params", "params", "decoder", "layers", "mlp", "wi_0", "kernel")
+MIB = 1 << 20
+
+
+def chunked(*shape: int, chunk: tuple[int, ...], dtype: str = "bfloat16") -> Chunked:
+    """An array in chunks that nobody reads."""
+
+    def part(index: tuple[int, ...]) -> LazyArray:
+        raise AssertionError("a warning must not look at chunks")
+
+    return Chunked(shape, DTYPES[dtype], chunk, part)
+
+
+def small(dtype: str = "bfloat16") -> Constant:
+    return Constant((4, 2), DTYPES[dtype], bytes(DTYPES[dtype].itemsize))
+
+
+def said(
+    leaves: Mapping[Path, LazyArray], unfinished: Mapping[str, str] | None = None, **metadata: Any
+) -> tuple[TreeWarning, ...]:
+    tree = Tree(leaves, Metadata("orbax", step=4, **metadata))
+    return warnings_of(tree, kind_of(tree), unfinished or {})
+
+
+def test_nothing_to_say():
+    assert said({LAYER: small(), ("step",): small("int32")}, custom={"scan_layers": True}) == ()
+    assert said({}) == ()
+
+
+def test_an_unfinished_step():
+    (warning,) = said({("a",): small()}, {"5": "no _METADATA"})
+    assert warning == TreeWarning("unfinished-step", "5, beside step 4, is an unfinished save: no _METADATA")
+
+
+class TestScanLayers:
+    def test_missing_in_a_stacked_tree(self):
+        (warning,) = said({LAYER: small()})
+        assert warning.name == "no-scan-layers"
+        assert "scan_layers=true" in warning.text
+
+    def test_missing_in_an_unstacked_tree(self):
+        (warning,) = said({("params", "params", "decoder", "layers_0", "norm", "scale"): small()})
+        assert "scan_layers=false" in warning.text
+
+    def test_no_matter_in_other_trees(self):
+        assert said({("weights",): small()}) == ()
+
+    def test_contradicted_by_the_arrays(self):
+        (warning,) = said({LAYER: small()}, custom={"scan_layers": False})
+        assert warning.name == "contradiction"
+        assert "scan_layers=false" in warning.text
+
+
+class TestGiantChunks:
+    def test_a_leaf_in_one_giant_chunk(self):
+        big, bigger = chunked(128, MIB, chunk=(128, MIB)), chunked(256, MIB, chunk=(256, MIB))
+        (warning,) = said({("a", "x"): big, ("a", "y"): bigger, ("b",): small()})
+        assert (warning.name, warning.arrays) == ("giant-chunk", ("a/x", "a/y"))
+        assert warning.text.startswith("2 arrays are one chunk each, a/y 0.5 GB:")
+
+    @pytest.mark.parametrize("chunk", [(64, MIB), (128, MIB // 2)])
+    def test_cut_in_two_it_is_none(self, chunk: tuple[int, ...]):
+        assert said({("a",): chunked(128, MIB, chunk=chunk)}) == ()
+
+    def test_small_ones_do_not_matter(self):
+        assert said({("a",): chunked(64, MIB, chunk=(64, MIB))}) == ()
+
+
+class TestFineChunks:
+    def test_many_small_chunks(self):
+        (warning,) = said({("a",): chunked(2048, 1024, chunk=(2, 1024))})
+        assert (warning.name, warning.arrays) == ("fine-chunks", ("a",))
+        assert "a into 1,024 chunks of 4.1 kB" in warning.text
+
+    def test_a_few_small_chunks(self):
+        assert said({("a",): chunked(2046, 1024, chunk=(2, 1024))}) == ()
+
+    def test_many_large_chunks(self):
+        assert said({("a",): chunked(2048, 65536, chunk=(1, 65536))}) == ()
+
+
+class TestMixedDtypes:
+    def test_the_odd_ones_are_named(self):
+        (warning,) = said({("a",): small(), ("b",): small(), ("norm",): small("float32")})
+        assert (warning.name, warning.arrays) == ("mixed-dtypes", ("norm",))
+        assert warning.text == "parameters have mixed dtypes: 2 in bfloat16, 1 in float32"
+
+    def test_optimizer_and_integers_may_be_other(self):
+        leaves = {("a",): small(), ("table",): small("int32"), ("opt_state", 0, "mu"): small("float32")}
+        assert said(leaves) == ()
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([(c,) for c in "abcd"]),
+        st.tuples(LENGTHS, LENGTHS, LENGTHS, st.sampled_from((64, 512, 1 << 18))),
+    )
+)
+def test_arrays_named_are_those_with_the_fault(sizes: dict[Path, tuple[int, int, int, int]]):
+    """Independent arithmetic: bytes of the array, bytes and number of chunks."""
+    arrays = {
+        path: chunked(n, m << 6, chunk=(min(a, n), min(b, m << 6))) for path, (n, m, a, b) in sizes.items()
+    }
+    found = {warning.name: set(warning.arrays) for warning in said(arrays)}
+    giant, fine = set(), set()
+    for (name,), array in arrays.items():
+        (n, m), (a, b) = array.shape, array.chunk
+        count = ((n + a - 1) // a) * ((m + b - 1) // b)
+        if count == 1 and 2 * n * m >= 256 * MIB:
+            giant.add(name)
+        if 2 * a * b < 65536 and count >= 1024:
+            fine.add(name)
+    assert found == {name: names for name, names in (("giant-chunk", giant), ("fine-chunks", fine)) if names}

@@ -1,0 +1,313 @@
+"""Manifests: written, read, and checked against what a checkpoint holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import ClassVar
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from digests import array_digest
+from golden_data import golden_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
+from stored_trees import write
+
+from ckpttools.cli.main import main
+from ckpttools.convert import Resources
+from ckpttools.convert_any import plan_tree
+from ckpttools.dtypes import DTYPES
+from ckpttools.formats.chunk_codecs import parse_compression
+from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.safetensors_write import SafetensorsWriter
+from ckpttools.ir.tree import Metadata, Tree
+from ckpttools.plan import plan as planning
+from ckpttools.prove.canonical import Selection
+from ckpttools.prove.digest import ALGORITHMS
+from ckpttools.prove.hashing import hash_tree
+from ckpttools.prove.manifest import read_manifest
+from ckpttools.run.executor import execute
+from ckpttools.stores.memory import Bytes
+from ckpttools.testing.models import LlamaSizes, write_llama
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.strategies import noise, stored
+from ckpttools.testing.trees import trees
+from ckpttools.transforms.scan import StackLayers
+
+use_profile()
+
+PLENTY = {"memory": 512 << 20, "jobs": 2}
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(main, [*map(str, arguments), "--no-progress"])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@given(trees(most_leaves=6), st.sampled_from(sorted(ALGORITHMS)), st.booleans())
+def test_what_is_written_comes_back(tmp_path_factory, tree, algorithm, layers):
+    made = hash_tree(tree, Selection(layers=layers), algorithm=algorithm, **PLENTY)
+    path = tmp_path_factory.mktemp("manifest") / "file.json"
+    made.write(path)
+    assert read_manifest(path) == made
+    assert [each.name for each in path.parent.iterdir()] == ["file.json"]
+
+
+@pytest.fixture
+def written(tmp_path):
+    """The manifest of a checkpoint, and its document."""
+    path = tmp_path / "manifest.json"
+    run("hash", golden_checkpoint(scan=True), "--manifest", path)
+    return path, json.loads(path.read_text())
+
+
+def test_the_file_is_as_documented(written):
+    path, document = written
+    arrays = document.pop("arrays")
+    assert {key: document[key] for key in document if key not in ("digest", "parameters")} == {
+        "format": "ckpttools-manifest",
+        "version": 1,
+        "algorithm": "xxh3-128",
+        "block_bytes": 262144,
+        "per_layer": True,
+        "pattern": "*",
+        "only_parameters": False,
+    }
+    assert len(arrays) == 40
+    assert arrays["decoder/layers_3/mlp/wi_0/kernel"].keys() == {"dtype", "shape", "digest", "blocks"}
+    assert len([line for line in path.read_text().splitlines() if '"blocks"' in line]) == 40
+
+
+def test_another_layout_agrees_with_it(written):
+    path, _ = written
+    text = run("verify", golden_checkpoint(scan=False), "--manifest", path)
+    assert text.endswith(f"equal to {path}: 40 arrays, 362 kB\n")
+
+
+def edited(path, change):
+    """The manifest with a change, its digests made to fit it."""
+    manifest = read_manifest(path)
+    arrays = dict(manifest.arrays)
+    change(arrays)
+    path.with_name("edited.json").unlink(missing_ok=True)
+    type(manifest)(manifest.algorithm, manifest.selection, arrays).write(path.with_name("edited.json"))
+    return path.with_name("edited.json")
+
+
+def test_missing_and_extra_arrays_are_told(written):
+    path, _ = written
+
+    def rename(arrays):
+        arrays["decoder/more"] = arrays.pop("decoder/decoder_norm/scale")
+
+    text = run("verify", golden_checkpoint(scan=True), "--manifest", edited(path, rename), code=1)
+    assert ": 1 array missing, 1 array too many\n\n" in text
+    assert text.endswith("\ndecoder/more: missing\ndecoder/decoder_norm/scale: extra\n")
+
+
+def test_other_types_are_told(tmp_path):
+    for name, shape, dtype in (("a", (2, 3), "float32"), ("b", (3, 2), "float32"), ("c", (2, 3), "int32")):
+        tree = Tree({("x",): stored(noise((6,), DTYPES[dtype]).reshape(shape), DTYPES[dtype])})
+        write(tree, SafetensorsWriter(), tmp_path / name)
+    run("hash", tmp_path / "a", "--manifest", tmp_path / "a.json")
+    assert "x: float32[3,2] instead of float32[2,3]" in run(
+        "verify", tmp_path / "b", "--manifest", tmp_path / "a.json", code=1
+    )
+    assert "x: int32[2,3] instead of float32[2,3]" in run(
+        "verify", tmp_path / "c", "--manifest", tmp_path / "a.json", code=1
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_flipped_bit_is_found_and_its_block_named(algorithm, tmp_path):
+    """The fourth block of an array of rows of 3000 bytes."""
+    values = noise((400, 1500), DTYPES["bfloat16"])
+    write(Tree({("x",): stored(values, DTYPES["bfloat16"])}), SafetensorsWriter(), tmp_path / "st")
+    manifest = tmp_path / "manifest.json"
+    run("hash", tmp_path / "st", "--manifest", manifest, "--algorithm", algorithm)
+    file = tmp_path / "st" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[data.index(values.tobytes()) + 3 * 262144 + 5] ^= 64
+    file.write_bytes(data)
+    text = run("verify", tmp_path / "st", "--manifest", manifest, code=1)
+    assert text.endswith("\nx: other values, the first between [262, 216] and [349, 787]\n")
+    first = np.ravel_multi_index((262, 216), values.shape), np.ravel_multi_index((349, 787), values.shape)
+    assert first == (3 * 131072, 4 * 131072 - 1)
+    (found,) = json.loads(run("verify", tmp_path / "st", "--manifest", manifest, "--json", code=1))[
+        "differences"
+    ]
+    damaged = np.frombuffer(data[-values.nbytes :], np.uint16).reshape(values.shape)
+    assert found["got"] == array_digest(damaged, "bfloat16", algorithm)
+    assert found["wanted"] == array_digest(values, "bfloat16", algorithm)
+
+
+def test_what_was_hashed_is_what_is_checked(tmp_path):
+    options = ("--whole", "--filter", "*/wi_?/*", "--algorithm", "sha256")
+    manifest = tmp_path / "manifest.json"
+    run("hash", golden_checkpoint(scan=True), "--manifest", manifest, *options)
+    assert ": 2 arrays, 131 kB" in run("verify", golden_checkpoint(scan=True), "--manifest", manifest)
+    assert "manifest says which" in run(
+        "verify", golden_checkpoint(scan=True), "--manifest", manifest, "--whole", code=2
+    )
+
+
+def test_nothing_is_overwritten(written):
+    path, _ = written
+    before = path.read_bytes()
+    assert "exists" in run("hash", golden_checkpoint(scan=False), "--manifest", path, code=2)
+    assert path.read_bytes() == before
+    run("hash", golden_checkpoint(scan=True), "--manifest", path.parent / "no" / "directory", code=5)
+
+
+# Conversions
+
+
+class Counted(Bytes):
+    """Bytes that note how many of them were read."""
+
+    read: ClassVar[list[int]] = []
+
+    def read_into(self, offset, out):
+        Counted.read.append(memoryview(out).nbytes)
+        super().read_into(offset, out)
+
+
+def decoder(layers: int = 4) -> Tree:
+    """Layers of 1.5 MB, one by one, in sources that count."""
+    dtype, leaves = DTYPES["bfloat16"], {}
+    for layer in range(layers):
+        key = ("params", "params", "decoder", f"layers_{layer}")
+        for name, shape in (("wi", (512, 1536)), ("scale", (512,))):
+            array = stored(noise(shape, dtype, layer), dtype, f"{layer}{name}")
+            leaves[*key, name] = replace(array, source=Counted(array.source.path, array.source.data))
+    return Tree(leaves, Metadata(step=0))
+
+
+WRITERS = {
+    "orbax": OrbaxWriter(),
+    "orbax-zstd": OrbaxWriter(compression=parse_compression("zstd:1")),
+    "safetensors": SafetensorsWriter(),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("task_bytes", [64 << 20, 1 << 20])
+def test_a_conversion_writes_the_manifest_and_reads_nothing_twice(tmp_path, name, stacked, task_bytes):
+    tree = decoder()
+    tree = StackLayers()(tree).tree if stacked else tree
+    with patch.object(planning, "LARGEST_TASK", task_bytes):
+        conversion = plan_tree(tree, WRITERS[name], Resources(jobs=3))
+    Counted.read.clear()
+    conversion.run(tmp_path / "made", manifest=tmp_path / "m.json")
+    assert sum(Counted.read) == tree.nbytes
+    assert read_manifest(tmp_path / "m.json") == hash_tree(tree, **PLENTY)
+    run("verify", tmp_path / "made", "--manifest", tmp_path / "m.json")
+
+
+def test_what_an_earlier_run_wrote_is_in_the_manifest(tmp_path):
+    tree = decoder()
+    conversion = plan_tree(tree, OrbaxWriter(), Resources(jobs=1))
+    calls = []
+
+    def stop(path, region, values):
+        calls.append(path)
+        if len(calls) > len(tree.arrays) // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(conversion.plan, conversion.writer, tmp_path / "made", watch=stop)
+    receipt = conversion.run(tmp_path / "made", manifest=tmp_path / "m.json")
+    assert receipt.tasks_resumed == len(tree.arrays) // 2
+    assert read_manifest(tmp_path / "m.json") == hash_tree(tree, **PLENTY)
+
+
+def test_what_is_only_referenced_is_in_the_manifest(tmp_path):
+    dtype = DTYPES["float32"]
+    kernel, moment = (stored(noise((600, 600), dtype, seed), dtype, str(seed)) for seed in (0, 1))
+    leaves = {("params", "params", "w"): kernel, ("opt_state", "mu", "w"): moment}
+    write(Tree(leaves, Metadata(step=0)), OrbaxWriter(), tmp_path / "training")
+    run("strip-optimizer", tmp_path / "training", tmp_path / "made", "--manifest", tmp_path / "m.json")
+    made = read_manifest(tmp_path / "m.json")
+    assert made.arrays["w"].digest == array_digest(kernel.read(), "float32")
+    run("verify", tmp_path / "made", "--manifest", tmp_path / "m.json")
+    run("verify", tmp_path / "made", "--against", tmp_path / "training", "--parameters")
+
+
+CONVERT = """
+import sys
+from ckpttools.convert import Resources
+from ckpttools.hf_to_maxtext import plan_to_maxtext
+source, destination, memory, manifest = sys.argv[1:]
+conversion = plan_to_maxtext(source, resources=Resources(memory=int(memory), jobs=2))
+print(conversion.run(destination, manifest=manifest).peak_bytes)
+"""
+
+
+@pytest.mark.parametrize("memory", [128 << 20, 256 << 20])
+def test_a_conversion_with_a_manifest_keeps_its_memory(tmp_path, memory):
+    sizes = LlamaSizes(layers=2, hidden=2048, mlp=8192, heads=16, kv_heads=4, head_dim=128, vocab=32768)
+    write_llama(tmp_path / "hf", sizes, sparse=True)
+    places = (tmp_path / "hf", tmp_path / "made", memory, tmp_path / "m.json")
+    command = [sys.executable, "-c", CONVERT, *map(str, places)]
+    peak = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(peak) <= memory
+    run("verify", tmp_path / "made", "--manifest", tmp_path / "m.json")
+
+
+def test_a_conversion_replaces_a_manifest_only_when_asked(written, tmp_path):
+    path, _ = written
+    before = path.read_bytes()
+    command = ("convert", "to-zarr3", golden_checkpoint(scan=True), tmp_path / "made", "--manifest", path)
+    assert "exists" in run(*command, code=2)
+    assert not (tmp_path / "made").exists()
+    path.write_text("something else")
+    run(*command, "--overwrite")
+    assert path.read_bytes() == before
+
+
+DAMAGES = {
+    "not json": lambda document: "{",
+    "no object": lambda document: "[]",
+    "another format": lambda document: document | {"format": "other"},
+    "a later version": lambda document: document | {"version": 2},
+    "no version": lambda document: {key: document[key] for key in document if key != "version"},
+    "other blocks": lambda document: document | {"block_bytes": 4096},
+    "an unknown algorithm": lambda document: document | {"algorithm": "md5"},
+    "no algorithm": lambda document: {key: document[key] for key in document if key != "algorithm"},
+    "an algorithm that is no name": lambda document: document | {"algorithm": ["sha256"]},
+    "no arrays": lambda document: {key: document[key] for key in document if key != "arrays"},
+    "arrays that are a list": lambda document: document | {"arrays": []},
+    "an array that is none": lambda document: document | {"arrays": document["arrays"] | {"x": 1}},
+    "an array left out": lambda document: document | {"arrays": dict([*document["arrays"].items()][1:])},
+    "another digest": lambda document: document | {"digest": "0" * 32},
+    "another digest of the parameters": lambda document: document | {"parameters": "0" * 32},
+    "a pattern that is none": lambda document: document | {"pattern": 1},
+}
+ENTRY = {
+    "shape": {"shape": [63]},
+    "length": {"shape": ["64"]},
+    "dtype": {"dtype": "float32"},
+    "digest": {"digest": "0" * 32},
+    "blocks": {"blocks": "0" * 32},
+    "digits": {"blocks": "xyz"},
+}
+for key, change in ENTRY.items():
+    DAMAGES[f"another {key} of an array"] = lambda document, change=change: (
+        document | {"arrays": {name: each | change for name, each in [*document["arrays"].items()][:1]}}
+    )
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_no_manifest_is_refused(written, damage):
+    path, document = written
+    changed = DAMAGES[damage](document)
+    path.write_text(changed if isinstance(changed, str) else json.dumps(changed))
+    text = run("verify", golden_checkpoint(scan=True), "--manifest", path, code=3)
+    assert "manifest" in text or "algorithm" in text

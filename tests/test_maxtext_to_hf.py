@@ -1,0 +1,454 @@
+"""The way back: `maxtext-to-hf` gives the Hugging Face checkpoint that a MaxText one was made from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from golden_data import FAMILIES, GOLDEN, SCAN_NAMES, convert, golden_checkpoint
+from safetensors.numpy import load_file, save_file
+
+from ckpttools.convert import Resources
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import CheckpointError, ConfigError, CoverageError, UsageError
+from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.registry import open_tree
+from ckpttools.formats.safetensors_write import SafetensorsWriter
+from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
+from ckpttools.ir.tree import Tree
+from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
+from ckpttools.model import ModelOptions
+from ckpttools.plan.plan import build
+from ckpttools.run.executor import execute
+
+SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
+EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
+# One with values that are scaled, norms in float32 and arrays that are left out; one of the plainest.
+TRAIN = Path(__file__).parents[1] / "fixtures" / "train" / "llama_scanned"
+
+
+def hf(family: str) -> Path:
+    return GOLDEN / family / "hf"
+
+
+def back(source: Path, destination: Path, **options) -> Path:
+    plan_to_huggingface(source, ToHuggingFace(**options), Resources(jobs=2)).run(destination)
+    return destination
+
+
+def tensors(directory: Path) -> dict[str, np.ndarray]:
+    return {
+        name: array
+        for path in sorted(directory.glob("*.safetensors"))
+        for name, array in load_file(path).items()
+    }
+
+
+def assert_same(made: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    assert made.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert made[name].dtype == array.dtype, name
+        assert made[name].tobytes() == array.tobytes(), name
+
+
+class TestRoundTrip:
+    @SCANS
+    @EVERY_FAMILY
+    def test_every_bit_of_every_tensor_and_file(self, tmp_path, family, scan):
+        convert(tmp_path / "maxtext", family, scan=scan, carry=True)
+        made = back(tmp_path / "maxtext", tmp_path / "hf")
+        assert_same(tensors(made), tensors(hf(family)))
+        files = {path.name for path in hf(family).iterdir()}
+        assert {path.name for path in made.iterdir()} == files
+        for name in files - {"model.safetensors"}:
+            assert (made / name).read_bytes() == (hf(family) / name).read_bytes()
+
+    @pytest.mark.parametrize("family", ["llama3.1", "deepseek3", "gpt-oss"])
+    def test_stacked_on_axis_0(self, tmp_path, family):
+        convert(tmp_path / "maxtext", family, scan_axis=0)
+        assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), tensors(hf(family)))
+
+    @SCANS
+    def test_what_maxtext_itself_wrote(self, tmp_path, scan):
+        made = back(golden_checkpoint(scan), tmp_path / "hf", like=hf("llama3.1"))
+        assert_same(tensors(made), tensors(hf("llama3.1")))
+
+    def test_without_carrying_the_text_part_comes_back_and_the_rest_is_named(self, tmp_path):
+        convert(tmp_path / "maxtext", "gemma3")
+        conversion = plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=hf("gemma3")))
+        left_out = conversion.plan.notes.dropped
+        assert len(left_out) == 34
+        assert all("vision" in name or "projector" in name for name in left_out)
+        conversion.run(tmp_path / "hf")
+        wanted = {name: array for name, array in tensors(hf("gemma3")).items() if name not in left_out}
+        assert_same(tensors(tmp_path / "hf"), wanted)
+
+    def test_what_was_not_carried_is_taken_from_the_model(self, tmp_path):
+        convert(tmp_path / "maxtext", "gemma3")
+        made = back(tmp_path / "maxtext", tmp_path / "hf", like=hf("gemma3"), carry=True)
+        assert_same(tensors(made), tensors(hf("gemma3")))
+
+
+class TestSource:
+    def test_a_training_checkpoint_gives_its_parameters_alone(self, tmp_path):
+        """Made of a training run of MaxText's, whose sizes the configuration below states."""
+        tree = open_tree(TRAIN)
+        assert any(path[0] == "opt_state" for path in tree.arrays)
+        config = train_config(tree)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        made = tensors(back(TRAIN, tmp_path / "hf", like=tmp_path / "config.json"))
+        assert not any("opt" in name or "mu" in name.split(".") for name in made)
+        kernel = tree["params", "params", "decoder", "layers", "mlp", "wi_0", "kernel"].read()
+        assert len(made) == 3 + 9 * kernel.shape[1]
+        for layer in range(kernel.shape[1]):
+            wanted = kernel[:, layer].T
+            assert np.array_equal(made[f"model.layers.{layer}.mlp.gate_proj.weight"], wanted)
+
+    def test_no_byte_of_the_optimizer_is_read(self, tmp_path):
+        config = train_config(open_tree(TRAIN))
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        plan = plan_to_huggingface(TRAIN, ToHuggingFace(like=tmp_path / "config.json")).plan
+        assert plan.bytes_in < 2 * plan.bytes_out
+
+    @pytest.mark.parametrize("wrap", ["nnx", "nnx-rl", "policy"])
+    def test_flavours_and_composites(self, tmp_path, wrap):
+        convert(tmp_path / "maxtext", "qwen3")
+        tree = open_tree(tmp_path / "maxtext")
+        leaves = {}
+        for path, array in tree.arrays.items():
+            if path[0] != "params":
+                continue
+            own = path[2:]
+            wrapped = {
+                "nnx": (*own, "value"),
+                "nnx-rl": ("base", *own, "value"),
+                "policy": ("params", "params", "policy", *own),
+            }[wrap]
+            leaves[wrapped] = array
+            if wrap == "policy" and own[-1] == "embedding":
+                leaves["params", "params", "value_head", "kernel"] = array
+        writer = OrbaxWriter(step=0)
+        execute(build(Tree(leaves), writer, memory=1 << 30, jobs=1), writer, tmp_path / "wrapped")
+        prefix = {"prefix": "policy"} if wrap == "policy" else {}
+        made = back(tmp_path / "wrapped", tmp_path / "hf", like=hf("qwen3"), **prefix)
+        assert_same(tensors(made), tensors(hf("qwen3")))
+
+    def test_a_prefix_that_is_not_there(self, tmp_path):
+        convert(tmp_path / "maxtext", "qwen3")
+        with pytest.raises(UsageError, match="nothing lies below 'decodr'") as error:
+            plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(prefix="decodr"))
+        assert error.value.hint == "did you mean decoder?"
+
+
+def train_config(tree: Tree) -> dict[str, object]:
+    """What a Hugging Face configuration would say of the model in a tree of stacked layers."""
+    below = ("params", "params", "decoder", "layers")
+    embed, layers, heads, head_dim = tree[(*below, "self_attention", "query", "kernel")].shape
+    kv_heads = tree[(*below, "self_attention", "key", "kernel")].shape[2]
+    return {
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "hidden_size": embed,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": tree[(*below, "mlp", "wi_0", "kernel")].shape[2],
+        "vocab_size": tree["params", "params", "token_embedder", "embedding"].shape[0],
+        "tie_word_embeddings": False,
+    }
+
+
+class TestWhichModel:
+    def test_the_arrays_alone_tell_where_only_one_family_fits(self, tmp_path):
+        item = convert(tmp_path / "maxtext", "qwen3")
+        shutil.rmtree(item / "hf")
+        made = back(tmp_path / "maxtext", tmp_path / "hf")
+        assert_same(tensors(made), tensors(hf("qwen3")))
+        assert not (made / "config.json").exists()
+
+    @pytest.mark.parametrize("family", [f for f in FAMILIES if not f.startswith(("llama", "mistral"))])
+    def test_the_family_and_the_arrays_are_enough(self, tmp_path, family):
+        item = convert(tmp_path / "maxtext", family)
+        config = json.loads((hf(family) / "config.json").read_bytes())
+        shutil.rmtree(item / "hf")
+        name = next(n for n in families_of(config["model_type"]))
+        made = back(tmp_path / "maxtext", tmp_path / "hf", model=ModelOptions(family=name))
+        wanted = tensors(hf(family))
+        assert made and tensors(made).keys() <= wanted.keys()
+        assert_same(tensors(made), {name: wanted[name] for name in tensors(made)})
+
+    def test_nothing_tells(self, tmp_path):
+        item = convert(tmp_path / "maxtext", "llama3.1")
+        shutil.rmtree(item / "hf")
+        with pytest.raises(ConfigError, match="nothing tells which model this is") as error:
+            plan_to_huggingface(tmp_path / "maxtext")
+        assert "--like" in str(error.value.hint)
+
+    def test_like_a_directory_that_is_not_there(self, tmp_path):
+        convert(tmp_path / "maxtext", "qwen3")
+        with pytest.raises(CheckpointError, match="is not there"):
+            plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=tmp_path / "none"))
+
+    def test_like_another_model(self, tmp_path):
+        convert(tmp_path / "maxtext", "qwen3")
+        with pytest.raises(CoverageError, match="missing"):
+            plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=hf("qwen2.5")))
+        assert not (tmp_path / "hf").exists()
+
+
+def families_of(model_type: str) -> list[str]:
+    from ckpttools.families.registry import families
+
+    return [family.name for family in families().values() if model_type in family.model_types]
+
+
+class TestDtypes:
+    def test_cast(self, tmp_path):
+        convert(tmp_path / "maxtext", "qwen3")
+        made = back(tmp_path / "maxtext", tmp_path / "hf", dtype=DTYPES["float32"])
+        wanted = {name: array.astype(np.float32) for name, array in tensors(hf("qwen3")).items()}
+        assert_same(tensors(made), wanted)
+        config = json.loads((made / "config.json").read_bytes())
+        assert config["dtype"] == "float32"
+        original = json.loads((hf("qwen3") / "config.json").read_bytes())
+        assert config == {**original, "dtype": "float32"}
+
+    @SCANS
+    def test_exact_where_scaling_would_round(self, tmp_path, scan):
+        """A head of 8: the query is divided by sqrt(8), which rounds some of its elements."""
+        source = odd_heads(tmp_path / "source")
+        for exact in (False, True):
+            options = ToMaxText(scan=scan, exact=exact)
+            plan_to_maxtext(source, options).run(tmp_path / f"maxtext-{exact}")
+            back(tmp_path / f"maxtext-{exact}", tmp_path / f"hf-{exact}")
+        assert_same(tensors(tmp_path / "hf-True"), tensors(source))
+        plain = tensors(tmp_path / "hf-False")
+        differing = [
+            name for name, array in tensors(source).items() if not np.array_equal(plain[name], array)
+        ]
+        assert differing and all("q_proj" in name for name in differing)
+        for name in differing:
+            ulps = plain[name].view(np.int16).astype(int) - tensors(source)[name].view(np.int16).astype(int)
+            assert np.abs(ulps).max() == 1
+        tree = open_tree(tmp_path / "maxtext-True")
+        wide = {path for path, array in tree.arrays.items() if array.dtype.name == "float32"}
+        assert wide and all("query" in path for path in wide)
+
+    def test_the_plan_says_what_is_not_exact(self, tmp_path):
+        source = odd_heads(tmp_path / "source")
+        notes = plan_to_maxtext(source).plan.notes
+        assert ["query" in note.subject for note in notes.inexact] == [True]
+        assert "at most 1 ulp" in notes.inexact[0].text
+        assert not plan_to_maxtext(source, ToMaxText(exact=True)).plan.notes.inexact
+
+    def test_float32_cannot_be_stored_exactly(self, tmp_path):
+        source = odd_heads(tmp_path / "source", np.float32)
+        with pytest.raises(UsageError, match="way back is exact"):
+            plan_to_maxtext(source, ToMaxText(exact=True))
+
+    def test_norms_of_a_model_in_float32_come_back_in_float32(self, tmp_path):
+        source = tmp_path / "source"
+        shutil.copytree(hf("gemma2"), source)
+        wide = {name: array.astype(np.float32) for name, array in tensors(hf("gemma2")).items()}
+        save_file(wide, source / "model.safetensors", {"format": "pt"})
+        plan_to_maxtext(source).run(tmp_path / "maxtext")
+        made = tensors(back(tmp_path / "maxtext", tmp_path / "hf"))
+        assert {array.dtype for array in made.values()} == {np.dtype(np.float32)}
+        for name, array in wide.items():
+            assert np.abs(made[name] - array).max() < 1e-6
+
+
+def odd_heads(directory: Path, dtype=ml_dtypes.bfloat16) -> Path:
+    """A Llama whose head dimension is no power of four."""
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "intermediate_size": 96,
+        "vocab_size": 50,
+        "tie_word_embeddings": True,
+    }
+    shapes = {"model.embed_tokens.weight": (50, 64), "model.norm.weight": (64,)}
+    for layer in range(2):
+        below = f"model.layers.{layer}"
+        shapes |= {
+            f"{below}.input_layernorm.weight": (64,),
+            f"{below}.post_attention_layernorm.weight": (64,),
+            f"{below}.self_attn.q_proj.weight": (64, 64),
+            f"{below}.self_attn.k_proj.weight": (32, 64),
+            f"{below}.self_attn.v_proj.weight": (32, 64),
+            f"{below}.self_attn.o_proj.weight": (64, 64),
+            f"{below}.mlp.gate_proj.weight": (96, 64),
+            f"{below}.mlp.up_proj.weight": (96, 64),
+            f"{below}.mlp.down_proj.weight": (64, 96),
+        }
+    random = np.random.default_rng(5)
+    directory.mkdir()
+    arrays = {name: random.normal(0, 0.02, shape).astype(dtype) for name, shape in shapes.items()}
+    save_file(arrays, directory / "model.safetensors", {"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+class TestVocabulary:
+    @SCANS
+    @pytest.mark.parametrize("family", ["gemma2", "llama3.1"])
+    def test_padded_with_zeros_and_cut_again(self, tmp_path, family, scan):
+        item = convert(tmp_path / "maxtext", family, scan=scan, pad_vocab=300)
+        tree = open_tree(item)
+        embedding = tree["params", "params", "token_embedder", "embedding"].read()
+        plain = open_tree(convert(tmp_path / "plain", family, scan=scan))
+        assert embedding.shape == (300, 64)
+        assert not embedding[256:].astype(np.float32).any()
+        unpadded = plain["params", "params", "token_embedder", "embedding"].read()
+        assert embedding[:256].tobytes() == unpadded.tobytes()
+        head = tree.get(("params", "params", "decoder", "logits_dense", "kernel"))
+        assert head is None or head.shape == (64, 300)
+        conversion = plan_to_huggingface(tmp_path / "maxtext")
+        assert any("the last 44 are cut off" in note.text for note in conversion.plan.notes.values)
+        conversion.run(tmp_path / "hf")
+        assert_same(tensors(tmp_path / "hf"), tensors(hf(family)))
+
+    def test_rows_are_never_taken_away(self, tmp_path):
+        with pytest.raises(UsageError, match="padding cannot take rows away"):
+            plan_to_maxtext(hf("llama3.1"), ToMaxText(pad_vocab=255))
+
+    def test_what_maxtext_wants_is_said(self, tmp_path):
+        source = tmp_path / "source"
+        shutil.copytree(hf("gemma2"), source)
+        arrays = tensors(hf("gemma2"))
+        arrays["model.embed_tokens.weight"] = np.zeros((256000, 64), ml_dtypes.bfloat16)
+        save_file(arrays, source / "model.safetensors", {"format": "pt"})
+        config = json.loads((source / "config.json").read_bytes())
+        (source / "config.json").write_text(json.dumps({**config, "vocab_size": 256000}))
+        notes = plan_to_maxtext(source).plan.notes.values
+        said = [note.text for note in notes if note.subject == "vocabulary"]
+        assert said == [
+            "256000 rows, 256128 in MaxText's own configuration: --pad-vocab 256128, "
+            "or give it vocab_size=256000"
+        ]
+
+
+class TestTied:
+    """The configuration decides; what contradicts it is refused, unless the user says what to do."""
+
+    def model(self, directory: Path, *, said: bool, head: bool) -> Path:
+        shutil.copytree(hf("llama3.1"), directory)
+        config = json.loads((directory / "config.json").read_bytes())
+        (directory / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": said}))
+        if not head:
+            arrays = tensors(hf("llama3.1"))
+            del arrays["lm_head.weight"]
+            save_file(arrays, directory / "model.safetensors", {"format": "pt"})
+        return directory
+
+    @pytest.mark.parametrize("said", [True, False])
+    @pytest.mark.parametrize("head", [True, False])
+    def test_the_configuration_decides(self, tmp_path, said, head):
+        source = self.model(tmp_path / "source", said=said, head=head)
+        if said == head:
+            with pytest.raises(CoverageError, match=r"lm_head\.weight") as error:
+                plan_to_maxtext(source)
+            assert "--tied keep, drop or materialize" in str(error.value.hint)
+        else:
+            plan_to_maxtext(source).run(tmp_path / "maxtext")
+            assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), tensors(source))
+
+    @pytest.mark.parametrize("said", [True, False])
+    @pytest.mark.parametrize("head", [True, False])
+    @pytest.mark.parametrize("way", ["keep", "drop", "materialize"])
+    def test_ways_there(self, tmp_path, said, head, way):
+        source = self.model(tmp_path / "source", said=said, head=head)
+        options = ToMaxText(model=ModelOptions(tied=way))
+        conversion = plan_to_maxtext(source, options)
+        arrays = conversion.plan.tree.arrays
+        kernel = arrays.get(("params", "params", "decoder", "logits_dense", "kernel"))
+        assert (kernel is not None) == {"keep": head, "drop": False, "materialize": True}[way]
+        assert conversion.plan.notes.dropped == (("lm_head.weight",) if way == "drop" and head else ())
+        if way == "materialize" and not head:
+            embedding = tensors(source)["model.embed_tokens.weight"]
+            assert np.array_equal(kernel.read(), embedding.T)
+
+    @pytest.mark.parametrize("way", ["keep", "drop", "materialize"])
+    @pytest.mark.parametrize("head", [True, False])
+    def test_ways_back(self, tmp_path, head, way):
+        source = self.model(tmp_path / "source", said=not head, head=head)
+        plan_to_maxtext(source).run(tmp_path / "maxtext")
+        made = back(tmp_path / "maxtext", tmp_path / "hf", model=ModelOptions(tied=way))
+        there = "lm_head.weight" in tensors(made)
+        assert there == {"keep": head, "drop": False, "materialize": True}[way]
+        assert json.loads((made / "config.json").read_bytes())["tie_word_embeddings"] == (not there)
+        if there and not head:
+            arrays = tensors(made)
+            assert np.array_equal(arrays["lm_head.weight"], arrays["model.embed_tokens.weight"])
+
+
+class TestNames:
+    HUB, INNER = "language_model.model.norm.weight", "model.language_model.norm.weight"
+
+    def test_both_spellings_are_read_and_come_back(self, tmp_path):
+        source = tmp_path / "source"
+        shutil.copytree(hf("gemma3"), source)
+        arrays = {inner(name): array for name, array in tensors(hf("gemma3")).items()}
+        assert self.INNER in arrays
+        save_file(arrays, source / "model.safetensors", {"format": "pt"})
+        plan_to_maxtext(source, ToMaxText(carry=True)).run(tmp_path / "maxtext")
+        plan_to_maxtext(hf("gemma3")).run(tmp_path / "hub")
+        same = open_tree(tmp_path / "hub")
+        for path, array in open_tree(tmp_path / "maxtext").arrays.items():
+            assert array.read().tobytes() == same[path].read().tobytes()
+        assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), arrays)
+
+    def test_names_on_request(self, tmp_path):
+        convert(tmp_path / "maxtext", "gemma3")
+        made = tensors(back(tmp_path / "maxtext", tmp_path / "hf", spelling="transformers"))
+        assert self.INNER in made
+        assert self.HUB not in made
+
+    def test_a_spelling_that_the_family_lacks(self, tmp_path):
+        convert(tmp_path / "maxtext", "qwen3")
+        with pytest.raises(UsageError, match="not spelled this way"):
+            plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(spelling="transformers"))
+
+
+def inner(name: str) -> str:
+    """A hub name of Gemma 3 as transformers has it."""
+    for ours, theirs in (
+        ("language_model.model.", "model.language_model."),
+        ("vision_tower.", "model.vision_tower."),
+    ):
+        if name.startswith(ours):
+            return theirs + name.removeprefix(ours)
+    return f"model.{name}"
+
+
+class TestWritten:
+    def test_shards_have_an_index_and_layers_stay_together(self, tmp_path):
+        convert(tmp_path / "maxtext", "llama3.1")
+        writer = SafetensorsWriter(100_000)
+        plan_to_huggingface(tmp_path / "maxtext", writer=writer).run(tmp_path / "hf")
+        index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_bytes())["weight_map"]
+        assert len(set(index.values())) > 3
+        for layer in range(4):
+            files = {file for name, file in index.items() if f".{layer}." in name}
+            assert len(files) <= 2
+        assert_same(tensors(tmp_path / "hf"), tensors(hf("llama3.1")))
+
+    def test_a_tokenizer_goes_there_and_back(self, tmp_path):
+        source = tmp_path / "source"
+        shutil.copytree(hf("qwen3"), source)
+        texts = {"tokenizer.json": b"{}", "merges.txt": b"a b\n", "chat_template.jinja": b"{{ x }}"}
+        for name, content in texts.items():
+            (source / name).write_bytes(content)
+        (source / "README.md").write_text("not needed")
+        plan_to_maxtext(source).run(tmp_path / "maxtext")
+        made = back(tmp_path / "maxtext", tmp_path / "hf")
+        assert {name: (made / name).read_bytes() for name in texts} == texts
+        assert not (made / "README.md").exists()

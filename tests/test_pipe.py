@@ -1,0 +1,198 @@
+"""Transforms in one pass: the order on the command line, pipes in Python, and the page that explains them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from golden_data import GOLDEN, golden_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpttools
+from ckpttools.cli.main import main
+from ckpttools.convert_any import plan_tree, writer_for
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import UsageError
+from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.registry import open_tree
+from ckpttools.formats.zarr3_write import ZarrWriter
+from ckpttools.ir.tree import Metadata, Tree, spelled
+from ckpttools.notes import Notes
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.strategies import noise, stored
+from ckpttools.testing.trees import assert_same, trees
+from ckpttools.transforms.cast import CastMap, CastTo
+from ckpttools.transforms.functions import remap
+from ckpttools.transforms.select import Select
+
+use_profile()
+HF = GOLDEN / "llama3.1" / "hf"
+PAGE = Path(__file__).parents[1] / "docs" / "transforms.md"
+F32 = DTYPES["float32"]
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, [*map(str, arguments), "--no-progress"])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+class TestPipe:
+    @given(trees())
+    def test_of_nothing_is_the_tree(self, tree):
+        made = tree.pipe()
+        assert_same(made, tree)
+        assert made.metadata == tree.metadata
+
+    @given(trees(structure=False), st.lists(st.sampled_from(["float64", "float16", "bfloat16"]), max_size=3))
+    def test_in_steps_or_at_once(self, tree, names):
+        casts = [CastTo(name) for name in names]
+        at_once, in_steps = tree.pipe(*casts), tree
+        for each in casts:
+            in_steps = in_steps.pipe(each)
+        assert_same(at_once, in_steps)
+        assert at_once.metadata.notes == in_steps.metadata.notes
+
+    def test_notes_add_up_and_reach_the_plan(self):
+        tree = Tree({(name,): stored(noise((2,), F32), F32) for name in "ab"}, Metadata())
+        made = tree.pipe(Select(drop=["a"]), CastTo("bfloat16"))
+        plan = plan_tree(made, ZarrWriter()).plan
+        assert plan.notes == made.metadata.notes
+        assert plan.notes.dropped == ("a",)
+        assert [note.subject for note in plan.notes.inexact] == ["1 array"]
+        assert tree.metadata.notes == Notes()
+
+    def test_save_takes_the_options_of_the_writer(self, tmp_path):
+        tree = ckpttools.open(golden_checkpoint(True)).pipe(Select(["*norm*"]))
+        ckpttools.save(tree, tmp_path / "out", item="state", ocdbt=False)
+        assert (tmp_path / "out" / "0" / "state" / "_METADATA").is_file()
+        assert not list((tmp_path / "out").rglob("manifest.ocdbt"))
+        with pytest.raises(UsageError, match="not stored with these options"):
+            ckpttools.save(tree, tmp_path / "st", "safetensors", compression=None)
+        conversion = ckpttools.plan_save(tree, "zarr3")
+        assert len(conversion.plan.tree) == 3
+        assert not (tmp_path / "st").exists()
+
+    def test_step_and_item_of_the_source_are_those_of_orbax(self):
+        tree = Tree({("a",): stored(noise((2,), F32), F32)}, Metadata(format="orbax", step=5, item="params"))
+        assert writer_for(tree) == OrbaxWriter(step=None, item="params")
+        assert writer_for(tree, item="x", step=1) == OrbaxWriter(step=1, item="x")
+        assert writer_for(tree.with_metadata(item=None)) == OrbaxWriter(step=None, item="items")
+
+
+NAMES = '[[rules]]\nfrom = "model.layers.{i}.{...}"\nto = "blocks.{i+1}.{...}"\n'
+
+
+class TestOneCommand:
+    """Patterns of --drop are about old names, those of --dtype-map about new ones, whatever comes first."""
+
+    OPTIONS = (
+        ("--drop", "model.layers.*.self_attn"),
+        ("--map", "names.toml"),
+        ("--dtype-map", "blocks.*=float32"),
+        ("--dtype", "float16"),
+    )
+
+    @pytest.fixture
+    def names(self, tmp_path, monkeypatch):
+        (tmp_path / "names.toml").write_text(NAMES)
+        monkeypatch.chdir(tmp_path)
+
+    @pytest.mark.parametrize("target", ["to-orbax", "to-safetensors", "to-zarr3"])
+    @pytest.mark.parametrize("order", [1, -1])
+    def test_the_order_is_fixed(self, names, target, order):
+        options = [text for pair in self.OPTIONS[::order] for text in pair]
+        run("convert", target, HF, "out", *options)
+        made = open_tree(Path("out"))
+        wanted = open_tree(HF).pipe(
+            Select(drop=["model.layers.*.self_attn"]),
+            remap({"model.layers.{i}.{...}": "blocks.{i+1}.{...}"}),
+            CastMap({"blocks.*": "float32"}, "float16"),
+        )
+        assert {spelled(path) for path in made} == {spelled(path) for path in wanted}
+        for path, array in wanted.arrays.items():
+            got = next(each for other, each in made.arrays.items() if spelled(other) == spelled(path))
+            assert got.dtype == array.dtype
+            assert np.array_equal(got.read(), array.read())
+
+    def test_one_pass(self, names):
+        options = [text for pair in self.OPTIONS for text in pair]
+        report = json.loads(run("convert", "to-orbax", HF, "out", *options, "--dry-run", "--json"))
+        tree = open_tree(HF)
+        kept = sum(a.nbytes for p, a in tree.arrays.items() if "self_attn" not in p[0])
+        assert report["bytes_in"] == kept
+
+    def test_strip_optimizer(self, tmp_path):
+        source = GOLDEN.parent / "orbax" / "maxtext_run"
+        run("convert", "to-orbax", source, tmp_path / "out", "--strip-optimizer", "--dtype", "float16")
+        before, after = open_tree(source), open_tree(tmp_path / "out")
+        assert any(path[0] == "opt_state" for path in before.arrays)
+        kept = {path: array for path, array in before.arrays.items() if path[0] == "params"}
+        assert {path for path in after.arrays if path[0] == "params"} == set(kept)
+        assert not any(path[0] == "opt_state" for path in after.arrays)
+
+    def test_options_without_the_one_they_are_about(self, tmp_path):
+        assert "--map" in run("convert", "to-zarr3", HF, tmp_path / "out", "--strict", code=2)
+
+    def test_two_runs_with_other_transforms_do_not_mix(self):
+        """What is left of an interrupted conversion belongs to the transforms that began it."""
+        one = plan_tree(open_tree(HF).pipe(CastTo("float16")), ZarrWriter()).plan.fingerprint()
+        two = plan_tree(open_tree(HF).pipe(CastTo("bfloat16")), ZarrWriter()).plan.fingerprint()
+        again = plan_tree(open_tree(HF).pipe(CastTo("float16")), ZarrWriter()).plan.fingerprint()
+        assert one == again != two
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with a checkpoint of each kind."""
+    place = tmp_path_factory.mktemp("page")
+    shutil.copytree(golden_checkpoint(True), place / "maxtext" / "llama")
+    shutil.copytree(HF, place / "hf" / "llama")
+    return place
+
+
+class TestPage:
+    """Every block of docs/transforms.md runs, in order."""
+
+    def test_python(self, place, monkeypatch):
+        monkeypatch.chdir(place)
+        page = ModuleType("page")
+        # Dataclasses look for their module.
+        monkeypatch.setitem(sys.modules, "page", page)
+        blocks = code_blocks("python")
+        assert len(blocks) == 4
+        for block in blocks:
+            exec(compile(block, str(PAGE), "exec"), vars(page))
+        assert open_tree(place / "out" / "body").metadata.format == "orbax"
+        thin = open_tree(place / "out" / "thin")
+        source = open_tree(place / "maxtext" / "llama")
+        path = ("params", "params", "decoder", "layers", "mlp", "wo", "kernel")
+        assert np.array_equal(thin[path].read(), source[path].read()[:, ::2])
+
+    def test_commands(self, place, monkeypatch):
+        monkeypatch.chdir(place)
+        (place / "names.toml").write_text(code_blocks("toml")[0])
+        commands = [line[2:] for block in code_blocks("console") for line in block.splitlines()]
+        assert len(commands) == 2
+        for command in commands:
+            run(*shlex.split(command)[1:])
+        norms, source = open_tree(place / "out" / "norms"), open_tree(place / "hf" / "llama")
+        assert {array.dtype.name for array in norms.arrays.values()} == {"float32"}
+        made = open_tree(place / "out" / "remapped")
+        up = [source[f"model.layers.{k}.mlp.up_proj.weight",].read().T for k in range(4)]
+        path = ("params", "params", "decoder", "layers", "mlp", "wi_1", "kernel")
+        assert np.array_equal(made[path].read(), np.stack(up, axis=1))
+        assert ("rest", "4", "self_attn.v_proj.weight") in made
+        assert not any("lm_head" in path[0] for path in made)
+
+
+def code_blocks(language):
+    return [part.split("\n```")[0] for part in PAGE.read_text().split(f"```{language}\n")[1:]]

@@ -1,0 +1,637 @@
+"""Rules and functions that rename, drop and rearrange: there and back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from golden_data import GOLDEN, described, golden_arrays, golden_checkpoint, leaves_by_package
+from hypothesis import given
+from hypothesis import strategies as st
+from stored_trees import EVERYTHING
+
+import ckpttools
+from ckpttools.cli.main import main
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import CheckpointError, CoverageError, FormatError, MappingError, ShapeError, UsageError
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.nodes import relayout, take
+from ckpttools.ir.tree import Metadata, Tree, spelled
+from ckpttools.mapping.axes import parse_key
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.strategies import noise, statements, stored
+from ckpttools.testing.trees import assert_same
+from ckpttools.transforms.cast import CastTo
+from ckpttools.transforms.functions import MapArrays, as_checkpoint_conversion_fn, mapped_by, remap
+from ckpttools.transforms.rename import Remap, Rule, parse_rules, read_rules, renames
+from ckpttools.transforms.templates import parse_template
+
+use_profile()
+HF = GOLDEN / "llama3.1" / "hf"
+F32 = DTYPES["float32"]
+
+
+def tree_of(*paths, shape=(2,), **metadata):
+    return Tree(
+        {path: stored(noise(shape, F32, k), F32) for k, path in enumerate(paths)}, Metadata(**metadata)
+    )
+
+
+def flat(*names, shape=(2,)):
+    return tree_of(*[(name,) for name in names], shape=shape)
+
+
+# Templates.
+
+
+@given(statements())
+def test_a_template_finds_what_it_spelled(statement):
+    key = parse_key(statement.left)
+    template = parse_template(statement.left)
+    axes = {axis: statement.sizes[axis] - 1 for axis in key.axes}
+    name = key.spell(axes, statement.sizes)
+    filled = template.match(name)
+    assert filled is not None
+    assert template.spell(filled) == name
+    assert template.match(f"{name}x") is None
+    assert template.match(f"x{name}") is None
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "matches"),
+    [
+        ("a.{i}.b", "a.12.b", True),
+        ("a.{i}.b", "a.012.b", False),
+        ("a.{i}.b", "a.x.b", False),
+        ("a.{i+3}", "a.2", False),
+        ("a.{i+3}", "a.3", True),
+        ("{p:q,qk}.w", "qk.w", True),
+        ("{p:q,k}.w", "v.w", False),
+        ("{i}.{i}", "3.3", True),
+        ("{i}.{i}", "3.4", False),
+        ("{...}.w", "a.b.w", True),
+        ("{...}.w", ".w", False),
+        ("a.{...}", "a.", False),
+        ("a.{i}.{...}.{j}", "a.1.b.2.3", True),
+        ("{i}.{...}.{i}", "1.x.2", False),
+        ("a²{i}", "a²²", False),
+    ],
+)
+def test_what_templates_match(template, name, matches):
+    assert (parse_template(template).match(name) is not None) == matches
+
+
+def test_templates_that_are_none():
+    with pytest.raises(MappingError, match="once"):
+        parse_template("{...}.{...}")
+    with pytest.raises(MappingError, match="brace"):
+        parse_template("a{i")
+
+
+# Names.
+
+
+@st.composite
+def bijections(draw):
+    """Flat names of layers, and rules that give each another name and lose none."""
+    layers = draw(st.integers(1, 12))
+    words = draw(st.lists(st.sampled_from(("q", "k", "up.w", "bias")), min_size=1, unique=True))
+    offset = draw(st.integers(0, 9))
+    names = [f"model.{layer}.{word}" for layer in range(layers) for word in words]
+    new = draw(st.permutations(words))
+    target = {word: f"m/l_{{layer+{offset}}}/{other}" for word, other in zip(words, new, strict=True)}
+    rules = {f"model.{{layer}}.{word}": target[word] for word in words}
+    return names, rules
+
+
+@given(bijections())
+def test_renaming_there_and_back(case):
+    names, rules = case
+    tree = flat(*names)
+    there = tree.pipe(renames(rules))
+    assert len(there) == len(tree)
+    assert all(path[0] == "m" and len(path) == 3 for path in there)
+    back = there.pipe(renames({target: source for source, target in rules.items()}))
+    assert {spelled(path): leaf for path, leaf in back.items()} == {n: tree[n,] for n in names}
+
+
+class TestNames:
+    def test_the_first_rule_counts_and_the_rest_stays(self):
+        tree = flat("a.1", "a.2", "b")
+        made = tree.pipe(renames({"a.1": "first", "a.{i}": "other_{i}"}))
+        assert list(made) == [("first",), ("other_2",), ("b",)]
+
+    def test_dropping(self):
+        done = renames({"a.{i}": None})(flat("a.1", "a.2", "b"))
+        assert list(done.tree) == [("b",)]
+        assert done.notes.dropped == ("a.1", "a.2")
+
+    def test_labels_and_offsets(self):
+        made = flat("x.q.0", "x.k.1").pipe(renames({"x.{part:q,k}.{i}": "y.{i+5}.{part:query,key}"}))
+        assert list(made) == [("y.5.query",), ("y.6.key",)]
+
+    def test_merged_numbers_stay_one(self):
+        made = flat("x.17").pipe(renames({"x.{block layer}": "y.{block layer}"}))
+        assert list(made) == [("y.17",)]
+
+    def test_more_coordinates_than_labels(self):
+        with pytest.raises(MappingError, match="more coordinates than labels"):
+            flat("x.2").pipe(renames({"x.{i}": "{i:a,b}"}))
+
+    def test_dots_slashes_and_places_in_lists(self):
+        tree = tree_of(("opt", 0, "mu", "w"), ("opt", 1, "mu", "w"), ("params", "w"))
+        by_slash = tree.pipe(renames({"opt/{i}/mu/{...}": "state/{i}/m/{...}"}))
+        assert set(by_slash) == {("state", 0, "m", "w"), ("state", 1, "m", "w"), ("params", "w")}
+        assert tree.pipe(renames({"opt.{i}.mu.w": "state.{i}.m.w"})).keys() == by_slash.keys()
+        nested = flat("a.b.c").pipe(renames({"a.{...}": "x/a/{...}"}))
+        assert list(nested) == [("x", "a", "b.c")]
+
+    def test_every_leaf_and_its_metadata_move(self):
+        made = EVERYTHING.pipe(renames({"{...}": "all/{...}"}))
+        assert [spelled(path[1:]) for path in made] == [spelled(path) for path in EVERYTHING]
+        assert made.metadata.scalars == {("all", "number"), ("all", "yes")}
+        assert ("all", "rng", "key") in made.metadata.key_impls
+        assert_same(made.pipe(renames({"all/{...}": "{...}"})), EVERYTHING)
+
+
+class TestRefusals:
+    def test_collisions_name_both(self):
+        with pytest.raises(MappingError, match=r"a\.1 and b\.1 both become c\.1"):
+            flat("a.1", "b.1").pipe(renames({"a.{i}": "c.{i}", "b.{i}": "c.{i}"}))
+        with pytest.raises(MappingError, match="a and b both become a"):
+            flat("a", "b").pipe(renames({"b": "a"}))
+
+    def test_below_another_leaf(self):
+        with pytest.raises(MappingError, match="which is below it"):
+            flat("a", "b").pipe(renames({"b": "a/x"}))
+
+    def test_nothing_left(self):
+        with pytest.raises(MappingError, match="no array is left"):
+            flat("a", "b").pipe(renames({"{...}": None}))
+
+    def test_gaps_in_lists(self):
+        tree = tree_of(("l", 0), ("l", 1))
+        with pytest.raises(FormatError, match="gaps"):
+            tree.pipe(renames({"l/0": None}))
+
+    def test_a_rule_that_matches_nothing(self):
+        with pytest.raises(MappingError, match="matches nothing") as caught:
+            flat("layers.0.kernel").pipe(renames({"layers.{i}.kernle": "x.{i}"}))
+        assert "layers.0.kernel" in str(caught.value)
+        optional = Remap([Rule("x.{i}", "y.{i}", optional=True)])
+        assert list(flat("a").pipe(optional)) == [("a",)]
+
+    def test_a_rule_that_an_earlier_one_hides(self):
+        with pytest.raises(MappingError, match="earlier"):
+            flat("a.1").pipe(renames({"a.{i}": "b.{i}", "a.1": "c"}))
+
+    def test_strict(self):
+        with pytest.raises(CoverageError, match="no rule matches these arrays") as caught:
+            flat("a", "b.0", "b.1").pipe(Remap([Rule("a", "x")], strict=True))
+        assert "b.{0..1}" in str(caught.value)
+
+    def test_strict_is_about_arrays(self):
+        rules = Remap([Rule(spelled(path), spelled(path)) for path in EVERYTHING.arrays], strict=True)
+        assert_same(EVERYTHING.pipe(rules), EVERYTHING)
+
+    @pytest.mark.parametrize(
+        ("source", "target"), [("a.{i}", "b"), ("a", "b.{i}"), ("a.{...}", "b"), ("a.{i j}", "b.{i}.{j}")]
+    )
+    def test_names_with_different_fields(self, source, target):
+        with pytest.raises(MappingError, match="different fields"):
+            Rule(source, target)
+
+    def test_axes_with_wildcards_and_drops(self):
+        with pytest.raises(MappingError, match="do not go together"):
+            Rule("{...}", "x/{...}", "a b")
+        with pytest.raises(MappingError, match="needs no axes"):
+            Rule("a", None, "a b")
+        with pytest.raises(MappingError, match="not enough"):
+            Rule("a", "b", None, "a b")
+
+
+# Axes.
+
+STACKING = parse_rules(
+    {
+        "rules": [
+            {
+                "from": "m.{layer}.up",
+                "axes": "mlp embed",
+                "to": "p/layers/up",
+                "to-axes": "embed layer mlp",
+            },
+            {
+                "from": "m.{layer}.q",
+                "axes": "(heads dim) embed",
+                "to": "p/layers/q",
+                "to-axes": "embed layer heads dim",
+            },
+        ],
+        "sizes": {"dim": 2},
+    }
+)
+
+
+def layers(count, shapes):
+    rng = np.random.default_rng(0)
+    values = {
+        f"m.{k}.{n}": rng.standard_normal(s).astype(np.float32)
+        for k in range(count)
+        for n, s in shapes.items()
+    }
+    return values, Tree({(name,): stored(value.view(np.uint32), F32) for name, value in values.items()})
+
+
+SHAPES = {"up": (6, 4), "q": (8, 4)}
+
+
+class TestAxes:
+    def test_layers_enter_arrays(self):
+        values, tree = layers(3, SHAPES)
+        made = tree.pipe(STACKING)
+        up = np.stack([values[f"m.{k}.up"].T for k in range(3)], axis=1)
+        q = np.stack([values[f"m.{k}.q"].reshape(4, 2, 4).transpose(2, 0, 1) for k in range(3)], axis=1)
+        assert np.array_equal(made["p", "layers", "up"].read(), up)
+        assert np.array_equal(made["p", "layers", "q"].read(), q)
+
+    def test_there_and_back(self):
+        _, tree = layers(12, SHAPES)
+        back = Remap(
+            [Rule(str(each.target), each.source, each.target_axes, each.axes) for each in STACKING.rules],
+            {"dim": 2},
+        )
+        again = tree.pipe(STACKING, back)
+        assert set(again) == set(tree)
+        assert all(np.array_equal(again[path].read(), tree[path].read()) for path in tree)
+
+    def test_a_missing_layer_and_another_shape(self):
+        _, tree = layers(3, SHAPES)
+        gone = Tree({path: leaf for path, leaf in tree.items() if path != ("m.1.up",)})
+        with pytest.raises(CoverageError, match=r"m\.1\.up"):
+            gone.pipe(STACKING)
+        odd = Tree({**tree, ("m.2.up",): stored(noise((6, 5), F32), F32)})
+        with pytest.raises(CoverageError, match=r"m\.2\.up: got \[6, 5\]"):
+            odd.pipe(STACKING)
+
+    def test_sizes_that_cannot_be_told(self):
+        _, tree = layers(2, {"q": (8, 4)})
+        rules = Remap([Rule("m.{layer}.q", "q/{layer}", "(heads dim) embed", "heads dim embed")])
+        with pytest.raises(ShapeError, match="cannot be told"):
+            tree.pipe(rules)
+
+    def test_only_arrays_have_axes(self):
+        with pytest.raises(MappingError, match="for arrays"):
+            EVERYTHING.pipe(Remap([Rule("empty/none", "x", "a", "a")]))
+
+    def test_collisions_name_the_rules(self):
+        _, tree = layers(2, SHAPES)
+        rules = [Rule("m.{layer}.up", "x", "a b", "a layer b"), Rule("m.{layer}.q", "x", "c d", "c layer d")]
+        with pytest.raises(
+            MappingError, match=r"the rule for m\.\{layer\}\.up and the rule for m\.\{layer\}\.q both"
+        ):
+            tree.pipe(Remap(rules))
+
+
+# Files of rules.
+
+TOML = """
+[[rules]]
+from = "model.layers.{layer}.mlp.gate_proj.weight"
+axes = "mlp embed"
+to = "params/params/decoder/layers/mlp/wi_0/kernel"
+to-axes = "embed layer mlp"
+
+[[rules]]
+from = "lm_head.weight"
+drop = true
+"""
+
+
+class TestFiles:
+    def test_toml_and_json_are_the_same(self, tmp_path):
+        import tomllib
+
+        (tmp_path / "r.toml").write_text(TOML)
+        (tmp_path / "r.json").write_text(json.dumps(tomllib.loads(TOML)))
+        one, two = read_rules(tmp_path / "r.toml"), read_rules(tmp_path / "r.json")
+        assert one.rules == two.rules
+
+    @pytest.mark.parametrize(
+        ("document", "message"),
+        [
+            ([], "there are no rules"),
+            ({"rules": {}}, "there are no rules"),
+            ({"rules": [], "size": {}}, "did you mean sizes"),
+            ({"rules": [], "sizes": {"a": 0}}, "whole numbers"),
+            ({"rules": [3]}, "a rule is a table"),
+            ({"rules": [{"form": "a"}]}, "did you mean from"),
+            ({"rules": [{"from": "a"}]}, "what becomes of what"),
+            ({"rules": [{"to": "a"}]}, "what becomes of what"),
+            ({"rules": [{"from": "a", "to": "b", "drop": True}]}, "what becomes of what"),
+            ({"rules": [{"from": "a", "to": 3}]}, "wrong type"),
+            ({"rules": [{"from": "a", "drop": "yes"}]}, "wrong type"),
+            ({"rules": [{"from": "a", "to": "b"}, {"from": "a{", "to": "b"}]}, "rule 2: a{"),
+        ],
+    )
+    def test_what_is_no_file_of_rules(self, document, message):
+        with pytest.raises(MappingError) as caught:
+            parse_rules(document, "r.toml")
+        assert message in str(caught.value)
+        assert "r.toml" in str(caught.value)
+
+    def test_what_is_no_toml_or_json(self, tmp_path):
+        for name in ("r.toml", "r.json"):
+            (tmp_path / name).write_text("rules: [")
+            with pytest.raises(MappingError, match=name.rpartition(".")[2].upper()):
+                read_rules(tmp_path / name)
+        with pytest.raises(CheckpointError, match="cannot read"):
+            read_rules(tmp_path / "none.toml")
+
+
+# Functions.
+
+CODE = """
+from dataclasses import dataclass
+
+from ckpttools.ir.nodes import relayout
+
+@dataclass
+class Names:
+    prefix: str = "new"
+
+def rename(path, array):
+    if path == "lm_head.weight":
+        return None
+    if "norm" in path:
+        return f"{Names().prefix}/{path}"
+    if path.endswith("gate_proj.weight"):
+        rows, columns = array.shape
+        return path, relayout(array, [(rows,), (columns,)], (1, 0), (1, 1))
+    return array
+
+def fails(path, array):
+    raise ValueError(f"not today: {array.shape}")
+
+def wrong(path, array):
+    return 3
+
+value = 3
+"""
+
+
+@pytest.fixture
+def code(tmp_path):
+    (tmp_path / "names.py").write_text(CODE)
+    return tmp_path / "names.py"
+
+
+class TestFunctions:
+    def test_what_it_may_return(self, code):
+        tree = open_tree(HF)
+        made = tree.pipe(mapped_by(f"{code}:rename"))
+        assert ("lm_head.weight",) not in made
+        assert ("new", "model.norm.weight") in made
+        gate = ("model.layers.1.mlp.gate_proj.weight",)
+        assert np.array_equal(made[gate].read(), tree[gate].read().T)
+        assert made["model.embed_tokens.weight",] is tree["model.embed_tokens.weight",]
+        assert made.metadata.notes.dropped == ("lm_head.weight",)
+
+    def test_a_function_of_a_module(self, code, monkeypatch):
+        monkeypatch.syspath_prepend(code.parent)
+        assert len(open_tree(HF).pipe(mapped_by("names:rename"))) == len(open_tree(HF)) - 1
+
+    def test_places_in_lists(self):
+        tree = tree_of(("opt", 0, "mu"), ("opt", 1, "mu"))
+        made = tree.pipe(remap(lambda path, array: path.replace("opt", "state")))
+        assert list(made) == [("state", 0, "mu"), ("state", 1, "mu")]
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [("fails", "ValueError: not today: (256, 64)"), ("wrong", "returned something else")],
+    )
+    def test_one_that_fails_is_named_with_the_path(self, code, name, message, tmp_path):
+        output = run("remap", HF, tmp_path / "out", "--map", f"{code}:{name}", code=3)
+        assert message in output
+        assert f"{code}:{name}" in output
+        assert "lm_head.weight" in output
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize(
+        ("spec", "message"),
+        [
+            ("{code}:renam", "did you mean rename"),
+            ("{code}:value", "no function value"),
+            ("no_such_module:f", "cannot import no_such_module"),
+            ("{none}/x.py:f", "cannot import"),
+        ],
+    )
+    def test_one_that_is_not_there(self, code, tmp_path, spec, message):
+        spec = spec.format(code=code, none=tmp_path / "none")
+        assert message in run("remap", HF, tmp_path / "out", "--map", spec, code=2)
+
+    def test_code_that_does_not_run(self, tmp_path):
+        (tmp_path / "broken.py").write_text("def f(:\n")
+        with pytest.raises(UsageError, match="SyntaxError"):
+            mapped_by(f"{tmp_path / 'broken.py'}:f")
+
+    def test_collisions(self):
+        with pytest.raises(MappingError, match="a and b both become c"):
+            flat("a", "b").pipe(MapArrays(lambda path, array: "c"))
+
+    def test_expressions_of_parts(self):
+        def first(path, array):
+            return take(array, 0, 1)
+
+        tree = flat("a", shape=(3, 2))
+        assert np.array_equal(tree.pipe(remap(first))["a",].read(), tree["a",].read()[1])
+
+
+# The command.
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, [*map(str, arguments), "--no-progress"])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+DECODER = "params/params/decoder"
+LAYER = "model.layers.{l}"
+# Source, its axes, target, its axes.
+LLAMA_ROWS = [
+    ("lm_head.weight", "v e", f"{DECODER}/logits_dense/kernel", "e v"),
+    (
+        f"{LAYER}.mlp.{{p:gate_proj,up_proj}}.weight",
+        "m e",
+        f"{DECODER}/layers/mlp/{{p:wi_0,wi_1}}/kernel",
+        "e l m",
+    ),
+    (f"{LAYER}.mlp.down_proj.weight", "e m", f"{DECODER}/layers/mlp/wo/kernel", "m l e"),
+    (
+        f"{LAYER}.{{n:input,post_attention}}_layernorm.weight",
+        "e",
+        f"{DECODER}/layers/{{n:pre,post}}_self_attention_layer_norm/scale",
+        "e l",
+    ),
+    (
+        f"{LAYER}.self_attn.v_proj.weight",
+        "(k d) e",
+        f"{DECODER}/layers/self_attention/value/kernel",
+        "e l k d",
+    ),
+    (f"{LAYER}.self_attn.o_proj.weight", "e (h d)", f"{DECODER}/layers/self_attention/out/kernel", "h l d e"),
+]
+LLAMA = {
+    "sizes": {"d": 16},
+    "rules": [
+        {"from": "model.embed_tokens.weight", "to": "params/params/token_embedder/embedding"},
+        {"from": "model.norm.weight", "to": f"{DECODER}/decoder_norm/scale"},
+        *(dict(zip(("from", "axes", "to", "to-axes"), row, strict=True)) for row in LLAMA_ROWS),
+        {"from": f"{LAYER}.self_attn.{{...}}", "drop": True},
+    ],
+}
+
+
+class TestCommand:
+    def test_rules_make_what_maxtext_makes(self, tmp_path):
+        """All but query and key, whose values MaxText's converter changes."""
+        (tmp_path / "llama.json").write_text(json.dumps(LLAMA))
+        run("remap", HF, tmp_path / "out", "--map", tmp_path / "llama.json", "--strict", "--to", "orbax")
+        made = leaves_by_package(open_tree(tmp_path / "out"))
+        wanted = golden_arrays("llama3.1", True)
+        left_out = {f"params/params/decoder/layers/self_attention/{name}/kernel" for name in ("query", "key")}
+        assert made == {path: leaf for path, leaf in wanted.items() if path not in left_out | {"step"}}
+
+    def test_orbax_loads_it(self, tmp_path):
+        import orbax.checkpoint as ocp
+
+        (tmp_path / "names.toml").write_text(
+            '[[rules]]\nfrom = "params/params/{...}"\nto = "base/{...}"\n'
+            '[[rules]]\nfrom = "step"\ndrop = true\n'
+        )
+        run("remap", golden_checkpoint(True), tmp_path / "out", "--map", tmp_path / "names.toml")
+        restored = ocp.StandardCheckpointer().restore(tmp_path / "out" / "0" / "items")
+        source = open_tree(golden_checkpoint(True))
+        array = source["params", "params", "token_embedder", "embedding"].read()
+        assert np.array_equal(np.asarray(restored["base"]["token_embedder"]["embedding"]), array)
+
+    def test_bad_calls(self, tmp_path, code):
+        assert "--map" in run("remap", HF, tmp_path / "out", code=2)
+        run("remap", HF, tmp_path / "out", "--map", tmp_path / "none.toml", code=5)
+        assert "decides about every array" in run(
+            "remap", HF, tmp_path / "out", "--map", f"{code}:rename", "--strict", code=2
+        )
+        (tmp_path / "r.toml").write_text('[[rules]]\nfrom = "nothing"\nto = "x"\n')
+        assert "matches nothing" in run("remap", HF, tmp_path / "out", "--map", tmp_path / "r.toml", code=3)
+        assert not (tmp_path / "out").exists()
+
+
+# MaxText's checkpoint_conversion_fn.
+
+
+class TestConversionFunction:
+    RULES = renames({"model.{...}": "params/model.{...}", "lm_head.weight": None})
+
+    def test_renamed_arrays_are_the_same_objects(self):
+        one, two = np.ones(3), np.zeros(2)
+        convert = as_checkpoint_conversion_fn(self.RULES)
+        made = convert({"model.a": one, "lm_head.weight": two})
+        assert made["params"]["model.a"] is one
+        assert "lm_head.weight" not in str(made)
+
+    def test_nested_dictionaries_lists_and_what_is_empty(self):
+        array = np.ones(3, np.float32)
+        checkpoint = {"a": {"b": [array, array]}, "none": None, "empty": {}, "text": "x"}
+        made = as_checkpoint_conversion_fn({"a/{...}": "c/{...}"})(checkpoint)
+        assert made["c"]["b"][1] is array
+        assert made["none"] is None
+        assert made["empty"] == {}
+        assert made["text"] == "x"
+
+    @pytest.mark.parametrize("library", ["numpy", "jax"])
+    def test_axes_casts_and_functions(self, library):
+        import jax.numpy as jnp
+
+        values, _ = layers(3, SHAPES)
+        xp = np if library == "numpy" else jnp
+        convert = as_checkpoint_conversion_fn(
+            STACKING, CastTo("bfloat16"), lambda path, array: path.replace("p/", "params/")
+        )
+        made = convert({name: xp.asarray(value) for name, value in values.items()})
+        up = np.stack([values[f"m.{k}.up"].T for k in range(3)], axis=1)
+        got = made["params"]["layers"]["up"]
+        assert type(got) is type(xp.zeros(1))
+        assert got.dtype.name == "bfloat16"
+        assert np.array_equal(np.asarray(got), up.astype(got.dtype))
+
+    def test_the_same_as_a_tree_from_a_file(self):
+        from safetensors.numpy import load_file
+
+        rules = parse_rules(LLAMA)
+        by_function = as_checkpoint_conversion_fn(rules)(load_file(HF / "model.safetensors"))
+        for path, array in open_tree(HF).pipe(rules).arrays.items():
+            node = by_function
+            for key in path:
+                node = node[key]
+            assert node.tobytes() == array.read().tobytes()
+
+    def test_parts_and_windows(self):
+        from ckpttools.ir.nodes import padded, window
+
+        def change(path, array):
+            return padded(window(take(array, 0, 1), (1, 0), (2, 4)), (3, 4))
+
+        value = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+        made = as_checkpoint_conversion_fn(change)({"a": value})["a"]
+        assert np.array_equal(made, np.concatenate([value[1, 1:], np.zeros((1, 4), np.float32)]))
+
+    def test_sharded_arrays_stay_sharded(self):
+        import jax
+
+        array = jax.device_put(np.arange(6, dtype=np.float32).reshape(2, 3))
+        turn = lambda path, value: relayout(value, [(2,), (3,)], (1, 0), (1, 1))  # noqa: E731
+        made = as_checkpoint_conversion_fn(turn, CastTo("float16"))({"a": array})["a"]
+        assert made.sharding == array.sharding
+        assert np.array_equal(np.asarray(made), np.arange(6).reshape(2, 3).T)
+
+    def test_the_calls_that_maxtext_makes(self, tmp_path, monkeypatch):
+        """`_load_full_state_from_path` with source_checkpoint_layout=safetensors, down to the import."""
+        import importlib
+
+        import jax
+        from orbax.checkpoint import v1 as ocp
+
+        (tmp_path / "my_names.py").write_text(
+            "from ckpttools import as_checkpoint_conversion_fn\n"
+            "from ckpttools.transforms.rename import parse_rules\n"
+            f"convert = as_checkpoint_conversion_fn(parse_rules({LLAMA!r}))\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        module, _, name = "my_names.convert".rpartition(".")
+        function = getattr(importlib.import_module(module), name)
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        layout = ocp.options.CheckpointLayout.SAFETENSORS
+        with ocp.Context(checkpoint_layout=layout), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # names that Orbax is about to replace
+            abstract = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                ocp.pytree_metadata(HF).metadata,
+            )
+            state = function(ocp.load_pytree(HF, abstract))
+        wanted = {
+            spelled(path): described(array.read())
+            for path, array in open_tree(HF).pipe(parse_rules(LLAMA)).arrays.items()
+        }
+        got = {
+            jax.tree_util.keystr(path, simple=True, separator="/"): described(np.asarray(leaf))
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        }
+        assert got == wanted
+
+    def test_errors_are_ours(self):
+        with pytest.raises(ckpttools.CheckpointError, match="matches nothing"):
+            as_checkpoint_conversion_fn({"x": "y"})({"a": np.ones(2)})

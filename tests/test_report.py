@@ -1,0 +1,396 @@
+"""The report: what is packed into the page, the command around it, and the page itself in a browser."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chromium import Browser, browser, executable
+from click.testing import CliRunner, Result
+from golden_data import GOLDEN, golden_checkpoint
+from safetensors.numpy import save_file
+
+from ckpttools.cli.main import main
+from ckpttools.formats.registry import open_tree
+from ckpttools.inspect.layer_rows import layer_rows
+from ckpttools.inspect.report.contents import contents
+from ckpttools.inspect.report.page import page
+from ckpttools.inspect.stats import inspect_stats
+from ckpttools.inspect.tree import inspect_tree
+from ckpttools.ir.tree import Tree
+from ckpttools.testing.trees import many_leaves
+
+HF = GOLDEN / "llama3.1" / "hf"
+SCANNED = golden_checkpoint(scan=True)
+# A name that would do something if it were taken for HTML.
+HOSTILE = "model.layers.0.</script><img src=x onerror=alert(1)>.weight"
+
+
+def ckpt(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+def packed(tree: Tree, *, stats: bool = True) -> dict[str, Any]:
+    options: dict[str, Any] = {"memory": 1 << 30, "jobs": 2, "per_layer": True, "histograms": True}
+    found = inspect_stats(tree, **options) if stats else None
+    return contents(inspect_tree(tree), found, layer_rows(tree))
+
+
+def unpacked(text: str) -> dict[str, Any]:
+    match = re.search(r'id="contents">([A-Za-z0-9+/=]+)</script>', text)
+    assert match
+    made: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(match[1])))
+    return made
+
+
+class TestContents:
+    def test_paths_come_back(self):
+        tree = open_tree(HF)
+        coded, paths = packed(tree, stats=False)["paths"], []
+        before = ""
+        for shared, rest in zip(coded[::2], coded[1::2], strict=True):
+            before = before[:shared] + rest
+            paths.append(before)
+        assert paths == [".".join(map(str, path)) for path in tree.arrays]
+
+    def test_rows_of_the_heat_map_are_the_same_stacked_or_not(self):
+        stacked, single = (packed(open_tree(golden_checkpoint(scan)))["heat"] for scan in (True, False))
+        assert {row["name"] for row in stacked} == {row["name"] for row in single}
+        by_name = {row["name"]: row for row in single}
+        for row in stacked:
+            assert list(row["layers"]) == ["0", "1", "2", "3"]
+            for layer, cell in row["layers"].items():
+                assert cell == pytest.approx(by_name[row["name"]]["layers"][layer], rel=1e-4)
+
+    def test_experts_are_one_row(self, tmp_path: Path):
+        rng = np.random.default_rng(0)
+        experts = {
+            f"model.layers.{layer}.mlp.experts.{expert}.up.weight": rng.standard_normal((4, 5)) + layer
+            for layer in range(3)
+            for expert in range(8)
+        }
+        save_file(experts, tmp_path / "a.safetensors")
+        (row,) = packed(open_tree(tmp_path / "a.safetensors"))["heat"]
+        assert row["name"] == "model.layers.*.mlp.experts.*.up.weight"
+        for layer, (norm, std, mean, most, bad) in row["layers"].items():
+            whole = np.concatenate([value for name, value in experts.items() if f"layers.{layer}." in name])
+            assert norm == pytest.approx(sqrt((whole**2).sum()), rel=1e-4)
+            assert (std, mean) == pytest.approx((whole.std(), whole.mean()), rel=1e-3)
+            assert (most, bad) == (pytest.approx(abs(whole).max(), rel=1e-4), 0)
+
+    def test_numbers_of_a_page_are_json(self, tmp_path: Path):
+        values = np.array([np.nan, np.inf, 1e38, -1e38], np.float32)
+        save_file({"layers.0.a": values, "layers.1.a": values[:2]}, tmp_path / "a.safetensors")
+        made = page(packed(open_tree(tmp_path / "a.safetensors")), "bad numbers")
+        assert unpacked(made)["stats"]["nan"] == [1, 1]
+        assert unpacked(made)["heat"][0]["layers"]["1"] == [None, None, None, None, 2]
+
+    def test_a_page_of_many_arrays_stays_small(self):
+        made = page(packed(many_leaves(20_000), stats=False), "many")
+        assert len(made) < 250_000
+        assert len(unpacked(made)["bytes"]) == 20_000
+
+    def test_the_same_checkpoint_gives_the_same_page(self):
+        tree = open_tree(SCANNED)
+        assert page(packed(tree), "a") == page(packed(tree), "a")
+
+    def test_nothing_in_a_page_comes_from_elsewhere(self):
+        made = page(packed(open_tree(SCANNED)), "<b>title & more</b>")
+        assert "<title>&lt;b&gt;title &amp; more&lt;/b&gt;</title>" in made
+        assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', made) == []
+        assert set(re.findall(r"https?://[^\s\"']+", made)) == {"http://www.w3.org/2000/svg"}
+        assert "innerHTML" not in made and "<!-- " not in made
+
+
+class TestCommand:
+    def test_it_writes_a_page(self, tmp_path: Path):
+        result = ckpt("inspect", "report", SCANNED, "-o", tmp_path / "a.html")
+        assert result.exit_code == 0, result.output
+        assert "13 arrays" in result.stdout
+        assert unpacked((tmp_path / "a.html").read_text())["facts"]["kind"] == "stacked-inference"
+        assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
+
+    def test_json(self, tmp_path: Path):
+        result = ckpt("inspect", "report", HF, "-o", tmp_path / "a.html", "--json", "--no-stats")
+        size = (tmp_path / "a.html").stat().st_size
+        assert json.loads(result.stdout) == {
+            "output": str(tmp_path / "a.html"),
+            "nbytes": size,
+            "num_arrays": 39,
+            "stats": False,
+        }
+
+    def test_without_statistics_nothing_is_read(self, tmp_path: Path):
+        path = tmp_path / "cut.safetensors"
+        save_file({"a": np.zeros(1000, np.float32)}, path)
+        tree = open_tree(path)
+        path.write_bytes(path.read_bytes()[:100])
+        assert packed(tree, stats=False)["stats"] is None
+
+    def test_a_file_is_not_overwritten_unless_asked(self, tmp_path: Path):
+        place = tmp_path / "a.html"
+        place.write_text("mine")
+        result = ckpt("inspect", "report", HF, "-o", place)
+        assert result.exit_code == 2
+        assert "--overwrite" in result.stderr
+        assert place.read_text() == "mine"
+        assert ckpt("inspect", "report", HF, "-o", place, "--overwrite", "--no-stats").exit_code == 0
+        assert place.read_text().startswith("<!doctype html>")
+
+    def test_a_directory_that_is_not_there(self, tmp_path: Path):
+        result = ckpt("inspect", "report", HF, "-o", tmp_path / "none" / "a.html")
+        assert result.exit_code == 5
+        assert "there is no directory" in result.stderr
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_directory_in_place_of_a_file(self, tmp_path: Path):
+        assert ckpt("inspect", "report", HF, "-o", tmp_path, "--overwrite").exit_code == 2
+
+    def test_no_checkpoint(self, tmp_path: Path):
+        assert ckpt("inspect", "report", tmp_path, "-o", tmp_path / "a.html").exit_code == 3
+        assert ckpt("inspect", "report", tmp_path / "none", "-o", tmp_path / "a.html").exit_code == 5
+        assert not (tmp_path / "a.html").exists()
+
+    def test_an_empty_tree(self, tmp_path: Path):
+        save_file({}, tmp_path / "a.safetensors")
+        result = ckpt("inspect", "report", tmp_path / "a.safetensors", "-o", tmp_path / "a.html")
+        assert result.exit_code == 0, result.output
+        assert "0 arrays" in result.stdout
+
+
+COMMAND = executable()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    if COMMAND is None:
+        pytest.skip("no Chromium here: install chromium-headless-shell, or name one in CHROMIUM")
+    with browser(COMMAND) as made:
+        made.look(1280, 900)
+        yield made
+
+
+@pytest.fixture
+def opened(chromium: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Browser]:
+    """The report on a checkpoint in the browser; nothing may have complained in the end."""
+    place = tmp_path / "report.html"
+    place.write_text(page(packed(open_tree(request.param)), "report"), "utf-8")
+    chromium.open(place)
+    yield chromium
+    assert chromium.complaints() == []
+
+
+def report_on(*paths: Path) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("opened", paths, indirect=True, ids=lambda path: path.name)
+
+
+def count(page: Browser, selector: str) -> int:
+    found: int = page.value(f"document.querySelectorAll({json.dumps(selector)}).length")
+    return found
+
+
+def text(page: Browser, selector: str) -> str:
+    found: str = page.value(f"document.querySelector({json.dumps(selector)}).textContent")
+    return found
+
+
+class TestPage:
+    @report_on(SCANNED, HF)
+    def test_everything_is_shown(self, opened: Browser):
+        assert "181 k" in text(opened, "#facts")
+        assert count(opened, ".tile") > 8
+        assert count(opened, ".heat tbody tr") == 9
+        assert count(opened, ".heat td[data-tip]") == 36
+        assert count(opened, ".card svg") == 3
+        rows = opened.value("document.querySelector('.arrays').getAttribute('aria-rowcount')")
+        assert rows in ("14", "40")
+        assert 10 < count(opened, ".arrays tbody tr[data-index]") < 40
+
+    @report_on(SCANNED)
+    def test_going_into_the_treemap_and_back(self, opened: Browser):
+        before = count(opened, ".tile")
+        label = '.tile[aria-label^="decoder,"]'
+        opened.click(label)
+        assert text(opened, ".crumbs [aria-current]").endswith("decoder")
+        assert count(opened, label) == 0
+        opened.click('.tile[aria-label^="layers,"]')
+        crumbs = opened.value("[...document.querySelectorAll('.crumbs button')].map((e) => e.textContent)")
+        assert crumbs[0] == "everything" and crumbs[-1].endswith("layers")
+        opened.press("Escape")
+        assert text(opened, ".crumbs [aria-current]").endswith("decoder")
+        opened.click(".crumbs li:first-child button")
+        assert count(opened, ".tile") == before
+        assert opened.value("document.activeElement.classList.contains('tile')")
+
+    @report_on(SCANNED)
+    def test_rectangles_stay_inside_and_apart(self, opened: Browser):
+        outside = opened.value(
+            """(() => {
+              const whole = document.querySelector(".treemap").getBoundingClientRect();
+              return [...document.querySelectorAll(".tile")]
+                .map((tile) => tile.getBoundingClientRect())
+                .filter((box) => box.left < whole.left - 1 || box.right > whole.right + 1
+                  || box.top < whole.top - 1 || box.bottom > whole.bottom + 1).length;
+            })()"""
+        )
+        assert outside == 0
+        overlaps = opened.value(
+            """(() => {
+              const tiles = [...document.querySelectorAll(".tile:not(.head)")];
+              const boxes = tiles.map((tile) => tile.getBoundingClientRect());
+              return boxes.flatMap((a, k) => boxes.slice(k + 1).filter((b) =>
+                Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+                && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 1)).length;
+            })()"""
+        )
+        assert overlaps == 0
+
+    @report_on(HF)
+    def test_searching_and_sorting(self, opened: Browser):
+        opened.press("/")
+        assert opened.value("document.activeElement.id") == "search"
+        opened.type("MLP layers.2.")
+        assert text(opened, "#found").startswith("Found 3 arrays")
+        opened.value("document.querySelector('#search').value = ''")
+        opened.type("*layernorm*")
+        assert text(opened, "#found").startswith("Found 8 arrays")
+        for wanted in ("descending", "ascending"):
+            opened.click(".arrays th:nth-child(6) button")
+            assert opened.value("document.querySelector('.arrays th:nth-child(6)').ariaSort") == wanted
+            cells = "[...document.querySelectorAll('.arrays tr[data-index] td:nth-child(6)')]"
+            norms = opened.value(f"{cells}.map((cell) => +cell.textContent)")
+            assert norms == sorted(norms, reverse=wanted == "descending") and len(norms) == 8
+        opened.click(".arrays th:nth-child(6) button")
+        assert opened.value("document.querySelector('.arrays th:nth-child(6)').ariaSort") is None
+        opened.value("document.querySelector('#search').value = ''")
+        opened.type("nothing of the kind")
+        assert text(opened, "#found") == "Found 0 arrays, 0 B"
+
+    @report_on(HF)
+    def test_choosing_an_array(self, opened: Browser):
+        opened.click(".arrays tr[data-index='5'] button")
+        assert text(opened, ".card h3") == text(opened, ".arrays tr[aria-current] td:first-child")
+        assert count(opened, ".card") == 4
+        opened.click(".card .close")
+        assert count(opened, ".card") == 3
+
+    @report_on(SCANNED)
+    def test_the_heat_map_by_keyboard(self, opened: Browser):
+        opened.value("document.querySelector('.heat td[tabindex=\"0\"]').focus()")
+        opened.press("ArrowRight")
+        opened.press("ArrowDown")
+        assert "layer 1" in text(opened, "#tip")
+        assert "wi_1" in text(opened, "#tip")
+        for selector, value in (("#heat-value", "2"), ("#heat-scale", "all")):
+            opened.value(
+                f"(() => {{ const e = document.querySelector('{selector}'); e.value = '{value}'; "
+                "e.dispatchEvent(new Event('change')); })()"
+            )
+        assert count(opened, ".heat td[data-tip]") == 36
+
+    @report_on(SCANNED)
+    def test_narrow_wide_dark_and_printed(self, opened: Browser):
+        for width, dark in ((360, False), (800, True), (1920, False)):
+            opened.look(width, 800, dark=dark)
+            assert opened.value("document.documentElement.scrollWidth") <= width
+        assert opened.pdf().startswith(b"%PDF")
+        opened.look(1280, 900)
+
+    @pytest.mark.parametrize("dark", [False, True])
+    @report_on(SCANNED)
+    def test_contrast(self, opened: Browser, dark: bool):
+        """Text on every background that it stands on, as WCAG AA wants it: at least 4.5."""
+        opened.look(1280, 900, dark=dark)
+        pairs = [
+            ("ink", "page"),
+            ("soft", "page"),
+            ("soft", "surface"),
+            ("accent", "page"),
+            ("bad", "surface"),
+        ]
+        pairs += [("ink", "warn"), ("ink", "wash"), *(("ink", f"hue{k}") for k in range(8))]
+        low = opened.value(CONTRAST % json.dumps(pairs))
+        opened.look(1280, 900)
+        assert low == []
+
+
+# Relative luminance as WCAG 2 defines it. The strongest cells of the heat map are tested as they are drawn.
+CONTRAST = """(() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const style = getComputedStyle(document.documentElement);
+  const light = (colour) => {
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((each) => {
+      const share = each / 255;
+      return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ratio = (one, other) => {
+    const [a, b] = [light(one), light(other)].sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+  };
+  const named = %s.map(([text, back]) =>
+    [text, back, ratio(style.getPropertyValue(`--${text}`), style.getPropertyValue(`--${back}`))]);
+  const cells = [...document.querySelectorAll(".heat td[data-tip]")].map((cell) => {
+    const own = getComputedStyle(cell);
+    return ["cell", cell.textContent, ratio(own.color, own.backgroundColor)];
+  });
+  return [...named, ...cells].filter(([, , found]) => found < 4.5);
+})()"""
+
+
+class TestOddPages:
+    def show(self, chromium: Browser, tmp_path: Path, arrays: dict[str, np.ndarray], **options: Any) -> None:
+        save_file(arrays, tmp_path / "a.safetensors")
+        made = page(packed(open_tree(tmp_path / "a.safetensors"), **options), "odd")
+        (tmp_path / "a.html").write_text(made, "utf-8")
+        chromium.open(tmp_path / "a.html")
+        assert chromium.complaints() == []
+
+    def test_one_leaf(self, chromium: Browser, tmp_path: Path):
+        self.show(chromium, tmp_path, {"w": np.ones((3, 4), np.float32)})
+        assert (count(chromium, ".tile"), count(chromium, ".card")) == (1, 1)
+        assert chromium.value("document.querySelector('#layers').hidden")
+
+    def test_no_leaf(self, chromium: Browser, tmp_path: Path):
+        self.show(chromium, tmp_path, {})
+        assert "No array holds any bytes" in text(chromium, ".treemap")
+
+    def test_names_are_never_markup(self, chromium: Browser, tmp_path: Path):
+        self.show(chromium, tmp_path, {HOSTILE: np.ones(3, np.float32), "b": np.zeros(2, np.float32)})
+        assert count(chromium, "img") == 0
+        assert HOSTILE in text(chromium, ".arrays")
+
+    def test_nothing_but_bad_numbers(self, chromium: Browser, tmp_path: Path):
+        bad = np.full((2, 2), np.nan, np.float32)
+        self.show(chromium, tmp_path, {"layers.0.a": bad, "layers.1.a": np.zeros((2, 2), np.float32)})
+        assert "4 NaN" in text(chromium, "#facts")
+        assert count(chromium, ".heat td.bad") == 1
+
+    def test_without_statistics(self, chromium: Browser, tmp_path: Path):
+        arrays = {"layers.0.a": np.ones(3, np.float32), "b": np.ones((2, 2), np.float32)}
+        self.show(chromium, tmp_path, arrays, stats=False)
+        assert chromium.value("document.querySelector('#distributions').hidden")
+        assert count(chromium, ".arrays th") == 5
+        chromium.click(".tile")
+        assert chromium.complaints() == []
+
+    def test_many_leaves_draw_few_rows(self, chromium: Browser, tmp_path: Path):
+        (tmp_path / "a.html").write_text(page(packed(many_leaves(20_000), stats=False), "many"), "utf-8")
+        chromium.open(tmp_path / "a.html")
+        assert text(chromium, "#found").startswith("20,000 arrays")
+        assert count(chromium, ".arrays tr[data-index]") < 100
+        assert count(chromium, ".tile") < 2500
+        chromium.value("document.querySelector('.rows').scrollTop = 1e9")
+        chromium.wait("document.querySelector('.arrays').textContent.includes('layers_19999')")
+        assert chromium.complaints() == []

@@ -1,0 +1,221 @@
+"""Every family, random sizes: from Hugging Face to MaxText and back gives every bit again."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import find, given, settings
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import ConfigError
+from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
+from ckpttools.ir.tree import Metadata, Tree
+from ckpttools.maxtext_to_hf import ToHuggingFace, to_huggingface
+from ckpttools.model_files import ModelFiles
+from ckpttools.testing.models import shapes_of
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.strategies import stored
+
+use_profile()
+BF16 = DTYPES["bfloat16"]
+LENGTHS = st.integers(1, 5)
+# Lengths whose square root is a power of two, so that scaling by it is exact.
+SQUARES = st.sampled_from((1, 4, 16))
+
+
+def text(draw, layers, *, embed=LENGTHS, head_dim=LENGTHS):
+    """What configurations of all families say."""
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": draw(embed),
+        "vocab_size": draw(LENGTHS),
+        "intermediate_size": draw(LENGTHS),
+        "num_attention_heads": draw(LENGTHS),
+        "num_key_value_heads": draw(LENGTHS),
+        "head_dim": draw(head_dim),
+        "tie_word_embeddings": draw(st.booleans()),
+    }
+
+
+def moe(draw, experts, size):
+    return {experts: draw(LENGTHS), size: draw(LENGTHS)}
+
+
+@st.composite
+def llama(draw):
+    rope = draw(st.booleans())
+    dims = st.sampled_from((4, 16)) if rope else SQUARES
+    extra = {"rope_parameters": {"rope_type": "llama3"}} if rope else {}
+    return {"model_type": "llama", **text(draw, draw(LENGTHS), head_dim=dims), **extra}
+
+
+def plain(model_type, head_dim=LENGTHS, **more):
+    @st.composite
+    def config(draw):
+        drawn = {name: draw(strategy) for name, strategy in more.items()}
+        return {"model_type": model_type, **text(draw, draw(LENGTHS), head_dim=head_dim), **drawn}
+
+    return config()
+
+
+@st.composite
+def deepseek(draw):
+    layers = draw(st.integers(1, 5))
+    sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "moe_intermediate_size")
+    return {
+        "model_type": draw(st.sampled_from(("deepseek_v2", "deepseek_v3"))),
+        **text(draw, layers),
+        **{name: draw(LENGTHS) for name in (*sizes, "n_routed_experts", "n_shared_experts")},
+        "first_k_dense_replace": draw(st.integers(0, layers)),
+        "q_lora_rank": draw(st.none() | LENGTHS),
+    }
+
+
+@st.composite
+def gemma3(draw):
+    sizes = text(draw, draw(st.integers(1, 14)), embed=SQUARES)
+    if draw(st.booleans()):
+        return {"model_type": "gemma3_text", **sizes}
+    return {"model_type": "gemma3", "text_config": sizes, "tie_word_embeddings": sizes["tie_word_embeddings"]}
+
+
+@st.composite
+def gemma4(draw):
+    sizes = text(draw, draw(st.integers(1, 14)), embed=SQUARES)
+    sizes |= {
+        "global_head_dim": draw(LENGTHS),
+        "num_global_key_value_heads": draw(LENGTHS),
+        "enable_moe_block": draw(st.booleans()),
+        "attention_k_eq_v": draw(st.booleans()),
+        **moe(draw, "num_experts", "moe_intermediate_size"),
+    }
+    tied = sizes["tie_word_embeddings"]
+    return {"model_type": "gemma4", "text_config": sizes, "tie_word_embeddings": tied}
+
+
+@st.composite
+def cycles(draw, model_type, cycle, **more):
+    layers = cycle * draw(st.integers(1, 3))
+    drawn = {name: draw(strategy) for name, strategy in more.items()}
+    return {"model_type": model_type, **text(draw, layers), **drawn}
+
+
+@st.composite
+def gemma2(draw):
+    layers = 2 * draw(st.integers(1, 3))
+    return {"model_type": "gemma2", **text(draw, layers, embed=SQUARES, head_dim=SQUARES)}
+
+
+@st.composite
+def llama4(draw):
+    sizes = text(draw, 4 * draw(st.integers(1, 2)))
+    sizes |= {
+        "intermediate_size_mlp": draw(LENGTHS),
+        "num_local_experts": draw(LENGTHS),
+        "interleave_moe_layer_step": draw(st.integers(1, 2)),
+    }
+    return {"model_type": "llama4", "text_config": sizes, "tie_word_embeddings": sizes["tie_word_embeddings"]}
+
+
+@st.composite
+def olmo3(draw):
+    config = draw(cycles("olmo3", 4))
+    # These models have no field of their own for the size of a head.
+    del config["head_dim"]
+    return {**config, "hidden_size": config["num_attention_heads"] * draw(LENGTHS)}
+
+
+CONFIGS = {
+    "llama": llama(),
+    "mistral": plain("mistral", SQUARES),
+    "mixtral": plain("mixtral", SQUARES, num_local_experts=LENGTHS),
+    "qwen2": plain("qwen2"),
+    "qwen3": plain("qwen3"),
+    "qwen3-moe": plain("qwen3_moe", num_experts=LENGTHS, moe_intermediate_size=LENGTHS),
+    "qwen3-next": cycles(
+        "qwen3_next",
+        4,
+        num_experts=LENGTHS,
+        moe_intermediate_size=LENGTHS,
+        shared_expert_intermediate_size=LENGTHS,
+        linear_num_key_heads=LENGTHS,
+        linear_key_head_dim=LENGTHS,
+        linear_num_value_heads=LENGTHS,
+        linear_value_head_dim=LENGTHS,
+        linear_conv_kernel_dim=LENGTHS,
+    ),
+    "gemma2": gemma2(),
+    "gemma3": gemma3(),
+    "gemma4": gemma4(),
+    "gpt-oss": cycles("gpt_oss", 2, num_local_experts=LENGTHS),
+    "deepseek": deepseek(),
+    "olmo3": olmo3(),
+    "llama4": llama4(),
+}
+EVERY_FAMILY = pytest.mark.parametrize("family", CONFIGS)
+
+
+def model(config, seed) -> Tree:
+    """A Hugging Face model of noise around 0.02, as weights are; nothing so small that 1 + x loses it."""
+    random = np.random.default_rng(seed)
+    leaves = {}
+    for name, shape in shapes_of(config).items():
+        values = random.normal(0, 0.02, shape).astype(BF16.numpy)
+        values[np.abs(values) < 2**-16] = 2**-16
+        leaves[name,] = stored(values.view(BF16.carrier), BF16, name)
+    return Tree(leaves, Metadata(config=config, place="hf"))
+
+
+def round_trip(tree: Tree, **options) -> Tree:
+    made = to_maxtext(tree, ToMaxText(**options))
+    files = ModelFiles(config=tree.metadata.config, spelling=made.spelling)
+    axis = options.get("scan_axis")
+    return to_huggingface(made.state, ToHuggingFace(scan_axis=axis), files).tree
+
+
+def assert_equal(made: Tree, wanted: Tree) -> None:
+    assert made.arrays.keys() == wanted.arrays.keys()
+    for path, array in wanted.arrays.items():
+        got = made.arrays[path]
+        assert (got.shape, got.dtype) == (array.shape, array.dtype), path
+        assert got.read().tobytes() == array.read().tobytes(), path
+
+
+@EVERY_FAMILY
+@settings(max_examples=12)
+@given(data=st.data(), seed=st.integers(0, 99), scan=st.sampled_from((None, 0, 1)))
+def test_every_bit_comes_back(family, data, seed, scan):
+    tree = model(data.draw(CONFIGS[family]), seed)
+    made = round_trip(tree, scan=False) if scan is None else round_trip(tree, scan_axis=scan)
+    assert_equal(made, tree)
+
+
+@EVERY_FAMILY
+@settings(max_examples=8)
+@given(data=st.data())
+def test_stacked_layers_are_the_single_ones_side_by_side(family, data):
+    """Both layouts hold the same numbers: every element of the one is in the other."""
+    tree = model(data.draw(CONFIGS[family]), 1)
+    stacked, single = (to_maxtext(tree, ToMaxText(scan=scan)).state for scan in (True, False))
+    assert sum(a.size for a in stacked.arrays.values()) == sum(a.size for a in single.arrays.values())
+    assert _digest(stacked) == _digest(single)
+
+
+def _digest(tree: Tree) -> list[bytes]:
+    """All elements of all parameters, sorted: the same for the same numbers in any order."""
+    values = [a.read().reshape(-1).astype(np.float64) for p, a in tree.arrays.items() if p[0] == "params"]
+    return np.sort(np.concatenate(values)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("family", "layers"), [("gemma2", 3), ("gpt-oss", 5), ("olmo3", 6), ("qwen3-next", 7), ("llama4", 5)]
+)
+def test_layers_that_do_not_fit_their_groups_are_refused(family, layers):
+    config = find(CONFIGS[family], lambda config: True)
+    inner = config.get("text_config", config)
+    inner["num_hidden_layers"] = layers
+    tree = Tree({}, Metadata(config=config, place="hf"))
+    with pytest.raises(ConfigError, match="the layers do not fit the groups") as error:
+        to_maxtext(tree, ToMaxText())
+    assert "is no multiple of" in str(error.value)

@@ -1,0 +1,315 @@
+"""Stacking and unstacking: inverse to each other, equal to MaxText's own, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from golden_data import described, golden_checkpoint
+from hypothesis import given
+from train_data import ALL, RUN, Layers, golden_leaves, layered, lazy
+
+from ckpttools.cli.main import main
+from ckpttools.errors import FormatError, ShapeError, UsageError
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.flavours import LINEN, parameters
+from ckpttools.ir.kinds import kind_of, linen_state
+from ckpttools.ir.tree import Empty, Tree, spelled
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.trees import assert_same
+from ckpttools.transforms.scan import ForceUnroll, StackLayers, UnstackLayers
+from ckpttools.transforms.strip import StripOptimizer
+
+use_profile()
+
+
+def stack_of(case: Layers) -> StackLayers:
+    return StackLayers(case.axis, case.cycle, None if case.cycle == 1 else case.names)
+
+
+def shaped(tree: Tree) -> dict[str, object]:
+    return {
+        spelled(path): leaf.kind if isinstance(leaf, Empty) else [list(leaf.shape), leaf.dtype.name]
+        for path, leaf in tree.items()
+    }
+
+
+class TestEveryLayout:
+    @given(layered())
+    def test_stacks_as_numpy(self, case):
+        assert_same(stack_of(case)(case.single).tree, case.stacked)
+
+    @given(layered())
+    def test_unstacks_as_numpy(self, case):
+        assert_same(UnstackLayers(case.axis)(case.stacked).tree, case.single)
+
+    @given(layered())
+    def test_inverse_to_each_other(self, case):
+        stack, unstack = stack_of(case), UnstackLayers(case.axis)
+        assert_same(unstack(stack(case.single).tree).tree, case.single)
+        assert_same(stack(unstack(case.stacked).tree).tree, case.stacked)
+
+    @given(layered())
+    def test_cycles_are_told_where_layers_differ(self, case):
+        if case.told:
+            assert_same(StackLayers(case.axis)(case.single).tree, case.stacked)
+
+    @given(layered((LINEN,)))
+    def test_every_kind_becomes_every_kind_with_no_more(self, case):
+        stack, unstack, strip = stack_of(case), UnstackLayers(case.axis), StripOptimizer()
+        scanned, single = case.stacked, case.single
+        if not case.trained:
+            assert kind_of(scanned).kind == "stacked-inference"
+            return
+        assert kind_of(scanned).kind == "stacked-training"
+        assert kind_of(single).kind == "unstacked-training"
+        plain_scanned, plain_single = strip(scanned).tree, strip(single).tree
+        assert_same(unstack(plain_scanned).tree, plain_single)
+        assert_same(stack(plain_single).tree, plain_scanned)
+        assert_same(ForceUnroll(case.axis)(scanned).tree, plain_single)
+        assert_same(strip(stack(single).tree).tree, plain_scanned)
+        assert {kind_of(plain_scanned).kind, kind_of(plain_single).kind} == {
+            "stacked-inference",
+            "unstacked-inference",
+        }
+
+
+class TestGolden:
+    def test_converted_by_maxtext_both_ways(self):
+        scanned, single = (open_tree(golden_checkpoint(scan)) for scan in (True, False))
+        assert_same(UnstackLayers()(scanned).tree, single)
+        assert_same(StackLayers()(single).tree, scanned)
+
+    def test_training_state(self):
+        tree = open_tree(RUN)
+        apart = UnstackLayers()(tree).tree
+        assert_same(StackLayers()(apart).tree, tree)
+        wanted = golden_leaves("llama_unscanned_1")
+        got = shaped(apart)
+        assert [path for path in wanted if path not in got] == []
+        for path in (p for p, leaf in wanted.items() if isinstance(leaf, dict) and "opt_state" not in p):
+            assert got[path] == [wanted[path]["shape"], wanted[path]["dtype"]], path
+
+    def test_random_states_that_layers_share_stay_with_the_first(self):
+        leaves = {}
+        for path, leaf in golden_leaves("llama_unscanned_1").items():
+            keys = tuple(int(key) if key.isdigit() else key for key in path.split("/"))
+            if isinstance(leaf, dict):
+                leaves[keys] = lazy(np.zeros(leaf["shape"], np.dtype(leaf["dtype"])))
+            else:
+                leaves[keys] = Empty(leaf)
+        single = Tree(leaves).with_metadata(custom={"scan_layers": False})
+        scanned = StackLayers()(single).tree
+        shared = ("nnx_aux", "model", "decoder", "layers_0", "self_attention", "attention_op", "rngs")
+        assert [path for path in scanned if "layers_0" in path] == [
+            path for path in single if path[: len(shared)] == shared
+        ]
+        assert scanned["nnx_aux", "model", "decoder", "layers", "dropout", "rngs", "aqt", "key"].shape == (
+            4,
+            4,
+        )
+        assert_same(UnstackLayers()(scanned).tree, single)
+
+    @pytest.mark.parametrize("name", ["paramonly_scanned_unrolled_0"])
+    def test_force_unroll(self, name, tmp_path):
+        ckpt("unstack", RUN, tmp_path / "out", "--force-unroll", "--flavour", "nnx", "--dtype", "bfloat16")
+        tree = open_tree(tmp_path / "out")
+        assert {spelled(path): described(array.read()) for path, array in tree.arrays.items()} == (
+            golden_leaves(name)
+        )
+
+    @pytest.mark.skipif(ALL is None, reason="CKPTTOOLS_GOLDEN names no directory")
+    @pytest.mark.parametrize("cycled", [("gemma3", 6), ("gpt-oss", 2), ("llama4-scout", 4), ("*", None)])
+    def test_all_families(self, cycled):
+        family, cycle = cycled
+        named = ("gemma3", "gpt-oss", "llama4-scout")
+        found = [
+            p for p in sorted(ALL.glob(f"{family}/*_scanned")) if (p.parent.name in named) == bool(cycle)
+        ]
+        assert found
+        for scanned in (path for path in found if path.parent.name != "train"):
+            single = scanned.with_name(scanned.name.replace("scanned", "unscanned"))
+            if not single.exists():
+                continue
+            a, b = open_tree(scanned), open_tree(single)
+            assert_decoders_same(UnstackLayers()(a).tree, b)
+            assert_decoders_same(StackLayers(cycle=cycle)(b).tree, a)
+
+    @pytest.mark.skipif(ALL is None, reason="CKPTTOOLS_GOLDEN names no directory")
+    @pytest.mark.parametrize("run", ["llama_scanned", "llama_scanned_linen", "llama_unscanned"])
+    @pytest.mark.parametrize("step", [0, 1])
+    def test_all_training_runs(self, run, step):
+        tree = open_tree(ALL / "train" / run / "checkpoints" / str(step))
+        one, other = (UnstackLayers(), StackLayers())[:: 1 if "llama_scanned" in run else -1]
+        assert_same(other(one(tree).tree).tree, tree)
+
+
+def assert_decoders_same(got: Tree, wanted: Tree) -> None:
+    """MaxText's scripts leave out other models, such as a vision encoder, one way."""
+    made, due = (
+        Tree({path: leaf for path, leaf in parameters(tree).items() if path[0] == "decoder"})
+        for tree in (got, wanted)
+    )
+    assert_same(made, due)
+
+
+def ckpt(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(main, [str(each) for each in arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def decoder_tree(shapes: dict[str, tuple[int, ...]], dtype: type = np.float32) -> Tree:
+    arrays = {("decoder", *name.split("/")): lazy(np.ones(s, dtype)) for name, s in shapes.items()}
+    return linen_state(arrays, 0, {})
+
+
+LAYER = {"mlp/kernel": (2, 3), "norm/scale": (2,)}
+
+
+def single_layers(*numbers: int, **changed: dict[str, tuple[int, ...]]) -> Tree:
+    layers = {f"layers_{k}": changed.get(f"layers_{k}", LAYER) for k in numbers}
+    return decoder_tree({f"{key}/{path}": s for key, layer in layers.items() for path, s in layer.items()})
+
+
+class TestRefused:
+    def test_stacked_already(self):
+        tree = StackLayers()(single_layers(0, 1)).tree
+        with pytest.raises(UsageError, match="stacked already"):
+            StackLayers()(tree)
+
+    def test_not_stacked(self):
+        with pytest.raises(UsageError, match="not stacked"):
+            UnstackLayers()(single_layers(0, 1))
+
+    @pytest.mark.parametrize("transform", [StackLayers(), UnstackLayers()])
+    def test_no_layers(self, transform):
+        with pytest.raises(FormatError, match="no layers"):
+            transform(linen_state({("a", "b"): lazy(np.ones(2))}, 0, {}))
+
+    @pytest.mark.parametrize("transform", [StackLayers(), UnstackLayers()])
+    def test_pipelines(self, transform):
+        with pytest.raises(FormatError, match="pipeline"):
+            transform(decoder_tree({"pipeline_module/layers/kernel": (2, 2, 2), "layers_0/kernel": (2,)}))
+
+    def test_gaps(self):
+        with pytest.raises(FormatError, match="gaps") as caught:
+            StackLayers()(single_layers(0, 1, 3, 5))
+        assert caught.value.place == "decoder/layers_{0..1,3,5}"
+        assert caught.value.wanted == "also 2,4"
+
+    def test_different_shapes(self):
+        tree = single_layers(0, 1, 2, layers_2={"mlp/kernel": (2, 4), "other": (1,)})
+        with pytest.raises(ShapeError) as caught:
+            StackLayers()(tree)
+        text = str(caught.value)
+        assert "layers_2 and layers_0 cannot be stacked" in text
+        assert "mlp/kernel: float32[2,4] and float32[2,3]" in text.replace(", ", ",")
+        assert "norm/scale: none and float32[2]" in text
+        assert "other: float32[1] and none" in text
+        assert "--cycle N" in text
+
+    def test_cycle_that_is_none(self):
+        odd = {"mlp/kernel": (3, 3)}
+        tree = single_layers(0, 1, 2, 3, layers_1=odd, layers_3=odd)
+        assert kind_of(StackLayers()(tree).tree).layers[0].cycle == 2
+        with pytest.raises(ShapeError, match="layers_3 and layers_0"):
+            StackLayers(cycle=3)(tree)
+
+    def test_cycle_of_groups(self):
+        tree = decoder_tree({"dense_layers_0/kernel": (2,), "moe_layers_0/kernel": (3,)})
+        with pytest.raises(UsageError, match="repeat"):
+            StackLayers(cycle=2)(tree)
+        assert kind_of(StackLayers()(tree).tree).kind == "stacked-inference"
+
+    def test_too_few_axes(self):
+        with pytest.raises(ShapeError, match="cannot be stacked"):
+            StackLayers(axis=2)(single_layers(0, 1))
+
+    def test_stacked_on_another_axis(self):
+        layer = {"mlp/kernel": (2, 3), "out/kernel": (3, 2)}
+        tree = StackLayers(axis=0)(single_layers(0, 1, layers_0=layer, layers_1=layer)).tree
+        with pytest.raises(ShapeError, match="different numbers of layers on axis 1") as caught:
+            UnstackLayers()(tree)
+        assert caught.value.hint == "they fit together on axis 0: say --scan-axis 0"
+
+    def test_leaf_with_another_number_of_layers(self):
+        shapes = {"layers/a": (2, 4), "layers/b": (3, 4, 2), "layers/c": (2, 5)}
+        with pytest.raises(ShapeError, match="different numbers of layers") as caught:
+            UnstackLayers()(decoder_tree(shapes))
+        assert "decoder/layers/c [2, 5]" in str(caught.value)
+        assert caught.value.wanted == "4"
+        assert caught.value.hint is None
+
+    def test_groups_of_unequal_length(self):
+        shapes = {"layers/layers_0/a": (2, 4), "layers/layers_1/a": (2, 3)}
+        with pytest.raises(ShapeError, match="positions of a cycle have different"):
+            UnstackLayers()(decoder_tree(shapes))
+
+    def test_positions_missing(self):
+        with pytest.raises(FormatError, match="positions of a cycle are missing"):
+            UnstackLayers()(decoder_tree({"layers/layers_0/a": (2, 4), "layers/layers_2/a": (2, 4)}))
+
+    @pytest.mark.parametrize("path", ["layers/mlp/kernel", "layers/other"])
+    def test_moments_that_do_not_mirror(self, path):
+        tree = StackLayers()(single_layers(0, 1)).tree
+        odd = {("opt_state", 0, "v_row", "params", "decoder", *path.split("/")): lazy(np.ones(2))}
+        with pytest.raises(ShapeError, match="do not mirror") as caught:
+            UnstackLayers()(Tree({**tree, **odd}, tree.metadata))
+        assert "strip-optimizer" in str(caught.value)
+
+    def test_moments_that_some_layers_lack(self):
+        tree = single_layers(0, 1)
+        moment = {
+            ("opt_state", 0, "mu", "params", "decoder", "layers_0", "norm", "scale"): lazy(
+                np.ones(2, np.float32)
+            )
+        }
+        with pytest.raises(FormatError, match="lack this") as caught:
+            StackLayers()(Tree({**tree, **moment}, tree.metadata))
+        assert "layers_1" in str(caught.value)
+
+    @pytest.mark.parametrize("stacked", [True, False])
+    def test_unrolling_what_is_no_training_state(self, stacked):
+        tree = single_layers(0, 1)
+        with pytest.raises(UsageError, match="stacked training"):
+            ForceUnroll()(StackLayers()(tree).tree if stacked else tree)
+
+    def test_random_states_of_another_length(self):
+        tree = StackLayers()(single_layers(0, 1)).tree
+        odd = {("nnx_aux", "model", "decoder", "layers", "rngs", "key"): lazy(np.ones((3, 4), np.uint32))}
+        with pytest.raises(ShapeError, match="not those of the parameters") as caught:
+            UnstackLayers()(Tree({**tree, **odd}, tree.metadata))
+        assert caught.value.wanted == "2 on axis 0"
+
+
+class TestCommands:
+    def test_there_and_back(self, tmp_path):
+        ckpt("unstack", RUN, tmp_path / "single")
+        ckpt("stack", tmp_path / "single", tmp_path / "stacked")
+        assert_same(open_tree(tmp_path / "stacked"), open_tree(RUN))
+        assert open_tree(tmp_path / "single").metadata.custom == {"scan_layers": False}
+
+    @pytest.mark.parametrize("command", ["stack", "unstack"])
+    def test_of_the_wanted_kind(self, command, tmp_path):
+        source = golden_checkpoint(command == "stack")
+        output = ckpt(command, source, tmp_path / "out", code=2)
+        assert "stacked" in output
+        assert list(tmp_path.iterdir()) == []
+
+    def test_dry_run_as_json(self, tmp_path):
+        report = json.loads(ckpt("unstack", RUN, tmp_path / "out", "--dry-run", "--json"))
+        assert (report["arrays"], report["bytes_out"]) == (204, report["bytes_in"])
+        assert list(tmp_path.iterdir()) == []
+
+    def test_options_of_unrolling_alone(self, tmp_path):
+        assert "--force-unroll" in ckpt("unstack", RUN, tmp_path / "out", "--keep-step", code=2)
+
+    def test_to_another_format(self, tmp_path):
+        ckpt("unstack", golden_checkpoint(True), tmp_path / "st", "--to", "safetensors")
+        assert (tmp_path / "st" / "model.safetensors").exists()
+        ckpt("stack", tmp_path / "st", tmp_path / "orbax", "--to", "orbax")
+        assert_same(open_tree(Path(tmp_path / "orbax")), open_tree(golden_checkpoint(True)))

@@ -1,0 +1,286 @@
+"""Scanning: pieces tile every array, come in order with any number of workers, and fit into the memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import FormatError, MemoryBudgetError, ShapeError
+from ckpttools.ir.nodes import Chunked, Stored, stack
+from ckpttools.ir.scratch import Scratch
+from ckpttools.plan.pieces import PIECE_BYTES, Cut, Item, fitted, grain, rows, tiles
+from ckpttools.region import Region, Shape, contiguous_runs
+from ckpttools.run.scanning import scan
+from ckpttools.stores.memory import Bytes
+from ckpttools.testing.refusing import Refusing
+from ckpttools.testing.strategies import Known, chunk_shapes, chunked, lazy_arrays, noise, shapes, stored
+
+MIB = 1 << 20
+BF16, F32 = DTYPES["bfloat16"], DTYPES["float32"]
+CUTS = pytest.mark.parametrize("cut", [rows, tiles])
+
+
+def copied(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> list[np.ndarray]:
+    return [each.copy() for each in values]
+
+
+def small(cut: Cut, most: int) -> Cut:
+    """`cut` with pieces of at most `most` elements."""
+    return lambda item, _: cut(item, most)
+
+
+class Pinned:
+    """A file that claims a size and never ends."""
+
+    path, size, version = "pinned", 1 << 50, ""
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        memoryview(out).cast("B")[:] = bytes(memoryview(out).nbytes)
+
+
+@CUTS
+@given(data=st.data(), known=lazy_arrays(depth=2), most=st.integers(1, 50), jobs=st.integers(1, 4))
+def test_pieces_tile_an_array_and_hold_its_elements(
+    cut: Cut, data: st.DataObject, known: Known, most: int, jobs: int
+):
+    out = np.zeros(known.array.shape, known.array.dtype.carrier)
+    times = np.zeros(known.array.shape, int)
+    for seen in scan([(known.array,)], copied, memory=1 << 30, jobs=jobs, cut=small(cut, most)):
+        assert 0 < seen.region.size <= most
+        out[seen.region.slices] = seen.result[0]
+        times[seen.region.slices] += 1
+    assert (times == 1).all()
+    assert out.tobytes() == np.ascontiguousarray(known.truth).tobytes()
+
+
+@given(known=lazy_arrays(depth=1), most=st.integers(1, 50))
+def test_rows_follow_each_other_in_c_order(known: Known, most: int):
+    end = 0
+    for region in rows((known.array,), most):
+        ((start, length),) = contiguous_runs(known.array.shape, region)
+        assert start == end
+        end += length
+    assert end == known.array.size
+
+
+@CUTS
+@given(shape=shapes(most=300), data=st.data())
+def test_arrays_side_by_side(cut: Cut, shape: Shape, data: st.DataObject):
+    pair = [data.draw(lazy_arrays(depth=2, shape=shape)) for _ in range(2)]
+    item = tuple(each.array for each in pair)
+    most = data.draw(st.integers(1, 50))
+    for seen in scan([item], copied, memory=1 << 30, jobs=2, cut=small(cut, most)):
+        for got, known in zip(seen.result, pair, strict=True):
+            assert got.tobytes() == known.truth[seen.region.slices].tobytes()
+
+
+@given(sizes=st.lists(st.integers(0, 40), max_size=20), jobs=st.integers(1, 5), most=st.integers(1, 20))
+def test_the_order_is_the_same_with_any_number_of_workers(sizes: list[int], jobs: int, most: int):
+    items: list[Item] = [(stored(noise((n,), F32, n), F32),) for n in sizes]
+
+    def slow_in_front(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> int:
+        if index == 0:
+            time.sleep(0.0005)
+        return int(values[0].sum())
+
+    seen = list(scan(items, slow_in_front, memory=1 << 30, jobs=jobs, cut=small(rows, most)))
+    wanted = [(k, region) for k, item in enumerate(items) for region in rows(item, most)]
+    assert [(each.index, each.region) for each in seen] == wanted
+    assert [each.result for each in seen] == [
+        int(noise((sizes[k],), F32, sizes[k])[region.slices].sum()) for k, region in wanted
+    ]
+
+
+def test_nothing_to_see():
+    assert list(scan([], copied, memory=1 << 30, jobs=2)) == []
+    empty = stored(noise((0, 3), F32), F32)
+    assert list(scan([(empty,)], copied, memory=1 << 30, jobs=2)) == []
+
+
+def test_every_byte_is_observed_in_the_thread_that_asked():
+    items: list[Item] = [(stored(noise((n,), F32), F32),) * 2 for n in (5, 700, 3)]
+    heard: list[tuple[int, int]] = []
+    list(
+        scan(
+            items,
+            copied,
+            memory=1 << 30,
+            jobs=3,
+            cut=small(rows, 10),
+            observe=lambda nbytes: heard.append((nbytes, threading.get_ident())),
+        )
+    )
+    assert sum(nbytes for nbytes, _ in heard) == 708 * 4 * 2
+    assert {thread for _, thread in heard} == {threading.get_ident()}
+
+
+def test_a_visit_has_the_scratch_it_asked_for():
+    def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> int:
+        with scratch.take((MIB,), np.dtype("u1")) as mine:
+            return mine.nbytes
+
+    (seen,) = scan([(stored(noise((3,), F32), F32),)], visit, memory=1 << 30, jobs=1, scratch=MIB)
+    assert seen.result == MIB
+
+
+class TestErrors:
+    @pytest.mark.parametrize("jobs", [1, 4])
+    def test_one_comes_once_after_what_was_before_it(self, jobs: int):
+        good, short = stored(noise((9,), F32), F32), Stored((9,), F32, Bytes("short", bytes(20)), 0)
+        items: list[Item] = [(good,), (good,), (short,), (short,), (good,)]
+        seen = []
+        with pytest.raises(FormatError, match="short ends too early"):
+            for each in scan(items, copied, memory=1 << 30, jobs=jobs, cut=small(rows, 3)):
+                seen.append((each.index, each.region.start))
+        assert seen == [(0, (0,)), (0, (3,)), (0, (6,)), (1, (0,)), (1, (3,)), (1, (6,)), (2, (0,))]
+        assert threading.active_count() == 1
+
+    def test_of_a_visit(self):
+        def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> None:
+            raise KeyError(index)
+
+        with pytest.raises(KeyError):
+            list(scan([(stored(noise((9,), F32), F32),)], visit, memory=1 << 30, jobs=2))
+
+    def test_of_a_cut(self):
+        def cut(item: Item, most: int) -> Iterator[Region]:
+            yield Region((0,), (2,))
+            raise LookupError("no more")
+
+        seen = []
+        with pytest.raises(LookupError, match="no more"):
+            for each in scan([(stored(noise((9,), F32), F32),)], copied, memory=1 << 30, jobs=3, cut=cut):
+                seen.append(each.region)
+        assert seen == [Region((0,), (2,))]
+
+    def test_shapes_that_differ(self):
+        with pytest.raises(ShapeError, match="differ in shape"):
+            scan(
+                [(stored(noise((2,), F32), F32), stored(noise((3,), F32), F32))],
+                copied,
+                memory=1 << 30,
+                jobs=1,
+            )
+
+    def test_too_little_memory_says_how_much_is_wanted_and_reads_nothing(self):
+        item = (Stored((1 << 30,), BF16, Refusing("none", 1 << 31), 0),)
+        with pytest.raises(MemoryBudgetError) as caught:
+            scan([item], copied, memory=MIB, jobs=8)
+        wanted = int(str(caught.value.wanted).split()[2].removesuffix("MiB,")) * MIB
+        assert fitted([item], memory=wanted, jobs=8, scratch=0).projected_peak <= wanted
+
+
+def test_stopping_early_stops_the_workers():
+    endless = Stored((1 << 45,), BF16, Pinned(), 0)
+    for seen in scan([(endless,)], lambda *_: None, memory=1 << 30, jobs=3):
+        assert seen.region.start == (0,)
+        break
+    assert threading.active_count() == 1
+
+
+def test_workers_do_not_run_far_ahead_of_whoever_listens():
+    endless = Stored((1 << 45,), BF16, Pinned(), 0)
+    visits: list[int] = []
+    running = scan([(endless,)], lambda index, *_: visits.append(index), memory=1 << 30, jobs=2)
+    next(running)
+    time.sleep(0.2)
+    assert len(visits) <= 1 + 2 * 4
+    running.close()  # type: ignore[attr-defined]
+
+
+@given(memory=st.integers(1, 1 << 33), jobs=st.integers(1, 64), scratch=st.integers(0, 100 * MIB))
+def test_what_fits_is_projected_within_the_memory(memory: int, jobs: int, scratch: int):
+    item = (Stored((1 << 30,), BF16, Refusing("none"), 0), Stored((1 << 30,), F32, Refusing("none"), 0))
+    try:
+        fit = fitted([item], memory=memory, jobs=jobs, scratch=scratch)
+    except MemoryBudgetError:
+        assert memory < 110 * MIB + scratch
+        return
+    assert fit.projected_peak <= memory
+    assert 1 <= fit.jobs <= jobs
+    assert fit.piece_bytes <= fit.buffer_bytes
+
+
+class TestTiles:
+    @given(shape=shapes(min_rank=1, max_rank=3), data=st.data(), most=st.integers(1, 60))
+    def test_encoded_chunks_are_not_cut_where_they_fit(self, shape: Shape, data: st.DataObject, most: int):
+        truth = noise(shape, F32)
+        chunk = data.draw(chunk_shapes(shape))
+        plain = chunked(truth, F32, chunk)
+        encoded = Chunked(plain.shape, plain.dtype, plain.chunk, plain.part, part_scratch=0)
+        assert grain(encoded) == chunk
+        assert grain(plain) == (1,) * len(shape)
+        longest = max(range(len(shape)), key=lambda axis: shape[axis] - chunk[axis])
+        if all(n == c for k, (n, c) in enumerate(zip(shape, chunk, strict=True)) if k != longest):
+            for region in tiles((encoded,), max(most, int(np.prod(chunk)))):
+                assert region.start[longest] % chunk[longest] == 0
+
+    def test_stacked_layers_are_taken_one_by_one(self):
+        part = Stored((64, 1 << 20), BF16, Refusing("none"), 0)
+        array = stack([part] * 4, 1)
+        sizes = {region.shape for region in tiles((array,), 64 * MIB)}
+        assert len(sizes) == 1
+        assert all(shape[1] == 1 and shape[2] == 1 << 20 for shape in sizes)
+
+    def test_pieces_stay_small_where_nothing_is_gained(self):
+        array = Stored((1 << 15, 1 << 15), BF16, Refusing("none"), 0)
+        assert {region.size * 2 for region in tiles((array,), 64 * MIB)} == {PIECE_BYTES}
+
+    def test_an_encoded_chunk_may_be_larger_than_a_piece(self):
+        def part(index: Shape) -> Stored:
+            raise AssertionError("nothing is read")
+
+        array = _Whole((1 << 13, 1 << 13), BF16, (1 << 13, 1 << 12), part, 0)
+        assert {region.shape for region in tiles((array,), 32 * MIB)} == {(1 << 13, 1 << 12)}
+
+
+class _Whole(Chunked):
+    """Chunks that are fetched whole, whatever is wanted of them."""
+
+    def read_cost(self, region: Region):
+        from ckpttools.ir.array import ReadCost
+
+        cells = np.prod([-(-n // c) for n, c in zip(region.shape, self.chunk, strict=True)])
+        return ReadCost(int(cells * np.prod(self.chunk)) * 2, int(cells))
+
+
+SCAN = """
+import json, sys
+import numpy as np
+from ckpttools.dtypes import DTYPES
+from ckpttools.ir.nodes import Stored, relayout
+from ckpttools.plan.pieces import fitted
+from ckpttools.run.memory import peak_bytes
+from ckpttools.run.scanning import scan
+from ckpttools.stores.local import LocalFile
+path, memory, jobs, transposed = sys.argv[1:]
+file, dtype = LocalFile.at(path), DTYPES["bfloat16"]
+side = 16384
+plain = Stored((file.size // 2 // side, side), dtype, file, 0)
+array = relayout(plain, [(n,) for n in plain.shape], (1, 0), (1, 1)) if transposed == "yes" else plain
+items, limits = [(array,), (plain, plain)], dict(memory=int(memory), jobs=int(jobs), scratch=0)
+total = sum(seen.result for seen in scan(items, lambda *a: sum(int(v.max()) for v in a[2]), **limits))
+print(json.dumps({"peak": peak_bytes(), "projected": fitted(items, **limits).projected_peak, "total": total}))
+"""
+
+
+@pytest.mark.parametrize("transposed", ["no", "yes"])
+@pytest.mark.parametrize(("memory", "jobs"), [(128 * MIB, 2), (160 * MIB, 8), (512 * MIB, 4)])
+def test_the_measured_peak_is_at_most_the_projected_one(tmp_path, memory: int, jobs: int, transposed: str):
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(320 * MIB)
+    command = [sys.executable, "-c", SCAN, str(path), str(memory), str(jobs), transposed]
+    result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert result["total"] == 0
+    assert result["peak"] <= result["projected"] <= memory

@@ -1,0 +1,229 @@
+"""Selecting leaves: keep and drop part a tree in two, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from golden_data import GOLDEN, golden_checkpoint
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from stored_trees import EVERYTHING
+
+from ckpttools.cli.main import main
+from ckpttools.convert_any import save
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import FormatError, MappingError, UsageError
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.tree import Metadata, Tree, dotted, spelled
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.strategies import noise, stored
+from ckpttools.testing.trees import trees
+from ckpttools.transforms.select import Select
+
+use_profile()
+HF = GOLDEN / "llama3.1" / "hf"
+F32 = DTYPES["float32"]
+
+
+def tree_of(*paths, **metadata):
+    return Tree(
+        {path: stored(noise((2,), F32, k), F32) for k, path in enumerate(paths)}, Metadata(**metadata)
+    )
+
+
+@st.composite
+def patterns(draw, tree):
+    """Patterns that match something: paths, keys above them, parts of them, either way of joining."""
+    path = draw(st.sampled_from(list(tree)))
+    prefix = path[: draw(st.integers(1, len(path)))]
+    text = draw(st.sampled_from((spelled, dotted)))(prefix)
+    cut = draw(st.integers(0, len(text)))
+    escaped = "".join("[[]" if c == "[" else c for c in text)
+    return draw(st.sampled_from((escaped, f"{text[:cut]}*", f"*{text[cut:]}", f"**{text[cut:]}")))
+
+
+@given(st.data(), trees(structure=False))
+def test_keep_and_drop_part_the_tree_in_two(data, tree):
+    chosen = data.draw(st.lists(patterns(tree), min_size=1, max_size=3))
+    names = {
+        path: [join(path[:n]) for n in range(1, len(path) + 1) for join in (spelled, dotted)] for path in tree
+    }
+    matched = [path for path in tree if any(fnmatchcase(name, p) for name in names[path] for p in chosen)]
+    rest = [path for path in tree if path not in matched]
+    assert list(tree.pipe(Select(keep=chosen))) == matched
+    if not rest:
+        with pytest.raises(UsageError, match="no array is left"):
+            Select(drop=chosen)(tree)
+        return
+    dropped = Select(drop=chosen)(tree)
+    assert list(dropped.tree) == rest
+    assert dropped.notes.dropped == tuple(map(spelled, matched))
+    assert all(dropped.tree[path] is tree[path] for path in rest)
+    assert dropped.tree.metadata == tree.metadata
+
+
+@given(st.data(), trees(structure=False))
+def test_drop_takes_from_what_keep_keeps(data, tree):
+    keep, drop = data.draw(patterns(tree)), data.draw(patterns(tree))
+    kept, left = set(tree.pipe(Select(keep=[keep]))), set(tree) - set(Select(keep=[drop])(tree).tree)
+    assume(kept & left)
+    assert set(tree.pipe(Select([keep], [drop]))) == kept & left
+
+
+class TestPatterns:
+    TREE = tree_of(
+        ("params", "layers_1", "kernel", "value"),
+        ("params", "layers_10", "bias"),
+        ("opt_state", 0, "mu"),
+        ("w.a",),
+    )
+
+    @pytest.mark.parametrize(
+        ("pattern", "count"),
+        [
+            ("params", 2),
+            ("*/kernel", 1),
+            ("*kernel", 1),
+            ("params.layers_1.*", 1),
+            ("params/layers_?", 1),
+            ("*layers_[0-9]*", 2),
+            ("opt_state/0", 1),
+            ("w.a", 1),
+            ("w", 1),
+            ("**", 4),
+        ],
+    )
+    def test_what_they_name(self, pattern, count):
+        assert len(Select([pattern])(self.TREE).tree) == count
+
+    @pytest.mark.parametrize(
+        ("pattern", "near"),
+        [("parms", "params"), ("*/kernle/*", "kernel"), ("params/layer_1", "params/layers_1")],
+    )
+    def test_one_that_matches_nothing_is_told_with_near_names(self, pattern, near):
+        for options in ({"keep": [pattern]}, {"drop": ["params", pattern]}):
+            with pytest.raises(UsageError, match="nothing has a name that matches") as caught:
+                Select(**options)(self.TREE)
+            assert near in str(caught.value.hint)
+
+    def test_nothing_near(self):
+        with pytest.raises(UsageError, match="ckpt inspect tree"):
+            Select(["zzzz"])(self.TREE)
+
+
+def test_a_tree_of_one_leaf():
+    tree = tree_of(())
+    assert len(tree.pipe(Select(["*"]))) == 1
+
+
+class TestMetadata:
+    def test_of_leaves_that_go(self):
+        made = EVERYTHING.pipe(Select(drop=["number", "rng/keys"]))
+        assert made.metadata.scalars == {("yes",)}
+        assert dict(made.metadata.key_impls) == {("rng", "key"): "threefry2x32"}
+        assert made.metadata.step == EVERYTHING.metadata.step
+        assert made.metadata.custom == EVERYTHING.metadata.custom
+
+    def test_empty_leaves_and_strings_are_selected_as_arrays_are(self):
+        made = EVERYTHING.pipe(Select(drop=["empty", "list"]))
+        assert set(EVERYTHING) - set(made) == {path for path in EVERYTHING if path[0] in ("empty", "list")}
+
+    def test_only_empty_leaves_are_nothing(self):
+        with pytest.raises(UsageError, match="no array is left"):
+            Select(["empty"])(EVERYTHING)
+
+
+class TestLists:
+    TREE = tree_of(*[("chain", k, name) for k in range(3) for name in ("mu", "nu")], ("w",))
+
+    def test_the_last_elements_may_go(self):
+        assert len(self.TREE.pipe(Select(drop=["chain/2"]))) == 5
+        assert len(self.TREE.pipe(Select(drop=["*mu"]))) == 4
+
+    @pytest.mark.parametrize("pattern", ["chain/0", "chain/1"])
+    def test_gaps_are_refused(self, pattern):
+        with pytest.raises(FormatError, match="a sequence has gaps") as caught:
+            Select(drop=[pattern])(self.TREE)
+        assert caught.value.place == "chain"
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, ["select", *map(str, arguments), "--no-progress"])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+class TestCommand:
+    def test_orbax_loads_through_orbax(self, tmp_path):
+        import orbax.checkpoint as ocp
+
+        source = golden_checkpoint(True)
+        run(source, tmp_path / "out", "--keep", "params", "--drop", "*/mlp")
+        tree = open_tree(source)
+        wanted = {p: a for p, a in tree.arrays.items() if p[0] == "params" and "mlp" not in p}
+        restored = ocp.StandardCheckpointer().restore(tmp_path / "out" / "0" / "items")
+        assert set(restored) == {"params"}
+        assert list(open_tree(tmp_path / "out")) == list(wanted)
+        for path, array in wanted.items():
+            node = restored
+            for key in path:
+                node = node[key]
+            assert np.array_equal(np.asarray(node), array.read())
+
+    def test_safetensors_loads_through_safetensors(self, tmp_path):
+        from safetensors.numpy import load_file
+
+        run(HF, tmp_path / "out", "--drop", "*.mlp.*", "--drop", "lm_head.weight")
+        loaded = load_file(tmp_path / "out" / "model.safetensors")
+        wanted = {
+            k: a for (k,), a in open_tree(HF).arrays.items() if ".mlp." not in k and k != "lm_head.weight"
+        }
+        assert set(loaded) == set(wanted)
+        assert all(loaded[k].tobytes() == a.read().tobytes() for k, a in wanted.items())
+
+    def test_step_and_item_stay_and_the_format_may_change(self, tmp_path):
+        tree = tree_of(("a", "w"), ("b",), step=7)
+        save(tree, tmp_path / "src", "orbax", item="state")
+        run(tmp_path / "src", tmp_path / "out", "--keep", "a")
+        assert (tmp_path / "out" / "7" / "state" / "_METADATA").is_file()
+        run(tmp_path / "src", tmp_path / "z", "--keep", "a", "--to", "zarr3", "--compression", "zstd")
+        assert (tmp_path / "z" / "zarr.json").is_file()
+        assert open_tree(tmp_path / "z").metadata.step == 7
+
+    def test_dry_run(self, tmp_path):
+        report = json.loads(run(HF, tmp_path / "out", "--keep", "*norm*", "--dry-run", "--json"))
+        assert all("norm" in each["path"] for each in report["array_list"])
+        assert len(report["dropped"]) + report["arrays"] == len(open_tree(HF).arrays)
+        assert not (tmp_path / "out").exists()
+
+
+class TestBadInput:
+    def test_no_pattern(self, tmp_path):
+        assert "--keep PATTERN" in run(HF, tmp_path / "out", code=2)
+
+    def test_no_match(self, tmp_path):
+        output = run(HF, tmp_path / "out", "--keep", "*lm_haed*", code=2)
+        assert "did you mean lm_head" in output
+        assert not (tmp_path / "out").exists()
+
+    def test_nothing_left(self, tmp_path):
+        assert "--drop '*'" in run(HF, tmp_path / "out", "--drop", "*", code=2)
+
+    def test_a_format_that_is_not_written(self):
+        tree = tree_of(("w",), format="npy")
+        with pytest.raises(UsageError, match="npy cannot be written"):
+            save(tree, "/nowhere")
+        with pytest.raises(UsageError, match="it is not said in which format"):
+            save(tree_of(("w",)), "/nowhere")
+
+
+def test_paths_in_the_way_of_others_are_named():
+    from ckpttools.transforms.moves import Move, moved
+
+    tree = tree_of(("a",), ("b",))
+    with pytest.raises(MappingError, match="a becomes x, b x/y, which is below it"):
+        moved(tree, [Move(("a",), ("x",), tree["a",]), Move(("b",), ("x", "y"), tree["b",])])

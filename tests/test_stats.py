@@ -1,0 +1,432 @@
+"""Statistics against numpy's, in float64 over whole arrays: every dtype, any cut, NaN and infinity."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from math import isfinite, prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from golden_data import GOLDEN, golden_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from ckpttools.cli.main import main
+from ckpttools.dtypes import DTYPES, DType
+from ckpttools.formats.registry import open_tree
+from ckpttools.inspect import moments as moments_module
+from ckpttools.inspect.distribution import QUANTILES
+from ckpttools.inspect.elements import smallest_normal, table
+from ckpttools.inspect.layer_rows import layer_rows
+from ckpttools.inspect.moments import Moments
+from ckpttools.inspect.stats import ArrayStats, Statistics, inspect_stats
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.nodes import Constant, Stored
+from ckpttools.ir.tree import Path as TreePath
+from ckpttools.ir.tree import Tree, spelled
+from ckpttools.region import Region
+from ckpttools.stores.memory import Bytes
+from ckpttools.testing.refusing import Refusing
+from ckpttools.testing.strategies import lazy_arrays, noise, shapes, stored
+
+MIB = 1 << 20
+BF16, F16, F32, F64 = (DTYPES[name] for name in ("bfloat16", "float16", "float32", "float64"))
+
+
+def numbers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
+    """What the elements are, in float64, complex ones their magnitude."""
+    with np.errstate(invalid="ignore"):
+        typed = carriers.view(dtype.numpy)
+        if dtype.kind == "complex":
+            return np.hypot(typed.real.astype(np.float64), typed.imag.astype(np.float64))
+        return (typed != 0).astype(np.float64) if dtype.kind == "bool" else typed.astype(np.float64)
+
+
+def one(array: LazyArray, **options: object) -> ArrayStats:
+    """The statistics of an array alone."""
+    options = {"memory": 1 << 30, "jobs": 2, **options}
+    (found,) = inspect_stats(Tree({("a",): array}), **options).arrays  # type: ignore[arg-type]
+    return found
+
+
+def close(got: float | None, wanted: float, error: float) -> bool:
+    if not isfinite(wanted):
+        return got is None
+    return got is not None and abs(got - wanted) <= error
+
+
+def check(found: Statistics, carriers: np.ndarray, dtype: DType) -> None:
+    """Counts and extremes exactly; sums as closely as is promised."""
+    x = numbers(carriers, dtype).reshape(-1)
+    finite = x[np.isfinite(x)]
+    assert (found.elements, found.nan) == (x.size, np.isnan(x).sum())
+    assert found.inf == x.size - finite.size - found.nan
+    assert found.zeros == (finite == 0).sum()
+    assert found.subnormals == ((finite != 0) & (abs(finite) < smallest_normal(dtype))).sum()
+    if not finite.size:
+        assert (found.min, found.max, found.mean, found.std, found.norm, found.max_abs) == (None,) * 6
+        return
+    assert found.min is not None and found.max is not None
+    if dtype.kind in ("int", "uint") and dtype.bits == 64:
+        exact = carriers.view(dtype.numpy)
+        assert (found.min, found.max) == (int(exact.min()), int(exact.max()))
+    else:
+        assert (found.min, found.max) == (finite.min(), finite.max())
+    assert found.max_abs == max(abs(found.min), abs(found.max))
+    relative = 1e-6 if dtype.bits <= 16 else 1e-12
+    with np.errstate(over="ignore", invalid="ignore"):
+        norm, mean, std = np.sqrt((finite * finite).sum()), finite.mean(), finite.std()
+        assert close(found.norm, norm, relative * norm)
+        # Relative to the largest number, as a sum that cancels has no digits of its own.
+        assert close(found.mean, mean, relative * abs(finite).max())
+        assert close(found.std, std, relative * abs(finite).max())
+
+
+@given(known=lazy_arrays(depth=2))
+def test_any_lazy_array(known):
+    check(one(known.array).statistics, known.truth, known.array.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@given(shape=shapes(max_rank=2, most=200), seed=st.integers(0, 1 << 30))
+def test_noise_of_every_dtype(dtype: DType, shape, seed: int):
+    truth = noise(shape, dtype, seed)
+    check(one(stored(truth, dtype)).statistics, truth, dtype)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES.values() if dtype.bits <= 16], ids=str)
+def test_every_pattern_there_is(dtype: DType):
+    truth = np.arange(1 << min(dtype.bits, 8 * dtype.itemsize)).astype(dtype.carrier)
+    if dtype.kind == "bool":
+        truth = truth[:2]
+    found = one(stored(truth, dtype), histograms=True)
+    check(found.statistics, truth, dtype)
+    with np.errstate(invalid="ignore"):
+        known = table(dtype)[truth].astype(np.float64)
+    assert np.array_equal(known, numbers(truth, dtype), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32, F64], ids=str)
+@pytest.mark.parametrize("scale", [1e-4, 0.02, 1.0, 3e4])
+@pytest.mark.parametrize("centre", [0.0, 1.0, 100.0])
+def test_weights_as_models_have_them(dtype: DType, scale: float, centre: float):
+    drawn = np.random.default_rng(0).standard_normal(70_001) * scale + centre * scale
+    with np.errstate(over="ignore"):
+        truth = drawn.astype(dtype.numpy).view(dtype.carrier)
+    found = one(stored(truth, dtype)).statistics
+    check(found, truth, dtype)
+    if found.inf == 0:
+        relative = 1e-6 if dtype.bits <= 16 else 1e-12
+        assert found.std == pytest.approx(numbers(truth, dtype).std(), rel=relative)
+        assert found.mean == pytest.approx(numbers(truth, dtype).mean(), abs=relative * found.std)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-21, 1e19, 1e30])
+def test_squares_that_float32_does_not_hold(scale: float):
+    truth = (np.random.default_rng(0).standard_normal(5000) * scale).astype(BF16.numpy).view(BF16.carrier)
+    found = one(stored(truth, BF16)).statistics
+    exact = numbers(truth, BF16)
+    assert found.norm == pytest.approx(np.sqrt((exact**2).sum()), rel=1e-9)
+    assert found.std == pytest.approx(exact.std(), rel=1e-9)
+
+
+def test_a_large_mean_costs_no_digits():
+    truth = 1e8 + np.random.default_rng(0).standard_normal(100_000)
+    found = one(stored(truth.view(F64.carrier), F64)).statistics
+    assert found.std == pytest.approx(truth.std(), rel=1e-9)
+
+
+def test_what_float64_cannot_hold_is_not_told():
+    truth = np.array([1e200, -1e200, 3.0])
+    found = one(stored(truth.view(F64.carrier), F64)).statistics
+    assert (found.min, found.max, found.norm, found.std) == (-1e200, 1e200, None, None)
+
+
+def test_large_integers_keep_their_last_digit():
+    truth = np.array([2**63 - 1, -(2**63), 5], np.int64)
+    found = one(stored(truth.view("u8"), DTYPES["int64"])).statistics
+    assert (found.min, found.max, found.max_abs) == (-(2**63), 2**63 - 1, 2**63)
+
+
+def test_an_array_without_elements():
+    found = one(stored(noise((0, 3), F32), F32), histograms=True, per_layer=True)
+    assert found.statistics == Statistics(0, None, None, None, None, None, None, 0, 0, 0, 0)
+    assert (found.first_bad, found.distribution, dict(found.layers)) == (None, None, {})
+
+
+@given(parts=st.lists(st.lists(st.floats(-1e6, 1e6), max_size=30), min_size=1, max_size=6))
+def test_moments_add_up(parts: list[list[float]]):
+    made = [found_in(np.array(part)) for part in parts]
+    total, whole = sum(made, Moments()), found_in(np.array([x for part in parts for x in part]))
+    assert (total.elements, total.min, total.max, total.zeros) == (
+        whole.elements,
+        whole.min,
+        whole.max,
+        whole.zeros,
+    )
+    assert total.mean == pytest.approx(whole.mean, abs=1e-9, rel=1e-9)
+    assert total.spread == pytest.approx(whole.spread, abs=1e-6, rel=1e-9)
+
+
+def found_in(values: np.ndarray) -> Moments:
+    if not values.size:
+        return Moments()
+    from ckpttools.ir.scratch import Scratch
+
+    whole = Region.whole(values.shape)
+    carriers = values.astype(np.float64).view(F64.carrier)
+    return moments_module.moments(carriers, whole, whole, F64, Scratch(moments_module.SCRATCH_BYTES))
+
+
+@given(shape=shapes(min_rank=1, max_rank=3, most=200), data=st.data())
+def test_the_first_bad_element(shape, data: st.DataObject):
+    truth = np.ones(shape, np.float32)
+    bad = data.draw(st.lists(st.integers(0, prod(shape) - 1), max_size=3))
+    truth.reshape(-1)[bad] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    found = one(stored(truth.view(F32.carrier), F32))
+    assert found.first_bad == (np.unravel_index(min(bad), shape) if bad else None)
+    assert found.statistics.nan + found.statistics.inf == len(set(bad))
+
+
+class TestPieces:
+    """The same numbers, however arrays are cut and by however many."""
+
+    @pytest.fixture
+    def large(self) -> Stored:
+        truth = (np.random.default_rng(1).standard_normal(3_000_003) * 0.02).astype(BF16.numpy)
+        truth[1_234_567] = np.nan
+        return stored(truth.view(BF16.carrier), BF16)
+
+    def test_any_number_of_workers(self, large: Stored):
+        found = [one(large, jobs=jobs, histograms=True) for jobs in (1, 2, 5)]
+        assert found[0] == found[1] == found[2]
+
+    def test_blocks_and_pieces(self, large: Stored, monkeypatch: pytest.MonkeyPatch):
+        whole = one(large)
+        monkeypatch.setattr("ckpttools.inspect.moments.BLOCK", 1 << 12)
+        cut = one(large)
+        assert whole.first_bad == cut.first_bad == (1_234_567,)
+        for name in ("elements", "min", "max", "zeros", "nan", "inf"):
+            assert getattr(whole.statistics, name) == getattr(cut.statistics, name)
+        assert whole.statistics.std == pytest.approx(cut.statistics.std, rel=1e-8)
+
+
+class TestDistribution:
+    @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+    @given(seed=st.integers(0, 1 << 30), size=st.integers(1, 300))
+    def test_bins_and_quantiles(self, dtype: DType, seed: int, size: int):
+        truth = noise((size,), dtype, seed)
+        x = numbers(truth, dtype)
+        finite = np.sort(x[np.isfinite(x)])
+        found = one(stored(truth, dtype), histograms=True).distribution
+        if not finite.size:
+            assert found is None
+            return
+        assert found is not None
+        assert found.zeros + sum(each.negative + each.positive for each in found.bins) == finite.size
+        least = 0.0 if found.exact else 2.0**-133
+        for each in found.bins:
+            low, high = 2.0**each.exponent, 2.0 ** (each.exponent + 1) if each.exponent < 1023 else np.inf
+            if low >= least:
+                assert each.positive == ((finite >= low) & (finite < high)).sum()
+                assert each.negative == ((finite <= -low) & (finite > -high)).sum()
+        for share, value in found.quantiles.items():
+            wanted = finite[int(np.ceil(share * finite.size)) - 1]
+            error = 0.0 if found.exact else max(abs(wanted) / 16, 1e-38)
+            assert abs(value - wanted) <= error
+
+    def test_float32_is_told_to_seven_bits(self):
+        truth = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
+        found = one(stored(truth.view(F32.carrier), F32), histograms=True).distribution
+        assert found is not None and not found.exact
+        assert tuple(found.quantiles) == QUANTILES
+        for share, value in found.quantiles.items():
+            wanted = np.sort(truth)[int(np.ceil(share * truth.size)) - 1]
+            assert value == pytest.approx(wanted, rel=2**-8)
+
+
+class TestLayers:
+    def test_stacked_layers_have_rows_of_their_own(self):
+        tree = open_tree(golden_checkpoint(scan=True))
+        report = inspect_stats(tree, memory=1 << 30, jobs=2, per_layer=True)
+        stacked = [each for each in report.arrays if each.layers]
+        assert len(stacked) == 9
+        for each in stacked:
+            whole = tree.arrays[tuple(each.path.split("/"))].read()
+            assert sorted(each.layers) == [0, 1, 2, 3]
+            for layer, found in each.layers.items():
+                check(found, np.ascontiguousarray(whole[:, layer]).view(BF16.carrier), BF16)
+
+    def test_scanned_and_unscanned_agree(self):
+        scanned, single = (
+            inspect_stats(open_tree(golden_checkpoint(scan)), memory=1 << 30, jobs=2, per_layer=True)
+            for scan in (True, False)
+        )
+        rows = layer_rows(open_tree(golden_checkpoint(scan=False)))
+        apart = {spelled(path): row for path, row in rows.items()}
+        by_layer = {
+            (apart[each.path].name, apart[each.path].numbers[0]): each.statistics
+            for each in single.arrays
+            if each.path in apart
+        }
+        stacked = {(each.path, layer): s for each in scanned.arrays for layer, s in each.layers.items()}
+        assert by_layer.keys() == stacked.keys()
+        for key, found in stacked.items():
+            assert found.norm == pytest.approx(by_layer[key].norm, rel=1e-7)
+            assert (found.min, found.max) == (by_layer[key].min, by_layer[key].max)
+
+    @pytest.mark.parametrize(
+        ("path", "name", "numbers"),
+        [
+            ("model.layers.12.mlp.up_proj.weight", "model.layers.*.mlp.up_proj.weight", (12,)),
+            ("transformer.h.3.ln_1.weight", "transformer.h.*.ln_1.weight", (3,)),
+            ("encoder/block_2/kernel", "encoder/block_*/kernel", (2,)),
+            ("model/layers/7", "model/layers/*", (7,)),
+        ],
+    )
+    def test_numbers_in_names(self, path: str, name: str, numbers: tuple[int, ...]):
+        key: TreePath = tuple(path.split("/"))
+        row = layer_rows(Tree({key: Constant((2,), F32, bytes(4))}))[key]
+        assert (row.name, row.axes, row.numbers) == (name, (), numbers)
+
+    @pytest.mark.parametrize("path", ["opt_state/0/mu", "layer_norm.weight", "conv1.weight", "players.3x"])
+    def test_numbers_that_are_no_layers(self, path: str):
+        assert not layer_rows(Tree({tuple(path.split("/")): Constant((2,), F32, bytes(4))}))
+
+
+STATS = """
+import json, sys
+from ckpttools.formats.registry import open_tree
+from ckpttools.inspect.stats import inspect_stats
+from ckpttools.run.memory import peak_bytes
+from pathlib import Path
+report = inspect_stats(open_tree(Path(sys.argv[1])), memory=int(sys.argv[2]), jobs=2, histograms=True)
+print(json.dumps({"peak": peak_bytes(), "zeros": sum(each.statistics.zeros for each in report.arrays)}))
+"""
+
+
+@pytest.mark.parametrize("memory", [160 * MIB, 512 * MIB])
+def test_the_peak_stays_within_the_memory(tmp_path: Path, memory: int):
+    path, count = sparse(tmp_path), 400 * MIB // 2
+    command = [sys.executable, "-c", STATS, str(path), str(memory)]
+    result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert result["zeros"] == count
+    assert result["peak"] <= memory
+
+
+def sparse(directory: Path) -> Path:
+    """A safetensors file of 400 MiB of zeros that takes no room."""
+    header = {"w": {"dtype": "BF16", "shape": [400, MIB // 2], "data_offsets": [0, 400 * MIB]}}
+    text = json.dumps(header).encode()
+    path = directory / "zeros.safetensors"
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + 400 * MIB)
+    return path
+
+
+def ckpt(*arguments: object, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(main, [str(each) for each in arguments])
+
+
+@pytest.fixture
+def spoilt(tmp_path: Path) -> Path:
+    values = np.ones((4, 6), np.float32)
+    values[2, 3] = np.nan
+    values[3, 0] = -np.inf
+    path = tmp_path / "spoilt.safetensors"
+    save_file({"good": np.arange(5, dtype=np.float32), "model.bad": values}, path)
+    return path
+
+
+class TestCommand:
+    HF = GOLDEN / "llama3.1" / "hf"
+
+    def test_json(self):
+        result = ckpt("inspect", "stats", self.HF, "--json", "--filter", "*layernorm*", "--histogram")
+        assert result.exit_code == 0, result.output
+        report = json.loads(result.stdout)
+        assert report["num_arrays"] == 8
+        first = report["arrays"][0]
+        assert first["path"] == "model.layers.0.input_layernorm.weight"
+        assert first["statistics"]["elements"] == 64
+        assert set(first["distribution"]["quantiles"]) == {str(share) for share in QUANTILES}
+
+    @pytest.mark.parametrize("columns", [80, 200])
+    def test_tables_fit_the_terminal(self, columns: int):
+        result = ckpt("inspect", "stats", golden_checkpoint(scan=True), "--per-layer", COLUMNS=str(columns))
+        assert result.exit_code == 0, result.output
+        assert max(map(len, result.stdout.splitlines())) <= columns
+        assert "layer 3" in result.stdout
+
+    def test_sort(self):
+        result = ckpt("inspect", "stats", self.HF, "--json", "--sort", "norm")
+        norms = [each["statistics"]["norm"] for each in json.loads(result.stdout)["arrays"]]
+        assert norms == sorted(norms, reverse=True)
+
+    def test_histogram(self):
+        result = ckpt("inspect", "stats", self.HF, "--filter", "lm_head*", "--histogram", COLUMNS="80")
+        assert "2^-5" in result.stdout
+        assert "median" in result.stdout
+        assert max(map(len, result.stdout.splitlines())) <= 80
+
+    def test_nan_is_found_and_placed(self, spoilt: Path):
+        result = ckpt("inspect", "stats", spoilt, "--nan")
+        assert result.exit_code == 1
+        assert "model.bad[2, 3]" in result.stdout
+        assert "1 NaN" in result.stdout and "1 infinite" in result.stdout
+        assert "good" not in result.stdout
+
+    def test_nan_as_json(self, spoilt: Path):
+        result = ckpt("inspect", "stats", spoilt, "--nan", "--json")
+        assert result.exit_code == 1
+        report = json.loads(result.stdout)
+        assert (report["nan"], report["inf"]) == (1, 1)
+        assert [each["first_bad"] for each in report["arrays"]] == [None, [2, 3]]
+
+    def test_no_nan(self):
+        result = ckpt("inspect", "stats", self.HF, "--nan")
+        assert result.exit_code == 0
+        assert result.stdout == "No NaN and nothing infinite in 39 arrays, 362 kB.\n"
+
+    def test_nothing_matches(self):
+        result = ckpt("inspect", "stats", self.HF, "--filter", "nothing*")
+        assert result.exit_code == 0
+        assert "0 arrays" in result.stdout
+
+    def test_no_checkpoint(self, tmp_path: Path):
+        assert ckpt("inspect", "stats", tmp_path).exit_code == 3
+        assert ckpt("inspect", "stats", tmp_path / "none").exit_code == 5
+
+    def test_too_little_memory(self):
+        result = ckpt("inspect", "stats", self.HF, "--memory", "1MiB")
+        assert result.exit_code == 4
+        assert "try --memory" in result.stderr
+
+    def test_a_file_that_ends_too_early(self, tmp_path: Path):
+        path = sparse(tmp_path)
+        tree = open_tree(path)
+        with path.open("r+b") as file:
+            file.truncate(300 * MIB)
+        from ckpttools.errors import FormatError
+
+        with pytest.raises(FormatError, match="ends too early"):
+            inspect_stats(tree, memory=1 << 30, jobs=2)
+
+
+def test_nothing_is_read_before_it_is_asked_for():
+    tree = Tree({("a",): Stored((1 << 20,), BF16, Refusing("a", 1 << 21), 0)})
+    assert layer_rows(tree) == {}
+    assert inspect_stats(tree, "b", memory=1 << 30, jobs=1).arrays == ()
+
+
+def test_bytes_are_observed():
+    tree = Tree({("a",): Stored((100,), BF16, Bytes("a", bytes(200)), 0)})
+    heard: list[int] = []
+    inspect_stats(tree, memory=1 << 30, jobs=1, observe=heard.append)
+    assert sum(heard) == 200

@@ -1,0 +1,232 @@
+"""Parameters alone: equal to what MaxText's own tool writes, and loaded by the calls that MaxText makes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from golden_data import described, golden_checkpoint, leaves_by_package
+from hypothesis import given
+from train_data import ALL, RUN, golden_leaves, layered, lazy
+
+from ckpttools.cli.main import main
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import FormatError, UsageError
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.flavours import LINEN, NNX, flavour_of, parameters, role
+from ckpttools.ir.kinds import kind_of, linen_state
+from ckpttools.ir.nodes import Chunked, LazyArray
+from ckpttools.ir.tree import Empty, Tree, spelled
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.trees import assert_same
+from ckpttools.transforms.cast import cast
+from ckpttools.transforms.scan import ForceUnroll
+from ckpttools.transforms.strip import StripOptimizer
+
+use_profile()
+SCRIPT = Path(__file__).with_name("train_loader_script.py")
+BFLOAT16 = DTYPES["bfloat16"]
+
+
+def ckpt(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(main, [str(each) for each in arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def narrow(tree: Tree) -> Tree:
+    """The tree with its floating-point arrays in bfloat16, as MaxText's tool writes them."""
+    leaves = {p: cast(leaf, BFLOAT16) if isinstance(leaf, LazyArray) else leaf for p, leaf in tree.items()}
+    return Tree(leaves, tree.metadata)
+
+
+def contents(directory: Path) -> dict[str, str]:
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+class TestGolden:
+    def test_as_maxtext_writes_it(self, tmp_path):
+        """Tree and values; the training run was NNX, so that is the flavour of MaxText's result."""
+        ckpt("strip-optimizer", RUN, tmp_path / "out", "--flavour", "nnx", "--dtype", "bfloat16")
+        tree = open_tree(tmp_path / "out")
+        assert leaves_by_package(tree) == golden_leaves("paramonly_scanned_0")
+        assert tree.metadata.step == 0
+
+    def test_linen_has_the_nodes_that_maxtext_writes(self):
+        wanted = golden_leaves("paramonly_scanned_linen_0")
+        made = leaves_by_package(narrow(StripOptimizer()(open_tree(RUN)).tree))
+        assert set(made) == set(wanted)
+        for path in ("step", "opt_state"):
+            assert made[path] == wanted[path]
+        for path, leaf in made.items():
+            if isinstance(leaf, dict):
+                assert (leaf["shape"], leaf["dtype"]) == (wanted[path]["shape"], wanted[path]["dtype"])
+
+    def test_parameters_to_the_bit(self):
+        made = leaves_by_package(StripOptimizer()(open_tree(RUN)).tree)
+        wanted = golden_leaves("llama_scanned_1")
+        kept = {path: leaf for path, leaf in made.items() if path.startswith("params/")}
+        assert kept == {path: leaf for path, leaf in wanted.items() if path.startswith("params/")}
+
+    @pytest.mark.skipif(ALL is None, reason="CKPTTOOLS_GOLDEN names no directory")
+    @pytest.mark.parametrize(
+        ("run", "transform", "wanted"),
+        [
+            ("llama_scanned", StripOptimizer(flavour="nnx"), "paramonly_scanned"),
+            ("llama_scanned_linen", StripOptimizer(), "paramonly_scanned_linen"),
+            ("llama_unscanned", StripOptimizer(flavour="nnx"), "paramonly_unscanned"),
+            ("llama_scanned", ForceUnroll(flavour="nnx"), "paramonly_scanned_unrolled"),
+            ("llama_scanned_linen", ForceUnroll(), "paramonly_scanned_linen_unrolled"),
+        ],
+    )
+    def test_all(self, run, transform, wanted):
+        made = narrow(transform(open_tree(ALL / "train" / run / "checkpoints" / "1")).tree)
+        golden = open_tree(ALL / "train" / wanted / "checkpoints" / "0")
+        assert_same(made.with_metadata(step=0, custom={}), golden)
+
+    def test_unrolled_as_maxtext_names_them(self):
+        made = StripOptimizer(flavour="nnx")(
+            Tree(
+                {
+                    tuple(int(k) if k.isdigit() else k for k in path.split("/")): (
+                        lazy(np.zeros(leaf["shape"], leaf["dtype"]))
+                        if isinstance(leaf, dict)
+                        else Empty(leaf)
+                    )
+                    for path, leaf in golden_leaves("llama_unscanned_1").items()
+                }
+            )
+        ).tree
+        assert set(map(spelled, made)) == set(golden_leaves("paramonly_unscanned_0"))
+
+
+class TestEveryState:
+    @given(layered())
+    def test_parameters_and_nothing_else(self, case):
+        if not case.trained:
+            with pytest.raises(UsageError, match="nothing to strip"):
+                StripOptimizer()(case.stacked)
+            return
+        done = StripOptimizer()(case.stacked)
+        assert parameters(done.tree) == parameters(case.stacked)
+        assert flavour_of(done.tree) == case.flavour
+        assert not [path for path in done.tree.arrays if role(path) != "parameter" and path != ("step",)]
+        left_out = set(map(spelled, case.stacked.arrays)) - set(map(spelled, done.tree)) - {"step"}
+        assert set(done.notes.dropped) == left_out
+        assert kind_of(done.tree).kind == "stacked-inference"
+        assert done.tree.metadata.step is None
+
+    @given(layered())
+    def test_other_flavours(self, case):
+        for name, flavour in (("linen", LINEN), ("nnx", NNX)):
+            if case.trained or case.flavour != flavour:
+                made = StripOptimizer(flavour=name)(case.single).tree
+                assert flavour_of(made) == flavour
+                assert parameters(made) == parameters(case.single)
+                assert (("step",) in made) == (("opt_state",) in made) == (name == "linen")
+
+    @given(layered())
+    def test_the_step_stays_if_asked_for(self, case):
+        if case.trained:
+            made = StripOptimizer(keep_step=True)(case.stacked).tree
+            assert made.metadata.step == 9
+            assert (("step",) in made) == (case.flavour.name != "nnx")
+            assert made.get(("step",), case.stacked["step",]) is case.stacked["step",]
+            assert ("step",) not in made.metadata.scalars
+
+
+class TestCommand:
+    def test_leaves_the_source_alone(self, tmp_path):
+        before = contents(RUN)
+        ckpt("strip-optimizer", RUN, tmp_path / "out")
+        assert contents(RUN) == before
+
+    def test_nothing_to_strip(self, tmp_path):
+        output = ckpt("strip-optimizer", golden_checkpoint(True), tmp_path / "out", code=2)
+        assert "nothing to strip" in output
+        assert "ckpt cast" in output
+        assert list(tmp_path.iterdir()) == []
+
+    def test_keeps_the_step(self, tmp_path):
+        ckpt("strip-optimizer", RUN, tmp_path / "out", "--keep-step")
+        tree = open_tree(tmp_path / "out")
+        assert (tmp_path / "out" / "1" / "items").is_dir()
+        assert tree["step",].read().item() == 2
+        assert tree["step",].dtype.name == "int32"
+
+    def test_no_step_to_keep(self):
+        moment = {("opt_state", 0, "mu", "x"): lazy(np.ones(2))}
+        tree = Tree({("params", "params", "x"): lazy(np.ones(2))} | moment)
+        with pytest.raises(UsageError, match="no step to keep"):
+            StripOptimizer(keep_step=True)(tree)
+
+    def test_no_parameters(self):
+        with pytest.raises(FormatError, match="no parameters"):
+            StripOptimizer()(Tree({("opt_state", 0, "mu", "x"): lazy(np.ones(2))}))
+
+    def test_a_state_of_random_numbers_is_stripped(self):
+        keys = {("params", "params", "rngs", "key"): lazy(np.ones(4, np.uint32))}
+        tree = Tree({**linen_state({("x",): lazy(np.ones(2))}, 0, {}), **keys})
+        done = StripOptimizer()(tree)
+        assert done.notes.dropped == ("params/params/rngs/key",)
+
+    def test_chunks_stay_in_sight(self):
+        """Nothing is laid over the arrays, so that a writer can refer to the bytes that are there."""
+        assert all(isinstance(a, Chunked) for a in parameters(StripOptimizer()(open_tree(RUN)).tree).values())
+
+    def test_json(self, tmp_path):
+        arguments = ["strip-optimizer", str(RUN), str(tmp_path / "out"), "--json", "--no-progress"]
+        receipt = json.loads(CliRunner().invoke(main, arguments).stdout)
+        assert receipt["arrays"] == 13
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """What Orbax and the calls that MaxText makes say: name -> case -> problem. One process loads all."""
+    directory = tmp_path_factory.mktemp("loads")
+    maxtext = [f"maxtext_parameters-{how}" for how in ("first_axis", "replicated", "float32")]
+    some = ["standard-none", "standard-first_axis", "manager_pytree-first_axis", "v1_load-none"]
+    commands = {
+        "stripped": (["strip-optimizer", "--dtype", "bfloat16"], [*some, *maxtext, "maxtext_metadata"]),
+        "unrolled": (
+            ["unstack", "--force-unroll", "--dtype", "bfloat16"],
+            [*some, *maxtext, "maxtext_metadata"],
+        ),
+        "nnx": (["strip-optimizer", "--flavour", "nnx"], some),
+    }
+    jobs = []
+    for name, ((command, *options), cases) in commands.items():
+        ckpt(command, RUN, directory / name, *options)
+        jobs.append([name, str(directory / name), leaves_by_package(open_tree(directory / name)), cases])
+    # A training state lies in a step of its own number; the script's loaders look for 0.
+    ckpt("unstack", RUN, directory / "single")
+    (directory / "single" / "1").rename(directory / "single" / "0")
+    nested = open_tree(directory / "single").nested()
+    jobs.append(["single", str(directory / "single"), spelled_out(nested), ["restore", "resume"]])
+    (directory / "jobs.json").write_text(json.dumps(jobs))
+    run = [sys.executable, str(SCRIPT), str(directory / "jobs.json"), str(directory / "results.json")]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads((directory / "results.json").read_bytes())
+
+
+def spelled_out(node: object) -> object:
+    """A nested tree as the script spells what Orbax gives."""
+    if isinstance(node, dict):
+        return {key: spelled_out(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [spelled_out(value) for value in node]
+    return described(node.read()) if isinstance(node, LazyArray) else node
+
+
+@pytest.mark.parametrize("name", ["stripped", "unrolled", "nnx", "single"])
+def test_loads(loaded, name):
+    assert len(loaded[name]) >= 2
+    assert {case: problem for case, problem in loaded[name].items() if problem} == {}

@@ -1,0 +1,257 @@
+"""Comparing bit by bit: equal in every layout, and every kind of difference found and told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from golden_data import GOLDEN, golden_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
+from stored_trees import write
+
+from ckpttools.cli.main import main
+from ckpttools.dtypes import DTYPES
+from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.registry import open_tree
+from ckpttools.formats.safetensors_write import SafetensorsWriter
+from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
+from ckpttools.ir.nodes import stack, take
+from ckpttools.ir.tree import Metadata, Tree
+from ckpttools.prove.canonical import Selection
+from ckpttools.prove.differences import Difference
+from ckpttools.prove.verify import compare
+from ckpttools.testing.models import LlamaSizes, write_llama
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, noise, shapes, stored
+from ckpttools.transforms.scan import StackLayers
+
+use_profile()
+
+PLENTY = {"memory": 512 << 20, "jobs": 2}
+WI = ("params", "params", "decoder", "layers", "mlp", "wi_0", "kernel")
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["verify", *map(str, arguments), "--no-progress"])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@given(st.data(), shapes(min_rank=1, most=300), dtypes(packed=True))
+def test_the_first_bit_that_differs_is_told_and_all_are_counted(data, shape, dtype):
+    truth = noise(shape, dtype)
+    damaged = truth.copy()
+    places = data.draw(st.sets(st.integers(0, truth.size - 1), max_size=4))
+    for place in places:
+        damaged.reshape(-1)[place : place + 1].view(np.uint8)[-1] ^= 1
+    chunk = None if dtype.packed else data.draw(chunk_shapes(shape))
+    mine = chunked(damaged, dtype, chunk) if chunk else stored(damaged, dtype)
+    found = compare({"a": mine}, {"a": stored(truth, dtype)}, **PLENTY)
+    if not places:
+        assert found == ()
+        return
+    ((name, reason, first, elements),) = [
+        (each.name, each.reason, each.first, each.elements) for each in found
+    ]
+    assert (name, reason, elements) == ("a", "values", len(places))
+    assert first == tuple(map(int, np.unravel_index(min(places), shape)))
+
+
+def test_nan_is_equal_to_itself_and_zero_not_to_minus_zero():
+    values = np.array([np.nan, 0.0, 1.0], "<f8").view(np.uint64)
+    others = np.array([np.nan, -0.0, 1.0], "<f8").view(np.uint64)
+    dtype = DTYPES["float64"]
+    assert compare({"a": stored(values, dtype)}, {"a": stored(values, dtype)}, **PLENTY) == ()
+    (found,) = compare({"a": stored(values, dtype)}, {"a": stored(others, dtype)}, **PLENTY)
+    assert found == Difference("a", "values", first=(1,), elements=1, file="memory")
+    nans = stored(np.full(3, complex(np.nan, np.nan)), DTYPES["complex128"])
+    assert compare({"a": nans}, {"a": nans}, **PLENTY) == ()
+
+
+@pytest.mark.parametrize("mine_stacked", [True, False])
+@pytest.mark.parametrize("wanted_stacked", [True, False])
+def test_stacks_and_layers_are_compared_whatever_side_they_are_on(mine_stacked, wanted_stacked):
+    dtype = DTYPES["bfloat16"]
+    truth = noise((6, 3, 8), dtype)
+    damaged = truth.copy()
+    damaged[4, 2, 5] ^= 0x8000
+    damaged[5, 2, 0] ^= 1
+
+    def layers(values, stacked):
+        whole = chunked(values, dtype, (2, 3, 8))
+        alone = [stored(values[:, k].copy(), dtype, str(k)) for k in range(3)]
+        return {f"layers_{k}": take(whole, 1, k) if stacked else alone[k] for k in range(3)}
+
+    read = []
+    found = compare(
+        layers(damaged, mine_stacked), layers(truth, wanted_stacked), **PLENTY, observe=read.append
+    )
+    assert [(each.name, each.first, each.elements) for each in found] == [("layers_2", (4, 5), 2)]
+    assert sum(read) == 2 * truth.nbytes, "each side once"
+
+
+@pytest.mark.parametrize("mine", ["scanned", "hf"])
+def test_a_conversion_is_proven_against_what_it_was_made_from(mine):
+    """One side stacked and compressed, the other rearranged from Hugging Face."""
+    scanned = Selection(parameters=True).arrays(open_tree(golden_checkpoint(scan=True)))
+    source = to_maxtext(open_tree(GOLDEN / "llama3.1" / "hf"), ToMaxText(scan=False)).state
+    made = Selection(parameters=True).arrays(source)
+    sides = (scanned, made) if mine == "scanned" else (made, scanned)
+    read = []
+    assert compare(*sides, **PLENTY, observe=read.append) == ()
+    assert sum(read) == 2 * sum(array.nbytes for array in scanned.values())
+
+
+def test_differences_of_every_kind_in_the_order_of_names():
+    dtype = DTYPES["float32"]
+    a, b = stored(noise((4, 3), dtype), dtype), stored(noise((4, 3), dtype, 1), dtype)
+    half = stored(noise((4, 3), DTYPES["float16"]), DTYPES["float16"])
+    mine = {"x.10": a, "x.2": a, "same": a, "dtype": half, "extra": a, "shape": stack([a, a], 0)}
+    wanted = {"x.10": b, "x.2": b, "same": a, "dtype": a, "missing": a, "shape": a}
+    found = [(each.name, each.reason, each.got, each.wanted) for each in compare(mine, wanted, **PLENTY)]
+    assert found == [
+        ("dtype", "dtype", "float16[4,3]", "float32[4,3]"),
+        ("extra", "extra", None, None),
+        ("missing", "missing", None, None),
+        ("shape", "shape", "float32[2,4,3]", "float32[4,3]"),
+        ("x.2", "values", None, None),
+        ("x.10", "values", None, None),
+    ]
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A stacked checkpoint whose chunks are as they are in a data file, and its stacked kernel."""
+    dtype = DTYPES["bfloat16"]
+    leaves = {("params", "params", "decoder", "decoder_norm", "scale"): stored(noise((24,), dtype), dtype)}
+    for layer in range(3):
+        path = ("params", "params", "decoder", f"layers_{layer}", "mlp", "wi_0", "kernel")
+        leaves[path] = stored(noise((24, 40), dtype, layer), dtype, str(layer))
+    tree = StackLayers()(Tree(leaves, Metadata(step=0))).tree
+    place = tmp_path_factory.mktemp("model") / "stacked"
+    write(tree, OrbaxWriter(), place)
+    return place
+
+
+def test_conversions_are_proven(model, tmp_path):
+    CliRunner().invoke(main, ["unstack", str(model), str(tmp_path / "apart")], catch_exceptions=False)
+    CliRunner().invoke(main, ["convert", "to-safetensors", str(model), str(tmp_path / "st")])
+    assert run(tmp_path / "apart", "--against", model) == (
+        f"{tmp_path / 'apart' / '0' / 'items'}\nequal to {model / '0' / 'items'}: 4 arrays, 5.81 kB\n"
+    )
+    assert json.loads(run(tmp_path / "st", "--against", tmp_path / "apart", "--json"))["equal"]
+
+
+def damaged_copy(model, place, layer, row, column):
+    """A copy with one bit flipped in the kernel of one layer; returns the file that has it."""
+    shutil.copytree(model, place)
+    stacked = open_tree(place)[WI]
+    needle = stacked.read()[row, layer, column : column + 8].tobytes()
+    (file,) = [each for each in place.rglob("*") if each.is_file() and needle in each.read_bytes()]
+    data = bytearray(file.read_bytes())
+    assert data.count(needle) == 1
+    data[data.index(needle)] ^= 4
+    file.write_bytes(data)
+    return file
+
+
+def test_one_flipped_bit_is_found_and_its_place_named(model, tmp_path):
+    file = damaged_copy(model, tmp_path / "damaged", layer=1, row=17, column=30)
+    text = run(tmp_path / "damaged", "--against", model, code=1)
+    item = tmp_path / "damaged" / "0" / "items"
+    assert f"differs from {model / '0' / 'items'}: 1 array with other values" in text
+    assert text.endswith(
+        f"decoder/layers_1/mlp/wi_0/kernel: 1 element differs, at [17, 30], in {file.relative_to(item)}\n"
+    )
+    report = json.loads(run(tmp_path / "damaged", "--against", model, "--json", code=1))
+    assert (report["equal"], report["arrays"], report["different"]) == (False, 4, 1)
+    assert report["differences"][0] == {
+        "name": "decoder/layers_1/mlp/wi_0/kernel",
+        "reason": "values",
+        "got": None,
+        "wanted": None,
+        "first": [17, 30],
+        "last": None,
+        "elements": 1,
+        "file": str(file),
+    }
+
+
+def test_a_filter_restricts_the_comparison(model, tmp_path):
+    damaged_copy(model, tmp_path / "damaged", layer=1, row=0, column=0)
+    run(tmp_path / "damaged", "--against", model, "--filter", "*/layers_1/*", code=1)
+    run(tmp_path / "damaged", "--against", model, "--filter", "*/layers_2/*")
+
+
+def test_parameters_alone_can_be_compared(tmp_path):
+    dtype = DTYPES["float32"]
+    kernel = stored(noise((4,), dtype), dtype)
+    state = {
+        ("opt_state", "mu", "kernel"): kernel,
+        ("step",): stored(np.array(1, np.uint64), DTYPES["int64"]),
+    }
+    write(Tree({("kernel",): kernel, **state}, Metadata(step=0)), OrbaxWriter(), tmp_path / "training")
+    write(Tree({("kernel",): kernel}), SafetensorsWriter(), tmp_path / "weights")
+    text = run(tmp_path / "weights", "--against", tmp_path / "training", code=1)
+    assert "2 arrays missing" in text
+    assert "opt_state/mu/kernel: missing\nstep: missing\n" in text
+    run(tmp_path / "weights", "--against", tmp_path / "training", "--parameters")
+
+
+def test_many_differences_are_folded(tmp_path):
+    scanned, hf = golden_checkpoint(scan=True), GOLDEN / "llama3.1" / "hf"
+    text = run(scanned, "--against", hf, code=1)
+    assert "39 arrays missing, 40 arrays too many" in text
+    assert "\nmodel.layers.{0..3}.mlp.down_proj.weight: missing\n" in text
+    assert text.endswith("more lines; --json lists all\n")
+    assert len(json.loads(run(scanned, "--against", hf, "--json", code=1))["differences"]) == 79
+
+
+def test_what_is_asked_for_must_be_said_once(model):
+    assert "--against SRC or --manifest FILE" in run(model, code=2)
+    run(model, "--against", model, "--manifest", "x", code=2)
+
+
+def test_what_cannot_be_read_is_no_difference(model, tmp_path):
+    run(model, "--against", tmp_path / "nothing", code=5)
+    (tmp_path / "text").write_text("no checkpoint")
+    run(model, "--against", tmp_path / "text", code=3)
+    shutil.copytree(model, tmp_path / "short")
+    largest = max((tmp_path / "short").rglob("*"), key=lambda file: file.stat().st_size * file.is_file())
+    largest.write_bytes(largest.read_bytes()[:-100])
+    assert "ends too early" in run(tmp_path / "short", "--against", model, code=3)
+
+
+COMPARE = """
+import sys
+from ckpttools.convert import open_checkpoint
+from ckpttools.prove.canonical import per_layer
+from ckpttools.prove.verify import compare
+from ckpttools.run.memory import peak_bytes
+sides = [per_layer(open_checkpoint(path)) for path in sys.argv[2:]]
+found = compare(*sides, memory=int(sys.argv[1]), jobs=2)
+print(len(found), peak_bytes())
+"""
+
+
+@pytest.mark.parametrize("memory", [128 << 20, 512 << 20])
+def test_the_memory_is_kept_where_much_differs(tmp_path, memory):
+    sizes = LlamaSizes(layers=1, hidden=2048, mlp=16384, heads=16, kv_heads=4, head_dim=128, vocab=32768)
+    for name in ("a", "b"):
+        write_llama(tmp_path / name, sizes, sparse=True)
+    with (tmp_path / "b" / "model.safetensors").open("r+b") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        file.write(b"\1" * (64 << 20))
+    command = [sys.executable, "-c", COMPARE, str(memory), str(tmp_path / "a"), str(tmp_path / "b")]
+    found, peak = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert int(found) == 1
+    assert int(peak) <= memory

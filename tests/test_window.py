@@ -1,0 +1,138 @@
+"""Windows and padding: any region equals the slice of the whole, and what is said of them is so."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import ShapeError
+from ckpttools.ir.nodes import Elementwise, Padded, Window, described, elementwise, padded, window
+from ckpttools.ir.scratch import Scratch
+from ckpttools.mapping.values import Cast
+from ckpttools.plan.fingerprint import Describer
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.strategies import lazy_arrays, noise, regions, stored
+
+use_profile()
+F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]
+
+
+@st.composite
+def boxes(draw, shape):
+    """Start and shape of a box within an array; whole axes among them."""
+    region = draw(regions(shape))
+    return region.start, region.shape
+
+
+@st.composite
+def longer(draw, shape):
+    """Shapes that are as long or longer on each axis."""
+    return tuple(length + draw(st.sampled_from((0, 0, 1, 4))) for length in shape)
+
+
+def filled(truth, shape):
+    whole = np.zeros(shape, truth.dtype)
+    whole[tuple(slice(0, n) for n in truth.shape)] = truth
+    return whole
+
+
+def assert_reads(array, truth, data):
+    """The whole and a region of it, into memory that holds something else, with scratch to the byte."""
+    assert array.shape == truth.shape
+    for region in (None, data.draw(regions(array.shape))):
+        cut = truth if region is None else truth[region.slices]
+        assert array.read(region).view(array.dtype.carrier).tobytes() == cut.tobytes()
+        if region is not None:
+            out = np.full(region.shape, 0x5A, array.dtype.carrier)
+            array.read_into(region, out, Scratch(array.scratch_bytes))
+            assert out.tobytes() == cut.tobytes()
+
+
+@given(known=lazy_arrays(depth=2), data=st.data())
+def test_a_window_is_the_slice(known, data):
+    start, shape = data.draw(boxes(known.truth.shape))
+    truth = known.truth[tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))]
+    assert_reads(window(known.array, start, shape), truth, data)
+
+
+@given(known=lazy_arrays(depth=2), data=st.data())
+def test_padding_is_zeros_after_it(known, data):
+    shape = data.draw(longer(known.truth.shape))
+    assert_reads(padded(known.array, shape), filled(known.truth, shape), data)
+
+
+@given(known=lazy_arrays(depth=1), data=st.data())
+def test_cutting_off_what_was_padded_gives_the_array(known, data):
+    shape = data.draw(longer(known.truth.shape))
+    array = window(padded(known.array, shape), (0,) * len(shape), known.truth.shape)
+    assert_reads(array, known.truth, data)
+
+
+@given(data=st.data())
+def test_costs_are_those_of_what_is_read(data):
+    source = stored(noise((5, 4), F32), F32)
+    wide = padded(source, (9, 4))
+    region = data.draw(regions(wide.shape))
+    inside = np.zeros((9, 4), bool)
+    inside[:5] = True
+    count = int(inside[region.slices].sum())
+    cost = wide.read_cost(region)
+    assert (cost.nbytes > 0) == (cost.reads > 0) == (count > 0)
+    assert cost.nbytes >= 4 * count
+    assert wide.first_byte(region)[0] == (source.source.path if count else "")
+    narrow = window(source, (2, 0), (3, 4))
+    inner = data.draw(regions(narrow.shape))
+    assert narrow.read_cost(inner) == source.read_cost(inner.shifted((2, 0)))
+    assert narrow.first_byte(inner) == source.first_byte(inner.shifted((2, 0)))
+
+
+def test_nothing_to_do_is_the_source_itself():
+    source = stored(noise((3, 2), F32), F32)
+    assert window(source, (0, 0), (3, 2)) is source
+    assert padded(source, (3, 2)) is source
+
+
+@pytest.mark.parametrize(("start", "shape"), [((1, 0), (3, 2)), ((0, 0), (4, 2)), ((-1, 0), (2, 2))])
+def test_a_window_over_the_edge_is_refused(start, shape):
+    with pytest.raises(ShapeError, match="over the edge"):
+        window(stored(noise((3, 2), F32), F32), start, shape)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3, 1), (3,), (3, 2, 1)])
+def test_padding_to_less_is_refused(shape):
+    with pytest.raises(ShapeError, match="cannot make an array smaller"):
+        padded(stored(noise((3, 2), F32), F32), shape)
+
+
+def test_functions_of_elements_go_below_a_window_and_above_padding():
+    """Zeros that were added are values like others: a function of them need not be zero."""
+    source = stored(noise((3, 2), BF16), BF16)
+    assert isinstance(elementwise(window(source, (1, 0), (2, 2)), Cast(F32)), Window)
+    over = elementwise(padded(source, (4, 2)), Cast(F32))
+    assert isinstance(over, Elementwise)
+    assert isinstance(over.source, Padded)
+
+
+def test_descriptions_tell_different_arrays_apart():
+    source, other = (stored(noise((4, 4), F32, seed), F32, str(seed)) for seed in (0, 1))
+    arrays = [
+        source,
+        other,
+        *(window(source, start, (2, 2)) for start in ((0, 0), (1, 0), (0, 1), (2, 2))),
+        window(source, (1, 0), (3, 2)),
+        window(other, (1, 0), (2, 2)),
+        padded(source, (5, 4)),
+        padded(source, (4, 5)),
+        padded(other, (5, 4)),
+        padded(window(source, (1, 0), (2, 2)), (4, 4)),
+        window(padded(source, (5, 4)), (1, 0), (2, 2)),
+    ]
+    for said in (described, fingerprinted):
+        texts = [repr(said(array)) for array in arrays]
+        assert len(set(texts)) == len(texts)
+        assert repr(said(window(source, (1, 0), (2, 2)))) == texts[3]
+
+
+def fingerprinted(array):
+    return list(Describer().lines(array))
