@@ -27,6 +27,12 @@ types: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/formats.py
+	$(BIN)/python benchmarks/deepseek.py
+	$(BIN)/python benchmarks/references.py
+	$(BIN)/python benchmarks/inspect_tree.py
+	$(BIN)/python benchmarks/stats.py
+	$(BIN)/python benchmarks/hash.py
+	$(BIN)/python benchmarks/diff.py
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

@@ -1,4 +1,4 @@
-"""`ckpt convert hf-to-maxtext` against `cp` + `sync` of the same file, whole processes in alternation.
+"""`ckpt convert hf-to-maxtext` and `maxtext-to-hf` against `cp` + `sync` of the same bytes, as processes.
 
     python benchmarks/convert.py [--directory DIR] [--rounds N] [--quick]
 
@@ -46,6 +46,12 @@ def main() -> None:
         for options in ((), ("--no-scan",)):
             print(f"Llama 3.2 1B shapes, 2.47 GB, {' '.join(options) or 'scanned'}", flush=True)
             against_copy(model, directory, arguments.rounds, "hf-to-maxtext", model.parent, *options)
+        for options in ((), ("--no-scan",)):
+            made = directory / "maxtext"
+            ckpt("hf-to-maxtext", model.parent, made, *options)
+            print(f"and back, {' '.join(options) or 'scanned'}", flush=True)
+            against_copy(made, directory, arguments.rounds, "maxtext-to-hf", made)
+            remove(made)
         if not arguments.quick:
             remove(model.parent)
             print("Peak memory")

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ckpttools.conversion_fn import family_conversion_fn as family_conversion_fn
     from ckpttools.convert import Conversion as Conversion
     from ckpttools.convert import Resources as Resources
     from ckpttools.convert import open_checkpoint as open
@@ -25,13 +26,20 @@ if TYPE_CHECKING:
     from ckpttools.hf_to_maxtext import plan_to_maxtext as plan_to_maxtext
     from ckpttools.ir.array import LazyArray as LazyArray
     from ckpttools.ir.tree import Tree as Tree
+    from ckpttools.maxtext_to_hf import ToHuggingFace as ToHuggingFace
+    from ckpttools.maxtext_to_hf import plan_to_huggingface as plan_to_huggingface
+    from ckpttools.model import ModelOptions as ModelOptions
     from ckpttools.region import Region as Region
     from ckpttools.run.events import Receipt as Receipt
     from ckpttools.transforms.cast import CastMap as CastMap
     from ckpttools.transforms.cast import CastTo as CastTo
     from ckpttools.transforms.functions import as_checkpoint_conversion_fn as as_checkpoint_conversion_fn
     from ckpttools.transforms.functions import remap as remap
+    from ckpttools.transforms.scan import ForceUnroll as ForceUnroll
+    from ckpttools.transforms.scan import StackLayers as StackLayers
+    from ckpttools.transforms.scan import UnstackLayers as UnstackLayers
     from ckpttools.transforms.select import Select as Select
+    from ckpttools.transforms.strip import StripOptimizer as StripOptimizer
 
 __version__ = "0.1.0"
 
@@ -40,16 +48,24 @@ _HOMES = {
     "CastTo": ("ckpttools.transforms.cast", "CastTo"),
     "CheckpointError": ("ckpttools.errors", "CheckpointError"),
     "Conversion": ("ckpttools.convert", "Conversion"),
+    "ForceUnroll": ("ckpttools.transforms.scan", "ForceUnroll"),
     "LazyArray": ("ckpttools.ir.array", "LazyArray"),
+    "ModelOptions": ("ckpttools.model", "ModelOptions"),
     "Receipt": ("ckpttools.run.events", "Receipt"),
     "Region": ("ckpttools.region", "Region"),
     "Resources": ("ckpttools.convert", "Resources"),
     "Select": ("ckpttools.transforms.select", "Select"),
+    "StackLayers": ("ckpttools.transforms.scan", "StackLayers"),
+    "StripOptimizer": ("ckpttools.transforms.strip", "StripOptimizer"),
+    "ToHuggingFace": ("ckpttools.maxtext_to_hf", "ToHuggingFace"),
     "ToMaxText": ("ckpttools.hf_to_maxtext", "ToMaxText"),
     "Tree": ("ckpttools.ir.tree", "Tree"),
+    "UnstackLayers": ("ckpttools.transforms.scan", "UnstackLayers"),
     "as_checkpoint_conversion_fn": ("ckpttools.transforms.functions", "as_checkpoint_conversion_fn"),
+    "family_conversion_fn": ("ckpttools.conversion_fn", "family_conversion_fn"),
     "open": ("ckpttools.convert", "open_checkpoint"),
     "plan_save": ("ckpttools.convert_any", "plan_save"),
+    "plan_to_huggingface": ("ckpttools.maxtext_to_hf", "plan_to_huggingface"),
     "plan_to_maxtext": ("ckpttools.hf_to_maxtext", "plan_to_maxtext"),
     "remap": ("ckpttools.transforms.functions", "remap"),
     "save": ("ckpttools.convert_any", "save"),
@@ -59,16 +75,24 @@ __all__ = [
     "CastTo",
     "CheckpointError",
     "Conversion",
+    "ForceUnroll",
     "LazyArray",
+    "ModelOptions",
     "Receipt",
     "Region",
     "Resources",
     "Select",
+    "StackLayers",
+    "StripOptimizer",
+    "ToHuggingFace",
     "ToMaxText",
     "Tree",
+    "UnstackLayers",
     "as_checkpoint_conversion_fn",
+    "family_conversion_fn",
     "open",
     "plan_save",
+    "plan_to_huggingface",
     "plan_to_maxtext",
     "remap",
     "save",

@@ -17,7 +17,7 @@ from ckpttools.formats.safetensors_write import SafetensorsWriter
 from ckpttools.formats.zarr3_write import ZarrWriter
 from ckpttools.ir.tree import Tree
 from ckpttools.model import CONFIG
-from ckpttools.model_files import RECORD, ModelFiles, companions_of, config_bytes
+from ckpttools.model_files import ModelFiles, companions_of, config_bytes
 from ckpttools.plan.plan import build
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.transforms.base import Transform
@@ -69,18 +69,17 @@ def _with_companions(writer: Writer, tree: Tree) -> Writer:
     companions = companions_of(tree)
     if not companions or isinstance(writer, ZarrWriter):
         return writer
+    beside_weights = tree.metadata.format == "safetensors" and tree.metadata.config is not None
     dtypes = {array.dtype for array in tree.arrays.values() if array.dtype.is_float}
     files = ModelFiles(tree.metadata.config, companions=companions.files)
     config = config_bytes(files, None, dtypes.pop() if len(dtypes) == 1 else None)
     made = {} if config is None else {CONFIG: config}
     copied = {name: path for name, path in companions.files.items() if name not in made}
+    place = "" if beside_weights else COMPANIONS
     if isinstance(writer, OrbaxWriter):
         step = tree.metadata.step or 0 if writer.step is None else writer.step
         place = f"{step}/{writer.item}/{COMPANIONS}"
-        return Beside(writer, Companions(copied, companions.arrays), place, made)
-    # Beside the weights, arrays that were carried along would be taken for more of them.
-    copied.pop(RECORD, None)
-    return Beside(writer, Companions(copied), made=made)
+    return Beside(writer, Companions(copied, companions.arrays), place, made)
 
 
 def plan_save(

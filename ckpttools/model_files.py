@@ -86,10 +86,11 @@ class ModelFiles:
 def companions_of(tree: Tree) -> Companions:
     """What lies beside the weights of a checkpoint, or was carried along in it; nothing for other formats."""
     place = Path(tree.metadata.place)
-    if tree.metadata.format == "safetensors":
-        return Companions(files_of_model(place if place.is_dir() else place.parent))
+    place = place if place.is_dir() else place.parent
+    if tree.metadata.format == "safetensors" and tree.metadata.config is not None:
+        return Companions(files_of_model(place))
     directory = place / COMPANIONS
-    if tree.metadata.format != "orbax" or not directory.is_dir():
+    if tree.metadata.format not in ("orbax", "safetensors") or not directory.is_dir():
         return Companions()
     arrays = directory / f"{CARRIED}.safetensors"
     files = files_of_model(directory)

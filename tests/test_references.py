@@ -12,8 +12,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from golden_data import (
     GOLDEN,
     all_described,
@@ -28,6 +30,9 @@ from safetensors.numpy import save_file
 from stored_trees import write
 
 from ckpttools import ToMaxText, plan_to_maxtext
+from ckpttools.cli.main import main
+from ckpttools.cli.options import ANY_PATH
+from ckpttools.cli.storage import sharing_storage_options, storage_options
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import FormatError, NoSpaceError, UsageError
 from ckpttools.formats import chunking, references
@@ -40,13 +45,14 @@ from ckpttools.formats.references import ReferenceMode, References, reference_mo
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr3_write import ZarrWriter
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.nodes import Constant, elementwise, relayout, stack, take, window
+from ckpttools.ir.nodes import Constant, Stored, elementwise, relayout, stack, take, window
 from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.mapping.values import Cast
 from ckpttools.plan.plan import build
 from ckpttools.region import grid_cell, grid_indices
 from ckpttools.run.events import TaskDone
 from ckpttools.run.executor import execute
+from ckpttools.stores.local import LocalFile
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import groupings, noise, regions, stored
@@ -212,13 +218,14 @@ def test_every_chunk_is_the_bytes_that_its_place_says(stores, kind, data):
         return
     truth = array.read().view(array.dtype.carrier)
     cells = list(grid_indices(array.shape, chunks.chunk))
-    assert len(cells) == len(chunks.places)
+    places = list(chunks.places())
+    assert len(cells) == len(places) == chunks.count
     order = list(range(len(array.shape)))
     if chunks.codecs[0]["name"] == "transpose":
         order = chunks.codecs[0]["configuration"]["order"]
     for position, index in enumerate(cells):
         cell = grid_cell(array.shape, chunks.chunk, index)
-        memory = bytes_of(chunks.places, position).view(array.dtype.carrier)
+        memory = bytes_of(places, position).view(array.dtype.carrier)
         found = memory.reshape([chunks.chunk[axis] for axis in order]).transpose(np.argsort(order))
         assert np.array_equal(found[tuple(map(slice, cell.shape))], truth[cell.slices])
 
@@ -291,7 +298,7 @@ def test_a_stack_of_transposed_matrices_has_a_chunk_for_each(weights):
     found = chunks(stack([relayout(each, *TRANSPOSED) for each in weights], 1))
     assert found.chunk == (4, 1, 6)
     assert found.codecs[0] == {"name": "transpose", "configuration": {"order": [1, 2, 0]}}
-    assert [place[1] for place in found.places] == [each.offset for each in weights]
+    assert [place[1] for place in found.places()] == [each.offset for each in weights]
 
 
 def test_heads_are_atoms_of_the_same_bytes(weights):
@@ -315,9 +322,9 @@ def test_values_that_change_cannot_be_referenced(weights):
 
 def test_the_outer_axis_of_a_range_can_be_taken_and_cut(weights):
     found = chunks(take(relayout(weights[0], [(2, 3), (4,)], (0, 1, 2), (1, 1, 1)), 0, 1))
-    assert (found.chunk, found.places[0][1]) == ((3, 4), weights[0].offset + 24)
+    assert (found.chunk, next(found.places())[1]) == ((3, 4), weights[0].offset + 24)
     found = chunks(window(weights[0], (2, 0), (3, 4)))
-    assert (found.chunk, found.places[0][1]) == ((3, 4), weights[0].offset + 16)
+    assert (found.chunk, next(found.places())[1]) == ((3, 4), weights[0].offset + 16)
 
 
 def test_large_ranges_become_even_chunks(weights):
@@ -328,6 +335,18 @@ def test_large_ranges_become_even_chunks(weights):
     assert chunks_of(blocks, 8).chunk == (4, 1)
     # Not even single rows are so small: cutting them would serve nobody.
     assert chunks_of(blocks, 4).chunk == (4, 6)
+
+
+def test_an_inner_axis_that_is_taken_leaves_nothing_to_share(tmp_path, monkeypatch):
+    """Its elements are millions of places; they are not even listed."""
+    (tmp_path / "x").touch()
+    os.truncate(tmp_path / "x", 1 << 33)
+    huge = Stored((1 << 16, 1 << 15, 2), BF16, LocalFile.at(tmp_path / "x"), 0)
+    found = chunks(take(huge, 2, 1))
+    assert (found.chunk, found.count) == ((1, 1), 1 << 31)
+    monkeypatch.setattr(references, "SMALLEST_CHUNK", 64 << 10)
+    tree = Tree({("w",): take(huge, 2, 1)}, Metadata(step=0))
+    assert references.find(tree, References(ANY), "d").links == {}
 
 
 @pytest.mark.parametrize("kind", ["raw", "zstd"])
@@ -374,6 +393,52 @@ def test_the_mode_is_what_the_user_says_else_what_the_command_is_for():
     assert reference_mode(None, by_default=True, encodes=False) is SAME
     assert reference_mode(None, by_default=True, encodes=True) is ReferenceMode.NONE
     assert reference_mode(None, by_default=False, encodes=False) is ReferenceMode.NONE
+
+
+@pytest.mark.parametrize(
+    ("options", "copying", "sharing"),
+    [
+        ([], ReferenceMode.NONE, SAME),
+        (["--reference"], ANY, ANY),
+        (["--copy"], ReferenceMode.NONE, ReferenceMode.NONE),
+        (["--compression", "none"], ReferenceMode.NONE, ReferenceMode.NONE),
+        (["--target-data-file-size", "1GB"], ReferenceMode.NONE, ReferenceMode.NONE),
+        (["--no-ocdbt"], ReferenceMode.NONE, ReferenceMode.NONE),
+        (["--reference", "--compression", "zstd"], ANY, ANY),
+    ],
+)
+def test_the_mode_that_options_mean(options, copying, sharing):
+    for bundle, mode in ((storage_options, copying), (sharing_storage_options, sharing)):
+        seen = []
+
+        @click.command()
+        @click.argument("destination", type=ANY_PATH)
+        @bundle
+        def command(destination, storage, seen=seen):
+            seen.append(storage.pop("references"))
+            OrbaxWriter(**storage)
+
+        result = CliRunner().invoke(command, ["DST", *options])
+        assert result.exit_code == 0, result.output
+        (found,) = seen
+        assert found.mode is mode
+        assert found.destination == (None if mode is ReferenceMode.NONE else Path("DST"))
+
+
+def test_the_command_line_says_what_is_shared(model, tmp_path):
+    command = ["convert", "hf-to-maxtext", str(model), str(tmp_path / "out"), "--reference"]
+    plan = json.loads(CliRunner().invoke(main, [*command, "--dry-run", "--json"]).stdout)
+    assert list(plan["links"].values()) == [str(model / "model.safetensors")]
+    assert [*sorted(path.name for path in tmp_path.iterdir())] == ["hf"]
+    text = CliRunner().invoke(main, [*command, "--dry-run"]).stdout
+    assert "\nshare " in text
+    assert "slower" in text
+    receipt = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
+    assert receipt["bytes_referenced"] == plan["bytes_referenced"] > 0
+    assert receipt["bytes_dead"] == plan["bytes_dead"] > 0
+    plain = ["convert", "to-orbax", str(tmp_path / "out"), str(tmp_path / "plain"), "--copy"]
+    assert " shared" not in CliRunner().invoke(main, plain).stdout
+    assert_same(open_tree(tmp_path / "plain"), open_tree(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("how", [{"compression": Zstd(1)}, {"target_data_file_bytes": 64}])

@@ -56,7 +56,8 @@ def orbax(request, tmp_path_factory):
 
 
 def files(place: Path):
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in place.iterdir()}
+    found = [file for file in place.rglob("*") if file.is_file()]
+    return {str(file.relative_to(place)): hashlib.sha256(file.read_bytes()).hexdigest() for file in found}
 
 
 class TestThereAndBack:
@@ -91,7 +92,7 @@ class TestThereAndBack:
     def test_hugging_face_shards_become_one_file_and_shards_again(self, tmp_path):
         sharded = GOLDEN / "llama3.1" / "hf_sharded"
         succeed("convert", "to-safetensors", sharded, tmp_path / "one")
-        assert set(files(tmp_path / "one")) == {"model.safetensors"}
+        assert set(files(tmp_path / "one")) == {"config.json", "model.safetensors"}
         succeed("convert", "to-safetensors", tmp_path / "one", tmp_path / "many", "--max-shard-size=30KB")
         assert len(files(tmp_path / "many")) > 3
         for place in ("one", "many"):
@@ -116,7 +117,8 @@ class TestTheCommand:
         output = succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--no-progress").stdout
         assert output.startswith(f"{tmp_path / 'st'}: ")
         assert [place.name for place in tmp_path.iterdir()] == ["st"]
-        assert set(files(tmp_path / "st")) == {"model.safetensors"}
+        companions = {"hf/config.json", "hf/ckpttools.json"}
+        assert set(files(tmp_path / "st")) == {"model.safetensors", *companions}
 
     def test_a_cast_is_applied_and_its_loss_is_said(self, orbax, tmp_path):
         result = succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--dtype=fp16")
@@ -140,7 +142,8 @@ class TestTheCommand:
         assert "--overwrite" in refused(2, orbax, tmp_path / "st")
         assert [place.name for place in tmp_path.rglob("*")] == ["st", "precious"]
         succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--overwrite")
-        assert set(files(tmp_path / "st")) == {"model.safetensors"}
+        companions = {"hf/config.json", "hf/ckpttools.json"}
+        assert set(files(tmp_path / "st")) == {"model.safetensors", *companions}
 
     def test_what_makes_no_sense(self, orbax, tmp_path):
         destination = tmp_path / "st"

@@ -135,8 +135,10 @@ def _shared(report: PlanReport) -> Iterator[tuple[str, str]]:
         yield "share", f"{exact(report.bytes_referenced)}, {where}"
 
 
-def print_notes(notes: Notes) -> None:
+def print_notes(notes: Notes, remarks: Sequence[str] = ()) -> None:
     """What the user should know before the work begins, on stderr."""
+    for text in remarks:
+        click.echo(f"{'note':<8} {text}", err=True)
     for label, text in _warnings(notes.inexact, notes.dropped):
         click.echo(f"{label:<8} {text}", err=True)
 

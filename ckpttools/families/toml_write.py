@@ -25,9 +25,9 @@ def family_to_toml(family: Family) -> str:
     """
     sets = _shared_rows(family.layers)
     lines = [
+        f"name = {_value(family.name)}",
         *_entries(
             {
-                "name": family.name,
                 "model_types": family.model_types,
                 "models": family.models,
                 "dropped": family.dropped,
@@ -111,8 +111,8 @@ def _flag(name: str, rule: FlagRule) -> Iterator[str]:
 
 
 def _spelling(spelling: Spelling) -> Iterator[str]:
-    yield from ("", "[[spellings]]")
-    yield from _entries({"name": spelling.name, "model_types": spelling.model_types})
+    yield from ("", "[[spellings]]", f"name = {_value(spelling.name)}")
+    yield from _entries({"model_types": spelling.model_types})
     yield from _table("spellings.prefixes", spelling.prefixes, gap=False)
 
 

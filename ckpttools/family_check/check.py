@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttools.errors import CheckpointError
 from ckpttools.families.family import PLAIN, Family, Spelling
-from ckpttools.family_check.definition import Definition
+from ckpttools.family_check.definition import Definition, is_fatal
 from ckpttools.family_check.findings import FamilyCheck, Finding, findings_of, hints_of
 from ckpttools.family_check.made_up import Model, Sizes, made_up
 from ckpttools.family_check.round_trip import RoundTrip, round_trip
@@ -52,7 +52,8 @@ def check_family(family: Family, against: Path | None = None, config: Path | Non
 def check_alone(family: Family) -> FamilyCheck:
     """Tries the rows on models made up, in each spelling."""
     definition = Definition(family)
-    if own := definition.findings():
+    own = definition.findings()
+    if any(map(is_fatal, own)):
         return FamilyCheck(family.name, findings=own)
     wrong = [
         Finding("formula", axis, f"{family.derived[axis]!r} comes out with none of the sizes that were tried")
@@ -66,19 +67,20 @@ def check_alone(family: Family) -> FamilyCheck:
         models=tuple(model.said for model in models),
         num_arrays=largest.num_arrays,
         layouts=largest.layouts,
-        findings=tuple(dict.fromkeys([*wrong, *(each for trip in trips for each in trip.findings)])),
+        findings=tuple(dict.fromkeys([*own, *wrong, *(each for trip in trips for each in trip.findings)])),
     )
 
 
 def check_on_config(family: Family, config: Mapping[str, Any], place: str) -> FamilyCheck:
     """Tries the rows on the sizes of a configuration; what it does not say is made up."""
     definition = Definition(family)
-    if own := definition.findings():
-        return FamilyCheck(family.name, config=place, findings=own)
+    said = FamilyCheck(family.name, config=place, findings=definition.findings())
+    if any(map(is_fatal, said.findings)):
+        return said
     model_type = config.get("model_type")
     spelling = family.spelling_for(model_type if isinstance(model_type, str) else None)
-    trip = _trip(family, Model("", config, Sizes.of(definition).lengths), spelling)
-    return _told(FamilyCheck(family.name, config=place), trip)
+    model = Model("", config, Sizes.of(definition).lengths, definition.unruled)
+    return _told(said, _trip(family, model, spelling))
 
 
 def check_against(
@@ -92,20 +94,36 @@ def check_against(
         config: the model's configuration; None where there is none, and the arrays must tell.
         place: where that lies, for messages.
     """
-    said = FamilyCheck(family.name, tree.metadata.place, config=None if config is None else place)
-    if own := Definition(family).findings():
-        return replace(said, findings=own)
+    said = FamilyCheck(
+        family.name,
+        against=tree.metadata.place,
+        config=None if config is None else place,
+        findings=Definition(family).findings(),
+    )
+    if any(map(is_fatal, said.findings)):
+        return said
     try:
         fits = _fits(family, tree, config)
     except CheckpointError as error:
-        return replace(said, findings=tuple(findings_of(error)))
+        return _failed(said, error)
     share = max(fit.share for fit in fits)
     outcomes = [(fit, fit.mapped()) for fit in fits if fit.share == share]
-    fit, mapped = min(outcomes, key=lambda each: isinstance(each[1], CheckpointError))
+    fit, mapped = min(outcomes, key=lambda each: _trouble(each[1]))
     said = replace(said, side=fit.side, hints=fit.hints())
     if isinstance(mapped, CheckpointError):
-        return replace(said, findings=tuple(findings_of(mapped)), hints=said.hints + hints_of(mapped))
+        return _failed(said, mapped)
     return _told(said, _there_and_back(family, fit, mapped, config))
+
+
+def _trouble(mapped: Mapped | CheckpointError) -> int:
+    """How much is wrong; of the layouts that a checkpoint may have, the best is meant."""
+    return len(list(findings_of(mapped))) if isinstance(mapped, CheckpointError) else 0
+
+
+def _failed(said: FamilyCheck, error: CheckpointError) -> FamilyCheck:
+    return replace(
+        said, findings=(*said.findings, *findings_of(error)), hints=(*said.hints, *hints_of(error))
+    )
 
 
 def _told(said: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
@@ -114,7 +132,7 @@ def _told(said: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
         said,
         num_arrays=trip.num_arrays,
         layouts=trip.layouts,
-        findings=trip.findings,
+        findings=said.findings + trip.findings,
         hints=said.hints + trip.hints,
     )
 

@@ -12,11 +12,21 @@ from ckpttools.families.family import Family
 from ckpttools.family_check.findings import Finding, near
 from ckpttools.mapping.arithmetic import names_in
 from ckpttools.mapping.axes import Field, Side, parse_key
+from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.values import Scale
 
 LAYOUTS = {"unscanned": None, "scanned on axis 0": 0, "scanned on axis 1": 1}
 """How MaxText may lay layers out, and the scan axis of each."""
+
+
+# With these the rows can be tried nevertheless.
+_HARMLESS = ("flag", "spelling")
+
+
+def is_fatal(finding: Finding) -> bool:
+    """Whether a finding about a definition leaves nothing to be tried."""
+    return finding.kind not in _HARMLESS
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,12 @@ class Definition:
         family = self.family
         named = {axis for side in self.sides for axis in side.axes}
         return frozenset(named | family.sizes.keys() | family.derived.keys() | family.constants.keys())
+
+    @cached_property
+    def unruled(self) -> dict[str, Flag]:
+        """Flags that rows ask for and no rule sets, as not set."""
+        asked = {flag for row in self.rows for flag in row.flags}
+        return {flag: Flag(False, "no rule") for flag in sorted(asked - self.family.flags.keys())}
 
     def findings(self) -> tuple[Finding, ...]:
         """All that is wrong, each once."""
@@ -169,7 +185,7 @@ class Definition:
     def _spellings(self) -> Iterator[Finding]:
         family = self.family
         if not family.spellings:
-            yield Finding("spelling", "spellings", "there are none")
+            yield Finding("row", "spellings", "there are none, not even the one that changes nothing")
         keys = {str(row.right.key) for row in self.rows}
         anchors: dict[str, str] = {}
         names: set[str] = set()

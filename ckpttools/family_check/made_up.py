@@ -53,7 +53,7 @@ def made_up(definition: Definition) -> Iterator[Model]:
             said = [f"{name} {json.dumps(each)}" for name, each in setting.items()]
             said += [f"{name} {str(flag.value).lower()}" for name, flag in flags.items()]
             said += [f"no {name}" for name in lacking]
-            yield Model(", ".join(said), config, sizes.lengths, flags)
+            yield Model(", ".join(said) or "no flags", config, sizes.lengths, {**definition.unruled, **flags})
 
 
 def _settings(family: Family, stated: Mapping[str, int]) -> Iterator[tuple[dict[str, Any], dict[str, Flag]]]:

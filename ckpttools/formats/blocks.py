@@ -12,10 +12,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 from ckpttools.formats.orbax_arrays import Grid
-from ckpttools.formats.zarr_chain import LITTLE, Chain
+from ckpttools.formats.zarr_chain import LITTLE, Chain, Codec
 from ckpttools.ir.array import ByteSource, LazyArray
 from ckpttools.ir.nodes import Chunked, Relayout, Stack, Stored, Take, Window
 from ckpttools.region import Shape, ceil_div
@@ -255,21 +254,43 @@ def _sums(shifts: Sequence[Sequence[tuple[int, int]]]) -> Iterator[tuple[int, in
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Blocks as the chunks of a zarr array.
+    """Blocks, or parts of them, as the chunks of a zarr array.
 
     Attributes:
+        blocks: they.
+        pieces: for each atom of each axis how many of its coordinates a chunk has.
         chunk: shape of the grid's cells.
         codecs: as zarr v3 lists them.
-        places: in C order of the grid.
-        is_in_order: whether the elements of a chunk are in C order, or in that of the source's chunks.
-        is_grid: as `Blocks.is_grid`.
+        is_in_order: whether the elements of a chunk are in C order.
     """
 
+    blocks: Blocks
+    pieces: Sequence[Sequence[int]]
     chunk: Shape
-    codecs: tuple[Any, ...]
-    places: list[Place]
+    codecs: tuple[Codec, ...]
     is_in_order: bool
-    is_grid: bool
+
+    @property
+    def count(self) -> int:
+        """How many chunks there are."""
+        return prod(ceil_div(atom.length, piece) for atom, piece in self._atoms)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one chunk's elements."""
+        return prod(self.chunk) * self.blocks.itemsize
+
+    def places(self) -> Iterator[Place]:
+        """Where each chunk is, in C order of the grid."""
+        plain, nbytes = self.blocks.chain.is_plain, self.nbytes
+        for block, start in _sums([_shifts(atom, piece) for atom, piece in self._atoms]):
+            source, offset, stored = self.blocks.place(block, start)
+            yield source, offset, nbytes if plain else stored
+
+    @property
+    def _atoms(self) -> Iterator[tuple[Atom, int]]:
+        for axis, pieces in zip(self.blocks.axes, self.pieces, strict=True):
+            yield from zip(axis, pieces, strict=True)
 
 
 def chunks_of(blocks: Blocks, largest: int) -> Chunks | None:
@@ -291,17 +312,7 @@ def chunks_of(blocks: Blocks, largest: int) -> Chunks | None:
     codecs = blocks.chain.spelled(chunk, order)
     if codecs is None:
         return None
-    places = list(_places(blocks, pieces, prod(chunk) * blocks.itemsize))
-    return Chunks(chunk, codecs, places, order == tuple(range(len(order))), blocks.is_grid)
-
-
-def _places(blocks: Blocks, pieces: Sequence[Sequence[int]], nbytes: int) -> Iterator[Place]:
-    atoms = zip(blocks.axes, pieces, strict=True)
-    shifts = [_shifts(*each) for axis, lengths in atoms for each in zip(axis, lengths, strict=True)]
-    plain = blocks.chain.is_plain
-    for block, start in _sums(shifts):
-        source, offset, stored = blocks.place(block, start)
-        yield source, offset, nbytes if plain else stored
+    return Chunks(blocks, pieces, chunk, codecs, order == tuple(range(len(order))))
 
 
 def _pieces(blocks: Blocks, largest: int) -> list[list[int]]:

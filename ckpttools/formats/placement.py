@@ -230,10 +230,10 @@ class Placement:
         """The bytes of a chunk that is stored as it is."""
         if isinstance(self.home, ChunkFiles):
             return Range(self.home.name(index), 0, self.chunk_nbytes)
-        if isinstance(self.home, Appended | Referenced):
-            raise TypeError(
-                "only chunks that are written as they are have a place that follows from the grid"
-            )
+        if isinstance(self.home, Referenced):
+            raise TypeError("a referenced chunk is not written")
+        if isinstance(self.home, Appended):
+            raise TypeError("an appended chunk has no place before it is made")
         file, offset = self.home.place(self.position(index), self.chunk_nbytes)
         return Range(file, offset, self.chunk_nbytes)
 

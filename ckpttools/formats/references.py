@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from math import prod
 from pathlib import Path as FilePath
 
-from ckpttools.formats.blocks import Blocks, Chunks, Finder, Place, chunks_of
+from ckpttools.formats.blocks import Chunks, Finder, Place, chunks_of
 from ckpttools.formats.chunking import LARGEST
 from ckpttools.formats.ocdbt import MAX_INLINE_VALUE
 from ckpttools.formats.placement import Placement, Referenced
@@ -143,30 +142,29 @@ class _Search:
         """References an array if that is possible and wanted."""
         blocks = self._finder.blocks(leaf)
         chunks = None if blocks is None else chunks_of(blocks, LARGEST)
-        if blocks is None or chunks is None or not self._is_wanted(leaf, blocks, chunks):
+        if chunks is None or not self._is_wanted(leaf, chunks):
             return
-        reasons = {self._refusal(source) for source, _, _ in chunks.places} - {None}
+        places = list(chunks.places())
+        if not all(_is_sharable(place, chunks.blocks.is_grid) for place in places):
+            return
+        reasons = {self._refusal(source) for source, _, _ in places} - {None}
         if reasons:
             self._refused[", ".join(sorted(map(str, reasons)))] += leaf.nbytes
             return
-        home = self._home(chunks)
+        home = self._home(chunks, places)
         self.placements[path] = Placement(leaf.shape, leaf.dtype.itemsize, chunks.chunk, home)
         if not chunks.is_in_order:
             self._transposed.append(leaf.nbytes)
-        nbytes = prod(chunks.chunk) * leaf.dtype.itemsize
-        if nbytes >= _GIANT:
-            self._giants[path] = nbytes
+        if chunks.nbytes >= _GIANT:
+            self._giants[path] = chunks.nbytes
 
-    def _is_wanted(self, leaf: LazyArray, blocks: Blocks, chunks: Chunks) -> bool:
-        if not all(_is_sharable(place, blocks.is_grid) for place in chunks.places):
+    def _is_wanted(self, leaf: LazyArray, chunks: Chunks) -> bool:
+        blocks = chunks.blocks
+        is_kept = blocks.is_grid and (chunks.is_in_order or blocks.is_transposed)
+        if self._mode is ReferenceMode.SAME_ORDER and not is_kept:
             return False
-        if self._mode is ReferenceMode.SAME_ORDER:
-            is_kept = blocks.is_grid and (chunks.is_in_order or blocks.is_transposed)
-            if not is_kept:
-                return False
         # An array that was an array before keeps its grid, whatever that is.
-        nbytes = prod(chunks.chunk) * leaf.dtype.itemsize
-        return isinstance(leaf, Chunked) or len(chunks.places) == 1 or nbytes >= SMALLEST_CHUNK
+        return isinstance(leaf, Chunked) or chunks.count == 1 or chunks.nbytes >= SMALLEST_CHUNK
 
     def _refusal(self, source: ByteSource) -> str | None:
         """Why a file cannot be linked to the destination; None if it can, as far as is known."""
@@ -176,11 +174,11 @@ class _Search:
             self._refusals[source.path] = self._trials.refusal(source.path)
         return self._refusals[source.path]
 
-    def _home(self, chunks: Chunks) -> Referenced:
+    def _home(self, chunks: Chunks, places: Sequence[Place]) -> Referenced:
         numbers, starts, lengths = array("l"), array("q"), array("q")
         files: dict[str, int] = {}
         inline: dict[int, bytes] = {}
-        for position, (source, start, length) in enumerate(chunks.places):
+        for position, (source, start, length) in enumerate(places):
             if isinstance(source, Bytes):
                 inline[position] = source.data[start : start + length]
                 numbers.append(-1)

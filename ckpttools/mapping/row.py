@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -113,6 +113,12 @@ class Respelling:
         split = tuple((self.sizes[axis],) for axis in self.target.array_axes)
         merge = tuple(len(group) for group in self.target.groups)
         return relayout(body, split, tuple(range(len(split))), merge)
+
+    def source_keys(self, index: Mapping[str, int]) -> Iterator[str]:
+        """The keys of all source arrays that the target array at `index` is made of."""
+        lengths = {**self.sizes, **dict.fromkeys(index, 1)}
+        for inner in self.source.indices(lengths):
+            yield self.source.key.spell({**inner, **index}, self.sizes)
 
     @cached_property
     def _stacked_axes(self) -> Group:

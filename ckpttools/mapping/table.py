@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from math import prod
 
 from ckpttools.dtypes import DType
 from ckpttools.errors import UsageError
@@ -16,6 +17,7 @@ from ckpttools.mapping.flags import Flag, refuse_open, told_by_names
 from ckpttools.mapping.row import Respelling, Row
 from ckpttools.mapping.sizes import Observation, Size, counted, derive, require, unify
 from ckpttools.mapping.values import BoundOp
+from ckpttools.region import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Mapped:
         dropped: source keys that were left out on purpose.
         changed: target keys whose values were changed.
         cut: for each axis that was longer in the source than in the model, both lengths.
+        unused: source keys that made nothing, where only what could be made was asked for.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -54,6 +57,7 @@ class Mapped:
     dropped: tuple[str, ...]
     changed: frozenset[str] = frozenset()
     cut: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,26 @@ class _Direction:
     target: Side
     row: Row
     inverse: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """What is known before arrays are held against the rows.
+
+    Attributes:
+        arrays: source arrays, without those that are dropped.
+        dropped: source keys that were left out on purpose.
+        flags: all of them.
+        directions: rows that the model has; `absent`: those that it has not.
+        sizes: axes whose length is known.
+    """
+
+    arrays: Mapping[str, LazyArray]
+    dropped: tuple[str, ...]
+    flags: Mapping[str, Flag]
+    directions: list[_Direction]
+    absent: list[_Direction]
+    sizes: Mapping[str, Size]
 
 
 @dataclass(frozen=True)
@@ -115,6 +139,17 @@ class Table:
         mapped = self._respelled(arrays, directions, (*self.dropped, *self._left_out(), *drop), exact)
         return self._padded(mapped)
 
+    def to_left_partly(self, arrays: Mapping[str, LazyArray]) -> Mapped:
+        """As many left arrays as the right ones make: what is missing or left over refuses nothing.
+
+        An array of another shape than the model says is taken as it is, where its axes can be told.
+
+        Raises:
+            ConfigError: the configuration contradicts itself.
+        """
+        directions = [_Direction(row.right, row.left, row, False) for row in self.rows]
+        return _made_partly(self._settled(arrays, directions, (*self.dropped, *self._left_out())))
+
     def to_right(self, arrays: Mapping[str, LazyArray], cut: Collection[str] = ()) -> Mapped:
         """Right arrays as expressions of the left ones; errors as `to_left`.
 
@@ -139,6 +174,18 @@ class Table:
         drop: tuple[str, ...],
         exact: bool,
     ) -> Mapped:
+        settled = self._settled(arrays, all_directions, drop)
+        kept, said, flags = settled.arrays, settled.sizes, settled.flags
+        self._require(said, kept, [each.source for each in settled.directions])
+        expected = [Expected(each.source, _why(each.row, flags)) for each in settled.directions]
+        unwanted = [Expected(each.source, _why(each.row, flags)) for each in settled.absent]
+        check_coverage(kept, expected, unwanted, said, self.place, settled.dropped)
+        refuse_open(flags, self.place)
+        return _made(settled.directions, kept, said, settled.dropped, exact)
+
+    def _settled(
+        self, arrays: Mapping[str, LazyArray], all_directions: list[_Direction], drop: tuple[str, ...]
+    ) -> _Settled:
         kept = {key: array for key, array in arrays.items() if not _matches(key, drop)}
         dropped = tuple(key for key in arrays if key not in kept)
         flags = self._decided(kept, all_directions)
@@ -149,12 +196,7 @@ class Table:
         if not self.told:
             said = _without_layers(said, directions)
         directions = [each for each in directions if not _is_void(each.source, said)]
-        self._require(said, kept, [each.source for each in directions])
-        expected = [Expected(each.source, _why(each.row, flags)) for each in directions]
-        unwanted = [Expected(each.source, _why(each.row, flags)) for each in absent]
-        check_coverage(kept, expected, unwanted, said, self.place, dropped)
-        refuse_open(flags, self.place)
-        return _made(directions, kept, said, dropped, exact)
+        return _Settled(kept, dropped, flags, directions, absent, said)
 
     def _decided(self, arrays: Mapping[str, LazyArray], directions: list[_Direction]) -> dict[str, Flag]:
         """The flags that are known, and those that the names of the arrays tell."""
@@ -272,6 +314,35 @@ def _made(
                 changed.add(key)
         notes += _value_notes(each, respelling, arrays)
     return Mapped(made, sizes, tuple(notes), dropped, frozenset(changed))
+
+
+def _made_partly(settled: _Settled) -> Mapped:
+    """Every target array whose sources are all there."""
+    sizes = {axis: size.length for axis, size in settled.sizes.items()}
+    arrays, made, used = settled.arrays, dict[str, LazyArray](), set[str]()
+    for each in settled.directions:
+        if not {*each.source.axes, *each.source.key.needs, *each.target.key.needs} <= sizes.keys():
+            continue
+        for index in each.target.indices(sizes):
+            keys = list(Respelling(each.source, each.target, sizes).source_keys(index))
+            shapes = {arrays[key].shape if key in arrays else None for key in keys}
+            own = _own_sizes(each.source, shapes.pop(), sizes) if len(shapes) == 1 else None
+            if own is not None:
+                respelling = _respelling(each, own, arrays, False)
+                made[each.target.key.spell(index, sizes)] = respelling.at(index, arrays)
+                used.update(keys)
+    unused = tuple(key for key in arrays if key not in used)
+    return Mapped(made, sizes, (), settled.dropped, unused=unused)
+
+
+def _own_sizes(side: Side, shape: Shape | None, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
+    """The lengths with which a side has a shape: outermost axes may differ from `sizes`; None without any."""
+    if shape is None or len(shape) != len(side.groups):
+        return None
+    own = dict(sizes)
+    for group, length in zip(side.groups, shape, strict=True):
+        own[group[0]] = length // prod(sizes[axis] for axis in group[1:])
+    return own if side.shape(own) == shape else None
 
 
 def _respelling(

@@ -51,13 +51,20 @@ def compare(
             comparable[name] = here
         else:
             found.append(kinds_differ(name, here.dtype.name, here.shape, there.dtype.name, there.shape))
-    values = _differing(_pairs(comparable, wanted), memory, jobs, observe)
+    values = _differing(side_by_side(comparable, wanted), memory, jobs, observe)
     found += [_difference(name, mine[name], *where) for name, where in values.items()]
     return in_order(found)
 
 
-def _pairs(mine: Mapping[str, LazyArray], wanted: Mapping[str, LazyArray]) -> list[tuple[Whole, LazyArray]]:
-    """All arrays side by side; stacks in one piece where one of the sides is cheaper to read so."""
+def side_by_side(
+    mine: Mapping[str, LazyArray], wanted: Mapping[str, LazyArray]
+) -> list[tuple[Whole, LazyArray]]:
+    """All arrays of `mine` with those of `wanted`; stacks in one piece where a side is cheaper to read so.
+
+    Args:
+        mine: arrays by name.
+        wanted: among others arrays of these names and shapes; on each side of one dtype for all.
+    """
     pairs: list[tuple[Whole, LazyArray]] = []
     rest: dict[str, LazyArray] = {}
     for whole in cheapest_reads(mine):
@@ -87,11 +94,7 @@ def _differing(
     """All arrays that differ."""
 
     def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> _Found:
-        here, there = map(_bits, values)
-        step = _ELEMENTS
-        if all(np.array_equal(here[k : k + step], there[k : k + step]) for k in range(0, here.size, step)):
-            return {}
-        return _found(pairs[index][0], region, *values)
+        return {} if same_bits(*values) else _found(pairs[index][0], region, *values)
 
     found: _Found = {}
     items: list[Item] = [(whole.array, other) for whole, other in pairs]
@@ -104,6 +107,12 @@ def _merge(found: _Found, more: _Found) -> None:
     for name, (count, first) in more.items():
         before, earliest = found.get(name, (0, first))
         found[name] = before + count, min(earliest, first)
+
+
+def same_bits(mine: np.ndarray, wanted: np.ndarray) -> bool:
+    """Whether two arrays of one dtype and shape, C-ordered, are equal to the bit."""
+    here, there, step = _bits(mine), _bits(wanted), _ELEMENTS
+    return all(np.array_equal(here[k : k + step], there[k : k + step]) for k in range(0, here.size, step))
 
 
 def _bits(values: np.ndarray) -> np.ndarray:

@@ -1,0 +1,333 @@
+"""Two checkpoints under one set of names, whatever their formats, layouts and frameworks.
+
+    aligned(open_tree(hugging_face), open_tree(maxtext)).pairs    # name, one array, the other
+
+Layers come one by one and parameters without what Linen or NNX put around them. Hugging Face arrays are
+spelled as MaxText's by the rows of their family, where only one side is of Hugging Face. Nothing is refused:
+what the other side has no counterpart for is in one side only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckpttools import tying
+from ckpttools.errors import CheckpointError, ConfigError
+from ckpttools.families.family import Family, Spelling
+from ckpttools.families.registry import families, family_called, family_of
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.flavours import flavour_of, parameters, role
+from ckpttools.ir.kinds import kind_of
+from ckpttools.ir.layers import below_decoder, stacked_keys
+from ckpttools.ir.tree import Path as TreePath
+from ckpttools.ir.tree import Tree, dotted, spelled
+from ckpttools.mapping.table import Mapped
+from ckpttools.model import CONFIG, ModelOptions, overrides
+from ckpttools.model_files import ModelFiles
+from ckpttools.prove.canonical import as_stored, per_layer
+
+_ROLES = {"optimizer": "optimizer state", "other": "what is neither parameter nor optimizer state"}
+
+
+@dataclass(frozen=True, slots=True)
+class AlignOptions:
+    """What a user may say of the models.
+
+    Attributes:
+        model: family and the like, where no configuration or another one is to be followed.
+        like: directory of a Hugging Face model, or a `config.json`; None for what lies beside the arrays.
+    """
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    like: str | Path | None = None
+
+
+class Pair(NamedTuple):
+    """One array as both sides have it; shapes and dtypes may differ."""
+
+    name: str
+    a: LazyArray
+    b: LazyArray
+
+
+@dataclass(frozen=True)
+class Named:
+    """The arrays of one checkpoint under names that others have for them, too.
+
+    Attributes:
+        arrays: by name, keys joined by "/".
+        remarks: what was done to get there, in words.
+        sizes: lengths of axes such as `head_dim`, as far as a configuration told them.
+    """
+
+    arrays: Mapping[str, LazyArray]
+    remarks: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Two checkpoints whose arrays have the same names where they are the same.
+
+    Attributes:
+        a, b: arrays by name.
+        remarks: what was done to align them and what takes no part, in words; those on one side begin
+            with "A: " or "B: ".
+        sizes: as `Named.sizes`.
+    """
+
+    a: Mapping[str, LazyArray]
+    b: Mapping[str, LazyArray]
+    remarks: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def pairs(self) -> Iterator[Pair]:
+        """What both have, in the order of A."""
+        return (Pair(name, array, self.b[name]) for name, array in self.a.items() if name in self.b)
+
+    @property
+    def only_a(self) -> dict[str, LazyArray]:
+        """What B has no counterpart for."""
+        return {name: array for name, array in self.a.items() if name not in self.b}
+
+    @property
+    def only_b(self) -> dict[str, LazyArray]:
+        """What A has no counterpart for."""
+        return {name: array for name, array in self.b.items() if name not in self.a}
+
+
+def aligned(a: Tree, b: Tree, options: AlignOptions | None = None) -> Aligned:
+    """Both trees under one set of names. Reads no array.
+
+    Raises:
+        CheckpointError: what `options` name is not there.
+    """
+    options = options or AlignOptions()
+    trees = (_with_keys(a), _with_keys(b))
+    first, second = (_plain(tree) if _is_maxtext(tree) else None for tree in trees)
+    if first is not None and second is None:
+        second = as_maxtext(trees[1], options, first.arrays, trees[0])
+    elif second is not None and first is None:
+        first = as_maxtext(trees[0], options, second.arrays, trees[1])
+    elif first is None or second is None:
+        first, second = _spelled_alike(trees[0], trees[1], options)
+    return _with_what_both_have(first, second)
+
+
+def as_maxtext(
+    tree: Tree, options: AlignOptions | None = None, names: Collection[str] = (), other: Tree | None = None
+) -> Named:
+    """A tree under MaxText's names, layers one by one: a MaxText checkpoint's own, else those of a family.
+
+    Args:
+        tree: any checkpoint.
+        options: what the user says of the model.
+        names: those of what it will be compared with; they decide where nothing else tells the family.
+        other: a MaxText checkpoint whose directory may hold the model's configuration.
+
+    Raises:
+        CheckpointError: what `options` name is not there.
+    """
+    options, tree = options or AlignOptions(), _with_keys(tree)
+    if _is_maxtext(tree):
+        return _plain(tree)
+    arrays = {dotted(path): array for path, array in tree.arrays.items()}
+    config, refusal = _configuration(tree, options, other), ""
+    for family in _candidates(config, options, arrays, names):
+        try:
+            return _mapped(arrays, family, config, options)
+        except ConfigError as error:
+            refusal = f"; the rows of {family.name} do not fit: {error.message}"
+    plain = _plain(tree)
+    return replace(plain, remarks=(*plain.remarks, f"names are taken as they are{refusal}"))
+
+
+def _is_maxtext(tree: Tree) -> bool:
+    return kind_of(tree).kind is not None
+
+
+def _with_keys(tree: Tree) -> Tree:
+    """A tree whose names were joined by "/" or ".", with keys again, where that makes a MaxText tree of it."""
+    if _is_maxtext(tree):
+        return tree
+    for joint in "/.":
+        paths: dict[TreePath, TreePath] = {path: tuple(spelled(path).split(joint)) for path in tree}
+        if len(set(paths.values())) == len(tree):
+            split = Tree({paths[path]: leaf for path, leaf in tree.items()}, tree.metadata)
+            if _is_maxtext(split):
+                return split
+    return tree
+
+
+def _plain(tree: Tree) -> Named:
+    """A tree's own names, without flavour and with layers one by one."""
+    remarks: list[str] = []
+    flavour = flavour_of(tree).name
+    if flavour:
+        remarks.append(f"the {flavour} wrapping of parameters is left away")
+    known = parameters(tree)
+    stacked = bool(stacked_keys(below_decoder(known)))
+    try:
+        arrays = per_layer(tree)
+    except CheckpointError as error:
+        arrays = as_stored(tree)
+        remarks.append(f"stacked layers are compared as they are stored: {error.message}")
+    else:
+        if stacked:
+            remarks.append(f"{len(tree.arrays)} arrays with stacked layers are {len(arrays)} one by one")
+    return Named(arrays, tuple(remarks))
+
+
+class _Config(NamedTuple):
+    """A model's configuration, and where it lies."""
+
+    content: Mapping[str, Any]
+    place: str
+
+
+def _configuration(tree: Tree, options: AlignOptions, other: Tree | None) -> _Config | None:
+    """What the user names, what lies beside the arrays, or what the other side carries along."""
+    if options.like is None and tree.metadata.config is not None:
+        return _Config(tree.metadata.config, CONFIG)
+    files = ModelFiles.of(tree if other is None else other, options.like)
+    return None if files.config is None else _Config(files.config, files.place)
+
+
+def _candidates(
+    config: _Config | None, options: AlignOptions, arrays: Mapping[str, LazyArray], names: Collection[str]
+) -> list[Family]:
+    """The family that the user or the configuration names; else those that make the other side's names."""
+    if options.model.family is not None:
+        return [family_called(options.model.family)]
+    if config is not None:
+        try:
+            return [family_of(config.content, config.place)]
+        except CheckpointError:
+            config = None
+    made = {each.name: _common_names(each, arrays, names) for each in families().values()}
+    best = max(made.values(), default=0)
+    return [families()[name] for name, count in made.items() if count == best > 0]
+
+
+def _common_names(family: Family, arrays: Mapping[str, LazyArray], names: Collection[str]) -> int:
+    """How many arrays get names that the other side has, where no configuration tells sizes."""
+    try:
+        mapped = _partly(arrays, family, None, AlignOptions())
+    except CheckpointError:
+        return 0
+    made = {_with_slashes(key) for key in mapped.arrays}
+    return len(made & set(names)) if names else len(made)
+
+
+def _partly(
+    arrays: Mapping[str, LazyArray], family: Family, config: _Config | None, options: AlignOptions
+) -> Mapped:
+    spelling = family.spelling_of(arrays)
+    head = tying.right_head(family, spelling)
+    # An output head that is there is compared, whatever the configuration says of it.
+    tied = tying.overrides(options.model.tied or "keep", head.head if head else None, arrays)
+    content, place = config or (None, CONFIG)
+    flags = {**overrides(family, options.model), **tied}
+    table = family.table(content, place, spelling=spelling, overrides=flags)
+    return table.to_left_partly(arrays)
+
+
+def _mapped(
+    arrays: Mapping[str, LazyArray], family: Family, config: _Config | None, options: AlignOptions
+) -> Named:
+    """Hugging Face arrays in MaxText's spelling; those that no row takes keep their names."""
+    mapped = _partly(arrays, family, config, options)
+    made = {_with_slashes(key): array for key, array in mapped.arrays.items()}
+    remarks = [f"names are mapped to MaxText's by the rows of family {family.name}"]
+    if config is None:
+        remarks.append(
+            "there is no config.json: the family is told by names, and RoPE is taken to be in halves "
+            "(--family, --like and --rope-layout say otherwise)"
+        )
+    if mapped.dropped:
+        remarks.append(f"{len(mapped.dropped)} arrays that MaxText has no place for are left out")
+    if mapped.unused:
+        remarks.append(f"{len(mapped.unused)} arrays are not those of the model: they keep their names")
+    left = {name: arrays[name] for name in mapped.unused if name not in made}
+    return Named({**made, **left}, tuple(remarks), mapped.sizes)
+
+
+def _with_slashes(key: str) -> str:
+    return key.replace(".", "/")
+
+
+def _spelled_alike(a: Tree, b: Tree, options: AlignOptions) -> tuple[Named, Named]:
+    """Two trees neither of which is MaxText's: by equal names, or as one family spells them in files."""
+    first, second = _plain(a), _plain(b)
+    if first.arrays.keys() == second.arrays.keys():
+        return first, second
+    for family in _families_named(a, b, options):
+        spellings = [family.spelling_of(each.arrays) for each in (first, second)]
+        if spellings[0] != spellings[1]:
+            anchors = [str(s.key(family.rows[0].right.key)) for s in spellings]
+            if anchors[0] in first.arrays and anchors[1] in second.arrays:
+                return _respelled(first, spellings[0]), _respelled(second, spellings[1])
+    return first, second
+
+
+def _families_named(a: Tree, b: Tree, options: AlignOptions) -> list[Family]:
+    if options.model.family is not None:
+        return [family_called(options.model.family)]
+    for config in (a.metadata.config, b.metadata.config):
+        try:
+            return [family_of(config or {}, CONFIG)]
+        except CheckpointError:
+            continue
+    return list(families().values())
+
+
+def _respelled(named: Named, spelling: Spelling) -> Named:
+    """Names without the prefixes of one spelling."""
+    if not spelling.prefixes:
+        return named
+    arrays = {_plain_name(name, spelling): array for name, array in named.arrays.items()}
+    if len(arrays) != len(named.arrays):
+        return named
+    return replace(named, arrays=arrays, remarks=(*named.remarks, f"names are in the {spelling.name} spelling"))
+
+
+def _plain_name(name: str, spelling: Spelling) -> str:
+    for ours, theirs in spelling.prefixes.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return name
+
+
+def _with_what_both_have(first: Named, second: Named) -> Aligned:
+    """Both sides, without state of one alone that is no part of the model."""
+    a, b = dict(first.arrays), _renamed(second.arrays, first.arrays)
+    remarks = [f"{side}: {text}" for side, each in (("A", first), ("B", second)) for text in each.remarks]
+    for which, what in _ROLES.items():
+        mine, theirs = _of_role(a, which), _of_role(b, which)
+        for side, arrays, own, others in (("A", a, mine, theirs), ("B", b, theirs, mine)):
+            # Optimizers of which both have one are compared; of other state only what has the same name.
+            alone = own - others if which == "other" or not others else set()
+            if alone:
+                number = f"{len(alone)} array{'s' * (len(alone) > 1)}"
+                remarks.append(f"{what} that only {side} has is not compared: {number}")
+            for name in alone:
+                del arrays[name]
+    return Aligned(a, b, tuple(remarks), {**second.sizes, **first.sizes})
+
+
+def _of_role(arrays: Mapping[str, LazyArray], which: str) -> set[str]:
+    return {name for name in arrays if role(tuple(name.split("/"))) == which}
+
+
+def _renamed(arrays: Mapping[str, LazyArray], names: Mapping[str, object]) -> dict[str, LazyArray]:
+    """`arrays` under those of `names` that differ in nothing but the joint of their keys."""
+    joined: Callable[[str], str] = lambda name: name.replace("/", ".")  # noqa: E731
+    known = {joined(name): name for name in names}
+    made = {name if name in names else known.get(joined(name), name): name for name in arrays}
+    if len(made) != len(arrays):
+        return dict(arrays)
+    return {new: arrays[old] for new, old in made.items()}

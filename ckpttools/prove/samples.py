@@ -1,0 +1,88 @@
+"""A few elements of an array, to see quickly what cannot be so."""
+
+from __future__ import annotations
+
+import random
+from math import prod
+
+import numpy as np
+
+from ckpttools.dtypes import DType
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.nodes import elementwise
+from ckpttools.mapping.values import Cast
+from ckpttools.prove.deviation import BLOCK, coarser, deviation, numbers
+from ckpttools.region import Region, Shape, split_to
+
+# Boxes of so many elements, long on the last axis, where neighbours in memory are.
+_BOX, _LAST, _SIDE = 2048, 128, 8
+_BOXES = 4
+
+
+def boxes(shape: Shape) -> list[Region]:
+    """Where to look: at both ends and at two places between; the same for equal shapes."""
+    if 0 in shape:
+        return []
+    sides = _sides(shape)
+    places = random.Random(repr(shape))
+    starts = [
+        tuple(0 for _ in shape),
+        tuple(length - side for length, side in zip(shape, sides, strict=True)),
+        *(
+            tuple(places.randint(0, length - side) for length, side in zip(shape, sides, strict=True))
+            for _ in range(_BOXES - 2)
+        ),
+    ]
+    return [
+        Region(start, tuple(a + side for a, side in zip(start, sides, strict=True)))
+        for start in dict.fromkeys(starts)
+    ]
+
+
+def _sides(shape: Shape) -> Shape:
+    """Lengths of a box: the last axis as far as it may go, the others as far as there is room."""
+    sides = [min(shape[-1], _LAST if len(shape) > 1 else _BOX)] if shape else []
+    for length in reversed(shape[:-1]):
+        sides.append(max(1, min(length, _BOX // prod(sides), _SIDE)))
+    return tuple(reversed(sides))
+
+
+def sampled(array: LazyArray) -> list[np.ndarray]:
+    """The elements of its boxes, as carriers."""
+    return [array.read(box).view(array.dtype.carrier) for box in boxes(array.shape)]
+
+
+def same_in(region: Region, left: LazyArray, right: LazyArray, ulps: int) -> bool:
+    """Whether the arrays are the same in a small region, or at most so many units in the last place apart."""
+    values = (each.read(region).view(each.dtype.carrier) for each in (left, right))
+    return close(*values, left, right, ulps)
+
+
+def close(a: np.ndarray, b: np.ndarray, left: LazyArray, right: LazyArray, ulps: int) -> bool:
+    """Whether elements of the two arrays are at most so many units in the last place apart."""
+    for slab in split_to(Region.whole(a.shape), BLOCK):
+        index = slab.slices if a.ndim else ()
+        blocks = (np.ascontiguousarray(each[index]) for each in (a, b))
+        found = deviation(*blocks, (left.dtype, right.dtype))
+        if found.differing and (found.nan or found.max_ulp is None or found.max_ulp > ulps):
+            return False
+    return True
+
+
+def in_one_dtype(a: LazyArray, b: LazyArray) -> tuple[LazyArray, LazyArray]:
+    """Both in the coarser dtype, where they are floating-point numbers of two."""
+    if a.dtype == b.dtype or not (a.dtype.is_float and b.dtype.is_float):
+        return a, b
+    dtype = coarser(a.dtype, b.dtype)
+    return as_dtype(a, dtype), as_dtype(b, dtype)
+
+
+def as_dtype(array: LazyArray, dtype: DType) -> LazyArray:
+    """Floating-point numbers in another such dtype."""
+    return array if array.dtype == dtype else elementwise(array, Cast(dtype))
+
+
+def sampled_numbers(array: LazyArray) -> np.ndarray:
+    """The elements of its boxes as float64, one after the other."""
+    parts = [numbers(each.reshape(-1), array.dtype) for each in sampled(array)]
+    return np.concatenate(parts) if parts else np.empty(0)

@@ -1,0 +1,55 @@
+"""A family's rows as the function that MaxText calls on weights it has loaded."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from golden_data import FAMILIES, GOLDEN, SCAN_NAMES, described, golden_arrays
+from safetensors.numpy import load_file
+
+import ckpttools
+from ckpttools.errors import CoverageError
+from ckpttools.hf_to_maxtext import ToMaxText
+
+
+def weights(family):
+    return load_file(GOLDEN / family / "hf" / "model.safetensors")
+
+
+def flat(nested, path=()):
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            yield from flat(value, (*path, key))
+        else:
+            yield "/".join((*path, key)), value
+
+
+@pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_what_maxtext_converts(family, scan):
+    convert = ckpttools.family_conversion_fn(GOLDEN / family / "hf", ToMaxText(scan=scan))
+    made = {path: described(np.asarray(array)) for path, array in flat(convert(weights(family)))}
+    wanted = golden_arrays(family, scan)
+    del wanted["step"]
+    assert made == wanted
+
+
+def test_arrays_of_jax_and_a_parsed_configuration():
+    import jax.numpy as jnp
+
+    config = json.loads((GOLDEN / "qwen3" / "hf" / "config.json").read_bytes())
+    convert = ckpttools.family_conversion_fn(config)
+    made = convert({name: jnp.asarray(array) for name, array in weights("qwen3").items()})
+    kernel = made["params"]["params"]["decoder"]["layers"]["mlp"]["wo"]["kernel"]
+    assert (
+        described(np.asarray(kernel))
+        == golden_arrays("qwen3", True)["params/params/decoder/layers/mlp/wo/kernel"]
+    )
+
+
+def test_weights_of_another_model():
+    convert = ckpttools.family_conversion_fn(GOLDEN / "qwen3" / "hf")
+    with pytest.raises(CoverageError, match="the loaded weights"):
+        convert(weights("qwen2.5"))

@@ -1,0 +1,463 @@
+"""Proving a family: what is right is found sound in every way; whatever is broken is found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from golden_data import GOLDEN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import MappingError, StorageError
+from ckpttools.families.family import Family, FlagRule, Spelling
+from ckpttools.families.registry import families, family_of
+from ckpttools.families.toml_read import family_from_toml
+from ckpttools.families.toml_write import family_to_toml
+from ckpttools.family_check.check import check_against, check_alone, check_family, check_on_config
+from ckpttools.family_check.definition import Definition
+from ckpttools.family_check.made_up import Sizes, made_up
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.nodes import Constant
+from ckpttools.ir.tree import Metadata, Tree
+from ckpttools.mapping.layers import Layers
+from ckpttools.mapping.row import row
+from ckpttools.mapping.values import Scale
+from ckpttools.testing.profile import use_profile
+
+use_profile()
+BUILT_IN = tuple(families())
+MODELS = tuple(sorted(path.name for path in GOLDEN.iterdir() if (path / "hf" / "config.json").is_file()))
+ALL_LAYOUTS = ["unscanned", "scanned on axis 0", "scanned on axis 1"]
+F32 = DTYPES["float32"]
+
+
+@cache
+def config_of(model):
+    return json.loads((GOLDEN / model / "hf" / "config.json").read_text())
+
+
+@cache
+def tree_of(model):
+    return open_tree(GOLDEN / model / "hf")
+
+
+def family(model):
+    return family_of(config_of(model), "config.json")
+
+
+def tree(**shapes):
+    """A checkpoint of arrays that hold nothing; names have dots as `__`."""
+    arrays = {(name.replace("__", "."),): Constant(shape, F32, bytes(4)) for name, shape in shapes.items()}
+    return Tree(arrays, Metadata(place="made up"))
+
+
+def found(check):
+    return {(each.kind, each.place) for each in check.findings}
+
+
+class TestSound:
+    @pytest.mark.parametrize("name", BUILT_IN)
+    def test_built_in_families_alone(self, name):
+        check = check_alone(families()[name])
+        assert check.findings == ()
+        assert check.sound
+        assert [layout.name for layout in check.layouts] == ALL_LAYOUTS
+        assert check.num_arrays >= check.layouts[1].num_arrays == check.layouts[2].num_arrays > 0
+        assert check.models
+
+    @pytest.mark.parametrize("model", MODELS)
+    def test_golden_models(self, model):
+        directory = GOLDEN / model / "hf"
+        for check in (
+            check_family(family(model), against=directory),
+            check_family(family(model), config=directory),
+            check_family(family(model), config=directory / "config.json"),
+            check_family(family(model), against=next(directory.glob("*.safetensors")), config=directory),
+        ):
+            assert check.findings == ()
+            assert [layout.name for layout in check.layouts] == ALL_LAYOUTS
+        assert check.side == "huggingface"
+
+    @pytest.mark.parametrize("layout", ["scanned", "unscanned"])
+    @pytest.mark.parametrize("model", sorted({path.parent.name for path in GOLDEN.glob("*/maxtext_*")}))
+    def test_golden_checkpoints_of_maxtext(self, model, layout):
+        source = GOLDEN / model / f"maxtext_{layout}"
+        for config in (GOLDEN / model / "hf", None):
+            check = check_family(family(model), against=source, config=config)
+            assert check.findings == ()
+            assert check.side == "maxtext"
+            assert [each.name for each in check.layouts] == ALL_LAYOUTS
+            assert (config is None) == any("interleaved" in hint for hint in check.hints)
+
+    def test_no_array_is_read(self):
+        """What is held against the rows has no content at all."""
+        tiny = Family("tiny", (), (), (row("a", "x y", "b", "y x"),), (), {})
+        check = check_against(tiny, tree(b=(3, 2)))
+        assert check.sound
+        assert check.num_arrays == 1
+        assert (check.against, check.config) == ("made up", None)
+
+    def test_a_configuration_that_is_silent_is_completed(self):
+        config = {key: n for key, n in config_of("llama3.1").items() if key not in ("head_dim", "vocab_size")}
+        assert check_on_config(families()["llama"], config, "config.json").sound
+
+    def test_what_cannot_be_opened(self, tmp_path):
+        with pytest.raises(StorageError):
+            check_family(families()["llama"], against=tmp_path / "nothing")
+        with pytest.raises(StorageError):
+            check_family(families()["llama"], config=tmp_path / "nothing.json")
+
+
+class TestMadeUp:
+    @pytest.mark.parametrize("name", BUILT_IN)
+    def test_formulas_come_out_to_something(self, name):
+        definition = Definition(families()[name])
+        sizes = Sizes.of(definition)
+        assert sizes.wrong == []
+        assert definition.axes <= sizes.lengths.keys()
+        assert all(sizes.lengths[axis] >= 2 for axis in definition.family.derived)
+
+    def test_every_setting_of_the_flags_is_tried(self):
+        said = [model.said for model in made_up(Definition(families()["deepseek"]))]
+        assert len(said) == len(set(said)) == 24
+        assert sum("q_lora_rank null" in each for each in said) == 12
+        assert sum("no first_k_dense_replace" in each for each in said) == 12
+
+    def test_flags_that_only_users_set(self):
+        said = [model.said for model in made_up(Definition(families()["mistral"]))]
+        assert sum("interleaved true" in each for each in said) == 2
+
+    def test_formulas_that_never_come_out(self):
+        broken = replace(families()["qwen3"], derived={"x": "head_dim - head_dim - 1"})
+        check = check_alone(broken)
+        assert ("formula", "x") in found(check)
+
+
+def all_rows(of):
+    """Where each row of a family is: number of the group, None outside of layers, and its own."""
+    yield from ((None, k) for k in range(len(of.rows)))
+    yield from ((g, k) for g, group in enumerate(of.layers) for k in range(len(group.rows)))
+
+
+def with_rows(of, where, change):
+    """The family with one list of its rows changed."""
+    if where is None:
+        return replace(of, rows=change(of.rows))
+    group = replace(of.layers[where], rows=change(of.layers[where].rows))
+    return replace(of, layers=(*of.layers[:where], group, *of.layers[where + 1 :]))
+
+
+@st.composite
+def a_row_of(draw, of):
+    group, number = draw(st.sampled_from(list(all_rows(of))))
+    rows = of.rows if group is None else of.layers[group].rows
+    return group, number, rows[number]
+
+
+def is_there(of, model, each, group):
+    """Whether the model has this row."""
+    flags = {name for name, rule in of.flags.items() if rule.read(config_of(model), "c").value}
+    owner = None if group is None else of.layers[group]
+    there = owner is None or not (set(owner.when.split()) - flags or set(owner.unless.split()) & flags)
+    return there and each.applies(flags)
+
+
+class TestMutations:
+    """One thing of a correct family is changed; the check finds it."""
+
+    @settings(max_examples=60)
+    @given(model=st.sampled_from(MODELS), data=st.data())
+    def test_a_row_that_is_dropped(self, model, data):
+        group, number, each = data.draw(a_row_of(family(model)))
+        if not is_there(family(model), model, each, group):
+            return
+        broken = with_rows(family(model), group, lambda rows: rows[:number] + rows[number + 1 :])
+        check = check_against(broken, tree_of(model), config_of(model))
+        if (group, number) == (None, 0):
+            assert not check.sound
+            return
+        assert {each.kind for each in check.findings} & {"not expected", "size"}
+
+    @settings(max_examples=60)
+    @given(name=st.sampled_from(BUILT_IN), data=st.data())
+    def test_a_row_that_is_there_twice(self, name, data):
+        of = families()[name]
+        group, _, each = data.draw(a_row_of(of))
+        twin = replace(
+            each, right=replace(each.right, key=each.right.key.below(row("x", "", "x", "").left.key))
+        )
+        broken = with_rows(of, group, lambda rows: (*rows, twin))
+        check = check_alone(broken)
+        assert "key" in {each.kind for each in check.findings}
+
+    @settings(max_examples=60)
+    @given(model=st.sampled_from(MODELS), data=st.data())
+    def test_axes_in_another_order(self, model, data):
+        of = family(model)
+        group, number, each = data.draw(a_row_of(of))
+        if len(each.right.groups) < 2 or not is_there(of, model, each, group):
+            return
+        turned = replace(each, right=replace(each.right, groups=each.right.groups[::-1]))
+        broken = with_rows(of, group, lambda rows: (*rows[:number], turned, *rows[number + 1 :]))
+        check = check_against(broken, tree_of(model), config_of(model))
+        names = names_of(of, each, group)
+        shapes = {array.shape for path, array in tree_of(model).arrays.items() if path[0] in names}
+        assert shapes
+        assert check.sound == all(shape == shape[::-1] for shape in shapes)
+
+    @settings(max_examples=60)
+    @given(name=st.sampled_from(BUILT_IN), data=st.data())
+    def test_an_axis_of_one_side_under_another_name(self, name, data):
+        """The text of the file is changed, since such a row cannot even be made."""
+        of = families()[name]
+        lines = family_to_toml(of).splitlines()
+        at = data.draw(
+            st.sampled_from([k for k, line in enumerate(lines) if "_axes = " in line and '""' not in line])
+        )
+        axis = data.draw(st.sampled_from(lines[at].split('"')[1].replace("(", " ").replace(")", " ").split()))
+        head, _, tail = lines[at].partition("=")
+        lines[at] = f"{head}={tail.replace(axis, axis + '_x')}"
+        with pytest.raises(MappingError, match="different axes") as caught:
+            family_from_toml("\n".join(lines), "file")
+        assert f"{axis}_x" in caught.value.got
+
+    @settings(max_examples=60)
+    @given(model=st.sampled_from(MODELS), data=st.data())
+    def test_an_axis_of_both_sides_under_another_name(self, model, data):
+        """It is an axis of its own then, and the length that the file says of it is that of no array."""
+        of = family(model)
+        group, number, each = data.draw(a_row_of(of))
+        axis = data.draw(st.sampled_from(each.right.array_axes))
+        renamed = replace(
+            each, left=_renamed(each.left, axis, "other"), right=_renamed(each.right, axis, "other"), op=None
+        )
+        broken = with_rows(of, group, lambda rows: (*rows[:number], renamed, *rows[number + 1 :]))
+        broken = replace(broken, constants={**broken.constants, "other": 7919})
+        assert (
+            not is_there(of, model, each, group)
+            or not check_against(broken, tree_of(model), config_of(model)).sound
+        )
+
+    @given(name=st.sampled_from(BUILT_IN), data=st.data())
+    def test_a_flag_under_another_name(self, name, data):
+        of = families()[name]
+        flag = data.draw(st.sampled_from(sorted(of.flags)))
+        flags = {("x_" + each if each == flag else each): rule for each, rule in of.flags.items()}
+        check = check_alone(replace(of, flags=flags))
+        assert found(check) == {("flag", flag), ("flag", f"x_{flag}")}
+        assert all("did you mean" in each.text for each in check.findings)
+
+    @settings(max_examples=40)
+    @given(model=st.sampled_from(MODELS), data=st.data())
+    def test_an_array_under_another_name(self, model, data):
+        arrays = dict(tree_of(model).arrays)
+        path = data.draw(st.sampled_from(sorted(arrays)))
+        name = path[0] + "x"
+        arrays[(name,)] = arrays.pop(path)
+        check = check_against(family(model), Tree(arrays, Metadata(place="p")), config_of(model))
+        assert not check.sound
+        if {each.kind for each in check.findings} == {"missing", "not expected"}:
+            assert found(check) == {("missing", path[0]), ("not expected", name)}
+            missing = next(each for each in check.findings if each.kind == "missing")
+            assert missing.text.endswith(f"there is {name}")
+
+
+def _renamed(side, axis, name):
+    groups = tuple(tuple(name if each == axis else each for each in group) for group in side.groups)
+    return replace(side, groups=groups)
+
+
+def names_of(of, each, group):
+    """Names that the row may make, with numbers up to a dozen."""
+    spelled = each if group is None else next(replace(of.layers[group], rows=(each,)).spelled(None))
+    labelled = {axis: len(fields[0].labels) for axis, fields in Definition(of).labelled.items()}
+    lengths = dict.fromkeys(spelled.right.key.needs, 12) | of.constants | labelled
+    sides = [replace(spelled.right, key=spelling.key(spelled.right.key)) for spelling in of.spellings]
+    return {key for side in sides for key in side.keys(lengths)}
+
+
+X = row("a", "x", "b", "x")
+LAYERS = Layers("l.{k}", "d_{k}", "d", ("k",), (X,))
+
+
+def tiny(**fields):
+    return Family(
+        **{"name": "t", "model_types": (), "models": (), "rows": (X,), "layers": (), "sizes": {}, **fields}
+    )
+
+
+class TestDefinition:
+    """What is wrong whatever the model is, in one small family each."""
+
+    @pytest.mark.parametrize(
+        ("fields", "kind", "place", "text"),
+        [
+            ({"rows": ()}, "row", "rows", "there are none"),
+            ({"sizes": {"x": ("n")}}, "row", "sizes['x']", "write ('n',)"),
+            ({"model_types": "tiny"}, "row", "model_types", "write ('tiny',)"),
+            ({"flags": {"f": FlagRule("n")}}, "row", "flags['f'].field", "write ('n',)"),
+            ({"layers": (replace(LAYERS, stacked="k"),)}, "row", "layers[0].stacked", "write ('k',)"),
+            ({"sizes": {"x": ()}}, "size", "x", "no configuration field"),
+            ({"sizes": {"x": (3,)}}, "size", "x", "no configuration field"),
+            ({"sizes": {"x": ("n",)}, "constants": {"x": 3}}, "size", "x", "both"),
+            (
+                {"rows": (row("a", "x", "b", "x", when="f"),)},
+                "flag",
+                "f",
+                "no rule sets it, but a asks for it",
+            ),
+            ({"flags": {"f": FlagRule(("n",))}}, "flag", "f", "no row asks for it"),
+            ({"derived": {"x": "y"}}, "formula", "x", "no axis is called y"),
+            ({"derived": {"x": "layer * 2"}, "sizes": {"layers": ("n",)}}, "formula", "x", "mean layers?"),
+            ({"derived": {"x": "y", "y": "x"}}, "formula", "x", "follows from x itself"),
+            ({"derived": {"x": "2 ** 3"}}, "formula", "x", "must follow from others"),
+            ({"rows": (row("a", "x", "b", "x", op=Scale("y", 1.0)),)}, "op", "a", "scaled by y"),
+            ({"left_out": ("m.{more+#x}.*",)}, "axis", "m.{more+#x}.*", "nothing has an axis more"),
+            ({"rows": (X, row("c.{k+#dens}", "", "d.{k}", ""))}, "axis", "c.{k+#dens} []", "axis dens"),
+            (
+                {"rows": (X, row("c", "p", "{p:q,k}", ""), row("e", "p", "d.{p:q,k,v}", ""))},
+                "label",
+                "p",
+                "{p:q,k} and {p:q,k,v} have different lengths",
+            ),
+            (
+                {"rows": (X, row("c", "p", "{p:q,k}", "")), "constants": {"p": 3}},
+                "label",
+                "p",
+                "{p:q,k}, but [constants] says 3",
+            ),
+            ({"rows": (X, row("c", "p", "{p:q,q}", ""))}, "label", "p", "has a word twice"),
+            (
+                {"layers": (Layers("l.{k}", "d_{k}", "d_{k}", ("k",), (X,)),)},
+                "axis",
+                "d_{k}.a [x k]",
+                "k occurs twice",
+            ),
+            ({"layers": (Layers("l.{k}", "d", "d", ("k",), (X,)),)}, "row", "", "different axes: k"),
+            ({"spellings": ()}, "row", "spellings", "there are none"),
+            (
+                {"spellings": (Spelling(), Spelling({"b": "c"}))},
+                "spelling",
+                "hub",
+                "two spellings have this name",
+            ),
+            ({"spellings": (Spelling({"z": "y"}),)}, "spelling", "hub", "no row's key begins with 'z'"),
+            (
+                {"spellings": (Spelling(), Spelling(name="text"))},
+                "spelling",
+                "text",
+                "its files have b, as those of hub",
+            ),
+            (
+                {"model_types": ("tiny",), "spellings": (Spelling(model_types=("tinny",)),)},
+                "spelling",
+                "hub",
+                "no model_type tinny; did you mean tiny?",
+            ),
+        ],
+    )
+    def test_what_is_found(self, fields, kind, place, text):
+        check = check_alone(tiny(**fields))
+        matching = [each for each in check.findings if each.kind == kind and text in each.text]
+        assert matching
+        assert any(place in each.place for each in matching)
+
+    def test_a_family_of_one_row_is_sound(self):
+        assert check_alone(tiny()).sound
+
+    @pytest.mark.parametrize(
+        ("rows", "place", "text"),
+        [
+            ((X, row("a", "x", "c", "x")), "a", "made twice, from b and from c"),
+            ((X, row("c", "x", "b", "x")), "b", "made twice, from a and from c"),
+            ((X, row("c.{k+p}", "", "d.{k}.{p}", "")), "c.1", "made twice by c.{k+p}, at two coordinates"),
+        ],
+    )
+    def test_keys_that_are_made_twice(self, rows, place, text):
+        check = check_alone(tiny(rows=rows))
+        assert ("key", place) in found(check)
+        assert text in {each.text for each in check.findings}
+        assert check.layouts == ()
+
+    def test_keys_that_are_made_twice_only_when_scanned(self):
+        groups = (
+            Layers("l.{k}", "d_{k}", "d", ("k",), (X,)),
+            Layers("m.{j}", "e_{j}", "d", ("j",), (X,)),
+        )
+        check = check_alone(tiny(layers=groups))
+        assert found(check) == {("key", "d.a")}
+        assert [layout.name for layout in check.layouts] == ["unscanned"]
+
+    def test_keys_that_are_made_twice_only_in_one_spelling(self):
+        rows = (X, row("c", "x", "d", "x"))
+        spellings = (Spelling(), Spelling({"b": "bb", "d": "bb"}, name="other"))
+        assert ("key", "bb") in found(check_alone(tiny(rows=rows, spellings=spellings)))
+
+    def test_keys_that_are_made_twice_only_with_one_flag(self):
+        rows = (X, row("a", "x", "c", "x", when="f"))
+        check = check_alone(tiny(rows=rows, flags={"f": FlagRule(("n",), (3,))}))
+        assert ("key", "a") in found(check)
+        apart = (replace(X, unless="f"), rows[1])
+        assert check_alone(tiny(rows=apart, flags={"f": FlagRule(("n",), (3,))})).sound
+
+    def test_sizes_that_nothing_tells(self):
+        check = check_alone(tiny(rows=(X, row("c", "(y z)", "d", "(z y)"))))
+        (finding,) = {(each.kind, each.text.split(";")[0]) for each in check.findings}
+        assert finding == ("size", "the size of y, z cannot be told")
+
+    def test_a_merged_axis_that_only_one_side_tells(self):
+        rows = (X, row("c", "y z", "d", "(y z)"))
+        assert "size" in {each.kind for each in check_alone(tiny(rows=rows)).findings}
+        assert check_alone(tiny(rows=rows, sizes={"y": ("n_y",)})).sound
+
+    def test_all_that_is_wrong_is_found_at_once(self):
+        rows = (X, row("c", "x", "d", "x", when="f", op=Scale("z", 1.0)))
+        check = check_alone(tiny(rows=rows, derived={"n": "m"}, spellings=(Spelling({"z": "y"}),)))
+        assert {each.kind for each in check.findings} == {"flag", "op", "formula", "spelling"}
+
+    def test_what_leaves_rows_to_be_tried_does_not_hide_what_they_come_to(self):
+        rows = (X, row("c", "x", "d", "x", when="f"))
+        check = check_against(tiny(rows=rows, spellings=(Spelling({"z": "y"}),)), tree(b=(3,), e=(3,)))
+        assert [each.kind for each in check.findings] == ["flag", "spelling", "not expected"]
+
+
+class TestAgainst:
+    def test_the_list_is_whole(self):
+        rows = tuple(row(f"a{k}", "x", f"b{k}", "x") for k in range(300))
+        check = check_against(tiny(rows=rows), tree(b0=(3,), c=(3,)))
+        assert len(check.findings) == 300
+        assert found(check) == {("missing", f"b{k}") for k in range(1, 300)} | {("not expected", "c")}
+
+    def test_a_configuration_that_contradicts(self):
+        config = config_of("llama3.1") | {"hidden_size": 65}
+        check = check_against(families()["llama"], tree_of("llama3.1"), config)
+        assert {each.kind for each in check.findings} == {"shape"}
+        assert "embed 65 from config.json: hidden_size" in check.findings[0].text
+
+    @pytest.mark.parametrize("config", [{"hidden_size": "x"}, {"num_hidden_layers": -1}])
+    def test_a_configuration_that_is_none(self, config):
+        for check in (
+            check_against(families()["llama"], tree_of("llama3.1"), config_of("llama3.1") | config),
+            check_on_config(families()["llama"], config_of("llama3.1") | config, "config.json"),
+        ):
+            assert [each.kind for each in check.findings] == ["size"]
+            assert "is not a size" in check.findings[0].text
+
+    def test_layers_that_do_not_fill_their_blocks(self):
+        config = config_of("gpt-oss") | {"num_hidden_layers": 3}
+        check = check_on_config(families()["gpt-oss"], config, "config.json")
+        assert "3 is no multiple of 2" in check.findings[0].text
+
+    def test_the_flag_that_decides_is_a_hint(self):
+        config = config_of("llama3.1") | {"tie_word_embeddings": True}
+        check = check_against(families()["llama"], tree_of("llama3.1"), config)
+        assert found(check) == {("not expected", "lm_head.weight")}
+        assert any("tie_word_embeddings is true" in hint for hint in check.hints)
+
+    def test_another_model_altogether(self):
+        check = check_against(families()["deepseek"], tree_of("llama3.1"), config_of("llama3.1"))
+        assert not check.sound

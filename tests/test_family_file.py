@@ -1,0 +1,475 @@
+"""Families in files of one's own: TOML that says what `Family` says, and Python that makes one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  numpy's bfloat16
+import pytest
+from golden_data import GOLDEN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+import ckpttools
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import CheckpointError, FormatError, MappingError, StorageError, UsageError
+from ckpttools.families.family import Family, FlagRule, Spelling
+from ckpttools.families.file import family_from_file, is_file_name
+from ckpttools.families.registry import families, family_called
+from ckpttools.families.toml_read import family_from_toml
+from ckpttools.families.toml_write import family_to_toml
+from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
+from ckpttools.mapping.layers import Layers
+from ckpttools.mapping.op_text import exactness_of, op_text, parse_op
+from ckpttools.mapping.row import row
+from ckpttools.mapping.values import Multiply, Scale, Shift
+from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
+from ckpttools.model import ModelOptions
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.strategies import statements
+
+use_profile()
+BUILT_IN = tuple(families())
+TOML = {name: family_to_toml(family) for name, family in families().items()}
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+OPS = st.one_of(
+    st.builds(Scale, st.sampled_from(("embed", "head_dim")), FLOATS),
+    st.builds(Scale, st.just("embed"), FLOATS, st.sampled_from(("bfloat16", "float16"))),
+    st.builds(Shift, FLOATS),
+)
+WORDS = st.text("abcxyz_0", min_size=1, max_size=4).filter(str.isidentifier)
+# Any text that TOML can hold, quotes, backslashes and control characters among it.
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+SCALARS = st.one_of(st.booleans(), st.integers(-5, 5), TEXTS, FLOATS)
+
+
+def some(strategy, least=0):
+    return st.lists(strategy, min_size=least, max_size=3).map(tuple)
+
+
+def named(values):
+    return st.dictionaries(st.one_of(WORDS, TEXTS), values, max_size=3)
+
+
+@st.composite
+def rows(draw):
+    said = draw(statements())
+    op = draw(st.none() | OPS)
+    when, unless = (" ".join(draw(some(WORDS))) for _ in range(2))
+    return row(said.left, said.left_axes, said.right, said.right_axes, op=op, when=when, unless=unless)
+
+
+@st.composite
+def groups(draw, shared):
+    """A group of layers with some of the rows that others have as well, and some of its own."""
+    own = draw(some(rows()))
+    before, after = (draw(st.sampled_from(((), shared, shared[:1], shared[::-1]))) for _ in range(2))
+    prefixes = ("layers.{block}", "decoder.layers_{block}", "decoder." + draw(WORDS))
+    when, unless = draw(WORDS), draw(st.sampled_from(("", "tied")))
+    return Layers(*prefixes, ("block",), (*before, *own, *after), when, unless)
+
+
+@st.composite
+def any_families(draw):
+    shared = draw(some(rows()))
+    return Family(
+        name=draw(TEXTS),
+        model_types=draw(some(TEXTS)),
+        models=draw(some(TEXTS)),
+        rows=draw(some(rows())),
+        layers=draw(some(groups(shared))),
+        sizes=draw(named(st.tuples(TEXTS) | st.tuples(TEXTS, TEXTS) | st.tuples(TEXTS, st.integers(0, 9)))),
+        derived=draw(named(st.sampled_from(("a // 6", "a % 6 + b", "2 * a")))),
+        constants=draw(named(st.integers(1, 9))),
+        flags=draw(named(st.builds(FlagRule, some(TEXTS), some(SCALARS), st.booleans(), TEXTS))),
+        dropped=draw(some(TEXTS)),
+        left_out=draw(some(st.sampled_from(("mtp.*", "layers.{extra+#layers}.*")))),
+        spellings=draw(some(st.builds(Spelling, named(TEXTS), some(TEXTS), TEXTS), least=1)),
+        maxtext_vocab=draw(st.dictionaries(st.integers(1, 99), st.integers(1, 99), max_size=2)),
+        hints=draw(named(TEXTS)),
+    )
+
+
+class TestRoundTrip:
+    @pytest.mark.parametrize("name", BUILT_IN)
+    def test_built_in_families(self, name):
+        family = families()[name]
+        text = family_to_toml(family)
+        assert family_from_toml(text, "file") == family
+        assert tomllib.loads(text)["name"] == name
+        assert max(map(len, text.splitlines())) <= 110
+
+    @settings(max_examples=60)
+    @given(any_families())
+    def test_any_family(self, family):
+        assert family_from_toml(family_to_toml(family), "file") == family
+
+    def test_rows_that_groups_share_are_written_once(self):
+        text = family_to_toml(families()["deepseek"])
+        assert text.count('left = "self_attention.kv_norm.scale"') == 1
+        assert 'rows = ["shared", "dense_layers"]' in text
+        assert 'rows = ["shared", "moe_layers"]' in text
+
+    @given(OPS)
+    def test_value_ops(self, op):
+        assert parse_op(op_text(op)) == op
+
+    def test_value_ops_as_people_write_them(self):
+        assert parse_op("scale head_dim -0.5") == Scale("head_dim", -0.5)
+        assert parse_op(" scale  embed 0.5 bfloat16 ") == Scale("embed", 0.5, "bfloat16")
+        assert parse_op("shift 1") == Shift(1.0)
+        assert op_text(Shift(1.0)) == "shift 1"
+
+    @pytest.mark.parametrize(
+        ("text", "message", "hint"),
+        [
+            ("", "no value op", None),
+            ("scale", "no value op", None),
+            ("scale head_dim", "no value op", None),
+            ("scale head-dim 1", "no value op", None),
+            ("shift 1 2", "no value op", None),
+            ("shift one", "no number", None),
+            ("shift nan", "no number", None),
+            ("scale head_dim inf", "no number", None),
+            ("scale head_dim 1 bfloat", "no floating-point type", "did you mean bfloat16?"),
+            ("scale head_dim 1 int8", "no floating-point type", None),
+        ],
+    )
+    def test_what_is_no_value_op(self, text, message, hint):
+        with pytest.raises(MappingError, match=message) as caught:
+            parse_op(text)
+        assert caught.value.wanted == "scale AXIS POWER [DTYPE] or shift AMOUNT"
+        assert hint is None or caught.value.hint == hint
+
+    def test_ops_of_plug_ins_have_no_text(self):
+        with pytest.raises(MappingError, match="cannot be written as text"):
+            op_text(Multiply(2.0))
+
+    @pytest.mark.parametrize("size", [4, 16, 64, 80, 128, 256])
+    @pytest.mark.parametrize("op", [Scale("n", -0.5), Scale("n", 0.5), Shift(1.0)], ids=op_text)
+    def test_what_is_said_of_exactness_without_sizes_holds_at_any(self, op, size):
+        claim, at_size = exactness_of(op), op.bound({"n": size}).exactness(DTYPES["bfloat16"])
+        assert at_size.exact or not claim.exact
+        if isinstance(op, Scale):
+            power_of_two = size in (4, 16, 64, 256)
+            assert at_size.exact == power_of_two
+            assert "exact where that is a power of two" in claim.reason
+
+
+HEAD = 'name = "tiny"\n'
+ROW = 'left = "a"\nleft_axes = "x"\nright = "b"\nright_axes = "x"\n'
+ROWS = f"[[rows]]\n{ROW}"
+LAYERS = '[[layers]]\nright = "l.{k}"\nleft = "d_{k}"\nscanned = "d"\nstacked = ["k"]\n'
+
+BAD = {
+    "no name": (ROWS, "tiny.toml", "the key 'name' is missing", None),
+    "no rows": (HEAD, "tiny.toml", "the key 'rows' is missing", None),
+    "a number as name": ("name = 3\n" + ROWS, "tiny.toml: name", "another kind", "a whole number, 3"),
+    "rows that are a table": (HEAD + "[rows]\n" + ROW, "tiny.toml: rows", "another kind", "a table"),
+    "a row that is a number": (
+        HEAD + "rows = [3]",
+        "tiny.toml: rows[0]",
+        "another kind",
+        "a whole number, 3",
+    ),
+    "an unknown key": (HEAD + 'model_type = ["t"]\n' + ROWS, "tiny.toml", "unknown key 'model_type'", None),
+    "an unknown key of a row": (
+        HEAD + ROWS + 'wen = "t"',
+        "tiny.toml: rows[0] (a)",
+        "unknown key 'wen'",
+        None,
+    ),
+    "an unknown key of layers": (HEAD + ROWS + LAYERS + "step = 1", "tiny.toml: layers[0]", "'step'", None),
+    "a row without right axes": (
+        HEAD + ROWS.replace('right_axes = "x"\n', ""),
+        "tiny.toml: rows[0] (a)",
+        "the key 'right_axes' is missing",
+        None,
+    ),
+    "axes that differ": (
+        HEAD + ROWS.replace('right_axes = "x"', 'right_axes = "y"'),
+        "tiny.toml: rows[0] (a)",
+        "different axes",
+        "a [x]  <->  b [y], x, y",
+    ),
+    "an open brace": (
+        HEAD + ROWS.replace('left = "a"', 'left = "a{"'),
+        "tiny.toml: rows[0] (a{)",
+        "not closed",
+        "a{",
+    ),
+    "an op": (HEAD + ROWS + 'op = "halve"', "tiny.toml: rows[0] (a).op", "no value op", "'halve'"),
+    "a constant of zero": (HEAD + ROWS + "[constants]\nx = 0", "tiny.toml: constants.x", "no length", "0"),
+    "a constant that is true": (
+        HEAD + ROWS + "[constants]\nx = true",
+        "tiny.toml: constants.x",
+        "kind",
+        "true",
+    ),
+    "a size without a field": (HEAD + ROWS + "[sizes]\nx = [3]", "tiny.toml: sizes.x", "no length", "[3]"),
+    "a size of nothing": (HEAD + ROWS + "[sizes]\nx = []", "tiny.toml: sizes.x", "no length", "[]"),
+    "a negative default": (HEAD + ROWS + '[sizes]\nx = ["n", -1]', "tiny.toml: sizes.x", "no length", "-1"),
+    "a size in between": (HEAD + ROWS + '[sizes]\nx = [1, "n"]', "tiny.toml: sizes.x[0]", "kind", "1"),
+    "a size that is a date": (
+        HEAD + ROWS + "[sizes]\nx = 2020-01-01",
+        "tiny.toml: sizes.x[0]",
+        "kind",
+        "a date",
+    ),
+    "a formula": (HEAD + ROWS + '[derived]\nx = "y ** 2"', "tiny.toml: derived.x", "follow from", "y ** 2"),
+    "code": (HEAD + ROWS + '[derived]\nx = "exit(3)"', "tiny.toml: derived.x", "follow from", "exit(3)"),
+    "a default of a flag": (
+        HEAD + ROWS + "[flags.f]\ndefault = 1",
+        "tiny.toml: flags.f.default",
+        "kind",
+        "1",
+    ),
+    "a list of lists": (
+        HEAD + ROWS + "[flags.f]\nequals = [[1]]",
+        "tiny.toml: flags.f.equals[0]",
+        "kind",
+        "list",
+    ),
+    "a flag that is a text": (HEAD + ROWS + '[flags]\nf = "n"', "tiny.toml: flags.f", "kind", "'n'"),
+    "a vocabulary": (
+        HEAD + ROWS + "[maxtext_vocab]\nmany = 3",
+        "tiny.toml: maxtext_vocab",
+        "number of rows",
+        "many",
+    ),
+    "a template": (HEAD + 'left_out = ["{"]\n' + ROWS, "tiny.toml: left_out[0]", "not closed", "{"),
+    "a prefix": (
+        HEAD + ROWS + "[[spellings]]\nprefixes = 3",
+        "tiny.toml: spellings[0].prefixes",
+        "kind",
+        "3",
+    ),
+    "a set that is not there": (
+        HEAD + 'rows = ["norm"]\n[[sets.norms]]\n' + ROW,
+        "tiny.toml: rows[0]",
+        "'norm'",
+        None,
+    ),
+    "no set at all": (HEAD + 'rows = ["norm"]\n', "tiny.toml: rows[0]", "'norm'", None),
+    "a set within a set": (HEAD + 'rows = []\n[sets]\nb = ["a"]', "tiny.toml: sets.b[0]", "'a'", None),
+    "layers without rows": (HEAD + ROWS + LAYERS, "tiny.toml: layers[0]", "'rows' is missing", None),
+    "layers that do not go together": (
+        HEAD + ROWS + LAYERS.replace('["k"]', '["m"]') + "[[layers.rows]]\n" + ROW,
+        "tiny.toml: layers[0]",
+        "different axes",
+        "k, m",
+    ),
+    "a prefix of layers": (
+        HEAD + ROWS + LAYERS.replace('"d_{k}"', '"d_{k"') + "rows = []",
+        "tiny.toml: layers[0].left",
+        "not closed",
+        "d_{k",
+    ),
+}
+
+
+class TestBadToml:
+    @pytest.mark.parametrize("case", BAD)
+    def test_what_is_wrong_is_said_with_its_place(self, case):
+        text, place, message, got = BAD[case]
+        with pytest.raises(MappingError, match=message.replace("(", r"\(")) as caught:
+            family_from_toml(text, "tiny.toml")
+        assert caught.value.place == place
+        assert got is None or got in caught.value.got
+
+    @pytest.mark.parametrize(
+        ("text", "hint"),
+        [
+            (HEAD + 'model_type = ["t"]\n' + ROWS, "did you mean model_types?"),
+            (HEAD + ROWS + 'unles = "t"', "did you mean unless?"),
+            (HEAD + ROWS + LAYERS + 'scaned = "t"', "did you mean scanned?"),
+            (HEAD + 'rows = ["norm"]\n[[sets.norms]]\n' + ROW, "did you mean norms?"),
+            (HEAD + ROWS + '[flags.f]\nfields = "n"', "did you mean field?"),
+        ],
+    )
+    def test_near_names(self, text, hint):
+        with pytest.raises(MappingError) as caught:
+            family_from_toml(text, "tiny.toml")
+        assert caught.value.hint == hint
+
+    @pytest.mark.parametrize("text", ["name =", "[[", "a = 1\na = 2", "\0"])
+    def test_what_is_not_toml(self, text):
+        with pytest.raises(FormatError, match="not a TOML file") as caught:
+            family_from_toml(text, "tiny.toml")
+        assert "line" in caught.value.got or "column" in caught.value.got or caught.value.got
+
+    @settings(max_examples=150)
+    @given(name=st.sampled_from(BUILT_IN), data=st.data())
+    def test_a_damaged_file_is_a_family_or_an_error(self, name, data):
+        lines = TOML[name].splitlines()
+        for _ in range(data.draw(st.integers(1, 3))):
+            at = data.draw(st.integers(0, len(lines) - 1))
+            kind = data.draw(st.sampled_from(("drop", "twice", "letter", "value")))
+            line = lines[at]
+            if kind == "letter" and line:
+                place = data.draw(st.integers(0, len(line) - 1))
+                line = line[:place] + data.draw(st.sampled_from('x"{}[]#=. ')) + line[place + 1 :]
+            elif kind == "value":
+                line = (
+                    line.partition("=")[0]
+                    + "= "
+                    + data.draw(st.sampled_from(("3", "[]", "true", "{}", '""')))
+                )
+            lines[at : at + 1] = [line] * {"drop": 0, "twice": 2}.get(kind, 1)
+            lines = lines or [""]
+        try:
+            family = family_from_toml("\n".join(lines), "file")
+        except CheckpointError as error:
+            assert (error.place or "").startswith("file")
+        else:
+            assert isinstance(family, Family)
+
+    def test_short_forms(self):
+        """One field is as good as a list of one; what is not there is empty."""
+        text = HEAD + ROWS + '[sizes]\nx = "n_x"\n[flags.tied]\nfield = "tie"\n'
+        family = family_from_toml(text, "file")
+        assert family.sizes == {"x": ("n_x",)}
+        assert family.flags == {"tied": FlagRule(("tie",))}
+        assert (family.model_types, family.models, family.layers) == ((), (), ())
+
+    def test_sets_and_rows_stand_in_any_order(self):
+        named_rows = '[[sets.n]]\nleft = "n"\nleft_axes = ""\nright = "n"\nright_axes = ""\n'
+        inline = '{left = "a", left_axes = "x", right = "b", right_axes = "x"}'
+        family = family_from_toml(HEAD + f'rows = ["n", {inline}, "n"]\n' + named_rows, "file")
+        assert family.rows == (row("n", "", "n", ""), row("a", "x", "b", "x"), row("n", "", "n", ""))
+
+
+class TestFiles:
+    def write(self, tmp_path: Path, name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    def test_toml(self, tmp_path):
+        path = self.write(tmp_path, "mine.toml", TOML["qwen3"])
+        assert family_from_file(path) == families()["qwen3"]
+        assert family_called(str(path)) == families()["qwen3"]
+
+    def test_python(self, tmp_path):
+        text = "from ckpttools.families.qwen3 import FAMILY as QWEN\n"
+        text += "from dataclasses import replace\nFAMILY = replace(QWEN, name=__name__ and 'mine')\n"
+        assert family_from_file(self.write(tmp_path, "mine.py", text)).name == "mine"
+
+    def test_what_means_a_file(self):
+        assert is_file_name("mine.toml")
+        assert is_file_name("./llama")
+        assert not is_file_name("llama")
+        assert family_called("llama") is families()["llama"]
+
+    @pytest.mark.parametrize(
+        ("text", "line", "got"),
+        [
+            ("\n\nraise ValueError('boom')\n", 3, "ValueError: boom"),
+            ("def f():\n    return 1 / 0\n\nf()\n", 2, "ZeroDivisionError"),
+            ("x = (\n", 1, "SyntaxError"),
+            ("import sys\nsys.exit(3)\n", 2, "SystemExit: 3"),
+            ("import no_such_module\n", 1, "ModuleNotFoundError"),
+        ],
+    )
+    def test_python_that_fails_is_named_with_its_line(self, tmp_path, text, line, got):
+        path = self.write(tmp_path, "mine.py", text)
+        with pytest.raises(FormatError, match="running the file fails") as caught:
+            family_from_file(path)
+        assert caught.value.place == f"{path}, line {line}"
+        assert got in caught.value.got
+
+    def test_a_row_that_is_none_is_named_with_its_line(self, tmp_path):
+        text = "from ckpttools.mapping.row import row\n\nROWS = (\n    row('a', 'x', 'b', 'y'),\n)\n"
+        path = self.write(tmp_path, "mine.py", text)
+        with pytest.raises(MappingError, match="different axes") as caught:
+            family_from_file(path)
+        assert caught.value.place == f"{path}, line 4"
+        assert "x, y" in caught.value.got
+
+    def test_layers_that_do_not_go_together_are_named_with_their_file(self, tmp_path):
+        text = (
+            "from dataclasses import replace\nfrom ckpttools.families.qwen3 import FAMILY as QWEN\n"
+            "LAYERS = (replace(QWEN.layers[0], stacked=('block',)),)\nFAMILY = replace(QWEN, layers=LAYERS)\n"
+        )
+        path = self.write(tmp_path, "mine.py", text)
+        with pytest.raises(MappingError, match="different axes") as caught:
+            family_from_file(path)
+        assert caught.value.place == str(path)
+        assert "block, layer" in caught.value.got
+
+    @pytest.mark.parametrize(
+        ("text", "got"),
+        [
+            ("", "no family"),
+            ("FAMILY = 3\n", "FAMILY of type int"),
+            ("from ckpttools.families.qwen3 import FAMILY as QWEN\n", "QWEN"),
+        ],
+    )
+    def test_python_without_a_family(self, tmp_path, text, got):
+        with pytest.raises(MappingError, match="makes no family") as caught:
+            family_from_file(self.write(tmp_path, "mine.py", text))
+        assert (caught.value.got, caught.value.wanted) == (got, "FAMILY = Family(...)")
+
+    def test_files_that_cannot_be_read(self, tmp_path):
+        for name in ("mine.toml", "mine.py"):
+            with pytest.raises(StorageError, match="cannot read"):
+                family_from_file(tmp_path / name)
+            (tmp_path / name).mkdir()
+            with pytest.raises(StorageError, match="cannot read"):
+                family_from_file(tmp_path / name)
+        (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"\n')
+        with pytest.raises(FormatError, match="UTF-8"):
+            family_from_file(tmp_path / "latin.toml")
+        with pytest.raises(UsageError, match=r"\.toml or \.py"):
+            family_from_file(tmp_path / "mine.json")
+
+
+def model_of_unknown_type(tmp_path: Path) -> Path:
+    """The golden llama, as a model that no family knows."""
+    model = tmp_path / "hf"
+    shutil.copytree(GOLDEN / "llama3.1" / "hf", model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "mine"}))
+    return model
+
+
+class TestConversion:
+    """A model of unknown type with a family of one's own goes there as llama does, and comes back."""
+
+    @pytest.fixture(params=["mine.toml", "mine.py"])
+    def file(self, request, tmp_path):
+        texts = {"mine.toml": TOML["llama"], "mine.py": "from ckpttools.families.llama import FAMILY\n"}
+        (tmp_path / request.param).write_text(texts[request.param])
+        return tmp_path / request.param
+
+    @pytest.mark.parametrize("scan", [True, False])
+    def test_both_ways(self, tmp_path, file, scan):
+        model = model_of_unknown_type(tmp_path)
+        options = ModelOptions(family=str(file))
+        with pytest.raises(CheckpointError, match="no family has model_type 'mine'"):
+            plan_to_maxtext(model, ToMaxText(scan=scan))
+        plan_to_maxtext(model, ToMaxText(scan=scan, model=options)).run(tmp_path / "out")
+        plan_to_maxtext(GOLDEN / "llama3.1" / "hf", ToMaxText(scan=scan)).run(tmp_path / "llama")
+        mine, wanted = (ckpttools.open(tmp_path / name) for name in ("out", "llama"))
+        assert list(mine.arrays) == list(wanted.arrays)
+        for path, array in wanted.arrays.items():
+            assert mine.arrays[path].read().tobytes() == array.read().tobytes(), path
+        plan_to_huggingface(tmp_path / "out", ToHuggingFace(model=options)).run(tmp_path / "back")
+        assert (tmp_path / "back" / "config.json").read_bytes() == (model / "config.json").read_bytes()
+        back, truth = (load_file(path / "model.safetensors") for path in (tmp_path / "back", model))
+        assert back.keys() == truth.keys()
+        assert all(back[name].tobytes() == tensor.tobytes() for name, tensor in truth.items())
+
+    def test_back_without_any_configuration(self, tmp_path, file):
+        """The rows and the arrays tell all but how rotary pairs are ordered, which the user says."""
+        checkpoint = GOLDEN / "llama3.1" / "maxtext_scanned"
+        options = ModelOptions(family=str(file), rope_layout="interleaved")
+        plan_to_huggingface(checkpoint, ToHuggingFace(model=options)).run(tmp_path / "back")
+        back = load_file(tmp_path / "back" / "model.safetensors")
+        truth = load_file(GOLDEN / "llama3.1" / "hf" / "model.safetensors")
+        assert back.keys() == truth.keys()
+        assert all(back[name].tobytes() == tensor.tobytes() for name, tensor in truth.items())
