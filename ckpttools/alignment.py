@@ -29,7 +29,7 @@ from ckpttools.model import CONFIG, ModelOptions, overrides
 from ckpttools.model_files import ModelFiles
 from ckpttools.prove.canonical import as_stored, per_layer
 
-_ROLES = {"optimizer": "optimizer state", "other": "what is neither parameter nor optimizer state"}
+_ROLES = {"optimizer": "optimizer state", "other": "step or random state"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _is_maxtext(tree: Tree) -> bool:
 
 
 def _with_keys(tree: Tree) -> Tree:
-    """A tree whose names were joined by "/" or ".", with keys again, where that makes a MaxText tree of it."""
+    """A tree whose keys were joined to names, with keys again, where that makes a MaxText tree of it."""
     if _is_maxtext(tree):
         return tree
     for joint in "/.":
@@ -168,7 +168,7 @@ def _plain(tree: Tree) -> Named:
     remarks: list[str] = []
     flavour = flavour_of(tree).name
     if flavour:
-        remarks.append(f"the {flavour} wrapping of parameters is left away")
+        remarks.append(f"the wrapping of parameters is left away: {flavour}")
     known = parameters(tree)
     stacked = bool(stacked_keys(below_decoder(known)))
     try:
@@ -178,7 +178,7 @@ def _plain(tree: Tree) -> Named:
         remarks.append(f"stacked layers are compared as they are stored: {error.message}")
     else:
         if stacked:
-            remarks.append(f"{len(tree.arrays)} arrays with stacked layers are {len(arrays)} one by one")
+            remarks.append(f"stacked layers are taken apart: {len(tree.arrays)} arrays become {len(arrays)}")
     return Named(arrays, tuple(remarks))
 
 
@@ -292,7 +292,9 @@ def _respelled(named: Named, spelling: Spelling) -> Named:
     arrays = {_plain_name(name, spelling): array for name, array in named.arrays.items()}
     if len(arrays) != len(named.arrays):
         return named
-    return replace(named, arrays=arrays, remarks=(*named.remarks, f"names are in the {spelling.name} spelling"))
+    return replace(
+        named, arrays=arrays, remarks=(*named.remarks, f"names are in the {spelling.name} spelling")
+    )
 
 
 def _plain_name(name: str, spelling: Spelling) -> str:
@@ -313,7 +315,7 @@ def _with_what_both_have(first: Named, second: Named) -> Aligned:
             alone = own - others if which == "other" or not others else set()
             if alone:
                 number = f"{len(alone)} array{'s' * (len(alone) > 1)}"
-                remarks.append(f"{what} that only {side} has is not compared: {number}")
+                remarks.append(f"not compared, as only {side} has it: {what} ({number})")
             for name in alone:
                 del arrays[name]
     return Aligned(a, b, tuple(remarks), {**second.sizes, **first.sizes})

@@ -21,7 +21,6 @@ from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.main import main
 from ckpttools.cli.options import SIZE
 from ckpttools.cli.progress import Lines
-from ckpttools.families.registry import families
 from ckpttools.run.events import Publishing, Started, TaskDone
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "4" * 64 + "\nsize 12345\n"
@@ -307,7 +306,7 @@ class TestDryRun:
         (tmp_path / "new").write_text("")
         result = ckpt("convert", "hf-to-maxtext", llama, tmp_path / "new", "--dry-run")
         assert result.exit_code == 2
-        assert result.stdout == ""
+        assert "Dry run: nothing was written" in result.stdout
 
 
 class TestErrors:
@@ -397,16 +396,6 @@ class TestErrors:
 
 
 class TestListings:
-    def test_families(self):
-        lines = succeed("families").stdout.splitlines()
-        assert lines[0].split() == ["family", "model_type", "models"]
-        assert [line.split()[0] for line in lines[1:]] == sorted(families())
-
-    def test_families_as_json(self):
-        found = {each["name"]: each for each in json.loads(succeed("families", "--json").stdout)}
-        assert set(found["llama"]) == {"name", "model_types", "models"}
-        assert found["llama"]["model_types"] == ["llama"]
-
     def test_formats(self):
         assert {"orbax", "safetensors"} <= set(succeed("formats").stdout.splitlines())
 

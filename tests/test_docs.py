@@ -14,6 +14,7 @@ import pytest
 from ckpttools.dtypes import DTYPES
 
 ROOT = Path(__file__).parent.parent
+FAMILY_PAGE = ROOT / "docs" / "add-a-family.md"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 
@@ -30,9 +31,11 @@ def code_blocks(page: Path, language: str) -> list[str]:
     return blocks
 
 
-def install(directory: Path, page: str, module: str, group: str, name: str, attribute: str) -> None:
+def install(
+    directory: Path, page: str, module: str, group: str, name: str, attribute: str, block: int = 0
+) -> None:
     """Lays the page's module out as an installed distribution with its entry point."""
-    (directory / f"{module}.py").write_text(code_blocks(ROOT / "docs" / page, "python")[0])
+    (directory / f"{module}.py").write_text(code_blocks(ROOT / "docs" / page, "python")[block])
     info = directory / f"{module}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
@@ -45,8 +48,9 @@ def ckpt(*arguments: object, path: Path | None = None) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-def test_the_commands_page_is_fresh():
-    done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], check=False)
+@pytest.mark.parametrize("name", ["cli.md", "families.md"])
+def test_generated_pages_are_fresh(name):
+    done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check", name], check=False)
     assert done.returncode == 0, "run `make docs`"
 
 
@@ -59,31 +63,95 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
-def test_a_family_can_be_added_as_the_page_says(tmp_path):
+def test_the_family_that_the_page_explains_is_the_one_that_there_is():
+    from ckpttools.families.registry import families
+
+    names: dict[str, object] = {}
+    exec(code_blocks(FAMILY_PAGE, "python")[0], names)
+    assert names["FAMILY"] == families()["mixtral"]
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """The page's own family in a file, and a model of it."""
     from safetensors.numpy import save_file
 
-    install(tmp_path, "add-a-family.md", "my_family", "ckpttools.families", "tiny", "FAMILY")
+    (tmp_path / "tiny.toml").write_text(code_blocks(FAMILY_PAGE, "toml")[0])
     model = tmp_path / "hf"
     model.mkdir()
-    sizes = {"num_layers": 2, "hidden_size": 8, "vocab_size": 16}
+    sizes = {"num_layers": 2, "hidden_size": 8, "vocab_size": 16, "num_heads": 3}
     config = {"model_type": "tiny", "tie_word_embeddings": True, **sizes}
     (model / "config.json").write_text(json.dumps(config))
-    rng = np.random.default_rng(0)
-    tensors = {"embed.weight": rng.standard_normal((16, 8), np.float32)}
+    shapes = {"embed.weight": (16, 8), "norm.weight": (8,)}
     for layer in range(2):
-        tensors[f"layers.{layer}.up.weight"] = rng.standard_normal((24, 8), np.float32)
-        tensors[f"layers.{layer}.down.weight"] = rng.standard_normal((8, 24), np.float32)
-    save_file(tensors, model / "model.safetensors")
-    assert "tiny" in ckpt("families", path=tmp_path).stdout
-    done = ckpt("convert", "hf-to-maxtext", model, tmp_path / "out", path=tmp_path)
-    assert done.returncode == 0, done.stderr
+        rows = {"norm": (8,), "attn.qkv": (3 * 3 * 4, 8), "attn.out": (8, 12), "up": (24, 8), "down": (8, 24)}
+        shapes |= {f"layers.{layer}.{name}.weight": shape for name, shape in rows.items()}
+    rng = np.random.default_rng(0)
+    # Multiples of 2**-10 are float32 numbers that stay what they are when 1 is added.
+    save_file(
+        {
+            name: np.round(rng.standard_normal(shape) * 1024).astype(np.float32) / 1024
+            for name, shape in shapes.items()
+        },
+        model / "model.safetensors",
+    )
+    return model
+
+
+def assert_tiny(model: Path, made: Path) -> None:
+    from safetensors.numpy import load_file
 
     import ckpttools
 
-    tree = ckpttools.open(tmp_path / "out")
-    stacked = tree["params", "params", "decoder", "layers", "mlp", "wi", "kernel"].read()
-    parts = [tensors[f"layers.{layer}.up.weight"].T for layer in range(2)]
-    assert np.array_equal(stacked, np.stack(parts, axis=1))
+    tensors = load_file(model / "model.safetensors")
+    tree = ckpttools.open(made)
+
+    def layers(*path: str) -> np.ndarray:
+        return tree[("params", "params", "decoder", "layers", *path)].read()
+
+    up = [tensors[f"layers.{layer}.up.weight"].T for layer in range(2)]
+    assert np.array_equal(layers("mlp", "wi", "kernel"), np.stack(up, axis=1))
+    key = [tensors[f"layers.{layer}.attn.qkv.weight"][12:24].T.reshape(8, 3, 4) for layer in range(2)]
+    assert np.array_equal(layers("self_attention", "key", "kernel"), np.stack(key, axis=1))
+    norms = [tensors[f"layers.{layer}.norm.weight"] + 1 for layer in range(2)]
+    assert np.array_equal(layers("pre_self_attention_layer_norm", "scale"), np.stack(norms, axis=1))
+
+
+def test_a_family_in_a_file_goes_both_ways_as_the_page_says(tmp_path, tiny):
+    file = tmp_path / "tiny.toml"
+    for against in ([], ["--against", tiny]):
+        checked = ckpt("families", "check", file, *against)
+        assert checked.returncode == 0, checked.stdout
+    there = ckpt("convert", "hf-to-maxtext", tiny, tmp_path / "out", "--family", file)
+    assert there.returncode == 0, there.stderr
+    assert_tiny(tiny, tmp_path / "out")
+    back = ckpt("convert", "maxtext-to-hf", tmp_path / "out", tmp_path / "back", "--family", file)
+    assert back.returncode == 0, back.stderr
+    one, other = (path / "model.safetensors" for path in (tiny, tmp_path / "back"))
+    from safetensors.numpy import load_file
+
+    tensors, returned = load_file(one), load_file(other)
+    assert tensors.keys() == returned.keys()
+    assert all(returned[name].tobytes() == tensor.tobytes() for name, tensor in tensors.items())
+
+
+def test_a_family_can_be_added_by_a_package_as_the_page_says(tmp_path, tiny):
+    install(tmp_path, "add-a-family.md", "my_family", "ckpttools.families", "tiny", "FAMILY", block=1)
+    assert "tiny" in ckpt("families", path=tmp_path).stdout
+    done = ckpt("convert", "hf-to-maxtext", tiny, tmp_path / "out", path=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_tiny(tiny, tmp_path / "out")
+
+
+def test_the_page_names_every_key_of_a_family_file():
+    from dataclasses import fields
+
+    from ckpttools.families.family import Family, FlagRule, Spelling
+    from ckpttools.mapping.layers import Layers
+
+    text = FAMILY_PAGE.read_text()
+    names = {field.name for kind in (Family, FlagRule, Spelling, Layers) for field in fields(kind)}
+    assert [name for name in sorted(names) if name not in text] == []
 
 
 def test_a_format_can_be_added_as_the_page_says(tmp_path):
@@ -117,7 +185,7 @@ def test_the_added_format_is_found_and_is_what_it_says(tmp_path, monkeypatch):
 
 
 def test_a_plug_in_that_cannot_be_loaded_is_named_and_breaks_nothing(tmp_path):
-    install(tmp_path, "add-a-family.md", "my_family", "ckpttools.families", "tiny", "FAMILY")
+    install(tmp_path, "add-a-family.md", "my_family", "ckpttools.families", "tiny", "FAMILY", block=1)
     (tmp_path / "my_family.py").write_text("raise RuntimeError('boom')\n")
     done = ckpt("families", path=tmp_path)
     assert done.returncode == 0

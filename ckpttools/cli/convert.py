@@ -59,18 +59,19 @@ def _print_plan(conversion: Conversion, source: Path, destination: Path, output:
     from ckpttools.run.staging import Staging
 
     report = describe(conversion.plan, source, destination)
-    Staging(destination, output.overwrite).check(conversion.plan.layout.nbytes)
     if output.as_json:
         print_json(report)
     else:
         print_plan(report)
+    # What would stop the conversion is an error of its plan, too; the plan is worth seeing all the same.
+    Staging(destination, output.overwrite).check(conversion.plan.layout.nbytes)
 
 
 def _carry_out(conversion: Conversion, destination: Path, output: Output) -> None:
     from ckpttools.cli.plan_text import closing_line, print_notes
     from ckpttools.cli.progress import listening
 
-    print_notes(conversion.plan.notes)
+    print_notes(conversion.plan.notes, conversion.plan.remarks)
     with listening(output.progress) as observe:
         receipt = conversion.run(
             destination, overwrite=output.overwrite, observe=observe, manifest=output.manifest

@@ -96,13 +96,16 @@ def _wrapped(text: str, first: str = "", then: str = "") -> Iterator[str]:
 def show_family(family: str, as_toml: bool, as_json: bool) -> None:
     """Show a family: its models, its sizes, and every row.
 
-    Each row is two lines: MaxText's name and axes, and Hugging Face's.
+    Each row is MaxText's name and axes, below it Hugging Face's, and below that when there is such a row
+    and what it does to values.
 
     \b
     Example:
       ckpt families show llama
       ckpt families show llama --toml > my_family.toml
     """
+    import tomllib
+
     from ckpttools.families.registry import family_called
     from ckpttools.families.summary import summary
     from ckpttools.families.toml_write import family_to_toml
@@ -111,37 +114,45 @@ def show_family(family: str, as_toml: bool, as_json: bool) -> None:
     if as_toml:
         click.echo(family_to_toml(found), nl=False)
     elif as_json:
-        print_json(summary(found))
+        print_json(tomllib.loads(family_to_toml(found)))
     else:
-        show([*_family_lines(summary(found)), *_rows_of(found)])
+        show([*_family_lines(summary(found)), *_sizes(found), *_groups(found)])
 
 
-def _rows_of(family: Family) -> Iterator[str]:
+def _sizes(family: Family) -> Iterator[str]:
     yield ""
     for axis, alternatives in family.sizes.items():
         yield from _entry(axis, " or ".join(map(str, alternatives)))
-    for axis, formula in family.derived.items():
-        yield from _entry(axis, f"= {formula}")
-    for axis, length in family.constants.items():
-        yield from _entry(axis, f"= {length}")
-    for rows, head in ((family.rows, []), *((group.rows, [group]) for group in family.layers)):
+    for axis, each in {**family.derived, **family.constants}.items():
+        yield from _entry(axis, f"= {each}")
+
+
+def _groups(family: Family) -> Iterator[str]:
+    yield ""
+    yield from (line for row in family.rows for line in _row(row))
+    for group in family.layers:
         yield ""
-        for group in head:
-            stacked = f", scanned {group.scanned} [{' '.join(group.stacked)}]"
-            yield click.style(f"{group.left}{stacked}", bold=True)
-            yield click.style(f"  {group.right}", bold=True)
-        for row in rows:
-            yield from _row(row)
+        yield from _entry("scanned", f"{group.scanned} [{' '.join(group.stacked)}]")
+        yield from _entry("unscanned", group.left)
+        yield from _entry("hub", group.right)
+        for word, flags in (("when", group.when), ("unless", group.unless)):
+            yield from _entry(word, flags) if flags else ()
+        yield from (line for row in group.rows for line in _row(row))
 
 
 def _row(row: Row) -> Iterator[str]:
-    yield printable(str(row.left))
+    from ckpttools.mapping.op_text import op_text
+
     conditions = [f"when {flag}" for flag in row.when.split()]
     conditions += [f"unless {flag}" for flag in row.unless.split()]
-    yield printable(f"  {row.right}" + "".join(f", {each}" for each in conditions))
+    conditions += [op_text(row.op)] if row.op else []
+    yield printable(str(row.left))
+    yield printable(f"  {row.right}")
+    if conditions:
+        yield f"    {', '.join(conditions)}"
 
 
-@families.command("check", short_help="Prove a family: its own, or any other.")
+@families.command("check", short_help="Prove that rows go both ways, and fit a model.")
 @click.argument("family", metavar="NAME|FILE")
 @click.option(
     "--against",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,15 @@ selection_options = bundled(
     show_default=True,
     help="xxh3-128 tells damage and mistakes, sha256 also what was changed on purpose.",
 )
+@click.option(
+    "--as",
+    "names",
+    type=click.Choice(("stored", "maxtext")),
+    default="stored",
+    show_default=True,
+    help="Under which names: those that are stored, or those of the MaxText checkpoint that a Hugging Face "
+    "one becomes, parameters only.",
+)
 @selection_options
 @resource_options
 @progress_option
@@ -70,6 +80,7 @@ def hash_command(
     as_json: bool,
     manifest: Path | None,
     algorithm: str,
+    names: str,
     selection: Selection,
     resources: Resources,
     progress: bool,
@@ -93,6 +104,10 @@ def hash_command(
     if manifest is not None:
         require_new(manifest)
     tree = open_tree(path, read)
+    if names == "maxtext":
+        from ckpttools.counterpart import in_maxtext_names
+
+        selection = replace(selection, spelling=in_maxtext_names, parameters=True)
     with watching(progress, selection.nbytes(tree)) as observe:
         made = hash_tree(
             tree,

@@ -19,6 +19,7 @@ _COMMANDS = {
     "cast": Lazy("ckpttools.cli.cast", "cast", "The same arrays in other dtypes."),
     "convert": Lazy("ckpttools.cli.convert", "convert", "Write a checkpoint in another form."),
     "demo": Lazy("ckpttools.cli.demo", "demo", "Make, convert, show and load a small model."),
+    "diff": Lazy("ckpttools.cli.diff", "diff", "What differs between two checkpoints, how far, and why."),
     "doctor": Lazy("ckpttools.cli.doctor", "doctor", "Find what is wrong with a checkpoint and say what to do."),
     "families": Lazy("ckpttools.cli.families", "families", "List, show and check model families."),
     "formats": Lazy("ckpttools.cli.listings", "formats", "List the formats that can be read."),

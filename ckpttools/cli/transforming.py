@@ -30,7 +30,7 @@ from ckpttools.cli.options import (
     read_options,
     resource_options,
 )
-from ckpttools.cli.storage import storage_options
+from ckpttools.cli.storage import sharing_storage_options
 from ckpttools.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def target_options(command: Command) -> Command:
         type=click.Choice(("orbax", "safetensors", "zarr3")),
         help="Format of DST; without it that of SRC. Orbax gets <step>/<item>, both named as in SRC.",
     )
-    return to_option(storage_options(command))
+    return to_option(sharing_storage_options(command))
 
 
 class DTypeOfPattern(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
@@ -179,7 +179,7 @@ def write_transformed(
 
     def plan() -> Conversion:
         tree = open_tree(source, read)
-        writer = writer_for(tree, to, **_chosen(storage))
+        writer = writer_for(tree, to, **_chosen(storage, to or tree.metadata.format))
         return plan_tree(tree.pipe(*transforms), writer, resources)
 
     perform(plan, source, destination, output)
@@ -204,11 +204,15 @@ def write_with(
     perform(plan, source, destination, output)
 
 
-def _chosen(storage: dict[str, Any]) -> dict[str, Any]:
+def _chosen(storage: dict[str, Any], to: str | None) -> dict[str, Any]:
     """The options that differ from Orbax's defaults: other formats need not know those."""
     from dataclasses import fields
 
     from ckpttools.formats.orbax_write import OrbaxWriter
+    from ckpttools.formats.references import ReferenceMode
 
     defaults = {field.name: field.default for field in fields(OrbaxWriter)}
-    return {name: value for name, value in storage.items() if value != defaults[name]}
+    chosen = {name: value for name, value in storage.items() if value != defaults[name]}
+    if to != "orbax" and "references" in chosen and chosen["references"].mode is ReferenceMode.SAME_ORDER:
+        del chosen["references"]  # nobody asked for it; only Orbax's files can share bytes
+    return chosen

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from ckpttools.cli.hash import selection_options
+from ckpttools.cli.models import model_options
 from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
 from ckpttools.cli.output import print_json, printable, show
 from ckpttools.cli.scanning import progress_option, watching
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ckpttools.convert import Resources
     from ckpttools.formats.base import ReadOptions
     from ckpttools.ir.tree import Tree
+    from ckpttools.model import ModelOptions
     from ckpttools.prove.canonical import Selection
     from ckpttools.prove.differences import Difference
 
@@ -66,6 +68,10 @@ class Verification:
 @click.option(
     "--manifest", type=ANY_PATH, metavar="FILE", help="Digests, as ckpt hash --manifest writes them."
 )
+@click.option(
+    "--cast", "casts", is_flag=True, help="Compare with SRC cast to the dtypes of DST, as --dtype casts it."
+)
+@model_options
 @json_option
 @selection_options
 @resource_options
@@ -75,6 +81,10 @@ def verify(
     path: Path,
     against: Path | None,
     manifest: Path | None,
+    casts: bool,
+    family: str | None,
+    rope_layout: str | None,
+    tied: str | None,
     as_json: bool,
     selection: Selection,
     resources: Resources,
@@ -83,7 +93,8 @@ def verify(
 ) -> None:
     """Prove that DST holds the same arrays as SRC, bit by bit, or those that a manifest has digests of.
 
-    Both may be in any format and layout; arrays are named as ckpt hash names them. All that differs is
+    Both may be in any format and layout; arrays are named as ckpt hash names them. Where one is of Hugging
+    Face and the other MaxText's, SRC is compared as a conversion to DST spells it. All that differs is
     counted, and the place of the first difference in each array is told. --step is for DST; SRC may be the
     directory of a step.
 
@@ -96,15 +107,17 @@ def verify(
       ckpt verify ~/maxtext/llama3.1-8b --manifest llama.json
     """
     from ckpttools.formats.registry import open_tree
+    from ckpttools.model import ModelOptions
 
     if (against is None) == (manifest is None):
         raise UsageError(
             "what DST should be must be said once", hint="give either --against SRC or --manifest FILE"
         )
     tree = open_tree(path, read)
+    model = ModelOptions(family, rope_layout, tied)
     if against is not None:
         source = open_tree(against, replace(read, step=None))
-        found = _bit_by_bit(tree, source, selection, resources, progress)
+        found = _bit_by_bit(tree, source, model, casts, selection, resources, progress)
     else:
         found = _by_digests(tree, cast(Path, manifest), selection, resources, progress)
     if as_json:
@@ -116,11 +129,29 @@ def verify(
 
 
 def _bit_by_bit(
-    tree: Tree, source: Tree, selection: Selection, resources: Resources, progress: bool
+    tree: Tree,
+    source: Tree,
+    model: ModelOptions,
+    casts: bool,
+    selection: Selection,
+    resources: Resources,
+    progress: bool,
 ) -> Verification:
+    from ckpttools.counterpart import counterpart
     from ckpttools.prove.verify import compare
+    from ckpttools.transforms.cast import cast as cast_to
 
-    mine, wanted = selection.arrays(tree), selection.arrays(source)
+    respelled = counterpart(source, tree, model)
+    if respelled is None:
+        mine, wanted = selection.arrays(tree), selection.arrays(source)
+    else:
+        parameters = replace(selection, parameters=True)
+        mine, wanted = parameters.arrays(tree), parameters.chosen(respelled, source.metadata.place)
+    if casts:
+        wanted = {
+            name: cast_to(array, mine[name].dtype) if name in mine else array
+            for name, array in wanted.items()
+        }
     nbytes = sum(each.nbytes for each in mine.values())
     both = sum(mine[name].nbytes + wanted[name].nbytes for name in mine.keys() & wanted.keys())
     with watching(progress, both) as observe:

@@ -104,12 +104,19 @@ class Selection:
             CheckpointError: as `spelling`.
         """
         spelling = self.spelling or (per_layer if self.layers else as_stored)
-        named = spelling(tree)
+        return self.chosen(spelling(tree), tree.metadata.place)
+
+    def chosen(self, named: Mapping[str, LazyArray], place: str) -> dict[str, LazyArray]:
+        """Of arrays that have their names, those that are meant, in the order of names.
+
+        Raises:
+            FormatError: the pattern matches none.
+        """
         chosen = {name: named[name] for name in in_natural_order(named) if self._has(name)}
         if not chosen:
             raise FormatError(
                 "none of the arrays is meant",
-                place=tree.metadata.place or None,
+                place=place or None,
                 got=f"{len(named)} arrays",
                 wanted=f"{'parameters' if self.parameters else 'names'} that match {self.pattern!r}",
                 hint="names are those that ckpt hash prints",

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isclose, prod, sqrt
+from math import isclose, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +22,7 @@ from ckpttools.ir.nodes import Constant, elementwise, relayout, stack, take, win
 from ckpttools.mapping.values import Add, Multiply
 from ckpttools.prove.deviation import coarser, epsilon
 from ckpttools.prove.reshape import reshaped, transposes
-from ckpttools.prove.samples import as_dtype, in_one_dtype, sampled, sampled_numbers
+from ckpttools.prove.samples import as_dtype, in_one_dtype, sampled_numbers
 from ckpttools.region import Region, Shape
 
 if TYPE_CHECKING:
@@ -59,11 +59,13 @@ class Hypothesis:
         cause: the cause.
         pairs: arrays that would be the same, two by two.
         ulps: units in the last place that they may be apart.
+        origin: name under which A has what B has under this one; None where nothing was renamed.
     """
 
     cause: Cause
     pairs: tuple[tuple[LazyArray, LazyArray], ...]
     ulps: int = 0
+    origin: str | None = None
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ def _head_dims(case: Case, axis: int) -> list[int]:
 
 def _swapped_atoms(array: LazyArray, axis: int, atoms: tuple[int, int, int]) -> LazyArray:
     """The last two of three parts of an axis in the other order."""
-    split = [(length,) for length in array.shape]
+    split: list[Shape] = [(length,) for length in array.shape]
     split[axis] = atoms
     numbers = list(range(len(array.shape) + 2))
     numbers[axis + 1], numbers[axis + 2] = axis + 2, axis + 1
@@ -249,7 +251,11 @@ def padded(case: Case) -> Iterator[Hypothesis]:
     """One side goes on where the other ends, on one axis: a vocabulary that was filled up."""
     for side, long, _, short in (_longer(case, *each) for each in case.sides):
         axes = [k for k, (n, m) in enumerate(zip(long.shape, short.shape, strict=False)) if n != m]
-        if len(long.shape) != len(short.shape) or len(axes) != 1 or long.shape[axes[0]] < short.shape[axes[0]]:
+        if (
+            len(long.shape) != len(short.shape)
+            or len(axes) != 1
+            or long.shape[axes[0]] < short.shape[axes[0]]
+        ):
             continue
         (axis,) = axes
         start = tuple(short.shape[axis] if k == axis else 0 for k in range(len(long.shape)))
@@ -359,10 +365,8 @@ def _order(a: LazyArray, b: LazyArray, axis: int, width: int) -> tuple[int, ...]
     return None if order == tuple(range(count)) else order
 
 
-def _in_other_order(
-    a: LazyArray, b: LazyArray, axis: int, width: int, order: Sequence[int]
-) -> Hypothesis:
-    split = [(n,) for n in a.shape]
+def _in_other_order(a: LazyArray, b: LazyArray, axis: int, width: int, order: Sequence[int]) -> Hypothesis:
+    split: list[Shape] = [(n,) for n in a.shape]
     split[axis] = (len(order), width)
     loose = relayout(a, split, range(len(a.shape) + 1), [1] * (len(a.shape) + 1))
     moved = stack([take(loose, axis, number) for number in order], axis)
@@ -377,8 +381,9 @@ def _in_other_order(
 def another_array(case: Case) -> Iterator[Hypothesis]:
     """B has under this name what A has under another: names were swapped, layers shifted."""
     if case.relatives is not None:
-        for name, cause in case.relatives.of(case.name):
-            yield Hypothesis(cause, (in_one_dtype(case.relatives.a[name], case.b),))
+        for name in case.relatives.like(case.name):
+            cause = Cause("renamed", f"B has here what A has in {name}")
+            yield Hypothesis(cause, (in_one_dtype(case.relatives.a[name], case.b),), origin=name)
 
 
 def moved_and_changed(case: Case) -> Iterator[Hypothesis]:
@@ -426,14 +431,3 @@ CAUSES: tuple[Causes, ...] = (
 """For arrays of one shape; those before go before."""
 CAUSES_OF_SHAPES: tuple[Causes, ...] = (transposed, other_shape, padded)
 """For arrays of two shapes."""
-
-
-def is_constant(array: LazyArray) -> bool:
-    """Whether a sample shows no two elements: such an array is like too many others."""
-    values = [part.reshape(-1) for part in sampled(array)]
-    joined = np.concatenate(values) if values else np.empty(0)
-    return bool(joined.size == 0 or (joined == joined[0]).all())
-
-
-def elements(array: LazyArray) -> int:
-    return prod(array.shape)

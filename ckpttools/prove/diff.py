@@ -1,4 +1,4 @@
-"""Two sets of arrays, number by number: what is equal, what differs and how far, what only one of them has."""
+"""Two sets of arrays, number by number: what is equal, what differs and how far, what only one has."""
 
 from __future__ import annotations
 

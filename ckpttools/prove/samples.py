@@ -54,16 +54,15 @@ def sampled(array: LazyArray) -> list[np.ndarray]:
 
 def same_in(region: Region, left: LazyArray, right: LazyArray, ulps: int) -> bool:
     """Whether the arrays are the same in a small region, or at most so many units in the last place apart."""
-    values = (each.read(region).view(each.dtype.carrier) for each in (left, right))
-    return close(*values, left, right, ulps)
+    values = [each.read(region).view(each.dtype.carrier) for each in (left, right)]
+    return close(values[0], values[1], (left.dtype, right.dtype), ulps)
 
 
-def close(a: np.ndarray, b: np.ndarray, left: LazyArray, right: LazyArray, ulps: int) -> bool:
-    """Whether elements of the two arrays are at most so many units in the last place apart."""
+def close(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], ulps: int) -> bool:
+    """Whether elements, carriers of the dtypes, are at most so many units in the last place apart."""
     for slab in split_to(Region.whole(a.shape), BLOCK):
         index = slab.slices if a.ndim else ()
-        blocks = (np.ascontiguousarray(each[index]) for each in (a, b))
-        found = deviation(*blocks, (left.dtype, right.dtype))
+        found = deviation(np.ascontiguousarray(a[index]), np.ascontiguousarray(b[index]), dtypes)
         if found.differing and (found.nan or found.max_ulp is None or found.max_ulp > ulps):
             return False
     return True

@@ -1,0 +1,170 @@
+"""What differs between two checkpoints, for people: one paragraph for arrays of which the same is to say."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from ckpttools.cli.output import printable, show, width
+from ckpttools.cli.units import counted, disk
+from ckpttools.names import folded
+
+if TYPE_CHECKING:
+    from ckpttools.cli.diff import DiffReport, SideReport
+    from ckpttools.prove.diff import ArrayDiff, Spec
+
+_MOST_PARAGRAPHS = 60
+_MARGIN = 11
+# What outcomes are called after a number of arrays; also the order in which arrays are listed.
+_OUTCOMES = {
+    "differs": "with other numbers",
+    "shape": "of another shape",
+    "dtype": "of another dtype",
+    "only in A": "only in A",
+    "only in B": "only in B",
+    "within": "within the tolerances",
+    "equal": "equal",
+}
+
+
+def print_diff(report: DiffReport) -> None:
+    """Both sides, what was done to bring them together, what differs, and the sum of it."""
+    show(_lines(report))
+
+
+def _lines(report: DiffReport) -> Iterator[str]:
+    for name, side in (("A", report.a), ("B", report.b)):
+        yield from _side(name, side, report.remarks)
+    for remark in report.remarks:
+        if not remark.startswith(("A: ", "B: ")):
+            yield from _indented(remark)
+    yield ""
+    paragraphs = list(_paragraphs(report.arrays))
+    for paragraph in paragraphs[:_MOST_PARAGRAPHS]:
+        yield from paragraph
+    if len(paragraphs) > _MOST_PARAGRAPHS:
+        yield f"… and {counted(len(paragraphs) - _MOST_PARAGRAPHS, 'more group')} of arrays; --json lists all"
+    if paragraphs:
+        yield ""
+    yield _verdict(report)
+
+
+def _side(name: str, side: SideReport, remarks: Sequence[str]) -> Iterator[str]:
+    step = f", step {side.step}" if side.step is not None else ""
+    facts = f"{side.format or 'unknown'}{step}, {counted(side.arrays, 'array')}, {disk(side.nbytes)}"
+    yield f"{name}  {click.style(printable(side.path), bold=True)}"
+    yield from _indented(facts)
+    for remark in remarks:
+        if remark.startswith(f"{name}: "):
+            yield from _indented(remark[3:])
+
+
+def _indented(text: str) -> Iterator[str]:
+    return (f"  {line}" for line in _wrapped(text))
+
+
+def _verdict(report: DiffReport) -> str:
+    counts = [f"{counted(n, 'array')} {_OUTCOMES[o]}" for o in _OUTCOMES if (n := report.outcomes.get(o, 0))]
+    verdict, colour = ("Equal", "green") if report.equal else ("Different", "red")
+    return f"{click.style(verdict, fg=colour, bold=True)}: {', '.join(counts)}"
+
+
+def _paragraphs(arrays: Sequence[ArrayDiff]) -> Iterator[list[str]]:
+    groups: dict[tuple[object, ...], list[ArrayDiff]] = {}
+    for outcome in _OUTCOMES:
+        for each in arrays:
+            if each.outcome == outcome:
+                groups.setdefault((outcome, each.a, each.b, each.cause, _words(each.name)), []).append(each)
+    return (list(_paragraph(group)) for group in groups.values())
+
+
+def _words(name: str) -> str:
+    """A name without its numbers."""
+    return "".join(character for character in name if not character.isdecimal())
+
+
+def _paragraph(group: Sequence[ArrayDiff]) -> Iterator[str]:
+    first = group[0]
+    for name in folded(printable(each.name) for each in group):
+        yield click.style(name, bold=True)
+    for label, text in _facts(first, group):
+        yield from _labelled(label, text)
+
+
+def _facts(first: ArrayDiff, group: Sequence[ArrayDiff]) -> Iterator[tuple[str, str]]:
+    yield first.outcome, _types(first.a, first.b)
+    yield from (("", text) for text in _measures(group))
+    if first.cause is not None:
+        yield "because", first.cause.text
+        if first.cause.advice:
+            yield "next", first.cause.advice
+
+
+def _types(a: Spec | None, b: Spec | None) -> str:
+    shown = [f"{each.dtype}[{','.join(map(str, each.shape))}]" for each in (a, b) if each is not None]
+    if a is None or b is None or a == b:
+        return shown[0]
+    return f"{shown[0]} in A, {shown[1]} in B"
+
+
+def _measures(group: Sequence[ArrayDiff]) -> Iterator[str]:
+    """How far the arrays are apart, all of them together."""
+    parts = [each.deviation for each in group if each.deviation is not None]
+    if not parts:
+        return
+    elements, differing = (
+        sum(each) for each in zip(*((p.elements, p.differing) for p in parts), strict=True)
+    )
+    if differing:
+        yield f"{_share(differing, elements)} of {counted(elements, 'element')}{_where(group)}"
+        yield ", ".join(
+            [
+                f"max abs {max(each.max_abs for each in parts):.3g}",
+                f"max rel {max(each.max_rel for each in parts):.3g}",
+                *_ulps([each.max_ulp for each in parts]),
+                *([f"{nan:,} NaN on one side"] if (nan := sum(each.nan for each in parts)) else []),
+            ]
+        )
+        beyond = sum(each.beyond for each in parts)
+        if beyond != differing:
+            yield f"{beyond:,} of them beyond the tolerances" if beyond else "all within the tolerances"
+    elif group[0].outcome == "dtype":
+        yield "the same numbers"
+    other = sum(each.other_bits for each in parts)
+    if other:
+        yield f"{counted(other, 'element')} equal but for the sign of zero or the bits of NaN"
+
+
+def _share(part: int, whole: int) -> str:
+    """`97.3 %`, or the number itself where that says more."""
+    if part == whole:
+        return "all"
+    return f"{part / whole:.1%}".replace("%", " %") if part * 1000 >= whole else f"{part:,}"
+
+
+def _where(group: Sequence[ArrayDiff]) -> str:
+    first = next(each for each in group if each.deviation and each.deviation.first is not None)
+    assert first.deviation is not None and first.deviation.first is not None
+    numbers = "".join(c if c.isdecimal() else " " for c in first.name).split()
+    which = f" of number {'/'.join(numbers)}" if len(group) > 1 and numbers else ""
+    index = ", ".join(map(str, first.deviation.first))
+    return f", the first at [{index}]{which}"
+
+
+def _ulps(ulps: Sequence[int | None]) -> list[str]:
+    known = [each for each in ulps if each is not None]
+    return [f"max ulp {max(known):,}"] if known else []
+
+
+def _labelled(label: str, text: str) -> Iterator[str]:
+    """Text behind a label, in lines that fit the terminal."""
+    for number, line in enumerate(_wrapped(text, _MARGIN)):
+        yield f"  {click.style(f'{label if number == 0 else "":<{_MARGIN}}', dim=True)}{line}"
+
+
+def _wrapped(text: str, margin: int = 0) -> list[str]:
+    room = max(20, (width() or 10_000) - margin - 2)
+    return textwrap.wrap(printable(text), room, break_long_words=False, break_on_hyphens=False)

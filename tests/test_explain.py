@@ -1,0 +1,322 @@
+"""Explaining differences: every cause is planted in a converted golden model and named; none is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import sqrt
+
+import ml_dtypes
+import numpy as np
+import pytest
+from golden_data import GOLDEN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpttools.alignment import aligned
+from ckpttools.dtypes import DTYPES
+from ckpttools.formats.registry import open_tree
+from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.tree import Tree
+from ckpttools.model import ModelOptions
+from ckpttools.prove.deviation import EXACT, Tolerances
+from ckpttools.prove.diff import ArrayDiff, diff
+from ckpttools.prove.explain import explain
+from ckpttools.prove.relatives import moves
+from ckpttools.prove.reshape import reshaped, transposes
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.strategies import noise, shapes, stored
+from ckpttools.transforms.scan import StackLayers
+
+use_profile()
+
+PLENTY = {"memory": 512 << 20, "jobs": 2}
+BF16, F32 = DTYPES["bfloat16"], DTYPES["float32"]
+LAYERS = range(4)
+SCANS = pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unscanned"])
+Values = dict[str, np.ndarray]
+Edit = Callable[[Values], None]
+
+
+def numbered(name: str) -> list[str]:
+    """Names of an array in all layers."""
+    return [f"decoder/layers_{k}/{name}" for k in LAYERS]
+
+
+QUERY, KEY, VALUE = (f"self_attention/{name}/kernel" for name in ("query", "key", "value"))
+GATE, UP, DOWN = (f"mlp/{name}/kernel" for name in ("wi_0", "wi_1", "wo"))
+
+
+def hugging_face(family: str) -> Tree:
+    return open_tree(GOLDEN / family / "hf")
+
+
+def values_of(family: str, **options: object) -> Values:
+    """What a golden model becomes, unscanned, as numpy arrays that may be written to."""
+    state = to_maxtext(hugging_face(family), ToMaxText(scan=False, **options)).state
+    paths = [path for path in state.arrays if path[:1] == ("params",)]
+    return {"/".join(map(str, path[2:])): state.arrays[path].read() for path in paths}
+
+
+def lazy(values: np.ndarray) -> LazyArray:
+    dtype = DTYPES[values.dtype.name]
+    return stored(np.ascontiguousarray(values).view(dtype.carrier), dtype)
+
+
+def tree_of(values: Values, *, scan: bool = False) -> Tree:
+    tree = Tree({("params", "params", *name.split("/")): lazy(each) for name, each in values.items()})
+    return StackLayers()(tree).tree if scan else tree
+
+
+def compared(a: Tree, b: Tree, tolerances: Tolerances = EXACT) -> dict[str, ArrayDiff]:
+    both = aligned(a, b)
+    found = diff(both.a, both.b, tolerances, **PLENTY)
+    return {each.name: each for each in explain(found, both.a, both.b, both.sizes, **PLENTY)}
+
+
+def causes(found: Mapping[str, ArrayDiff]) -> dict[str, str | None]:
+    """Names of what differs -> names of causes."""
+    return {name: each.cause and each.cause.name for name, each in found.items() if not each.is_equal}
+
+
+def each(name: str, function: Callable[[np.ndarray], np.ndarray]) -> Edit:
+    def edit(values: Values) -> None:
+        for full in [full for full in values if full.endswith(name)]:
+            values[full] = function(values[full])
+
+    return edit
+
+
+def swap(first: str, second: str) -> Edit:
+    def edit(values: Values) -> None:
+        for mine, other in zip(numbered(first), numbered(second), strict=True):
+            values[mine], values[other] = values[other], values[mine]
+
+    return edit
+
+
+def times(factor: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda array: (array.astype(np.float32) * np.float32(factor)).astype(array.dtype)
+
+
+def with_zero_tail(array: np.ndarray) -> np.ndarray:
+    flat = array.copy().reshape(-1)
+    flat[flat.size // 3 :] = 0
+    return flat.reshape(array.shape)
+
+
+def as_matrix_turned(array: np.ndarray) -> np.ndarray:
+    """A square projection of Hugging Face that was not transposed."""
+    matrix = array.reshape(array.shape[0], -1)
+    return np.ascontiguousarray(matrix.T).reshape(array.shape)
+
+
+def through(dtype: type) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda array: array.astype(dtype).astype(array.dtype)
+
+
+PLANTED: dict[str, tuple[str, Edit, list[str], str]] = {
+    "transposed square": ("llama3.1", each(QUERY, as_matrix_turned), numbered(QUERY), "transposed"),
+    "axes in another order": (
+        "llama3.1",
+        each(GATE, lambda array: np.ascontiguousarray(array.T)),
+        numbered(GATE),
+        "transposed",
+    ),
+    "other axes": ("llama3.1", each(QUERY, lambda a: a.reshape(64, 64)), numbered(QUERY), "reshaped"),
+    "gate and up": ("llama3.1", swap(GATE, UP), numbered(GATE) + numbered(UP), "swapped"),
+    "key and value": ("llama3.1", swap(KEY, VALUE), numbered(KEY) + numbered(VALUE), "swapped"),
+    "query scale missing": ("llama3.1", each(QUERY, times(sqrt(16))), numbered(QUERY), "query-scale"),
+    "query scale twice": ("llama3.1", each(QUERY, times(1 / sqrt(16))), numbered(QUERY), "query-scale"),
+    "some factor": ("llama3.1", each(DOWN, times(0.3)), numbered(DOWN), "factor"),
+    "norm": (
+        "gemma3",
+        each("query_norm/scale", lambda array: array - np.float32(1)),
+        [f"decoder/layers_{k}/self_attention/query_norm/scale" for k in range(8)],
+        "norm-offset",
+    ),
+    "embedding": (
+        "gemma2",
+        each("token_embedder/embedding", times(1 / sqrt(64))),
+        ["token_embedder/embedding"],
+        "embedding-scale",
+    ),
+    "zeros": ("llama3.1", each(UP, np.zeros_like), numbered(UP), "zeros"),
+    "nan": ("llama3.1", each(UP, lambda array: np.full_like(array, np.nan)), numbered(UP), "nan"),
+    "truncated": ("llama3.1", each(DOWN, with_zero_tail), numbered(DOWN), "truncated"),
+    "byte order": (
+        "llama3.1",
+        each(KEY, lambda array: array.view(np.uint16).byteswap().view(array.dtype)),
+        numbered(KEY),
+        "byte-order",
+    ),
+    "heads": ("llama3.1", each(QUERY, lambda a: a[:, [2, 0, 3, 1]]), numbered(QUERY), "order"),
+    "cast": ("llama3.1", each(VALUE, through(ml_dtypes.float8_e4m3fn)), numbered(VALUE), "cast"),
+    "another dtype": (
+        "llama3.1",
+        each(VALUE, lambda array: array.astype(ml_dtypes.float8_e4m3fn)),
+        numbered(VALUE),
+        "cast",
+    ),
+}
+
+
+class TestPlanted:
+    """Each cause, in a converted model against the Hugging Face one it was made from."""
+
+    @SCANS
+    @pytest.mark.parametrize("what", PLANTED)
+    def test_the_cause_is_named(self, what: str, scan: bool):
+        family, edit, names, cause = PLANTED[what]
+        if scan and family != "llama3.1":
+            pytest.skip("layers of several kinds are not stacked in one")
+        values = values_of(family)
+        edit(values)
+        found = compared(hugging_face(family), tree_of(values, scan=scan))
+        assert causes(found) == dict.fromkeys(names, cause)
+        # And the other way round.
+        assert causes(compared(tree_of(values, scan=scan), hugging_face(family))) == dict.fromkeys(
+            names, cause
+        )
+
+    @SCANS
+    @pytest.mark.parametrize("family", ["llama3.1", "mistral-7b"])
+    def test_rope_layouts(self, family: str, scan: bool):
+        hf = hugging_face(family)
+        other = "halves" if family == "llama3.1" else "interleaved"
+        made = to_maxtext(hf, ToMaxText(scan=scan, model=ModelOptions(rope_layout=other))).state
+        found = compared(hf, made)
+        assert causes(found) == dict.fromkeys([*numbered(QUERY), *numbered(KEY)], "rope-layout")
+        own = "interleaved" if other == "halves" else "halves"
+        for each_found in found.values():
+            if each_found.cause:
+                assert f"--rope-layout {own}" in each_found.cause.advice
+
+    @SCANS
+    def test_layers_shifted(self, scan: bool):
+        values = values_of("llama3.1")
+        names = [name.removeprefix("decoder/layers_0/") for name in values if "layers_0" in name]
+        for name in names:
+            for k in reversed(LAYERS[1:]):
+                values[f"decoder/layers_{k}/{name}"] = values[f"decoder/layers_{k - 1}/{name}"]
+        found = compared(hugging_face("llama3.1"), tree_of(values, scan=scan))
+        wanted = {f"decoder/layers_{k}/{name}" for name in names for k in LAYERS[1:]}
+        assert causes(found) == dict.fromkeys(wanted, "shifted")
+        assert {e.cause.text for e in found.values() if e.cause} == {
+            "layers are shifted: number n in B is number n-1 in A"
+        }
+
+    def test_layers_in_another_order(self):
+        values = values_of("llama3.1")
+        layer = {k: {n: v for n, v in values.items() if f"layers_{k}/" in n} for k in LAYERS}
+        for k, theirs in zip(LAYERS, (2, 0, 3, 1), strict=True):
+            for name in layer[k]:
+                values[name] = layer[theirs][name.replace(f"layers_{k}/", f"layers_{theirs}/")]
+        found = compared(hugging_face("llama3.1"), tree_of(values))
+        assert set(causes(found).values()) == {"permuted"}
+        assert len(causes(found)) == 4 * 9
+        assert "0 is 2, 1 is 0, 2 is 3, 3 is 1" in found[numbered(GATE)[0]].cause.text
+
+    @pytest.mark.parametrize("filled", [True, False])
+    def test_a_padded_vocabulary(self, filled: bool):
+        hf = hugging_face("llama3.2-tied")
+        values = values_of("llama3.2-tied", pad_vocab=320)
+        if not filled:
+            values["token_embedder/embedding"][-64:] = 1
+        found = compared(hf, tree_of(values))
+        assert causes(found) == {"token_embedder/embedding": "padded"}
+        assert ("all zeros" in found["token_embedder/embedding"].cause.text) == filled
+        assert "B has 64 more entries on axis 0" in found["token_embedder/embedding"].cause.text
+
+    def test_a_tied_head(self):
+        values = values_of("llama3.2-tied")
+        values["decoder/logits_dense/kernel"] = np.ascontiguousarray(values["token_embedder/embedding"].T)
+        found = compared(hugging_face("llama3.2-tied"), tree_of(values))
+        assert causes(found) == {"decoder/logits_dense/kernel": "tied"}
+
+    def test_two_causes_at_once(self):
+        """Queries of one family converted with the rows of another: neither scaled nor interleaved."""
+        values = values_of("llama3.1", model=ModelOptions(rope_layout="halves"))
+        each(QUERY, times(4))(values)
+        found = compared(hugging_face("llama3.1"), tree_of(values))
+        assert causes(found) == dict.fromkeys(numbered(KEY), "rope-layout") | dict.fromkeys(
+            numbered(QUERY), "rope-layout+query-scale"
+        )
+
+    def test_a_cause_of_one_layer_alone(self):
+        values = values_of("llama3.1")
+        name = numbered(UP)[2]
+        values[name] = np.zeros_like(values[name])
+        assert causes(compared(hugging_face("llama3.1"), tree_of(values))) == {name: "zeros"}
+
+    def test_layers_with_different_causes(self):
+        values = values_of("llama3.1")
+        first, second, third, fourth = numbered(UP)
+        values[first] = np.zeros_like(values[first])
+        values[third] = times(3)(values[third])
+        random = np.random.default_rng(0).standard_normal(values[second].shape)
+        values[second] = random.astype(values[second].dtype)
+        found = causes(compared(hugging_face("llama3.1"), tree_of(values)))
+        assert found == {first: "zeros", second: None, third: "factor"}
+        assert fourth not in found
+
+
+def test_nothing_is_explained_by_what_holds_for_a_sample_only():
+    """All but one element agree with a cause."""
+    truth = np.random.default_rng(0).standard_normal((300, 300)).astype(np.float32)
+    for made in (truth.T.copy(), truth * np.float32(3), truth + np.float32(1), np.zeros_like(truth)):
+        made[150, 77] += 0.5
+        a, b = {"w": lazy(truth)}, {"w": lazy(made)}
+        (found,) = explain(diff(a, b, **PLENTY), a, b, **PLENTY)
+        assert found.outcome == "differs" and found.cause is None
+
+
+PERTURBATIONS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
+    "noise": lambda a, r: a + r.standard_normal(a.shape) * 0.3,
+    "small noise": lambda a, r: a * (1 + r.standard_normal(a.shape) * 0.02),
+    "other numbers": lambda a, r: r.standard_normal(a.shape),
+    "some elements": lambda a, r: np.where(r.random(a.shape) < 0.2, r.standard_normal(a.shape), a),
+    "some zeros": lambda a, r: np.where(r.random(a.shape) < 0.3, 0, a),
+    "some NaN": lambda a, r: np.where(r.random(a.shape) < 0.3, np.nan, a),
+    "a row": lambda a, r: np.concatenate([r.standard_normal(a[:1].shape), a[1:]]),
+}
+
+
+@settings(max_examples=100)
+@given(
+    kind=st.sampled_from(sorted(PERTURBATIONS)),
+    shape=st.sampled_from([(32,), (8, 8), (16, 4), (64, 4, 16), (6, 2, 8), (2, 3, 4, 8)]),
+    dtypes=st.tuples(*[st.sampled_from(["float32", "bfloat16", "float16", "float64"])] * 2),
+    seed=st.integers(0, 10_000),
+)
+def test_no_cause_is_named_where_none_is(
+    kind: str, shape: tuple[int, ...], dtypes: tuple[str, str], seed: int
+):
+    random = np.random.default_rng(seed)
+    values = [random.standard_normal(shape) for _ in range(3)]
+    changed = PERTURBATIONS[kind](values[0], random)
+    a = {f"layers_{k}": lazy(each.astype(DTYPES[dtypes[0]].numpy)) for k, each in enumerate(values)}
+    b = dict(a) | {"layers_0": lazy(changed.astype(DTYPES[dtypes[1]].numpy))}
+    found = explain(diff(a, b, **PLENTY), a, b, **PLENTY)
+    assert [each.cause for each in found] == [None] * 3
+
+
+@given(shape=shapes(min_rank=1, max_rank=4, most=400), seed=st.integers(0, 99), data=st.data())
+def test_reshapes_and_transposes_are_numpys(shape: tuple[int, ...], seed: int, data: st.DataObject):
+    truth = noise(shape, BF16, seed)
+    array = stored(truth, BF16)
+    target = data.draw(st.permutations(shape)) if len(shape) < 3 else (shape[0] * shape[1], *shape[2:])
+    made = reshaped(array, tuple(target))
+    if made is not None:
+        assert np.array_equal(made.read().view(np.uint16), truth.reshape(target))
+    for turned, _ in transposes(array, tuple(data.draw(st.permutations(shape)))):
+        assert sorted(turned.read().view(np.uint16).reshape(-1)) == sorted(truth.reshape(-1))
+
+
+def test_words_for_moves():
+    assert {each.text for each in moves({"a.wi_0.k": "a.up.k", "a.up.k": "a.wi_0.k"}).values()} == {
+        "up and wi_0 are swapped"
+    }
+    cycle = {"l/q/w": "l/k/w", "l/k/w": "l/v/w", "l/v/w": "l/q/w"}
+    assert moves(cycle)["l/q/w"].text == "B's q is A's k"
+    assert moves({"e.3.w": "e.5.w"})["e.3.w"].text == "e are shifted: number n in B is number n+2 in A"

@@ -1,0 +1,258 @@
+"""`ckpt families`: what it lists, shows and checks, as people and as programs read it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from golden_data import GOLDEN
+
+from ckpttools.cli.main import main
+from ckpttools.families.registry import families
+from ckpttools.families.toml_read import family_from_toml
+from ckpttools.families.toml_write import family_to_toml
+
+LLAMA = GOLDEN / "llama3.1"
+
+
+def ckpt(*arguments: object, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(main, [str(each) for each in arguments])
+
+
+def succeed(*arguments: object, **environment: str) -> Result:
+    result = ckpt(*arguments, **environment)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.fixture
+def mine(tmp_path: Path):
+    """Writes a family's file: llama's with one text replaced."""
+
+    def write(old: str = "", new: str = "") -> Path:
+        text = family_to_toml(families()["llama"])
+        assert old in text
+        path = tmp_path / "mine.toml"
+        path.write_text(text.replace(old, new) if old else text)
+        return path
+
+    return write
+
+
+class TestList:
+    @pytest.mark.parametrize("columns", [80, 200])
+    def test_every_family_with_all_there_is_to_say(self, columns):
+        lines = succeed("families", COLUMNS=str(columns)).stdout.splitlines()
+        assert max(map(len, lines)) <= columns
+        heads = [line for line in lines if line in families()]
+        assert heads == sorted(families())
+        for family in families().values():
+            start = lines.index(family.name)
+            block = " ".join(" ".join(lines[start : lines.index("", start)]).split())
+            for text in (", ".join(family.models), ", ".join(family.model_types)):
+                assert text in block
+            assert all(group.scanned in block for group in family.layers)
+
+    def test_what_does_not_come_back_is_named(self):
+        text = " ".join(succeed("families", COLUMNS="200").stdout.split())
+        scaled = (
+            "inexact self_attention.query.kernel: times 1/sqrt(head_dim): exact where that is a power of two"
+        )
+        # llama, mistral and mixtral; gemma2 has two kinds of queries.
+        assert text.count(scaled) == 3
+        assert "times sqrt(embed) in bfloat16" in text
+        assert "exact 7 rows: +1, stored in float32" in text
+        assert "hf-to-maxtext, maxtext-to-hf" in text
+
+    def test_json(self):
+        found = {each["name"]: each for each in json.loads(succeed("families", "--json").stdout)}
+        assert found.keys() == families().keys()
+        llama = found["llama"]
+        assert llama["model_types"] == ["llama"]
+        assert llama["directions"] == ["hf-to-maxtext", "maxtext-to-hf"]
+        assert llama["layers"] == [
+            {
+                "right": "model.layers.{layer}",
+                "unscanned": "decoder.layers_{layer}",
+                "scanned": "decoder.layers",
+                "stacked": ["layer"],
+            }
+        ]
+        (value,) = llama["values"]
+        assert (value["op"], value["exact"]) == ("scale head_dim -0.5", False)
+        assert value["rows"] == ["self_attention.query.kernel"]
+        assert found["qwen3"]["values"] == []
+
+    def test_help_names_the_commands(self):
+        text = succeed("families", "--help").stdout
+        assert "check" in text
+        assert "show" in text
+
+
+class TestShow:
+    @pytest.mark.parametrize("name", sorted(families()))
+    def test_every_row(self, name):
+        lines = succeed("families", "show", name, COLUMNS="80").stdout.splitlines()
+        assert max(map(len, lines)) <= 80
+        family = families()[name]
+        for row in (*family.rows, *(row for group in family.layers for row in group.rows)):
+            at = lines.index(str(row.left))
+            assert lines[at + 1].startswith("  ")
+
+    def test_toml_is_the_family(self):
+        text = succeed("families", "show", "gemma3", "--toml").stdout
+        assert family_from_toml(text, "out") == families()["gemma3"]
+
+    def test_json_says_the_same(self):
+        found = json.loads(succeed("families", "show", "deepseek", "--json").stdout)
+        assert found == tomllib.loads(succeed("families", "show", "deepseek", "--toml").stdout)
+
+    def test_a_file(self, mine):
+        assert succeed("families", "show", mine()).stdout.startswith("llama\n")
+
+    def test_an_unknown_name(self):
+        result = ckpt("families", "show", "lama")
+        assert result.exit_code == 3
+        assert "did you mean llama?" in result.stderr
+
+
+class TestCheck:
+    def test_a_sound_family(self, mine):
+        for name in ("llama", mine()):
+            lines = succeed("families", "check", name).stdout.splitlines()
+            assert lines[0] == "llama: sound"
+            assert "4 models made up" in lines[1]
+            assert [line.split("there")[1].split(":")[0].strip() for line in lines[2:]] == [
+                "unscanned",
+                "scanned on axis 0",
+                "scanned on axis 1",
+            ]
+
+    @pytest.mark.parametrize(
+        ("source", "names"),
+        [
+            ("hf", "Hugging Face's"),
+            ("hf/model.safetensors", "Hugging Face's"),
+            ("maxtext_scanned", "MaxText's"),
+            ("maxtext_unscanned/0/items", "MaxText's"),
+        ],
+    )
+    def test_against_either_side(self, mine, source, names):
+        result = succeed(
+            "families", "check", mine(), "--against", LLAMA / source, "--config", LLAMA / "hf", COLUMNS="200"
+        )
+        assert f"with {names} names" in result.stdout
+        assert "39 arrays" in result.stdout
+
+    def test_on_a_configuration_alone(self, mine):
+        text = succeed("families", "check", mine(), "--config", LLAMA / "hf" / "config.json").stdout
+        assert "config.json" in text
+        assert "39 arrays, 12 in MaxText, and back" in text
+
+    def test_json(self, mine):
+        found = json.loads(succeed("families", "check", mine(), "--against", LLAMA / "hf", "--json").stdout)
+        assert found["findings"] == []
+        assert found["side"] == "huggingface"
+        assert [layout["num_arrays"] for layout in found["layouts"]] == [39, 12, 12]
+
+    def test_the_whole_list_on_stdout_and_exit_code_3(self, mine):
+        broken = mine('right_axes = "mlp embed"', 'right_axes = "embed mlp"')
+        result = ckpt("families", "check", broken, "--against", LLAMA / "hf", COLUMNS="200")
+        assert result.exit_code == 3
+        assert result.stderr == ""
+        lines = result.stdout.splitlines()
+        assert lines[0] == "llama: 8 findings"
+        assert "shape (8)" in lines
+        wanted = "mlp.up_proj.weight: got [128, 64], wanted [64, 128] (it looks transposed)"
+        assert f"  model.layers.{{0..3}}.{wanted}" in lines
+
+    def test_findings_as_json_are_one_by_one(self, mine):
+        broken = mine('right_axes = "mlp embed"', 'right_axes = "embed mlp"')
+        result = ckpt("families", "check", broken, "--against", LLAMA / "hf", "--json")
+        assert result.exit_code == 3
+        findings = json.loads(result.stdout)["findings"]
+        assert len(findings) == 8
+        assert findings[0] == {
+            "kind": "shape",
+            "place": "model.layers.0.mlp.gate_proj.weight",
+            "text": "got [128, 64], wanted [64, 128] (it looks transposed)",
+        }
+
+    @pytest.mark.parametrize("columns", [80, 200])
+    def test_findings_fit_the_terminal(self, mine, columns):
+        broken = mine('unless = "tied"', 'unless = "tyed"')
+        result = ckpt("families", "check", broken, COLUMNS=str(columns))
+        assert result.exit_code == 3
+        assert max(map(len, result.stdout.splitlines())) <= columns
+        assert "did you mean tied?" in " ".join(result.stdout.split())
+
+    def test_two_rows_that_make_one_array(self, mine):
+        result = ckpt("families", "check", mine("mlp.wi_1", "mlp.wi_0"))
+        assert result.exit_code == 3
+        assert "made twice" in result.stdout
+
+    def test_a_row_that_is_missing_has_its_array_listed_with_its_name(self, mine, tmp_path):
+        path = mine('right = "mlp.up_proj.weight"', 'right = "mlp.up_prj.weight"')
+        result = ckpt("families", "check", path, "--against", LLAMA / "hf", COLUMNS="200")
+        assert result.exit_code == 3
+        text = result.stdout
+        assert "missing (4)" in text
+        assert "there is model.layers.0.mlp.up_proj.weight" in text
+        assert "not expected (4)" in text
+
+    def test_another_family_than_the_models(self):
+        result = ckpt("families", "check", "qwen2", "--against", LLAMA / "hf")
+        assert result.exit_code == 3
+        assert "missing (12)" in result.stdout
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("name", "text", "code", "message"),
+        [
+            ("mine.toml", "name =", 3, "not a TOML file"),
+            ("mine.toml", 'name = "t"\nrows = []\nmodel_typ = []', 3, "did you mean model_types?"),
+            ("mine.py", "raise ValueError('boom')", 3, "mine.py, line 1"),
+            ("mine.py", "FAMILY = 3", 3, "FAMILY of type int"),
+            ("mine.json", "{}", 2, "ends in .toml or .py"),
+            ("mine.toml", None, 5, "cannot read"),
+        ],
+    )
+    def test_a_file_that_is_no_family(self, tmp_path, name, text, code, message):
+        path = tmp_path / name
+        if text is not None:
+            path.write_text(text)
+        # One that is not there has no other sign of a file than the path.
+        for command in (("families", "check", path), ("families", "show", path)):
+            result = ckpt(*command)
+            assert result.exit_code == code, result.output
+            assert message in result.stderr
+            assert "Traceback" not in result.stderr
+            assert result.stdout == ""
+
+    def test_checkpoints_and_configurations_that_are_not_there(self, tmp_path):
+        for option in ("--against", "--config"):
+            result = ckpt("families", "check", "llama", option, tmp_path / "nothing")
+            assert result.exit_code == 5
+            assert "nothing" in result.stderr
+
+    def test_a_configuration_that_is_none(self, tmp_path):
+        (tmp_path / "config.json").write_text("[]")
+        result = ckpt("families", "check", "llama", "--config", tmp_path)
+        assert result.exit_code == 3
+        assert "not a JSON object" in result.stderr
+
+    def test_an_unknown_command(self):
+        result = ckpt("families", "chek", "llama")
+        assert result.exit_code == 2
+        assert "Did you mean 'check'?" in result.stderr
+
+    def test_conversion_names_the_place_in_the_file(self, mine, tmp_path):
+        path = mine('op = "scale head_dim -0.5"', 'op = "halve"')
+        result = ckpt("convert", "hf-to-maxtext", LLAMA / "hf", tmp_path / "out", "--family", path)
+        assert result.exit_code == 3
+        assert "mine.toml: layers[0].rows[5] (self_attention.query.kernel).op" in result.stderr
+        assert not (tmp_path / "out").exists()
