@@ -319,4 +319,7 @@ def test_words_for_moves():
     }
     cycle = {"l/q/w": "l/k/w", "l/k/w": "l/v/w", "l/v/w": "l/q/w"}
     assert moves(cycle)["l/q/w"].text == "B's q is A's k"
-    assert moves({"e.3.w": "e.5.w"})["e.3.w"].text == "e are shifted: number n in B is number n+2 in A"
+    assert (
+        moves({"experts.3.w": "experts.5.w"})["experts.3.w"].text
+        == "experts are shifted: number n in B is number n+2 in A"
+    )

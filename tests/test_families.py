@@ -1,15 +1,20 @@
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import CheckpointError, ConfigError, CoverageError, UnknownNameError
 from ckpttools.families.family import FlagRule
 from ckpttools.families.registry import families, family_named, family_of
+from ckpttools.family_check.definition import Definition
+from ckpttools.family_check.made_up import Sizes, configuration, flag_settings
+from ckpttools.family_check.round_trip import present_rows
 from ckpttools.ir.nodes import Stored
+from ckpttools.mapping.arithmetic import names_in
 from ckpttools.testing.profile import use_profile
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import noise, stored
@@ -326,3 +331,49 @@ def test_flag_rules():
     assert rule.read({"a": "text"}, "p").value
     assert rule.read({}, "p").source == "p: no a.b"
     assert not FlagRule((), ()).read({"a": 1}, "p").value
+
+
+@st.composite
+def random_models(draw):
+    """Any family with any sizes, in any setting of its flags and any spelling; and lengths of all axes."""
+    family = draw(st.sampled_from(list(families().values())))
+    definition = Definition(family)
+    usual = Sizes.of(definition)
+    counting = {name for formula in family.derived.values() for name in names_in(formula)}
+    counting |= {axis for side in definition.sides for axis in side.key.axes}
+    most = {usual.names[axis]: 13 if axis == "layers" else 3 for axis in counting & usual.names.keys()}
+    variables = {name: draw(st.integers(1, most.get(name, 5))) for name in usual.variables}
+    sizes = replace(usual, variables=variables)
+    setting = draw(st.sampled_from(list(flag_settings(family, sizes.stated))))
+    config = configuration(family, {**sizes.stated, **setting.fields})
+    assume(not sizes.wrong)
+    return family, config, sizes.lengths, setting.flags, draw(st.sampled_from(family.spellings))
+
+
+def bfloat16_numbers(shape, seed):
+    """Normal numbers of about 0.02, none so small that adding 1 would change it."""
+    numbers = np.random.default_rng(seed).normal(0, 0.02, shape).astype(BF16.numpy)
+    return np.where(np.abs(numbers.astype(np.float32)) < 2.0**-16, BF16.numpy.type(0.5), numbers)
+
+
+@settings(max_examples=60)
+@given(model=random_models(), axis=st.sampled_from((None, 0, 1)), exact=st.booleans())
+def test_every_family_of_any_size_goes_there_and_back(model, axis, exact):
+    """To the bit, or to one ulp where the plan says so."""
+    family, config, lengths, flags, spelling = model
+    table = family.table(config, "c", scan_axis=axis, spelling=spelling, overrides=flags)
+    rights = [row.right for row in present_rows(table, lengths)]
+    shapes = {key: side.shape(lengths) for side in rights for key in side.keys(lengths)}
+    tensors = {key: bfloat16_numbers(shape, n) for n, (key, shape) in enumerate(shapes.items())}
+    arrays = {key: stored(tensor.view(BF16.carrier), BF16, key) for key, tensor in tensors.items()}
+    there = table.to_left(arrays, exact=exact)
+    assert not exact or all(note.exact for note in there.values)
+    back = table.to_right(there.arrays)
+    assert back.arrays.keys() == tensors.keys()
+    inexact = any(not note.exact for note in there.values)
+    for key, tensor in tensors.items():
+        read = back.arrays[key].read().astype(BF16.numpy)
+        if inexact and key in back.changed:
+            assert np.abs(read.view(np.int16).astype(int) - tensor.view(np.int16)).max(initial=0) <= 1, key
+        else:
+            assert read.tobytes() == tensor.tobytes(), key

@@ -251,7 +251,7 @@ class TestMutations:
         check = check_against(broken, tree_of(model), config_of(model))
         assert check.sound == (not names_of(model, each, group))
 
-    @settings(max_examples=30)
+    @settings(max_examples=15)
     @given(name=st.sampled_from(BUILT_IN), data=st.data())
     def test_a_flag_under_another_name(self, name, data):
         of = families()[name]

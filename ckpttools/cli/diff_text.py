@@ -11,6 +11,7 @@ import click
 from ckpttools.cli.output import printable, show, width
 from ckpttools.cli.units import counted, disk
 from ckpttools.names import folded
+from ckpttools.prove.relatives import indices
 
 if TYPE_CHECKING:
     from ckpttools.cli.diff import DiffReport, SideReport
@@ -148,8 +149,8 @@ def _share(part: int, whole: int) -> str:
 def _where(group: Sequence[ArrayDiff]) -> str:
     first = next(each for each in group if each.deviation and each.deviation.first is not None)
     assert first.deviation is not None and first.deviation.first is not None
-    numbers = "".join(c if c.isdecimal() else " " for c in first.name).split()
-    which = f" of number {'/'.join(numbers)}" if len(group) > 1 and numbers else ""
+    numbers = ", ".join(f"{word} {number}" for word, number in indices(first.name))
+    which = f" in {numbers}" if len(group) > 1 and numbers else ""
     index = ", ".join(map(str, first.deviation.first))
     return f", the first at [{index}]{which}"
 
@@ -161,8 +162,9 @@ def _ulps(ulps: Sequence[int | None]) -> list[str]:
 
 def _labelled(label: str, text: str) -> Iterator[str]:
     """Text behind a label, in lines that fit the terminal."""
-    for number, line in enumerate(_wrapped(text, _MARGIN)):
-        yield f"  {click.style(f'{label if number == 0 else "":<{_MARGIN}}', dim=True)}{line}"
+    for line in _wrapped(text, _MARGIN):
+        yield f"  {click.style(label.ljust(_MARGIN), dim=True)}{line}"
+        label = ""
 
 
 def _wrapped(text: str, margin: int = 0) -> list[str]:

@@ -149,7 +149,7 @@ def _row(row: Row) -> Iterator[str]:
     yield printable(str(row.left))
     yield printable(f"  {row.right}")
     if conditions:
-        yield f"    {', '.join(conditions)}"
+        yield printable(f"    {', '.join(conditions)}")
 
 
 @families.command("check", short_help="Prove that rows go both ways, and fit a model.")

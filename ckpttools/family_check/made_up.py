@@ -18,7 +18,6 @@ _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 6
 _LARGEST = 60
 # Settings of flags that are tried; a family of twelve independent ones has more.
 _MOST_SETTINGS = 64
-_ABSENT = None
 
 
 @dataclass(frozen=True)
@@ -41,47 +40,69 @@ class Model:
 def made_up(definition: Definition) -> Iterator[Model]:
     """Models that differ in their flags, and in whether fields with a default are there."""
     family = definition.family
-    optional = {axis for axis, names in family.sizes.items() if isinstance(names[-1], int)}
-    for absent in [frozenset[str](), frozenset(optional)][: 1 + bool(optional)]:
+    optional = frozenset(axis for axis, names in family.sizes.items() if isinstance(names[-1], int))
+    for absent in dict.fromkeys((frozenset[str](), optional)):
         sizes = Sizes.of(definition, absent)
-        for setting, flags in islice(_settings(family, sizes.stated), _MOST_SETTINGS):
-            config: dict[str, Any] = {"model_type": next(iter(family.model_types), "made-up")}
-            for name, each in {**sizes.stated, **setting}.items():
-                if each is not _ABSENT:
-                    _set(config, name, each)
-            lacking = [str(family.sizes[axis][0]) for axis in sorted(absent)]
-            said = [f"{name} {json.dumps(each)}" for name, each in setting.items()]
-            said += [f"{name} {str(flag.value).lower()}" for name, flag in flags.items()]
-            said += [f"no {name}" for name in lacking]
-            yield Model(", ".join(said) or "no flags", config, sizes.lengths, {**definition.unruled, **flags})
+        lacking = [f"no {family.sizes[axis][0]}" for axis in sorted(absent)]
+        for setting in islice(flag_settings(family, sizes.stated), _MOST_SETTINGS):
+            said = ", ".join([*setting.said, *lacking]) or "no flags"
+            config = configuration(family, {**sizes.stated, **setting.fields})
+            yield Model(said, config, sizes.lengths, {**definition.unruled, **setting.flags})
 
 
-def _settings(family: Family, stated: Mapping[str, int]) -> Iterator[tuple[dict[str, Any], dict[str, Flag]]]:
-    """Values of the fields that flags read, and flags that only a user sets."""
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a family's flags.
+
+    Attributes:
+        fields: value of each configuration field that a flag reads, None for one that is not there.
+        flags: those that only a user sets.
+    """
+
+    fields: Mapping[str, Any]
+    flags: Mapping[str, Flag]
+
+    @property
+    def said(self) -> list[str]:
+        fields = [f"{name} {json.dumps(each)}" for name, each in self.fields.items()]
+        return fields + [f"{name} {str(flag.value).lower()}" for name, flag in self.flags.items()]
+
+
+def flag_settings(family: Family, stated: Mapping[str, int]) -> Iterator[Setting]:
+    """Every setting of a family's flags.
+
+    Args:
+        family: whose flags.
+        stated: fields that say a length; where a flag is whether such a field is there, it stays or goes.
+    """
     choices: dict[str, list[Any]] = {}
     users: list[str] = []
     for name, rule in family.flags.items():
         if not rule.field:
             users.append(name)
         elif rule.equals:
-            choices.setdefault(rule.field[0], [_ABSENT]).extend(rule.equals)
+            choices.setdefault(rule.field[0], [None]).extend(rule.equals)
         else:
-            usual = [stated[rule.field[0]], _ABSENT] if rule.field[0] in stated else [True, False]
+            usual = [stated[rule.field[0]], None] if rule.field[0] in stated else [True, False]
             choices.setdefault(rule.field[0], []).extend(usual)
     distinct = [[v for k, v in enumerate(values) if v not in values[:k]] for values in choices.values()]
-    for values in product(*distinct, *([False, True] for _ in users)):
-        setting = dict(zip(choices, values, strict=False))
-        flags = {name: Flag(v, "made up") for name, v in zip(users, values[len(choices) :], strict=True)}
-        yield setting, flags
+    for fields in product(*distinct):
+        for values in product((False, True), repeat=len(users)):
+            flags = {name: Flag(each, "made up") for name, each in zip(users, values, strict=True)}
+            yield Setting(dict(zip(choices, fields, strict=True)), flags)
 
 
-def _set(config: dict[str, Any], name: str, each: object) -> None:
-    """Sets the field at a dotted name."""
-    *above, last = name.split(".")
-    for key in above:
-        inner = config.setdefault(key, {})
-        config = inner if isinstance(inner, dict) else {}
-    config[last] = each
+def configuration(family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with these fields, dots in their names for nested ones; those of None are left out."""
+    made: dict[str, Any] = {"model_type": next(iter(family.model_types), "made-up")}
+    for name, each in fields.items():
+        *above, last = name.split(".")
+        inner = made
+        for key in above:
+            inner = inner.setdefault(key, {})
+        if each is not None:
+            inner[last] = each
+    return made
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ckpttools.dtypes import DTYPES
 from ckpttools.ir.array import LazyArray
+from ckpttools.ir.layers import LAYERS, numbered
 from ckpttools.prove.samples import sampled
 from ckpttools.region import Shape
 
@@ -88,14 +89,14 @@ def moves(origins: Mapping[str, str]) -> dict[str, Move]:
         origins: name in B -> the name under which A has the array.
     """
     made: dict[str, Move] = {}
-    numbered: dict[str, dict[str, tuple[str, int, int]]] = {}
+    renumbered: dict[str, dict[str, tuple[str, int, int]]] = {}
     for name, origin in origins.items():
         number = _number(name, origin)
         if number is None:
             made[name] = _renamed(name, origin, origins.get(origin) == name)
         else:
-            numbered.setdefault(template(name), {})[name] = number
-    for group in numbered.values():
+            renumbered.setdefault(template(name), {})[name] = number
+    for group in renumbered.values():
         move = _renumbered(group)
         made.update(dict.fromkeys(group, move))
     return made
@@ -107,7 +108,7 @@ def _renumbered(group: Mapping[str, tuple[str, int, int]]) -> Move:
     word = next(iter(group.values()))[0]
     if len(offsets) == 1:
         return Move("shifted", f"{word} are shifted: number n in B is number n{offsets.pop():+d} in A")
-    pairs = sorted((mine, theirs) for _, mine, theirs in group.values())
+    pairs = sorted({(mine, theirs) for _, mine, theirs in group.values()})
     shown = ", ".join(f"{mine} is {theirs}" for mine, theirs in pairs[:_SHOWN])
     more = ", …" if len(pairs) > _SHOWN else ""
     return Move("permuted", f"{word} are in another order: of B's and A's numbers {shown}{more}")
@@ -133,22 +134,42 @@ def _different(name: str, other: str) -> tuple[str, str]:
 
 
 def template(name: str) -> str:
-    """A name with its numbers taken out: the same for all layers."""
-    return "".join("#" if digits else text for digits, text in _runs(name))
+    """A name without the numbers of layers and experts: the same for all of them."""
+    return "".join(word for word, _ in _parts(name))
 
 
-def _runs(name: str) -> list[tuple[bool, str]]:
-    return [(digits, "".join(run)) for digits, run in groupby(name, str.isdecimal)]
+def indices(name: str) -> tuple[tuple[str, int], ...]:
+    """The numbers of layers, experts and the like in a name, each with the word for what it counts."""
+    parts = _parts(name)
+    return tuple((_word(parts, k), number) for k, (_, number) in enumerate(parts) if number is not None)
+
+
+def _parts(name: str) -> list[tuple[str, int | None]]:
+    """Keys and joints in turn: a key that is a number, or a layer with one, has it apart from the word.
+
+    The 0 in `wi_0` is no number: it tells one array from another, not one layer from the next.
+    """
+    parts: list[tuple[str, int | None]] = []
+    for is_joint, run in groupby(name, "/.".__contains__):
+        text = "".join(run)
+        named = numbered(text)
+        if is_joint or not (text.isdecimal() or (named and LAYERS[:-1] in named[0])):
+            parts.append((text, None))
+        else:
+            parts.append((f"{named[0]}_", named[1]) if named else ("", int(text)))
+    return parts
+
+
+def _word(parts: list[tuple[str, int | None]], place: int) -> str:
+    """What the number at a place counts: the word in its own key, or the key before it."""
+    words = [word for word, _ in parts[: place + 1] if word.strip("/.")]
+    return words[-1].rstrip("_") if words else "arrays"
 
 
 def _number(name: str, origin: str) -> tuple[str, int, int] | None:
     """The word before the only number in which two names differ, and both numbers; None for other names."""
     if template(name) != template(origin):
         return None
-    mine, theirs = _runs(name), _runs(origin)
-    places = [k for k, (one, other) in enumerate(zip(mine, theirs, strict=True)) if one != other]
-    if len(places) != 1:
-        return None
-    before = mine[places[0] - 1][1] if places[0] else ""
-    word = "".join(c if c.isalpha() else " " for c in before).split()
-    return word[-1] if word else "arrays", int(mine[places[0]][1]), int(theirs[places[0]][1])
+    pairs = zip(indices(name), indices(origin), strict=True)
+    unlike = [(word, mine, theirs) for (word, mine), (_, theirs) in pairs if mine != theirs]
+    return unlike[0] if len(unlike) == 1 else None
