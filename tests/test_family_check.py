@@ -374,6 +374,7 @@ class TestDefinition:
         ("rows", "place", "text"),
         [
             ((X, row("a", "x", "c", "x")), "a", "made twice, from b and from c"),
+            ((X, X), "b", "made twice, from a and from a"),
             ((X, row("c", "x", "b", "x")), "b", "made twice, from a and from c"),
             ((X, row("c.{k+p}", "", "d.{k}.{p}", "")), "c.1", "made twice by c.{k+p}, at two coordinates"),
         ],

@@ -25,7 +25,7 @@ _LABEL = 12
 _NARROWEST, _PIPE = 40, 110
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, short_help="List, show and check model families.")
 @json_option
 @click.pass_context
 def families(ctx: click.Context, as_json: bool) -> None:

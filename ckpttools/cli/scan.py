@@ -40,7 +40,13 @@ axis_option = click.option(
     type=click.IntRange(min=1),
     metavar="N",
     help="Layers after which their kinds repeat: 6 in gemma3, 4 in olmo3 and llama4, 2 in gpt-oss. Without "
-    "it told from what layers hold; where all hold the same, they become one stack.",
+    "it as in the model's family, where that is known; else told from what layers hold, and where all hold "
+    "the same, they become one stack.",
+)
+@click.option(
+    "--family",
+    metavar="NAME|FILE",
+    help="The model's family, which knows the cycle; without it that of the config.json carried along.",
 )
 @click.option(
     "--cycle-names",
@@ -53,7 +59,12 @@ axis_option = click.option(
 @target_options
 @common_options
 def stack(
-    scan_axis: int, cycle: int | None, names: CycleNames | None, dtype: DType | None, **common: Any
+    scan_axis: int,
+    cycle: int | None,
+    names: CycleNames | None,
+    family: str | None,
+    dtype: DType | None,
+    **common: Any,
 ) -> None:
     """Stack layers that are one by one (layers_0, layers_1, …), as MaxText's scan_layers=true wants them.
 
@@ -65,11 +76,11 @@ def stack(
     \b
     Example:
       ckpt stack ~/maxtext/llama-unscanned ~/maxtext/llama-scanned
-      ckpt stack ~/maxtext/gemma3-unscanned ~/maxtext/gemma3-scanned --cycle 6
+      ckpt stack ~/maxtext/gemma3-unscanned ~/maxtext/gemma3-scanned --family gemma3
     """
-    from ckpttools.transforms.scan import StackLayers
+    from ckpttools.stacking import StackAsModel
 
-    write_transformed([StackLayers(scan_axis, cycle, names), *casts(dtype)], **common)
+    write_transformed([StackAsModel(scan_axis, cycle, names, family), *casts(dtype)], **common)
 
 
 @click.command(short_help="Stacked layers to layers one by one.")

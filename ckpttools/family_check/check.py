@@ -41,7 +41,7 @@ def check_family(family: Family, against: Path | None = None, config: Path | Non
     """
     if config is not None and config.is_dir():
         config = config / CONFIG
-    parsed = None if config is None else read_json(config)
+    parsed: Mapping[str, Any] | None = None if config is None else read_json(config)
     if against is not None:
         tree = open_tree(against)
         parsed = parsed or tree.metadata.config or ModelFiles.of(tree, None).config

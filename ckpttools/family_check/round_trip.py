@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpttools.dtypes import DTYPES
@@ -89,17 +89,18 @@ def _spelled(sides: Iterable[Side], lengths: Mapping[str, int]) -> dict[str, Sha
     return {key: side.shape(lengths) for side in sides for key in side.keys(lengths)}
 
 
-def _made_twice(sides: Iterable[tuple[Side, Side]], lengths: Mapping[str, int]) -> Iterator[Finding]:
+def _made_twice(sides: Sequence[tuple[Side, Side]], lengths: Mapping[str, int]) -> Iterator[Finding]:
     """Keys that two rows make, or two coordinates of one: pairs are the side that is made and the other."""
-    makers: dict[str, Side] = {}
-    for side, other in sides:
+    makers: dict[str, int] = {}
+    for number, (side, other) in enumerate(sides):
         for key in side.keys(lengths):
             if key not in makers:
-                makers[key] = other
-            elif makers[key] is other:
+                makers[key] = number
+            elif makers[key] == number:
                 yield Finding("key", key, f"made twice by {side.key}, at two coordinates")
             else:
-                yield Finding("key", key, f"made twice, from {makers[key].key} and from {other.key}")
+                first = sides[makers[key]][1].key
+                yield Finding("key", key, f"made twice, from {first} and from {other.key}")
 
 
 def _there_and_back(table: Table, right: Shapes, left: Shapes) -> Iterator[Finding]:
@@ -112,8 +113,7 @@ def _there_and_back(table: Table, right: Shapes, left: Shapes) -> Iterator[Findi
 
 
 def _differing(arrays: Mapping[str, LazyArray], wanted: Shapes) -> Iterator[Finding]:
-    for key in wanted.keys() - arrays.keys():
-        yield Finding("missing", key, "no row makes it")
+    yield from (Finding("missing", key, "no row makes it") for key in wanted if key not in arrays)
     for key, array in arrays.items():
         if key not in wanted:
             yield Finding("not expected", key, "no row spells this")
