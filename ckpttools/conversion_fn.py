@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ckpttools.formats.json_file import read_json
 from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
 from ckpttools.ir.tree import Tree
+from ckpttools.model import CONFIG
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.functions import as_checkpoint_conversion_fn
 
@@ -49,7 +50,9 @@ def family_conversion_fn(
     Raises:
         ConfigError, CoverageError: when it is called, as `to_maxtext`.
     """
-    if not isinstance(config, Mapping):
-        path = Path(config)
-        config = json.loads((path / "config.json" if path.is_dir() else path).read_bytes())
-    return as_checkpoint_conversion_fn(FamilySpelling(config, options or ToMaxText()))
+    said = config if isinstance(config, Mapping) else _read(Path(config))
+    return as_checkpoint_conversion_fn(FamilySpelling(said, options or ToMaxText()))
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    return read_json(path / CONFIG if path.is_dir() else path)

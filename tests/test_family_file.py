@@ -22,6 +22,8 @@ from ckpttools.families.file import family_from_file, is_file_name
 from ckpttools.families.registry import families, family_called
 from ckpttools.families.toml_read import family_from_toml
 from ckpttools.families.toml_write import family_to_toml
+from ckpttools.family_check.check import check_against, check_alone, check_on_config
+from ckpttools.formats.registry import open_tree
 from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.op_text import exactness_of, op_text, parse_op
@@ -92,6 +94,24 @@ def any_families(draw):
         maxtext_vocab=draw(st.dictionaries(st.integers(1, 99), st.integers(1, 99), max_size=2)),
         hints=draw(named(TEXTS)),
     )
+
+
+@st.composite
+def damaged_files(draw):
+    """The file of a built-in family with a few lines damaged."""
+    lines = TOML[draw(st.sampled_from(BUILT_IN))].splitlines()
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(lines) - 1))
+        kind = draw(st.sampled_from(("drop", "twice", "letter", "value")))
+        line = lines[at]
+        if kind == "letter" and line:
+            place = draw(st.integers(0, len(line) - 1))
+            line = line[:place] + draw(st.sampled_from('x"{}[]#=. 0')) + line[place + 1 :]
+        elif kind == "value":
+            line = line.partition("=")[0] + "= " + draw(st.sampled_from(("3", "[]", "true", "{}", '""')))
+        lines[at : at + 1] = [line] * {"drop": 0, "twice": 2}.get(kind, 1)
+        lines = lines or [""]
+    return "\n".join(lines)
 
 
 class TestRoundTrip:
@@ -303,30 +323,31 @@ class TestBadToml:
         assert "line" in caught.value.got or "column" in caught.value.got or caught.value.got
 
     @settings(max_examples=150)
-    @given(name=st.sampled_from(BUILT_IN), data=st.data())
-    def test_a_damaged_file_is_a_family_or_an_error(self, name, data):
-        lines = TOML[name].splitlines()
-        for _ in range(data.draw(st.integers(1, 3))):
-            at = data.draw(st.integers(0, len(lines) - 1))
-            kind = data.draw(st.sampled_from(("drop", "twice", "letter", "value")))
-            line = lines[at]
-            if kind == "letter" and line:
-                place = data.draw(st.integers(0, len(line) - 1))
-                line = line[:place] + data.draw(st.sampled_from('x"{}[]#=. ')) + line[place + 1 :]
-            elif kind == "value":
-                line = (
-                    line.partition("=")[0]
-                    + "= "
-                    + data.draw(st.sampled_from(("3", "[]", "true", "{}", '""')))
-                )
-            lines[at : at + 1] = [line] * {"drop": 0, "twice": 2}.get(kind, 1)
-            lines = lines or [""]
+    @given(text=damaged_files())
+    def test_a_damaged_file_is_a_family_or_an_error(self, text):
         try:
-            family = family_from_toml("\n".join(lines), "file")
+            family = family_from_toml(text, "file")
         except CheckpointError as error:
             assert (error.place or "").startswith("file")
         else:
             assert isinstance(family, Family)
+
+    @settings(max_examples=60)
+    @given(text=damaged_files(), model=st.sampled_from(("llama3.1", "deepseek3", "gemma3")))
+    def test_what_a_damaged_file_makes_can_be_checked(self, text, model):
+        try:
+            family = family_from_toml(text, "file")
+        except CheckpointError:
+            return
+        config = json.loads((GOLDEN / model / "hf" / "config.json").read_text())
+        for check in (
+            check_alone(family),
+            check_on_config(family, config, "config.json"),
+            check_against(family, open_tree(GOLDEN / model / "hf"), config),
+            check_against(family, open_tree(GOLDEN / model / "hf")),
+            check_against(family, open_tree(GOLDEN / "llama3.1" / "maxtext_scanned")),
+        ):
+            assert all(finding.kind and finding.text for finding in check.findings)
 
     def test_short_forms(self):
         """One field is as good as a list of one; what is not there is empty."""

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ckpttools.convert import Resources
-from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
 from ckpttools.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
+from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
 from ckpttools.plan import plan as planning
 from ckpttools.run import executor
 from ckpttools.run.data_files import DataFiles

@@ -17,10 +17,10 @@ from safetensors import safe_open
 from ckpttools.cli.main import main
 from ckpttools.convert import Resources, open_checkpoint
 from ckpttools.convert_any import plan_any
-from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
 from ckpttools.dtypes import DTYPES
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.safetensors_write import SafetensorsWriter
+from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
 from ckpttools.ir.tree import Empty, Metadata, Tree
 from ckpttools.testing.conformance import write
 from ckpttools.testing.models import LlamaSizes, write_llama

@@ -1,4 +1,4 @@
-"""transformers itself loads what `maxtext-to-hf` writes: no tensor missing, none too many, none of another shape.
+"""transformers itself loads what `maxtext-to-hf` writes: no tensor missing, none too many, all of its shapes.
 
 Needs the extra `transformers` (torch and transformers), which the suite does without.
 """

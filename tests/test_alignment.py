@@ -1,0 +1,231 @@
+"""Two checkpoints under one set of names: frameworks, layouts, flavours, training state, and what does not fit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden_data import FAMILIES, GOLDEN, golden_checkpoint
+from test_explain import hugging_face, lazy, tree_of, values_of
+
+from ckpttools.alignment import Aligned, AlignOptions, aligned, as_maxtext
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import CheckpointError, UnknownNameError
+from ckpttools.formats.registry import open_tree
+from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
+from ckpttools.ir.flavours import LINEN, NNX, parameters, with_parameters
+from ckpttools.ir.tree import Tree, dotted, spelled
+from ckpttools.maxtext_to_hf import ToHuggingFace, to_huggingface
+from ckpttools.model import ModelOptions
+from ckpttools.model_files import ModelFiles
+from ckpttools.prove.verify import compare
+from ckpttools.testing.strategies import noise, stored
+from ckpttools.transforms.strip import StripOptimizer
+
+PLENTY = {"memory": 512 << 20, "jobs": 2}
+SCANS = pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unscanned"])
+TRAIN = Path(__file__).parents[1] / "fixtures" / "train" / "llama_scanned"
+
+
+def assert_equal(both: Aligned) -> None:
+    """Every array has a counterpart, and holds the same to the bit."""
+    assert both.a and both.a.keys() == both.b.keys()
+    assert compare(both.a, both.b, **PLENTY) == ()
+
+
+class TestHuggingFaceAgainstMaxText:
+    @SCANS
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_every_family(self, family: str, scan: bool):
+        hf = hugging_face(family)
+        made = to_maxtext(hf, ToMaxText(scan=scan)).state
+        assert_equal(aligned(hf, made))
+        assert_equal(aligned(made, hf))
+
+    @SCANS
+    def test_what_maxtext_itself_made(self, scan: bool):
+        both = aligned(hugging_face("llama3.1"), open_tree(golden_checkpoint(scan)))
+        assert_equal(both)
+        assert len(list(both.pairs)) == 39
+        assert "A: names are mapped to MaxText's by the rows of family llama" in both.remarks
+        assert any("step or random state" in each for each in both.remarks)
+        assert both.sizes["head_dim"] == 16
+
+    @pytest.mark.parametrize("missing", ["model.norm.weight", "model.layers.2.mlp.up_proj.weight"])
+    def test_missing_and_extra_arrays_refuse_nothing(self, missing: str):
+        hf = hugging_face("llama3.1")
+        leaves = {path: leaf for path, leaf in hf.items() if dotted(path) != missing}
+        extra = lazy(np.ones(3, np.float32))
+        both = aligned(
+            Tree({**leaves, ("extra.weight",): extra}, hf.metadata), to_maxtext(hf, ToMaxText()).state
+        )
+        assert list(both.only_a) == ["extra.weight"]
+        assert len(both.only_b) == 1
+        assert len(list(both.pairs)) == 38
+        assert any("1 arrays are not those of the model" in each for each in both.remarks)
+
+    def test_an_expert_that_is_missing_takes_its_stack_along(self):
+        hf = hugging_face("qwen3-moe")
+        gone = "model.layers.1.mlp.experts.0.up_proj.weight"
+        leaves = {path: leaf for path, leaf in hf.items() if dotted(path) != gone}
+        both = aligned(Tree(leaves, hf.metadata), to_maxtext(hf, ToMaxText()).state)
+        assert list(both.only_b) == ["decoder/layers_1/moe_block/wi_1"]
+        assert all(".experts." in name and "up_proj" in name for name in both.only_a)
+
+    def test_an_array_of_another_shape_is_paired(self):
+        hf = hugging_face("llama3.1")
+        longer = stored(noise((300, 64), DTYPES["bfloat16"]), DTYPES["bfloat16"])
+        wider = stored(noise((80, 64), DTYPES["bfloat16"]), DTYPES["bfloat16"])
+        changed = {"model.embed_tokens.weight": longer, "model.layers.0.self_attn.q_proj.weight": wider}
+        leaves = {path: changed.get(dotted(path), leaf) for path, leaf in hf.items()}
+        both = aligned(Tree(leaves, hf.metadata), to_maxtext(hf, ToMaxText()).state)
+        assert not both.only_a and not both.only_b
+        assert both.a["token_embedder/embedding"].shape == (300, 64)
+        assert both.a["decoder/layers_0/self_attention/query/kernel"].shape == (64, 5, 16)
+        assert both.a["decoder/layers_1/self_attention/query/kernel"].shape == (64, 4, 16)
+
+    @pytest.mark.parametrize("family", ["qwen3", "gemma2", "mixtral-8x7b", "gpt-oss"])
+    def test_without_a_configuration_names_tell_the_family(self, family: str):
+        hf = hugging_face(family)
+        bare = hf.with_metadata(config=None)
+        both = aligned(bare, to_maxtext(hf, ToMaxText()).state)
+        assert not both.only_a and not both.only_b
+        assert any("there is no config.json" in each for each in both.remarks)
+
+    def test_the_configuration_may_be_said_or_carried(self, tmp_path: Path):
+        hf = hugging_face("mistral-7b")
+        bare, made = hf.with_metadata(config=None), to_maxtext(hf, ToMaxText()).state
+        assert_equal(aligned(bare, made, AlignOptions(like=GOLDEN / "mistral-7b" / "hf")))
+        assert_equal(aligned(bare, made, AlignOptions(ModelOptions("mistral"))))
+        (tmp_path / "hf").mkdir()
+        shutil.copy(GOLDEN / "mistral-7b" / "hf" / "config.json", tmp_path / "hf")
+        assert_equal(aligned(bare, made.with_metadata(place=str(tmp_path))))
+
+    def test_an_unknown_model_is_told_by_names(self):
+        hf = hugging_face("qwen3")
+        other = hf.with_metadata(config={**(hf.metadata.config or {}), "model_type": "something"})
+        assert_equal(aligned(other, to_maxtext(hf, ToMaxText()).state))
+
+    def test_nothing_in_common(self):
+        made = to_maxtext(hugging_face("qwen3"), ToMaxText()).state
+        both = aligned(Tree({("x",): lazy(np.ones(2, np.float32))}), made)
+        assert list(both.only_a) == ["x"]
+        assert not list(both.pairs)
+
+    def test_bad_options(self):
+        hf, made = hugging_face("qwen3"), to_maxtext(hugging_face("qwen3"), ToMaxText()).state
+        with pytest.raises(UnknownNameError):
+            aligned(hf, made, AlignOptions(ModelOptions("qwen33")))
+        with pytest.raises(CheckpointError, match="is not there"):
+            aligned(hf, made, AlignOptions(like="nowhere"))
+
+    def test_a_head_that_is_there_is_compared(self):
+        hf = hugging_face("llama3.2-tied")
+        head = hf["model.embed_tokens.weight",]
+        both = aligned(
+            Tree({**hf, ("lm_head.weight",): head}, hf.metadata), to_maxtext(hf, ToMaxText()).state
+        )
+        assert list(both.only_a) == ["decoder/logits_dense/kernel"]
+
+
+class TestHuggingFaceAgainstHuggingFace:
+    def test_equal_names(self):
+        hf = hugging_face("llama3.1")
+        both = aligned(hf, open_tree(GOLDEN / "llama3.1" / "hf_sharded"))
+        assert_equal(both)
+        assert both.remarks == ()
+        assert "model.norm.weight" in both.a
+
+    @pytest.mark.parametrize("family", ["gemma3", "gemma4-moe"])
+    @pytest.mark.parametrize("config", [True, False])
+    def test_names_of_the_hub_and_of_transformers(self, family: str, config: bool):
+        hf = hugging_face(family)
+        made = to_maxtext(hf, ToMaxText()).state
+        files = ModelFiles(config=hf.metadata.config)
+        spellings = ("transformers", "text")
+        first, second = (to_huggingface(made, ToHuggingFace(spelling=each), files).tree for each in spellings)
+        assert first.keys() != second.keys()
+        if config:
+            first = first.with_metadata(config=hf.metadata.config)
+        assert_equal(aligned(first, second))
+        assert_equal(aligned(second, first))
+
+    def test_a_missing_array(self):
+        hf = hugging_face("gemma3")
+        leaves = {path: leaf for path, leaf in hf.items() if "norm" not in dotted(path)}
+        both = aligned(hf, Tree(leaves, hf.metadata))
+        assert both.only_a and not both.only_b
+
+
+class TestMaxTextAgainstMaxText:
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_scanned_against_unscanned(self, family: str):
+        hf = hugging_face(family)
+        both = aligned(*(to_maxtext(hf, ToMaxText(scan=scan)).state for scan in (True, False)))
+        assert_equal(both)
+        assert "step" in both.a
+
+    def test_linen_against_nnx(self):
+        tree = to_maxtext(hugging_face("qwen3"), ToMaxText()).state
+        nnx = Tree({NNX.wrapped(path): array for path, array in parameters(tree).items()})
+        both = aligned(tree, nnx)
+        assert_equal(both)
+        assert {
+            "A: the wrapping of parameters is left away: linen",
+            "B: the wrapping of parameters is left away: nnx",
+        } <= set(both.remarks)
+
+    def test_training_state_against_parameters(self):
+        training = open_tree(TRAIN)
+        stripped = training.pipe(StripOptimizer())
+        both = aligned(training, stripped)
+        assert_equal(both)
+        assert not any("opt_state" in name for name in both.a)
+        assert any("only A has it: optimizer state" in each for each in both.remarks)
+        whole = aligned(training, training)
+        assert_equal(whole)
+        assert any("opt_state" in name for name in whole.a)
+
+    def test_flavours_of_training_state(self):
+        training = open_tree(TRAIN)
+        other = with_parameters(training, parameters(training), LINEN)
+        assert_equal(aligned(training, other))
+
+    @pytest.mark.parametrize("joint", ["/", "."])
+    def test_names_that_were_joined(self, joint: str):
+        tree = to_maxtext(hugging_face("qwen3"), ToMaxText()).state
+        flat = Tree({(joint.join(map(str, path)),): leaf for path, leaf in tree.arrays.items()})
+        assert_equal(aligned(tree, flat))
+        assert_equal(aligned(hugging_face("qwen3"), flat))
+
+    def test_stacks_that_cannot_be_taken_apart(self):
+        values = values_of("qwen3")
+        scanned = dict(tree_of(values, scan=True))
+        path = next(path for path in scanned if spelled(path).endswith("mlp/wi_0/kernel"))
+        scanned[path] = lazy(np.ones((64, 3, 128), np.float32))
+        both = aligned(Tree(scanned), Tree(scanned))
+        assert_equal(both)
+        assert any("stacked layers are compared as they are stored" in each for each in both.remarks)
+
+
+class TestOtherTrees:
+    def test_paths_joined_otherwise(self):
+        array = lazy(np.arange(6, dtype=np.float32))
+        both = aligned(
+            Tree({("a", "b", "c"): array, ("d",): array}), Tree({("a.b.c",): array, ("d",): array})
+        )
+        assert_equal(both)
+        assert list(both.a) == ["a/b/c", "d"]
+
+
+def test_as_maxtext():
+    hf = hugging_face("gemma3")
+    named = as_maxtext(hf)
+    own = as_maxtext(to_maxtext(hf, ToMaxText()).state)
+    assert named.arrays.keys() == own.arrays.keys() - {"step"}
+    assert named.sizes["head_dim"] == 16
+    assert any("left out" in each for each in named.remarks)
+    plain = Tree({("x",): lazy(np.ones(2, np.float32))})
+    assert as_maxtext(plain).remarks == ("names are taken as they are",)

@@ -1,0 +1,426 @@
+"""Numbers against numbers: every measure against numpy, equal in every format, bad input told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from golden_data import GOLDEN, golden_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+from stored_trees import write
+
+from ckpttools.cli.main import main
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import MemoryBudgetError
+from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.registry import open_tree
+from ckpttools.formats.safetensors_write import SafetensorsWriter
+from ckpttools.formats.zarr3_write import ZarrWriter
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.nodes import Stored, take
+from ckpttools.ir.tree import Tree
+from ckpttools.prove.deviation import Deviation, Tolerances, deviation, numbers
+from ckpttools.prove.diff import ArrayDiff, diff
+from ckpttools.testing.models import LlamaSizes, write_llama
+from ckpttools.testing.profile import use_profile
+from ckpttools.testing.refusing import Refusing
+from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, lazy_arrays, noise, shapes, stored
+
+use_profile()
+
+PLENTY = {"memory": 512 << 20, "jobs": 2}
+FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]
+SMALL_FLOATS = [dtype for dtype in FLOATS if dtype.bits <= 16]
+WHOLE = [dtype for dtype in DTYPES.values() if dtype.kind in ("int", "uint")]
+HF = GOLDEN / "llama3.1" / "hf"
+
+
+def of_pair(a: LazyArray, b: LazyArray, tolerances: Tolerances | None = None) -> ArrayDiff:
+    (found,) = diff({"a": a}, {"a": b}, tolerances or Tolerances(), **PLENTY)
+    return found
+
+
+def values_of(dtype, count: int) -> np.ndarray:
+    """All elements of a small dtype: bits that it lacks are zero."""
+    return np.arange(count, dtype=np.uint64).astype(dtype.carrier)
+
+
+class TestUlps:
+    @pytest.mark.parametrize("dtype", SMALL_FLOATS, ids=str)
+    def test_steps_are_those_among_all_numbers(self, dtype):
+        """Counted off: the place in the sorted list of all numbers that the dtype has."""
+        everything = values_of(dtype, 1 << dtype.bits)
+        truth = numbers(everything, dtype)
+        ranks = {number: rank for rank, number in enumerate(np.unique(truth[~np.isnan(truth)]))}
+        random = np.random.default_rng(0)
+        for a, b in random.choice(everything, (300, 2)):
+            x, y = numbers(np.array([a, b]), dtype)
+            if not np.isnan(x) and not np.isnan(y):
+                found = deviation(np.array([a]), np.array([b]), (dtype, dtype))
+                assert found.max_ulp == abs(ranks[x] - ranks[y]), (x, y)
+
+    @given(
+        start=st.floats(-1e30, 1e30, width=32), steps=st.integers(0, 40), wide=st.booleans(), up=st.booleans()
+    )
+    def test_steps_are_nextafters(self, start: float, steps: int, wide: bool, up: bool):
+        dtype = DTYPES["float64" if wide else "float32"]
+        kind = dtype.numpy.type
+        end = kind(start)
+        for _ in range(steps):
+            end = np.nextafter(end, kind(np.inf if up else -np.inf))
+        found = deviation(
+            np.array([start], kind).view(dtype.carrier),
+            np.array([end], kind).view(dtype.carrier),
+            (dtype, dtype),
+        )
+        # -0 lies nowhere: nextafter goes from the smallest number to 0, and on from there.
+        assert found.max_ulp == steps
+
+    @given(dtype=st.sampled_from(WHOLE), data=st.data())
+    def test_of_integers_it_is_the_difference(self, dtype, data: st.DataObject):
+        limits = np.iinfo(dtype.numpy) if dtype.bits >= 8 and dtype.name not in ("int4", "int2") else None
+        low, high = (limits.min, limits.max) if limits else (-2, 1)
+        a, b = (data.draw(st.integers(int(low), int(high))) for _ in range(2))
+        arrays = [np.array([each]).astype(dtype.numpy).view(dtype.carrier) for each in (a, b)]
+        found = deviation(*arrays, (dtype, dtype))
+        assert found.max_ulp == min(abs(a - b), (1 << 64) - 1)
+        assert found.max_abs == pytest.approx(abs(a - b))
+        assert found.differing == (a != b)
+
+    def test_of_two_dtypes_it_is_in_the_coarser_one(self):
+        a = np.array([1.0, 1.0 + 2**-9], np.float32).view(np.uint32)
+        b = np.array([0x3F80, 0x3F82], np.uint16)
+        found = deviation(a, b, (DTYPES["float32"], DTYPES["bfloat16"]))
+        assert (found.differing, found.max_ulp) == (1, 2)
+
+    def test_none_between_kinds(self):
+        found = deviation(
+            np.array([3], np.uint32), np.array([0x4080], np.uint16), (DTYPES["int32"], DTYPES["bfloat16"])
+        )
+        assert (found.differing, found.max_ulp, found.max_abs) == (1, None, 1.0)
+
+
+class TestMeasures:
+    @given(data=st.data(), shape=shapes(most=300), pair=st.tuples(dtypes(packed=True), dtypes(packed=True)))
+    def test_they_are_numpys(self, data: st.DataObject, shape, pair):
+        pair = data.draw(st.sampled_from([pair, (pair[0], pair[0])]))
+        seeds = data.draw(st.tuples(st.integers(0, 9), st.integers(0, 9)))
+        truth = [noise(shape, dtype, seed) for dtype, seed in zip(pair, seeds, strict=True)]
+        if pair[0] == pair[1]:
+            keep = np.random.default_rng(seeds[0]).random(shape) < 0.7
+            truth[1] = np.where(keep, truth[0], truth[1])
+        arrays = [
+            each if dtype.packed or not shape else chunked(values, dtype, data.draw(chunk_shapes(shape)))
+            for values, dtype in zip(truth, pair, strict=True)
+            for each in [stored(values, dtype)]
+        ]
+        found = of_pair(*arrays)
+        x, y = (numbers(each.reshape(-1), dtype) for each, dtype in zip(truth, pair, strict=True))
+        if {each.kind for each in pair} <= {"int", "uint"}:
+            x, y = (
+                each.reshape(-1).view(d.numpy).astype(object) for each, d in zip(truth, pair, strict=True)
+            )
+            unequal = np.array(x != y, bool)
+            nan = np.zeros((2, x.size), bool)
+        else:
+            nan = np.isnan(x), np.isnan(y)
+            unequal = (x != y) & ~(nan[0] & nan[1])
+        assert found.deviation is not None
+        assert found.deviation.elements == x.size
+        assert found.deviation.differing == found.deviation.beyond == np.count_nonzero(unequal)
+        assert found.deviation.nan == np.count_nonzero(nan[0] != nan[1])
+        compared = unequal & ~(nan[0] | nan[1])
+        with np.errstate(all="ignore"):
+            gap = np.abs(x - y)[compared].astype(float)
+            rel = gap / np.maximum(np.abs(x), np.abs(y))[compared].astype(float)
+        rel[~np.isfinite(gap)] = np.inf
+        assert found.deviation.max_abs == pytest.approx(gap.max(initial=0), rel=1e-12)
+        assert found.deviation.max_rel == pytest.approx(rel.max(initial=0), rel=1e-12)
+        first = None if not unequal.any() else np.unravel_index(int(unequal.argmax()), shape)
+        assert found.deviation.first == first
+        same = pair[0] == pair[1]
+        assert found.outcome == ("differs" if unequal.any() else "equal" if same else "dtype")
+
+    @given(
+        atol=st.sampled_from([0.0, 1e-3, 0.1]),
+        rtol=st.sampled_from([0.0, 1e-3, 0.5]),
+        ulp=st.sampled_from([0, 1, 300]),
+        seed=st.integers(0, 99),
+    )
+    def test_tolerances(self, atol: float, rtol: float, ulp: int, seed: int):
+        random = np.random.default_rng(seed)
+        a = random.standard_normal(200).astype(np.float32)
+        b = (a + random.standard_normal(200) * 10.0 ** random.integers(-9, 1, 200)).astype(np.float32)
+        b[:3] = np.inf, np.nan, a[2]
+        found = of_pair(
+            *(stored(each.view(np.uint32), DTYPES["float32"]) for each in (a, b)), Tolerances(atol, rtol, ulp)
+        )
+        wide = a.astype(float), b.astype(float)
+        near = np.abs(wide[0] - wide[1]) <= atol + rtol * np.maximum(*map(np.abs, wide))
+        bits = [
+            np.where(e < 0, -(e.view(np.int32).astype(int) & 0x7FFFFFFF), e.view(np.int32)) for e in (a, b)
+        ]
+        steps = np.abs(bits[0].astype(int) - bits[1].astype(int)) <= ulp if ulp else np.zeros(200, bool)
+        beyond = (a != b) & ~(near & np.isfinite(b)) & ~(steps & ~np.isnan(b))
+        assert found.deviation is not None
+        assert found.deviation.beyond == np.count_nonzero(beyond)
+        assert found.deviation.first == (int(beyond.argmax()),)
+        assert found.outcome == "differs"
+
+    def test_within(self):
+        a, b = (
+            stored(np.array(v, np.float32).view(np.uint32), DTYPES["float32"]) for v in ([1, 2], [1, 2.1])
+        )
+        assert of_pair(a, b, Tolerances(rtol=0.1)).outcome == "within"
+        assert of_pair(a, b, Tolerances(atol=0.2)).outcome == "within"
+        assert of_pair(a, b, Tolerances(ulp=1)).outcome == "differs"
+        assert of_pair(a, b, Tolerances(rtol=0.1)).is_equal
+
+    def test_nan_and_zero(self):
+        quiet, other, zero, minus = 0x7FC00000, 0x7FC00001, 0, 0x80000000
+        a, b = ([quiet, quiet, zero, zero], [quiet, other, zero, minus])
+        found = of_pair(*(stored(np.array(v, np.uint32), DTYPES["float32"]) for v in (a, b)))
+        assert found.outcome == "equal"
+        assert found.deviation is not None
+        assert (found.deviation.differing, found.deviation.other_bits) == (0, 2)
+
+    def test_infinity(self):
+        a, b = (
+            stored(np.array(v, np.float32).view(np.uint32), DTYPES["float32"])
+            for v in ([np.inf, np.inf, 1], [np.inf, -np.inf, np.inf])
+        )
+        found = of_pair(a, b, Tolerances(rtol=1, atol=1e9)).deviation
+        assert found is not None
+        assert (found.differing, found.beyond) == (2, 2)
+        assert found.max_abs == found.max_rel == np.inf
+
+    @given(parts=st.lists(st.integers(0, 40), min_size=1, max_size=5), seed=st.integers(0, 99))
+    def test_parts_add_up(self, parts: list[int], seed: int):
+        dtype = DTYPES["float16"]
+        a, b = (noise((sum(parts),), dtype, seed + k) for k in range(2))
+        total, start = Deviation(), 0
+        for length in parts:
+            part = deviation(a[start : start + length], b[start : start + length], (dtype, dtype))
+            if part.first is not None:
+                shifted = (part.first[0] + start,)
+                part = Deviation(*(getattr(part, f) for f in _FIELDS if f != "first"), first=shifted)
+            total, start = total + part, start + length
+        assert total == deviation(a, b, (dtype, dtype))
+
+    @given(known=lazy_arrays(depth=3))
+    def test_any_array_is_equal_to_what_it_holds(self, known):
+        truth = stored(np.ascontiguousarray(known.truth), known.array.dtype)
+        assert of_pair(known.array, truth).outcome == "equal"
+
+    @given(st.data())
+    def test_layers_of_a_stack_that_differ_are_told_apart(self, data: st.DataObject):
+        dtype = DTYPES["bfloat16"]
+        truth = np.random.default_rng(0).integers(0x3F00, 0x4100, (5, 4, 7)).astype(np.uint16)
+        damaged = truth.copy()
+        layer = data.draw(st.integers(0, 3))
+        damaged[2:, layer, 3:] += 1
+        whole = chunked(damaged, dtype, data.draw(chunk_shapes((5, 4, 7))))
+        mine = {f"layers_{k}": take(whole, 1, k) for k in range(4)}
+        theirs = {f"layers_{k}": stored(truth[:, k].copy(), dtype) for k in range(4)}
+        for a, b in ((mine, theirs), (theirs, mine)):
+            found = {each.name: each for each in diff(a, b, **PLENTY)}
+            assert [name for name, each in found.items() if not each.is_equal] == [f"layers_{layer}"]
+            part = found[f"layers_{layer}"].deviation
+            assert part is not None
+            assert (part.elements, part.differing, part.max_ulp, part.first) == (35, 12, 1, (2, 3))
+
+    def test_what_only_one_side_has_and_what_has_another_shape(self):
+        array, other = (stored(noise(shape, DTYPES["int8"]), DTYPES["int8"]) for shape in ((4,), (2, 2)))
+        found = diff({"a": array, "b": array}, {"b": other, "c": other}, **PLENTY)
+        assert [(each.name, each.outcome) for each in found] == [
+            ("a", "only in A"),
+            ("b", "shape"),
+            ("c", "only in B"),
+        ]
+
+    def test_the_same_numbers_in_another_dtype(self):
+        values = np.array([1.5, -2, 0.25], np.float32)
+        a = stored(values.view(np.uint32), DTYPES["float32"])
+        b = stored((values.view(np.uint32) >> 16).astype(np.uint16), DTYPES["bfloat16"])
+        assert of_pair(a, b).outcome == "dtype"
+        (found,) = diff({"a": a}, {"a": b}, ignore_dtypes=True, **PLENTY)
+        assert found.outcome == "equal"
+
+    def test_layers_of_two_dtypes(self):
+        f32 = stored(np.ones((2, 3), np.float32).view(np.uint32), DTYPES["float32"])
+        whole = chunked(np.full((2, 2, 3), 0x3F80, np.uint16), DTYPES["bfloat16"], (2, 2, 3))
+        a = {f"l{k}": take(whole, 1, k) for k in range(2)}
+        found = diff(a, {"l0": f32, "l1": take(whole, 1, 1)}, **PLENTY)
+        assert [each.outcome for each in found] == ["dtype", "equal"]
+
+    def test_only_what_both_have_is_read(self):
+        refusing = Stored((1 << 20,), DTYPES["int8"], Refusing("a", 1 << 20), 0)
+        short = stored(noise((2,), DTYPES["int8"]), DTYPES["int8"])
+        found = diff({"a": refusing, "b": refusing}, {"b": short, "c": refusing}, **PLENTY)
+        assert {each.outcome for each in found} == {"only in A", "shape", "only in B"}
+
+    def test_too_little_memory(self):
+        array = stored(noise((4,), DTYPES["int8"]), DTYPES["int8"])
+        with pytest.raises(MemoryBudgetError):
+            diff({"a": array}, {"a": array}, memory=1 << 20, jobs=1)
+
+
+_FIELDS = Deviation.__dataclass_fields__
+
+
+def ckpt(*arguments: object, code: int = 0, **environment: str) -> Result:
+    command = ["diff", *map(str, arguments), "--no-progress"]
+    result = CliRunner(env=environment).invoke(main, command)
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The golden model with some numbers changed, an array missing and one too many."""
+    from safetensors.numpy import load_file
+
+    directory = tmp_path_factory.mktemp("changed")
+    tensors = load_file(HF / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * np.float32(1.01)
+    for layer in range(4):
+        array = tensors[f"model.layers.{layer}.mlp.up_proj.weight"].copy()
+        array[5, 7] += 1
+        tensors[f"model.layers.{layer}.mlp.up_proj.weight"] = array
+    del tensors["model.layers.2.mlp.down_proj.weight"]
+    tensors["model.extra"] = np.ones(3, np.float32)
+    tensors["model.layers.1.input_layernorm.weight"] = tensors[
+        "model.layers.1.input_layernorm.weight"
+    ].astype(np.float32)
+    save_file(tensors, directory / "model.safetensors")
+    shutil.copy(HF / "config.json", directory)
+    return directory
+
+
+class TestCommand:
+    def test_equal_in_every_format_and_layout(self, tmp_path: Path):
+        tree = open_tree(golden_checkpoint(scan=True))
+        writers = {
+            "zarr2": OrbaxWriter(zarr_format=2, ocdbt=False),
+            "zarr3": OrbaxWriter(ocdbt=False, compression="zstd"),
+            "ocdbt": OrbaxWriter(),
+            "safetensors": SafetensorsWriter(),
+            "plain": ZarrWriter(),
+        }
+        for name, writer in writers.items():
+            write(tree, writer, tmp_path / name)
+            assert "Equal: 39 arrays equal" in ckpt(HF, tmp_path / name).output
+        assert "Equal" in ckpt(golden_checkpoint(scan=False), golden_checkpoint(scan=True)).output
+        assert "Equal: 39" in ckpt(golden_checkpoint(scan=False), GOLDEN / "llama3.1" / "hf_sharded").output
+        assert "Equal: 40" in ckpt(tmp_path / "zarr2", tmp_path / "plain").output
+
+    def test_what_differs_is_folded_and_told(self, changed: Path):
+        output = ckpt(changed, HF, code=1, COLUMNS="100").output
+        assert "model.layers.{0..3}.mlp.up_proj.weight" in output
+        assert "4 of 32,768 elements, the first at [5, 7] in layers 0" in output
+        assert "model.layers.2.mlp.down_proj.weight\n  only in B  bfloat16[64,128]" in output
+        assert "model.extra\n  only in A  float32[3]" in output
+        assert "float32[64] in A, bfloat16[64] in B" in output and "the same numbers" in output
+        assert "Different: 5 arrays with other numbers, 1 array of another dtype, 1 array only in A" in output
+
+    @pytest.mark.parametrize("columns", [80, 200])
+    def test_it_fits_the_terminal(self, changed: Path, columns: int):
+        output = ckpt(changed, golden_checkpoint(scan=True), code=1, COLUMNS=str(columns)).output
+        lines = [line for line in output.splitlines() if "/" not in line]
+        assert max(map(len, lines)) <= columns
+
+    def test_json(self, changed: Path):
+        report = json.loads(ckpt(changed, HF, "--json", code=1).output)
+        assert report["equal"] is False
+        assert report["outcomes"] == {"differs": 5, "equal": 32, "dtype": 1, "only in A": 1, "only in B": 1}
+        by_name = {each["name"]: each for each in report["arrays"]}
+        assert len(by_name) == 8
+        found = by_name["model.layers.0.mlp.up_proj.weight"]
+        assert found["deviation"]["first"] == [5, 7]
+        assert found["a"] == found["b"] == {"dtype": "bfloat16", "shape": [128, 64]}
+        everything = json.loads(ckpt(changed, HF, "--json", "--all", code=1).output)
+        assert len(everything["arrays"]) == 40
+
+    def test_infinite_measures_are_valid_json(self, tmp_path: Path):
+        for name, value in (("a", np.inf), ("b", 1.0)):
+            save_file({"w": np.full(20, value, np.float32)}, tmp_path / f"{name}.safetensors")
+        text = ckpt(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--json", code=1).output
+        assert json.loads(text, parse_constant=pytest.fail)["arrays"][0]["deviation"]["max_abs"] == "inf"
+
+    def test_tolerances_and_dtypes(self, changed: Path):
+        only = ("--filter", "*norm*")
+        assert "1 array with other numbers" in ckpt(changed, HF, *only, code=1).output
+        output = ckpt(changed, HF, *only, "--rtol", "0.05", "--ignore-dtype").output
+        assert "within the tolerances" in output
+        ckpt(changed, HF, *only, "--ulp", "10", "--ignore-dtype")
+
+    def test_filter(self, changed: Path):
+        assert "Equal: 8 arrays equal" in ckpt(
+            changed, HF, "--filter", "*_proj.weight", "--filter", "*q_proj*", code=0
+        ).output.replace("4 arrays", "8 arrays")
+        assert "none of the arrays is meant" in ckpt(changed, HF, "--filter", "nothing", code=3).output
+
+    def test_no_explanations(self, changed: Path):
+        assert "because" not in ckpt(changed, HF, "--no-explain", code=1).output
+        assert "because" in ckpt(changed, HF, code=1).output
+
+    def test_bad_input(self, tmp_path: Path):
+        assert "is not there" in ckpt(HF, tmp_path / "nothing", code=5).output
+        (tmp_path / "text").write_text("no checkpoint")
+        ckpt(HF, tmp_path / "text", code=3)
+        short = shutil.copytree(HF, tmp_path / "short")
+        file = short / "model.safetensors"
+        short.chmod(0o755)
+        file.chmod(0o644)
+        file.write_bytes(file.read_bytes()[:-100])
+        ckpt(HF, short, code=3)
+        assert "unknown family" in ckpt(HF, golden_checkpoint(True), "--family", "lama", code=3).output
+        ckpt(HF, HF, "--atol", "-1", code=2)
+        ckpt(HF, code=2)
+        assert "try --memory" in ckpt(HF, HF, "--memory", "1MiB", code=4).output
+
+    def test_names_are_harmless(self, tmp_path: Path):
+        for name, value in (("a", 1), ("b", 2)):
+            save_file({"w\x1b[31m": np.full(9, value, np.int8)}, tmp_path / f"{name}.safetensors")
+        output = ckpt(tmp_path / "a.safetensors", tmp_path / "b.safetensors", code=1).output
+        assert "\x1b[31mw" not in output and "w\\x1b[31m" in output
+
+
+DIFF = """
+import sys
+from ckpttools.alignment import aligned
+from ckpttools.convert import open_checkpoint
+from ckpttools.prove.diff import diff
+from ckpttools.prove.explain import explain
+from ckpttools.run.memory import peak_bytes
+both = aligned(*(open_checkpoint(path) for path in sys.argv[2:]))
+limits = {"memory": int(sys.argv[1]), "jobs": 2}
+found = explain(diff(both.a, both.b, **limits), both.a, both.b, both.sizes, **limits)
+print(sum(not each.is_equal for each in found), peak_bytes())
+"""
+
+
+@pytest.mark.parametrize("memory", [160 << 20, 512 << 20])
+def test_the_memory_is_kept_where_much_differs(tmp_path: Path, memory: int):
+    sizes = LlamaSizes(layers=1, hidden=2048, mlp=16384, heads=16, kv_heads=4, head_dim=128, vocab=32768)
+    for name in ("a", "b"):
+        write_llama(tmp_path / name, sizes, sparse=True)
+    with (tmp_path / "b" / "model.safetensors").open("r+b") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        file.write(b"\1" * (64 << 20))
+    command = [sys.executable, "-c", DIFF, str(memory), str(tmp_path / "a"), str(tmp_path / "b")]
+    found, peak = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert int(found) == 1
+    assert int(peak) <= memory
+
+
+def test_trees_may_be_empty():
+    assert diff(Tree({}).arrays, {}, **PLENTY) == ()  # type: ignore[arg-type]
