@@ -24,12 +24,12 @@ from ckpttools.ir.kinds import kind_of
 from ckpttools.ir.layers import below_decoder, stacked_keys
 from ckpttools.ir.tree import Path as TreePath
 from ckpttools.ir.tree import Tree, dotted, spelled
+from ckpttools.mapping.axes import parse_key
+from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped
 from ckpttools.model import CONFIG, ModelOptions, overrides
 from ckpttools.model_files import ModelFiles
 from ckpttools.prove.canonical import as_stored, per_layer
-
-_ROLES = {"optimizer": "optimizer state", "other": "step or random state"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,24 +110,22 @@ def aligned(a: Tree, b: Tree, options: AlignOptions | None = None) -> Aligned:
     trees = (_with_keys(a), _with_keys(b))
     first, second = (_plain(tree) if _is_maxtext(tree) else None for tree in trees)
     if first is not None and second is None:
-        second = as_maxtext(trees[1], options, first.arrays, trees[0])
+        second = as_maxtext(trees[1], options, trees[0])
     elif second is not None and first is None:
-        first = as_maxtext(trees[0], options, second.arrays, trees[1])
+        first = as_maxtext(trees[0], options, trees[1])
     elif first is None or second is None:
         first, second = _spelled_alike(trees[0], trees[1], options)
     return _with_what_both_have(first, second)
 
 
-def as_maxtext(
-    tree: Tree, options: AlignOptions | None = None, names: Collection[str] = (), other: Tree | None = None
-) -> Named:
+def as_maxtext(tree: Tree, options: AlignOptions | None = None, other: Tree | None = None) -> Named:
     """A tree under MaxText's names, layers one by one: a MaxText checkpoint's own, else those of a family.
 
     Args:
         tree: any checkpoint.
         options: what the user says of the model.
-        names: those of what it will be compared with; they decide where nothing else tells the family.
-        other: a MaxText checkpoint whose directory may hold the model's configuration.
+        other: a MaxText checkpoint of the model. Its directory may hold the configuration; where there is
+            none, its names tell the family, and its shapes the sizes.
 
     Raises:
         CheckpointError: what `options` name is not there.
@@ -137,9 +135,10 @@ def as_maxtext(
         return _plain(tree)
     arrays = {dotted(path): array for path, array in tree.arrays.items()}
     config, refusal = _configuration(tree, options, other), ""
-    for family in _candidates(config, options, arrays, names):
+    beside = {} if other is None else _plain(other).arrays
+    for family in _candidates(config, options, arrays, beside):
         try:
-            return _mapped(arrays, family, config, options)
+            return _mapped(arrays, family, config, options, beside)
         except ConfigError as error:
             refusal = f"; the rows of {family.name} do not fit: {error.message}"
     plain = _plain(tree)
@@ -198,7 +197,10 @@ def _configuration(tree: Tree, options: AlignOptions, other: Tree | None) -> _Co
 
 
 def _candidates(
-    config: _Config | None, options: AlignOptions, arrays: Mapping[str, LazyArray], names: Collection[str]
+    config: _Config | None,
+    options: AlignOptions,
+    arrays: Mapping[str, LazyArray],
+    beside: Mapping[str, LazyArray],
 ) -> list[Family]:
     """The family that the user or the configuration names; else those that make the other side's names."""
     if options.model.family is not None:
@@ -208,23 +210,27 @@ def _candidates(
             return [family_of(config.content, config.place)]
         except CheckpointError:
             config = None
-    made = {each.name: _common_names(each, arrays, names) for each in families().values()}
+    made = {each.name: _common_names(each, arrays, beside) for each in families().values()}
     best = max(made.values(), default=0)
     return [families()[name] for name, count in made.items() if count == best > 0]
 
 
-def _common_names(family: Family, arrays: Mapping[str, LazyArray], names: Collection[str]) -> int:
+def _common_names(family: Family, arrays: Mapping[str, LazyArray], beside: Mapping[str, LazyArray]) -> int:
     """How many arrays get names that the other side has, where no configuration tells sizes."""
     try:
-        mapped = _partly(arrays, family, None, AlignOptions())
+        mapped = _partly(arrays, family, None, AlignOptions(), beside)
     except CheckpointError:
         return 0
     made = {_with_slashes(key) for key in mapped.arrays}
-    return len(made & set(names)) if names else len(made)
+    return len(made & beside.keys()) if beside else len(made)
 
 
 def _partly(
-    arrays: Mapping[str, LazyArray], family: Family, config: _Config | None, options: AlignOptions
+    arrays: Mapping[str, LazyArray],
+    family: Family,
+    config: _Config | None,
+    options: AlignOptions,
+    beside: Mapping[str, LazyArray],
 ) -> Mapped:
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
@@ -233,25 +239,39 @@ def _partly(
     content, place = config or (None, CONFIG)
     flags = {**overrides(family, options.model), **tied}
     table = family.table(content, place, spelling=spelling, overrides=flags)
-    return table.to_left_partly(arrays)
+    if config is None:
+        table = replace(table, sizes={**_layers(family, spelling, arrays), **table.sizes})
+    return table.to_left_partly(arrays, {name.replace("/", "."): each for name, each in beside.items()})
+
+
+def _layers(family: Family, spelling: Spelling, arrays: Mapping[str, object]) -> dict[str, Size]:
+    """How many layers there are, told by the highest number in names."""
+    starts = {str(spelling.key(parse_key(group.right)).parts[0]) for group in family.layers}
+    rests = (name.removeprefix(start) for start in starts for name in arrays if name.startswith(start))
+    numbers = [int(rest.partition(".")[0]) for rest in rests if rest.partition(".")[0].isdecimal()]
+    return {"layers": Size(max(numbers) + 1, "names of layers")} if numbers else {}
 
 
 def _mapped(
-    arrays: Mapping[str, LazyArray], family: Family, config: _Config | None, options: AlignOptions
+    arrays: Mapping[str, LazyArray],
+    family: Family,
+    config: _Config | None,
+    options: AlignOptions,
+    beside: Mapping[str, LazyArray],
 ) -> Named:
     """Hugging Face arrays in MaxText's spelling; those that no row takes keep their names."""
-    mapped = _partly(arrays, family, config, options)
+    mapped = _partly(arrays, family, config, options, beside)
     made = {_with_slashes(key): array for key, array in mapped.arrays.items()}
     remarks = [f"names are mapped to MaxText's by the rows of family {family.name}"]
     if config is None:
         remarks.append(
-            "there is no config.json: the family is told by names, and RoPE is taken to be in halves "
-            "(--family, --like and --rope-layout say otherwise)"
+            "there is no config.json: names tell the family, and RoPE is taken to be in halves; "
+            "--like, --family and --rope-layout say otherwise"
         )
     if mapped.dropped:
-        remarks.append(f"{len(mapped.dropped)} arrays that MaxText has no place for are left out")
+        remarks.append(f"left out, as MaxText has no place for it: {_count(mapped.dropped)}")
     if mapped.unused:
-        remarks.append(f"{len(mapped.unused)} arrays are not those of the model: they keep their names")
+        remarks.append(f"no part of the model, so under its own name: {_count(mapped.unused)}")
     left = {name: arrays[name] for name in mapped.unused if name not in made}
     return Named({**made, **left}, tuple(remarks), mapped.sizes)
 
@@ -305,24 +325,28 @@ def _plain_name(name: str, spelling: Spelling) -> str:
 
 
 def _with_what_both_have(first: Named, second: Named) -> Aligned:
-    """Both sides, without state of one alone that is no part of the model."""
+    """Both sides; optimizer, step and random states only where both are checkpoints of a training."""
     a, b = dict(first.arrays), _renamed(second.arrays, first.arrays)
     remarks = [f"{side}: {text}" for side, each in (("A", first), ("B", second)) for text in each.remarks]
-    for which, what in _ROLES.items():
-        mine, theirs = _of_role(a, which), _of_role(b, which)
-        for side, arrays, own, others in (("A", a, mine, theirs), ("B", b, theirs, mine)):
-            # Optimizers of which both have one are compared; of other state only what has the same name.
-            alone = own - others if which == "other" or not others else set()
-            if alone:
-                number = f"{len(alone)} array{'s' * (len(alone) > 1)}"
-                remarks.append(f"not compared, as only {side} has it: {what} ({number})")
-            for name in alone:
+    training = [any(_role(name) == "optimizer" for name in each) for each in (a, b)]
+    if not all(training):
+        for side, arrays in (("A", a), ("B", b)):
+            state = [name for name in arrays if _role(name) != "parameter"]
+            if state:
+                remarks.append(
+                    f"{side}: not compared, as not both are training states: {_count(state)} of it"
+                )
+            for name in state:
                 del arrays[name]
     return Aligned(a, b, tuple(remarks), {**second.sizes, **first.sizes})
 
 
-def _of_role(arrays: Mapping[str, LazyArray], which: str) -> set[str]:
-    return {name for name in arrays if role(tuple(name.split("/"))) == which}
+def _role(name: str) -> str:
+    return role(tuple(name.split("/")))
+
+
+def _count(names: Collection[str]) -> str:
+    return f"{len(names)} array{'s' * (len(names) != 1)}"
 
 
 def _renamed(arrays: Mapping[str, LazyArray], names: Mapping[str, object]) -> dict[str, LazyArray]:

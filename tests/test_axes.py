@@ -125,6 +125,7 @@ def test_fields(key, sizes, spelled):
 @pytest.mark.parametrize(
     ("key", "axes", "message"),
     [
+        ("", "embed", "a key is empty"),
         ("a.{layer", "embed", "a brace is not closed"),
         ("a.layer}", "embed", "a brace is not opened"),
         ("{x}.b}", "embed", "a brace is not opened"),

@@ -20,6 +20,7 @@ from stored_trees import write
 from ckpttools.cli.main import main
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import MemoryBudgetError
+from ckpttools.formats.chunk_codecs import Zstd
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors_write import SafetensorsWriter
@@ -68,7 +69,10 @@ class TestUlps:
                 assert found.max_ulp == abs(ranks[x] - ranks[y]), (x, y)
 
     @given(
-        start=st.floats(-1e30, 1e30, width=32), steps=st.integers(0, 40), wide=st.booleans(), up=st.booleans()
+        start=st.floats(-(2.0**90), 2.0**90, width=32),
+        steps=st.integers(0, 40),
+        wide=st.booleans(),
+        up=st.booleans(),
     )
     def test_steps_are_nextafters(self, start: float, steps: int, wide: bool, up: bool):
         dtype = DTYPES["float64" if wide else "float32"]
@@ -164,7 +168,8 @@ class TestMeasures:
             *(stored(each.view(np.uint32), DTYPES["float32"]) for each in (a, b)), Tolerances(atol, rtol, ulp)
         )
         wide = a.astype(float), b.astype(float)
-        near = np.abs(wide[0] - wide[1]) <= atol + rtol * np.maximum(*map(np.abs, wide))
+        with np.errstate(invalid="ignore"):
+            near = np.abs(wide[0] - wide[1]) <= atol + rtol * np.maximum(*map(np.abs, wide))
         bits = [
             np.where(e < 0, -(e.view(np.int32).astype(int) & 0x7FFFFFFF), e.view(np.int32)) for e in (a, b)
         ]
@@ -217,7 +222,7 @@ class TestMeasures:
 
     @given(known=lazy_arrays(depth=3))
     def test_any_array_is_equal_to_what_it_holds(self, known):
-        truth = stored(np.ascontiguousarray(known.truth), known.array.dtype)
+        truth = stored(np.array(known.truth, order="C"), known.array.dtype)
         assert of_pair(known.array, truth).outcome == "equal"
 
     @given(st.data())
@@ -295,6 +300,8 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         array = tensors[f"model.layers.{layer}.mlp.up_proj.weight"].copy()
         array[5, 7] += 1
         tensors[f"model.layers.{layer}.mlp.up_proj.weight"] = array
+    output = "model.layers.3.self_attn.o_proj.weight"
+    tensors[output] = np.zeros_like(tensors[output])
     del tensors["model.layers.2.mlp.down_proj.weight"]
     tensors["model.extra"] = np.ones(3, np.float32)
     tensors["model.layers.1.input_layernorm.weight"] = tensors[
@@ -309,8 +316,8 @@ class TestCommand:
     def test_equal_in_every_format_and_layout(self, tmp_path: Path):
         tree = open_tree(golden_checkpoint(scan=True))
         writers = {
-            "zarr2": OrbaxWriter(zarr_format=2, ocdbt=False),
-            "zarr3": OrbaxWriter(ocdbt=False, compression="zstd"),
+            "zarr2": OrbaxWriter(zarr3=False, ocdbt=False),
+            "zarr3": OrbaxWriter(ocdbt=False, compression=Zstd(1)),
             "ocdbt": OrbaxWriter(),
             "safetensors": SafetensorsWriter(),
             "plain": ZarrWriter(),
@@ -320,7 +327,7 @@ class TestCommand:
             assert "Equal: 39 arrays equal" in ckpt(HF, tmp_path / name).output
         assert "Equal" in ckpt(golden_checkpoint(scan=False), golden_checkpoint(scan=True)).output
         assert "Equal: 39" in ckpt(golden_checkpoint(scan=False), GOLDEN / "llama3.1" / "hf_sharded").output
-        assert "Equal: 40" in ckpt(tmp_path / "zarr2", tmp_path / "plain").output
+        assert "Equal: 39" in ckpt(tmp_path / "zarr2", tmp_path / "plain").output
 
     def test_what_differs_is_folded_and_told(self, changed: Path):
         output = ckpt(changed, HF, code=1, COLUMNS="100").output
@@ -329,7 +336,7 @@ class TestCommand:
         assert "model.layers.2.mlp.down_proj.weight\n  only in B  bfloat16[64,128]" in output
         assert "model.extra\n  only in A  float32[3]" in output
         assert "float32[64] in A, bfloat16[64] in B" in output and "the same numbers" in output
-        assert "Different: 5 arrays with other numbers, 1 array of another dtype, 1 array only in A" in output
+        assert "Different: 6 arrays with other numbers, 1 array of another dtype, 1 array only in A" in output
 
     @pytest.mark.parametrize("columns", [80, 200])
     def test_it_fits_the_terminal(self, changed: Path, columns: int):
@@ -340,9 +347,9 @@ class TestCommand:
     def test_json(self, changed: Path):
         report = json.loads(ckpt(changed, HF, "--json", code=1).output)
         assert report["equal"] is False
-        assert report["outcomes"] == {"differs": 5, "equal": 32, "dtype": 1, "only in A": 1, "only in B": 1}
+        assert report["outcomes"] == {"differs": 6, "equal": 31, "dtype": 1, "only in A": 1, "only in B": 1}
         by_name = {each["name"]: each for each in report["arrays"]}
-        assert len(by_name) == 8
+        assert len(by_name) == 9
         found = by_name["model.layers.0.mlp.up_proj.weight"]
         assert found["deviation"]["first"] == [5, 7]
         assert found["a"] == found["b"] == {"dtype": "bfloat16", "shape": [128, 64]}
@@ -363,9 +370,7 @@ class TestCommand:
         ckpt(changed, HF, *only, "--ulp", "10", "--ignore-dtype")
 
     def test_filter(self, changed: Path):
-        assert "Equal: 8 arrays equal" in ckpt(
-            changed, HF, "--filter", "*_proj.weight", "--filter", "*q_proj*", code=0
-        ).output.replace("4 arrays", "8 arrays")
+        assert "Equal: 4 arrays equal" in ckpt(changed, HF, "--filter", "*q_proj*").output
         assert "none of the arrays is meant" in ckpt(changed, HF, "--filter", "nothing", code=3).output
 
     def test_no_explanations(self, changed: Path):

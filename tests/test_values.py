@@ -365,3 +365,28 @@ def test_blocks_of_one_long_row(block, shape):
     assert (source == target).all()
     assert sum(seen) == prod(shape)
     assert all(size <= block for size in seen)
+
+
+@settings(max_examples=60)
+@given(
+    name=st.sampled_from(["bfloat16", "float16", "float32", "float64"]),
+    power=st.integers(-30, 30),
+    divide=st.booleans(),
+    seed=st.integers(0, 99),
+    odd=st.sampled_from([None, 0.0, -0.0, float("inf"), float("nan"), 1e-7]),
+)
+def test_powers_of_two_equal_plain_arithmetic(name, power, divide, seed, odd):
+    """Blocks of normal numbers are scaled by their exponents, others by multiplying: nobody can tell."""
+    dtype = DTYPES[name]
+    values = np.random.default_rng(seed).normal(0, 0.02, 64).astype(dtype.numpy)
+    if odd is not None:
+        values[seed % 64] = odd
+    wide = np.float64 if name == "float64" else np.float32
+    factor = wide(2.0**power)
+    with np.errstate(all="ignore"):
+        exact = values.astype(wide) / factor if divide else values.astype(wide) * factor
+        wanted = exact.astype(dtype.numpy)
+    made = np.empty(64, dtype.carrier)
+    Multiply(2.0**power, divide).apply(values.view(dtype.carrier), made, dtype)
+    same = made == wanted.view(dtype.carrier)
+    assert (same | np.isnan(wanted.astype(np.float64))).all()

@@ -50,7 +50,7 @@ def _lines(report: DiffReport) -> Iterator[str]:
         yield f"… and {counted(len(paragraphs) - _MOST_PARAGRAPHS, 'more group')} of arrays; --json lists all"
     if paragraphs:
         yield ""
-    yield _verdict(report)
+    yield from _verdict(report)
 
 
 def _side(name: str, side: SideReport, remarks: Sequence[str]) -> Iterator[str]:
@@ -67,10 +67,12 @@ def _indented(text: str) -> Iterator[str]:
     return (f"  {line}" for line in _wrapped(text))
 
 
-def _verdict(report: DiffReport) -> str:
+def _verdict(report: DiffReport) -> Iterator[str]:
     counts = [f"{counted(n, 'array')} {_OUTCOMES[o]}" for o in _OUTCOMES if (n := report.outcomes.get(o, 0))]
     verdict, colour = ("Equal", "green") if report.equal else ("Different", "red")
-    return f"{click.style(verdict, fg=colour, bold=True)}: {', '.join(counts)}"
+    first, *rest = _wrapped(f"{verdict}: {', '.join(counts)}")
+    yield first.replace(verdict, click.style(verdict, fg=colour, bold=True), 1)
+    yield from (f"  {line}" for line in rest)
 
 
 def _paragraphs(arrays: Sequence[ArrayDiff]) -> Iterator[list[str]]:
@@ -143,7 +145,9 @@ def _share(part: int, whole: int) -> str:
     """`97.3 %`, or the number itself where that says more."""
     if part == whole:
         return "all"
-    return f"{part / whole:.1%}".replace("%", " %") if part * 1000 >= whole else f"{part:,}"
+    # What is rounded to all would not be all.
+    share = min(part / whole, 0.999)
+    return f"{share:.1%}".replace("%", " %") if part * 1000 >= whole else f"{part:,}"
 
 
 def _where(group: Sequence[ArrayDiff]) -> str:

@@ -158,9 +158,11 @@ def parse_side(key: str, axes: str) -> Side:
     """The side that a row's two strings describe.
 
     Raises:
-        MappingError: unbalanced brackets, an empty name, an axis that occurs twice.
+        MappingError: no key, unbalanced brackets, an empty name, an axis that occurs twice.
     """
     side = Side(parse_key(key), parse_groups(axes))
+    if not side.key.parts:
+        raise MappingError("a key is empty", place=f"[{axes}]")
     for axis in side.axes:
         if side.axes.count(axis) > 1:
             raise MappingError("an axis occurs twice on one side", place=side, got=axis)

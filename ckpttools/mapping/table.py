@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import prod
 
@@ -139,16 +139,24 @@ class Table:
         mapped = self._respelled(arrays, directions, (*self.dropped, *self._left_out(), *drop), exact)
         return self._padded(mapped)
 
-    def to_left_partly(self, arrays: Mapping[str, LazyArray]) -> Mapped:
+    def to_left_partly(
+        self, arrays: Mapping[str, LazyArray], beside: Mapping[str, LazyArray] | None = None
+    ) -> Mapped:
         """As many left arrays as the right ones make: what is missing or left over refuses nothing.
 
         An array of another shape than the model says is taken as it is, where its axes can be told.
 
+        Args:
+            arrays: right key -> array.
+            beside: left key -> array of a model of the same sizes; tells those that nothing else does.
+
         Raises:
             ConfigError: the configuration contradicts itself.
         """
+        seen = _observed(beside or {}, [row.left for row in self.rows], self.sizes)
+        table = replace(self, sizes=unify(self.sizes, seen))
         directions = [_Direction(row.right, row.left, row, False) for row in self.rows]
-        return _made_partly(self._settled(arrays, directions, (*self.dropped, *self._left_out())))
+        return _made_partly(table._settled(arrays, directions, (*self.dropped, *self._left_out())))
 
     def to_right(self, arrays: Mapping[str, LazyArray], cut: Collection[str] = ()) -> Mapped:
         """Right arrays as expressions of the left ones; errors as `to_left`.

@@ -396,7 +396,7 @@ def moved_and_changed(case: Case) -> Iterator[Hypothesis]:
             inner = Case(case.name, made, case.b, case.first, case.sizes)
             for change in values(inner):
                 text = f"{move.cause.text}, and then {change.cause.text}"
-                advice = change.cause.advice or move.cause.advice
+                advice = "; ".join(filter(None, (move.cause.advice, change.cause.advice)))
                 cause = Cause(f"{move.cause.name}+{change.cause.name}", text, advice)
                 yield Hypothesis(cause, change.pairs, change.ulps)
 

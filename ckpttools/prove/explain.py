@@ -104,7 +104,7 @@ def _is_worth_a_look(each: ArrayDiff) -> bool:
 def _of_group(cases: list[Case], causes: Sequence[Causes]) -> Iterator[tuple[str, Iterator[Hypothesis]]]:
     """Arrays of one name but for numbers: what fits no probe is not looked for in all the others."""
     step = -(-len(cases) // _PROBES)
-    known = {another_array}
+    known: set[Causes] = {another_array}
     for case in cases[::step]:
         fits = _that_fit(case, causes)
         first = next(fits, None)
