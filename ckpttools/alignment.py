@@ -37,7 +37,7 @@ class AlignOptions:
     """What a user may say of the models.
 
     Attributes:
-        model: family and the like, where no configuration or another one is to be followed.
+        model: family and RoPE layout, where no configuration or another one is to be followed.
         like: directory of a Hugging Face model, or a `config.json`; None for what lies beside the arrays.
     """
 
@@ -235,7 +235,7 @@ def _partly(
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
     # An output head that is there is compared, whatever the configuration says of it.
-    tied = tying.overrides(options.model.tied or "keep", head.head if head else None, arrays)
+    tied = tying.overrides("keep", head.head if head else None, arrays)
     content, place = config or (None, CONFIG)
     flags = {**overrides(family, options.model), **tied}
     table = family.table(content, place, spelling=spelling, overrides=flags)
@@ -334,7 +334,7 @@ def _with_what_both_have(first: Named, second: Named) -> Aligned:
             state = [name for name in arrays if _role(name) != "parameter"]
             if state:
                 remarks.append(
-                    f"{side}: not compared, as not both are training states: {_count(state)} of it"
+                    f"{side}: left out, as not both are of a training: {_count(state)} beside the parameters"
                 )
             for name in state:
                 del arrays[name]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.models import model_options
 from ckpttools.cli.options import ANY_PATH, bundled, json_option, max_header_option, resource_options
 from ckpttools.cli.output import print_json
 from ckpttools.cli.scanning import progress_option, watching
@@ -87,7 +86,7 @@ _looking_options = bundled(
         type=click.FloatRange(min=0),
         default=0.0,
         metavar="X",
-        help="Elements are equal up to so much: |a-b| <= atol + rtol * max(|a|,|b|).",
+        help="Up to so much elements are equal: |a-b| <= atol + rtol * max(|a|,|b|).",
     ),
     click.option(
         "--rtol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="The part in proportion."
@@ -99,7 +98,7 @@ _looking_options = bundled(
         metavar="N",
         help="Or up to N units in the last place, of the coarser dtype.",
     ),
-    click.option("--ignore-dtype", "ignore_dtypes", is_flag=True, help="The same numbers are equal."),
+    click.option("--ignore-dtype", "ignore_dtypes", is_flag=True, help="Equal numbers in another dtype are equal."),
     click.option(
         "--filter",
         "pattern",
@@ -112,13 +111,11 @@ _looking_options = bundled(
 )
 
 
-def _align_options(
-    like: Path | None, family: str | None, rope_layout: str | None, tied: str | None
-) -> AlignOptions:
+def _align_options(like: Path | None, family: str | None, rope_layout: str | None) -> AlignOptions:
     from ckpttools.alignment import AlignOptions
     from ckpttools.model import ModelOptions
 
-    return AlignOptions(ModelOptions(family, rope_layout, tied), like)
+    return AlignOptions(ModelOptions(family, rope_layout), like)
 
 
 _alignment_options = bundled(
@@ -130,7 +127,16 @@ _alignment_options = bundled(
         metavar="HF_DIR|CONFIG",
         help="A model's directory or config.json, where none lies beside the arrays.",
     ),
-    model_options,
+    click.option(
+        "--family",
+        metavar="NAME|FILE",
+        help="Map names by the rows of this family, whatever model_type says.",
+    ),
+    click.option(
+        "--rope-layout",
+        type=click.Choice(("halves", "interleaved")),
+        help="Order of rotary pairs in MaxText's query and key; without it as config.json implies.",
+    ),
 )
 
 

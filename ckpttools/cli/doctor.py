@@ -27,7 +27,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 @click.option("--list", "as_list", is_flag=True, help="List the checks and the fixes.")
 @click.pass_context
 def doctor(ctx: click.Context, path: Path | None, as_json: bool, fix: str | None, as_list: bool) -> None:
-    """Find what is wrong with a checkpoint and say what to do.
+    """What is wrong with a checkpoint, and what to do.
 
     PATH is anything: a run, a step, an item, a directory or file of safetensors, a zarr v3 hierarchy, whole
     or damaged. Indexes, headers and metadata are read, arrays are not. Exits with 1 if something is an

@@ -46,7 +46,7 @@ selection_options = bundled(
 )
 
 
-@click.command("hash", short_help="Digests that are the same in every format and layout.")
+@click.command("hash", short_help="Digests that no format or layout changes.")
 @click.argument("path", type=ANY_PATH)
 @json_option
 @click.option(

@@ -44,7 +44,7 @@ def casts(dtype: DType | None) -> list[Transform]:
     return [] if dtype is None else [CastTo(dtype)]
 
 
-@click.command("strip-optimizer", short_help="Parameters only, of a training checkpoint.")
+@click.command("strip-optimizer", short_help="Parameters of a training checkpoint.")
 @places
 @parameter_options
 @dtype_option

@@ -16,7 +16,7 @@ from ckpttools.dtypes import DTYPES, DType
 from ckpttools.region import Shape
 
 # Elements looked at at once, and what the temporaries of so many take: a dozen arrays of float64 at most.
-BLOCK = 1 << 16
+BLOCK = 1 << 15
 SCRATCH_BYTES = 16 * 8 * BLOCK
 
 
@@ -100,15 +100,22 @@ def deviation(
         tolerances: what `beyond` leaves out.
     """
     left, right = a.reshape(-1), b.reshape(-1)
-    same_dtype = dtypes[0] == dtypes[1]
-    places = np.flatnonzero(_unequal_bits(left, right)) if same_dtype else np.arange(left.size)
-    if not places.size:
+    places, other_bits = None, 0
+    if dtypes[0] == dtypes[1]:
+        unequal = _unequal_bits(left, right)
+        other_bits = int(np.count_nonzero(unequal))
+        # Picking elements out costs as much as looking at twice as many.
+        if 2 * other_bits < unequal.size:
+            places = np.flatnonzero(unequal)
+            left, right = left[places], right[places]
+    if not left.size:
         return Deviation(a.size)
-    found, where = _of_elements(left[places], right[places], dtypes, tolerances)
-    if where is None:
-        return replace(found, elements=a.size)
-    index = np.unravel_index(int(places[where]), a.shape)
-    return replace(found, elements=a.size, first=tuple(map(int, index)))
+    found, where = _of_elements(left, right, dtypes, tolerances)
+    if where is not None:
+        where = where if places is None else int(places[where])
+        index = tuple(map(int, np.unravel_index(where, a.shape)))
+        found = replace(found, first=index)
+    return replace(found, elements=a.size, other_bits=max(0, other_bits - found.differing))
 
 
 def _unequal_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -140,11 +147,9 @@ def _of_elements(
         relative = np.where(np.isfinite(gap), gap / size, inf)
     beyond = unequal & ~near
     differing, first = int(np.count_nonzero(unequal)), beyond if beyond.any() else unequal
-    same_dtype = dtypes[0] == dtypes[1]
     return Deviation(
         differing=differing,
         beyond=int(np.count_nonzero(beyond)),
-        other_bits=a.size - differing if same_dtype else 0,
         nan=int(np.count_nonzero(one_nan)),
         max_abs=_largest(gap, compared),
         max_rel=_largest(relative, compared),
@@ -200,48 +205,41 @@ def epsilon(dtype: DType) -> float:
 def _steps(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> np.ndarray | None:
     """How many numbers of the dtype lie between the elements; NaN counts as any number."""
     kinds = {"int" if dtype.kind in _WHOLE else dtype.kind for dtype in dtypes}
-    if kinds == {"int"}:
-        return _between(_ordered_integers(a, dtypes[0]), _ordered_integers(b, dtypes[1]))
     if kinds == {"float"}:
         dtype = coarser(*dtypes)
         sides = (_rounded(each, own, dtype) for each, own in zip((a, b), dtypes, strict=True))
-        return _between(*(_ordered(each, dtype) for each in sides))
-    if dtypes[0] == dtypes[1]:
+        return _between(*(_ranks(each, dtype) for each in sides))
+    if kinds == {"int"} and (dtypes[0] == dtypes[1] or "uint64" not in (d.name for d in dtypes)):
+        return _between(*(_integers(each, own) for each, own in zip((a, b), dtypes, strict=True)))
+    if kinds == {"complex"} and dtypes[0] == dtypes[1]:
         part = DTYPES["float32" if dtypes[0].name == "complex64" else "float64"]
-        halves = [_ordered(each.view(part.carrier).reshape(-1, 2), part) for each in (a, b)]
+        halves = [_ranks(each.view(part.carrier).reshape(-1, 2), part) for each in (a, b)]
         return np.asarray(_between(*halves).max(axis=-1))
     return None
 
 
-_Ordered = tuple[np.ndarray, np.ndarray]
-"""Whether each number is negative, and its rank among those of its sign."""
+def _ranks(carriers: np.ndarray, dtype: DType) -> np.ndarray:
+    """The places of floating-point numbers in their order, counted from 0, which -0 has as well."""
+    if dtype.bits == 64:
+        signed, sign = carriers.view(np.int64), np.iinfo(np.int64).min
+        return np.where(signed < 0, sign - signed, signed)
+    unsigned, sign = carriers.astype(np.int64), 1 << (dtype.bits - 1)
+    # This one has no sign.
+    return (
+        unsigned if dtype.name == "float8_e8m0fnu" else np.where(unsigned >= sign, sign - unsigned, unsigned)
+    )
 
 
-def _ordered(carriers: np.ndarray, dtype: DType) -> _Ordered:
-    if dtype.name == "float8_e8m0fnu":
-        return np.zeros(carriers.shape, bool), carriers.astype(np.uint64)
-    sign = carriers.dtype.type(1 << (dtype.bits - 1))
-    return (carriers & sign) != 0, (carriers & carriers.dtype.type(int(sign) - 1)).astype(np.uint64)
-
-
-def _ordered_integers(carriers: np.ndarray, dtype: DType) -> _Ordered:
+def _integers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
     if dtype.kind == "bool":
-        return np.zeros(carriers.shape, bool), (carriers != 0).astype(np.uint64)
+        return (carriers != 0).astype(np.int64)
     values = carriers.view(dtype.numpy)
-    if dtype.kind == "uint":
-        return np.zeros(values.shape, bool), values.astype(np.uint64)
-    signed = values.astype(np.int64)
-    negative = signed < 0
-    return negative, np.where(negative, np.negative(signed), signed).view(np.uint64)
+    return values if dtype.name == "uint64" else values.astype(np.int64)
 
 
-def _between(a: _Ordered, b: _Ordered) -> np.ndarray:
-    (minus_a, rank_a), (minus_b, rank_b) = a, b
-    apart = np.where(rank_a > rank_b, rank_a - rank_b, rank_b - rank_a)
-    # Of integers the sum may be more than 64 bits: as many as fit, then.
-    total = rank_a + rank_b
-    total[total < rank_a] = np.iinfo(np.uint64).max
-    return np.where(minus_a == minus_b, apart, total)
+def _between(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """|a - b| as unsigned numbers, which have room for it where signed ones overflow."""
+    return np.where(a > b, a - b, b - a).view(np.uint64)
 
 
 def _rounded(carriers: np.ndarray, dtype: DType, to: DType) -> np.ndarray:

@@ -14,9 +14,10 @@ from ckpttools.ir.scratch import Scratch
 from ckpttools.ir.views import view_of
 from ckpttools.names import in_natural_order
 from ckpttools.plan.pieces import Item
+from ckpttools.prove.bits import same_bits
 from ckpttools.prove.deviation import BLOCK, EXACT, SCRATCH_BYTES, Deviation, Tolerances, deviation
 from ckpttools.prove.stored_together import Whole
-from ckpttools.prove.verify import same_bits, side_by_side
+from ckpttools.prove.verify import side_by_side
 from ckpttools.region import Region, Shape, split_to
 from ckpttools.run.scanning import scan
 

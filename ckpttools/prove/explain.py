@@ -11,6 +11,7 @@ import numpy as np
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.scratch import Scratch
 from ckpttools.plan.pieces import Item
+from ckpttools.prove.bits import same_bits
 from ckpttools.prove.causes import (
     CAUSES,
     CAUSES_OF_SHAPES,
@@ -26,7 +27,6 @@ from ckpttools.prove.deviation import SCRATCH_BYTES
 from ckpttools.prove.diff import ArrayDiff
 from ckpttools.prove.relatives import Relatives, moves, template
 from ckpttools.prove.samples import boxes, close, same_in
-from ckpttools.prove.verify import same_bits
 from ckpttools.region import Region
 from ckpttools.run.scanning import scan
 

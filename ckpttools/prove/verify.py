@@ -10,6 +10,7 @@ from ckpttools.ir.array import LazyArray
 from ckpttools.ir.scratch import Scratch
 from ckpttools.ir.views import view_of
 from ckpttools.plan.pieces import Item
+from ckpttools.prove.bits import same_bits
 from ckpttools.prove.differences import Difference, in_order, kinds_differ, only_in_one
 from ckpttools.prove.digest import coordinates
 from ckpttools.prove.stored_together import Whole, alone, assembled, cheapest_reads, wholes
@@ -107,18 +108,6 @@ def _merge(found: _Found, more: _Found) -> None:
     for name, (count, first) in more.items():
         before, earliest = found.get(name, (0, first))
         found[name] = before + count, min(earliest, first)
-
-
-def same_bits(mine: np.ndarray, wanted: np.ndarray) -> bool:
-    """Whether two arrays of one dtype and shape, C-ordered, are equal to the bit."""
-    here, there, step = _bits(mine), _bits(wanted), _ELEMENTS
-    return all(np.array_equal(here[k : k + step], there[k : k + step]) for k in range(0, here.size, step))
-
-
-def _bits(values: np.ndarray) -> np.ndarray:
-    """The elements as whole numbers, as wide as their length allows: each of them equals itself."""
-    flat = values.reshape(-1).view(np.uint8)
-    return flat.view(np.uint64) if flat.nbytes % 8 == 0 else flat
 
 
 def _found(whole: Whole, region: Region, here: np.ndarray, there: np.ndarray) -> _Found:
