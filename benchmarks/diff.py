@@ -1,4 +1,4 @@
-"""`ckpt diff` as a process against `pread` of the same bytes into reused buffers, in alternation.
+"""`ckpt diff` against `pread` of the same bytes into reused buffers, in alternation.
 
     python benchmarks/diff.py [--directory DIR] [--rounds N] [--layers N]
 
@@ -10,42 +10,26 @@ unscanned, Hugging Face against scanned (which maps every array), and checkpoint
 from __future__ import annotations
 
 import argparse
-import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from hash import pread
-from pairs import ckpt, remove, seconds
+from hash import CORES, MEMORY, against_pread
+from pairs import ckpt, remove
 
+from ckpttools.alignment import aligned
+from ckpttools.convert import open_checkpoint
+from ckpttools.prove.diff import diff as compare
+from ckpttools.prove.explain import explain
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 
-def diff(a: Path, b: Path, *options: str) -> None:
-    """Runs `ckpt diff` as a user would; other exit codes than 0 and 1 are errors."""
-    command = [Path(sys.executable).with_name("ckpt"), "diff", a, b, "--no-progress", *options]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    if found.returncode not in (0, 1):
-        raise RuntimeError(found.stderr)
-
-
-def against_pread(title: str, a: Path, b: Path, rounds: int, *options: str) -> None:
-    """Alternates reading both checkpoints and comparing them; prints the medians and their ratio."""
-    nbytes = sum(
-        file.stat().st_size for path in (a, b) for file in [path, *path.rglob("*")] if file.is_file()
-    )
-    reads, looks = [], []
-    pread(a)
-    pread(b)
-    for _ in range(rounds):
-        reads.append(seconds(lambda: (pread(a), pread(b)))[0])
-        looks.append(seconds(lambda: diff(a, b, *options))[0])
-    read, look = statistics.median(reads), statistics.median(looks)
-    ratio = statistics.median(r / d for r, d in zip(reads, looks, strict=True))
-    speeds = f"pread {nbytes / read / 1e9:.2f} GB/s, ckpt {nbytes / look / 1e9:.2f} GB/s"
-    print(f"{title}: {speeds}, ratio {ratio:.2f}", flush=True)
+def diff(a: Path, b: Path, *, why: bool) -> None:
+    """What `ckpt diff` does between opening and printing."""
+    both = aligned(open_checkpoint(a), open_checkpoint(b))
+    found = compare(both.a, both.b, memory=MEMORY, jobs=2 * CORES)
+    if why and not all(each.is_equal for each in found):
+        explain(found, both.a, both.b, both.sizes, memory=MEMORY, jobs=2 * CORES)
 
 
 def disturb(path: Path) -> None:
@@ -65,20 +49,24 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
-        directory, rounds = Path(name), arguments.rounds
+        directory = Path(name)
+
+        def compared(title: str, a: Path, b: Path, why: bool = True) -> None:
+            against_pread(title, [a, b], lambda: diff(a, b, why=why), arguments.rounds)
+
         sizes = LlamaSizes(layers=arguments.layers)
         first, second = (write_llama(directory / each, sizes) for each in ("a", "b"))
-        against_pread("equal safetensors", first, second, rounds)
+        compared("equal safetensors", first, second)
         disturb(second)
-        against_pread("all numbers differ, no causes", first, second, rounds, "--no-explain")
-        against_pread("all numbers differ", first, second, rounds)
+        compared("all numbers differ, no causes", first, second, why=False)
+        compared("all numbers differ", first, second)
         remove(second.parent)
         scanned, apart = directory / "scanned", directory / "apart"
         ckpt("hf-to-maxtext", first.parent, scanned)
-        against_pread("Hugging Face against scanned", first.parent, scanned, rounds)
+        compared("Hugging Face against scanned", first.parent, scanned)
         ckpt("hf-to-maxtext", first.parent, apart, "--no-scan")
         remove(first.parent)
-        against_pread("scanned against unscanned", scanned, apart, rounds)
+        compared("scanned against unscanned", scanned, apart)
 
 
 if __name__ == "__main__":

@@ -328,16 +328,19 @@ def _with_what_both_have(first: Named, second: Named) -> Aligned:
     """Both sides; optimizer, step and random states only where both are checkpoints of a training."""
     a, b = dict(first.arrays), _renamed(second.arrays, first.arrays)
     remarks = [f"{side}: {text}" for side, each in (("A", first), ("B", second)) for text in each.remarks]
-    training = [any(_role(name) == "optimizer" for name in each) for each in (a, b)]
-    if not all(training):
-        for side, arrays in (("A", a), ("B", b)):
+    training = all(any(_role(name) == "optimizer" for name in each) for each in (a, b))
+    for side, arrays, others in (("A", a, {*b}), ("B", b, {*a})):
+        if training:
+            # Random states are where a trainer happens to keep them.
+            state = [name for name in arrays if _role(name) == "other" and name not in others]
+            why = "as the other side has no such random state"
+        else:
             state = [name for name in arrays if _role(name) != "parameter"]
-            if state:
-                remarks.append(
-                    f"{side}: left out, as not both are of a training: {_count(state)} beside the parameters"
-                )
-            for name in state:
-                del arrays[name]
+            why = "as not both are of a training"
+        if state:
+            remarks.append(f"{side}: left out, {why}: {_count(state)} beside the parameters")
+        for name in state:
+            del arrays[name]
     return Aligned(a, b, tuple(remarks), {**second.sizes, **first.sizes})
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -16,6 +18,8 @@ def load_group(group: str, kind: type[T] | None = None) -> dict[str, T]:
         group: entry-point group, such as "ckpttools.families".
         kind: class that every object must have, or None.
     """
+    from importlib.metadata import entry_points
+
     found: dict[str, T] = {}
     for point in entry_points(group=group):
         try:

@@ -186,6 +186,13 @@ class TestMaxTextAgainstMaxText:
         assert_equal(whole)
         assert any("opt_state" in name for name in whole.a)
 
+    def test_random_states_of_one_side_are_left_out(self):
+        training = open_tree(TRAIN)
+        gone = next(path for path in training.arrays if "rngs" in path)
+        both = aligned(training, Tree({p: leaf for p, leaf in training.items() if p != gone}))
+        assert_equal(both)
+        assert any("as the other side has no such random state" in each for each in both.remarks)
+
     def test_flavours_of_training_state(self):
         training = open_tree(TRAIN)
         other = with_parameters(training, parameters(training), LINEN)

@@ -136,7 +136,8 @@ class TestMeasures:
             nan = np.zeros((2, x.size), bool)
         else:
             nan = np.isnan(x), np.isnan(y)
-            unequal = (x != y) & ~(nan[0] & nan[1])
+            with np.errstate(invalid="ignore"):
+                unequal = (x != y) & ~(nan[0] & nan[1])
         assert found.deviation is not None
         assert found.deviation.elements == x.size
         assert found.deviation.differing == found.deviation.beyond == np.count_nonzero(unequal)

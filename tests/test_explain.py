@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import sqrt
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -11,19 +12,24 @@ import pytest
 from golden_data import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored_trees import write
 
 from ckpttools.alignment import aligned
 from ckpttools.dtypes import DTYPES
+from ckpttools.formats.chunk_codecs import Zstd
+from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.tree import Tree
+from ckpttools.ir.nodes import Stored
+from ckpttools.ir.tree import Tree, spelled
 from ckpttools.model import ModelOptions
 from ckpttools.prove.deviation import EXACT, Tolerances
 from ckpttools.prove.diff import ArrayDiff, diff
 from ckpttools.prove.explain import explain
 from ckpttools.prove.relatives import moves
 from ckpttools.prove.reshape import reshaped, transposes
+from ckpttools.prove.samples import in_memory
 from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import noise, shapes, stored
 from ckpttools.transforms.scan import StackLayers
@@ -269,6 +275,44 @@ def test_nothing_is_explained_by_what_holds_for_a_sample_only():
         a, b = {"w": lazy(truth)}, {"w": lazy(made)}
         (found,) = explain(diff(a, b, **PLENTY), a, b, **PLENTY)
         assert found.outcome == "differs" and found.cause is None
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "float8_e5m2"])
+def test_a_factor_in_every_dtype(dtype: str):
+    truth = np.random.default_rng(0).standard_normal((64, 32)).astype(DTYPES[dtype].numpy)
+    made = (truth.astype(np.float64) * 1.7).astype(truth.dtype)
+    a, b = {"w": lazy(truth)}, {"w": lazy(made)}
+    (found,) = explain(diff(a, b, **PLENTY), a, b, **PLENTY)
+    assert found.cause is not None and found.cause.name == "factor"
+
+
+@settings(max_examples=40)
+@given(pair=st.tuples(*[st.sampled_from(sorted(DTYPES))] * 2), seed=st.integers(0, 99), other=st.booleans())
+def test_every_pair_of_dtypes_can_be_looked_at(pair: tuple[str, str], seed: int, other: bool):
+    """Whatever is compared with whatever: no cause is looked for where it makes no sense."""
+    shapes_of = ((8, 6), (12, 4) if other else (8, 6))
+    sides = [
+        stored(noise(shape, DTYPES[name], seed + k), DTYPES[name])
+        for k, (name, shape) in enumerate(zip(pair, shapes_of, strict=True))
+    ]
+    a, b = ({"w": each} for each in sides)
+    (found,) = explain(diff(a, b, **PLENTY), a, b, **PLENTY)
+    assert found.cause is None
+
+
+def test_encoded_arrays_are_sampled_in_memory_where_there_is_room(tmp_path: Path):
+    truth = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
+    for name, values in (("a", truth), ("b", truth.T)):
+        write(Tree({("w",): lazy(values)}), OrbaxWriter(compression=Zstd(1)), tmp_path / name)
+    a, b = (
+        {spelled(path): array for path, array in open_tree(tmp_path / name).arrays.items()} for name in "ab"
+    )
+    (found,) = explain(diff(a, b, **PLENTY), a, b, **PLENTY)
+    assert found.cause is not None and found.cause.name == "transposed"
+    copy = in_memory(a["w"], truth.nbytes)
+    assert isinstance(copy, Stored) and np.array_equal(copy.read(), truth)
+    assert in_memory(a["w"], truth.nbytes - 1) is a["w"]
+    assert in_memory(copy, truth.nbytes) is copy
 
 
 PERTURBATIONS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {

@@ -191,7 +191,7 @@ def test_awkward_shapes_stay_within_the_budget(small):
 
 
 def test_more_memory_is_used_for_workers_first_then_for_larger_tasks():
-    tree = Tree({("w",): Stored((4096, 4096), F32, Refusing("f"), 0)})
+    tree = Tree({("w",): Stored((16384, 16384), F32, Refusing("f", 1 << 31), 0)})
     plans = [build(tree, OrbaxWriter(), memory=m * MIB, jobs=4) for m in (110, 128, 256, 1024)]
     assert [plan.jobs for plan in plans] == sorted(plan.jobs for plan in plans)
     assert plans[-1].jobs == 4

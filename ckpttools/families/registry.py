@@ -1,12 +1,15 @@
-"""Finding the family of a model: built-in ones and plug-ins come through the same entry points."""
+"""Finding the family of a model: built-in ones are modules of this package, others come by entry points."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
+import ckpttools.families as package
 from ckpttools.entry_points import load_group
 from ckpttools.errors import ConfigError, UnknownNameError, near_names
 from ckpttools.families.family import Family
@@ -17,8 +20,16 @@ _ELSE = "`ckpt families` lists what there is, and your own goes into a file: --f
 
 @cache
 def families() -> Mapping[str, Family]:
-    """All families by name, in alphabetical order."""
-    return dict(sorted(load_group("ckpttools.families", Family).items()))
+    """All families by name, in alphabetical order; plug-ins before built-in ones of the same name."""
+    return dict(sorted({**_built_in(), **load_group("ckpttools.families", Family)}.items()))
+
+
+@cache
+def _built_in() -> Mapping[str, Family]:
+    """The families of this package: every module with a `FAMILY`."""
+    modules = (import_module(f"{package.__name__}.{each.name}") for each in iter_modules(package.__path__))
+    found = (getattr(module, "FAMILY", None) for module in modules)
+    return {family.name: family for family in found if isinstance(family, Family)}
 
 
 def family_called(text: str) -> Family:
@@ -36,8 +47,9 @@ def family_named(name: str) -> Family:
     Raises:
         UnknownNameError: there is none; names those that there are.
     """
-    if name in families():
-        return families()[name]
+    known = _built_in() if name in _built_in() else families()
+    if name in known:
+        return known[name]
     near = near_names(name, families())
     raise UnknownNameError(
         f"unknown family {name!r}",
@@ -62,6 +74,10 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
             wanted="a string such as " + ", ".join(sorted(_by_model_type())),
             hint="name the family with --family",
         )
+    # Looking for plug-ins takes 30 ms, which most models do not need.
+    built_in = _of_types(_built_in())
+    if model_type in built_in:
+        return built_in[model_type]
     if model_type in _by_model_type():
         return _by_model_type()[model_type]
     near = near_names(model_type, _by_model_type())
@@ -76,4 +92,8 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
 
 
 def _by_model_type() -> dict[str, Family]:
-    return {name: family for family in families().values() for name in family.model_types}
+    return _of_types(families())
+
+
+def _of_types(known: Mapping[str, Family]) -> dict[str, Family]:
+    return {name: family for family in known.values() for name in family.model_types}

@@ -1,6 +1,6 @@
 """What a format is: a way to recognise and open a checkpoint, and a way to lay one out in files.
 
-Adding a format is one module with a `FORMAT` object and one entry-point line; see docs/add-a-format.md.
+Adding a format is one module with a `FORMAT` object and one line: see docs/add-a-format.md.
 """
 
 from __future__ import annotations

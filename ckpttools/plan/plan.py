@@ -25,6 +25,9 @@ _SMALLEST_TASK = 1 << 20
 # Sizes of a task, each half the one before, that are tried before fewer workers: smaller tasks cut matrices
 # of large models into pieces that are no longer contiguous.
 _GOOD_SIZES = 3
+# With fewer tasks for each worker the last one may leave the others idle for most of the time.
+_TASKS_PER_WORKER = 4
+_SMALLEST_SHARE = 4 << 20
 # A task with its region and place; an index entry with its key, twice (as an object and encoded).
 _BYTES_PER_TASK = 1024
 _BYTES_PER_CHUNK = 1024
@@ -137,15 +140,23 @@ def build(tree: Tree, writer: Writer, *, memory: int, jobs: int, notes: Notes | 
         MemoryBudgetError: the memory is too small even for one worker with the smallest tasks.
     """
     jobs, most, layout = _fitted(tree, writer, memory, jobs)
+    written = _written(tree, layout)
+    share = min(most, _share(sum(array.nbytes for array in written.values()), jobs))
     tasks = [
         task
-        for path, array in _written(tree, layout).items()
-        for task in cut(path, array, layout.placements[path], most)
+        for path, array in written.items()
+        for placement in (layout.placements[path],)
+        for task in cut(path, array, placement, most if placement.codec else share)
     ]
     tasks.sort(key=lambda task: task.locality)
     buffer = max((task.bytes_out for task in tasks), default=0)
     scratch = _scratch_bytes(tree, layout)
     return Plan(tree, layout, tuple(tasks), jobs, memory, buffer, scratch, notes or Notes())
+
+
+def _share(nbytes: int, jobs: int) -> int:
+    """Bytes of a task at most so that every worker gets several, where there is little to do."""
+    return max(_SMALLEST_SHARE, ceil_div(nbytes, _TASKS_PER_WORKER * jobs))
 
 
 def _fitted(tree: Tree, writer: Writer, memory: int, jobs: int) -> tuple[int, int, Layout]:

@@ -19,7 +19,7 @@ import numpy as np
 from ckpttools.dtypes import DTYPES, DType
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import Constant, elementwise, relayout, stack, take, window
-from ckpttools.mapping.values import Add, Multiply
+from ckpttools.mapping.values import Add, blockwise, rounded
 from ckpttools.prove.deviation import coarser, epsilon
 from ckpttools.prove.reshape import reshaped, transposes
 from ckpttools.prove.samples import as_dtype, in_one_dtype, sampled_numbers
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 ENOUGH = 8
 # Widths of heads in released models, tried where nothing tells the model's own.
 _HEAD_DIMS = (64, 128, 256, 96, 80, 112, 192, 32)
+# An embedding and a head have few arrays of their shape beside them; projections have many.
+_MOST_ALIKE = 8
 # An axis with more entries is not searched for another order.
 _MOST_ENTRIES = 512
 
@@ -104,8 +106,9 @@ Causes = Callable[[Case], Iterator[Hypothesis]]
 def all_zeros(case: Case) -> Iterator[Hypothesis]:
     """One side is zeros, as arrays are that were made and never filled."""
     for side, array, _, _ in case.sides:
-        cause = Cause("zeros", f"{side} is all zeros", f"{side} was not written, or never initialised")
-        yield Hypothesis(cause, ((array, _constant(array, bytes(array.dtype.itemsize))),))
+        if array.dtype.name != _WITHOUT_ZERO:
+            cause = Cause("zeros", f"{side} is all zeros", f"{side} was not written, or never initialised")
+            yield Hypothesis(cause, ((array, _constant(array, bytes(array.dtype.itemsize))),))
 
 
 def all_nan(case: Case) -> Iterator[Hypothesis]:
@@ -117,6 +120,7 @@ def all_nan(case: Case) -> Iterator[Hypothesis]:
             yield Hypothesis(cause, ((array, _constant(array, nan)),))
 
 
+_WITHOUT_ZERO = "float8_e8m0fnu"
 _WITHOUT_NAN = ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn")
 
 
@@ -249,32 +253,22 @@ def other_shape(case: Case) -> Iterator[Hypothesis]:
 
 def padded(case: Case) -> Iterator[Hypothesis]:
     """One side goes on where the other ends, on one axis: a vocabulary that was filled up."""
-    for side, long, _, short in (_longer(case, *each) for each in case.sides):
-        axes = [k for k, (n, m) in enumerate(zip(long.shape, short.shape, strict=False)) if n != m]
-        if (
-            len(long.shape) != len(short.shape)
-            or len(axes) != 1
-            or long.shape[axes[0]] < short.shape[axes[0]]
-        ):
-            continue
-        (axis,) = axes
-        start = tuple(short.shape[axis] if k == axis else 0 for k in range(len(long.shape)))
-        rest = tuple(n - s for n, s in zip(long.shape, start, strict=True))
-        tail = window(long, start, rest)
-        head = (window(long, (0,) * len(start), short.shape), short)
-        more = f"{side} has {rest[axis]} more entries on axis {axis}"
-        zeros = (tail, _constant(tail, bytes(tail.dtype.itemsize)))
-        advice = "--pad-vocab fills a vocabulary up, and the way back to Hugging Face cuts it again"
-        yield Hypothesis(Cause("padded", f"{more}, all zeros", advice), (head, zeros))
-        yield Hypothesis(Cause("padded", f"{more}, the others are equal", advice), (head,))
-
-
-def _longer(
-    case: Case, side: str, array: LazyArray, name: str, other: LazyArray
-) -> tuple[str, LazyArray, str, LazyArray]:
-    """Both arrays in one dtype."""
     a, b = case.alike
-    return (side, a, name, b) if side == "A" else (side, b, name, a)
+    if len(a.shape) != len(b.shape):
+        return
+    axes = [k for k, (n, m) in enumerate(zip(a.shape, b.shape, strict=True)) if n != m]
+    if len(axes) != 1:
+        return
+    (axis,) = axes
+    side, long, short = ("A", a, b) if a.shape[axis] > b.shape[axis] else ("B", b, a)
+    start = tuple(short.shape[axis] if k == axis else 0 for k in range(len(long.shape)))
+    tail = window(long, start, tuple(n - s for n, s in zip(long.shape, start, strict=True)))
+    head = (window(long, (0,) * len(start), short.shape), short)
+    more = f"{side} has {tail.shape[axis]} more entries on axis {axis}"
+    advice = "--pad-vocab fills a vocabulary up, and the way back to Hugging Face cuts it again"
+    zeros = (tail, _constant(tail, bytes(tail.dtype.itemsize)))
+    yield Hypothesis(Cause("padded", f"{more}, all zeros", advice), (head, zeros))
+    yield Hypothesis(Cause("padded", f"{more}, the others are equal", advice), (head,))
 
 
 def plus_one(case: Case) -> Iterator[Hypothesis]:
@@ -292,19 +286,43 @@ def plus_one(case: Case) -> Iterator[Hypothesis]:
 def factor(case: Case) -> Iterator[Hypothesis]:
     """All elements are multiplied by one number."""
     a, b = case.alike
-    if not a.dtype.is_float or a.shape != b.shape:
+    if not (a.dtype.is_float and b.dtype.is_float) or a.shape != b.shape:
         return
     x, y = sampled_numbers(a), sampled_numbers(b)
     good = np.isfinite(x) & np.isfinite(y) & (x != 0)
     if np.count_nonzero(good & (y != 0)) < ENOUGH:
         return
     with np.errstate(over="ignore", invalid="ignore"):
-        ratio = float(np.dot(x[good], y[good]) / np.dot(x[good], x[good]))
+        ratio = _ratio(x[good], y[good], a.dtype)
     # Rounding alone makes a factor that is nearly one.
-    if not np.isfinite(ratio) or ratio == 0 or abs(ratio - 1) < 4 * epsilon(a.dtype):
+    if not np.isfinite(ratio) or ratio == 0 or abs(ratio - 1) < 2 * epsilon(a.dtype):
         return
-    made = as_dtype(elementwise(a, Multiply(ratio)), b.dtype)
+    made = as_dtype(elementwise(a, _Times(ratio)), b.dtype)
     yield Hypothesis(_of_factor(case, ratio), ((made, b),), ulps=2)
+
+
+def _ratio(x: np.ndarray, y: np.ndarray, dtype: DType) -> float:
+    """The factor from x to y that fits best: coarse numbers tell it together better than each of them."""
+    if dtype.bits == 64:
+        return float(np.median(y / x))
+    return float(np.dot(x, y) / np.dot(x, x))
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """x * factor in float64, rounded to x's dtype."""
+
+    factor: float
+
+    def result(self, dtype: DType) -> DType:
+        return dtype
+
+    def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
+        def scaled(block: np.ndarray) -> np.ndarray:
+            with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+                return rounded(block.astype(np.float64) * self.factor, dtype)
+
+        blockwise(source, target, dtype, dtype, scaled)
 
 
 def _of_factor(case: Case, ratio: float) -> Cause:
@@ -403,14 +421,18 @@ def moved_and_changed(case: Case) -> Iterator[Hypothesis]:
 
 def tied(name: str, array: LazyArray, side: str, own: Mapping[str, LazyArray]) -> Iterator[Hypothesis]:
     """An array that only one side has is another of that side: an output head stored with its embedding."""
-    for other, same in own.items():
-        if other == name or same.dtype != array.dtype or len(array.shape) != 2:
+    shapes = (array.shape, array.shape[::-1])
+    alike = {other: each for other, each in own.items() if other != name and each.shape in shapes}
+    if len(array.shape) != 2 or len(alike) > _MOST_ALIKE:
+        return
+    for other, same in alike.items():
+        if same.dtype != array.dtype:
             continue
         advice = "the other side ties them: --tied drop or --tied materialize makes both alike"
         cause = Cause("tied", f"it is {side}'s {other}", advice)
         if same.shape == array.shape:
             yield Hypothesis(cause, ((same, array),))
-        elif same.shape == array.shape[::-1]:
+        else:
             yield Hypothesis(cause, ((relayout(same, [(n,) for n in same.shape], (1, 0), (1, 1)), array),))
 
 

@@ -221,25 +221,26 @@ def _steps(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> np.ndar
 def _ranks(carriers: np.ndarray, dtype: DType) -> np.ndarray:
     """The places of floating-point numbers in their order, counted from 0, which -0 has as well."""
     if dtype.bits == 64:
-        signed, sign = carriers.view(np.int64), np.iinfo(np.int64).min
-        return np.where(signed < 0, sign - signed, signed)
-    unsigned, sign = carriers.astype(np.int64), 1 << (dtype.bits - 1)
-    # This one has no sign.
-    return (
-        unsigned if dtype.name == "float8_e8m0fnu" else np.where(unsigned >= sign, sign - unsigned, unsigned)
-    )
+        signed, lowest = carriers.view(np.int64), np.iinfo(np.int64).min
+        return np.asarray(np.where(signed < 0, lowest - signed, signed))
+    places: np.ndarray = carriers.astype(np.int64)
+    if dtype.name == "float8_e8m0fnu":  # the one without a sign
+        return places
+    sign = 1 << (dtype.bits - 1)
+    return np.asarray(np.where(places >= sign, sign - places, places))
 
 
 def _integers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
     if dtype.kind == "bool":
-        return (carriers != 0).astype(np.int64)
+        return np.asarray(carriers != 0).astype(np.int64)
     values = carriers.view(dtype.numpy)
-    return values if dtype.name == "uint64" else values.astype(np.int64)
+    return np.asarray(values if dtype.name == "uint64" else values.astype(np.int64))
 
 
 def _between(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """|a - b| as unsigned numbers, which have room for it where signed ones overflow."""
-    return np.where(a > b, a - b, b - a).view(np.uint64)
+    apart: np.ndarray = np.where(a > b, a - b, b - a)
+    return apart.view(np.uint64)
 
 
 def _rounded(carriers: np.ndarray, dtype: DType, to: DType) -> np.ndarray:

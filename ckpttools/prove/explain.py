@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import islice
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from ckpttools.prove.causes import (
 from ckpttools.prove.deviation import SCRATCH_BYTES
 from ckpttools.prove.diff import ArrayDiff
 from ckpttools.prove.relatives import Relatives, moves, template
-from ckpttools.prove.samples import boxes, close, same_in
+from ckpttools.prove.samples import boxes, close, in_memory, same_in
 from ckpttools.region import Region
 from ckpttools.run.scanning import scan
 
@@ -34,6 +34,8 @@ from ckpttools.run.scanning import scan
 _PROBES = 3
 # Of the hypotheses that fit a sample so many are looked at on the whole, one after the other.
 _MOST_FITTING = 3
+# A copy of an array has room in this part of the memory: there are two, each made from another one.
+_COPIES = 8
 
 
 def explain(
@@ -57,13 +59,13 @@ def explain(
     Raises:
         CheckpointError: an array cannot be read, or the memory is too small.
     """
-    fitting = dict(_fitting(found, a, b, sizes or {}))
+    fitting = dict(_fitting(found, a, b, sizes or {}, memory // _COPIES))
     proved: dict[str, Hypothesis] = {}
-    for _ in range(_MOST_FITTING):
-        tried = {name: next(each, None) for name, each in fitting.items() if name not in proved}
-        likely = {name: each for name, each in tried.items() if each is not None}
-        failed = _failed(list(likely.values()), memory, jobs, observe)
-        proved |= {name: each for k, (name, each) in enumerate(likely.items()) if k not in failed}
+    for number in range(_MOST_FITTING):
+        open_ = {name: each for name, each in fitting.items() if name not in proved and number < len(each)}
+        tried = [each[number] for each in open_.values()]
+        failed = _failed(tried, memory, jobs, observe)
+        proved |= {name: tried[k] for k, name in enumerate(open_) if k not in failed}
     causes = {name: each.cause for name, each in proved.items()} | _causes_of_moves(proved)
     return tuple(replace(each, cause=causes.get(each.name)) for each in found)
 
@@ -78,20 +80,21 @@ def _fitting(
     a: Mapping[str, LazyArray],
     b: Mapping[str, LazyArray],
     sizes: Mapping[str, int],
-) -> Iterator[tuple[str, Iterator[Hypothesis]]]:
-    """Names and, found when asked for, what fits a sample of their arrays."""
+    room: int,
+) -> Iterator[tuple[str, list[Hypothesis]]]:
+    """Names and what fits a sample of their arrays."""
     relatives = Relatives(a, b)
     groups: dict[tuple[str, str], list[Case]] = {}
     for each in found:
         if each.outcome.startswith("only"):
             side, own = ("A", a) if each.b is None else ("B", b)
-            yield each.name, filter(_fits, tied(each.name, own[each.name], side, own))
+            yield each.name, list(filter(_fits, tied(each.name, own[each.name], side, own)))
         elif _is_worth_a_look(each):
             first = each.deviation.first if each.deviation else None
             case = Case(each.name, a[each.name], b[each.name], first, sizes, relatives)
             groups.setdefault((template(each.name), each.outcome), []).append(case)
     for (_, outcome), cases in groups.items():
-        yield from _of_group(cases, CAUSES if outcome == "differs" else CAUSES_OF_SHAPES)
+        yield from _of_group(cases, CAUSES if outcome == "differs" else CAUSES_OF_SHAPES, room)
 
 
 def _is_worth_a_look(each: ArrayDiff) -> bool:
@@ -101,23 +104,32 @@ def _is_worth_a_look(each: ArrayDiff) -> bool:
     return each.outcome == "differs" and each.deviation is not None and each.deviation.differing >= ENOUGH
 
 
-def _of_group(cases: list[Case], causes: Sequence[Causes]) -> Iterator[tuple[str, Iterator[Hypothesis]]]:
+def _of_group(
+    cases: list[Case], causes: Sequence[Causes], room: int
+) -> Iterator[tuple[str, list[Hypothesis]]]:
     """Arrays of one name but for numbers: what fits no probe is not looked for in all the others."""
     step = -(-len(cases) // _PROBES)
     known: set[Causes] = {another_array}
     for case in cases[::step]:
-        fits = _that_fit(case, causes)
-        first = next(fits, None)
-        if first is not None:
-            known.add(first[0])
-            yield case.name, (each for _, each in chain([first], fits))
+        found = _that_fit(case, causes, room)
+        known |= {cause for cause, _ in found}
+        yield case.name, [each for _, each in found]
     for number, case in enumerate(cases):
         if number % step:
-            yield case.name, (each for _, each in _that_fit(case, [c for c in causes if c in known]))
+            some = [cause for cause in causes if cause in known]
+            yield case.name, [each for _, each in _that_fit(case, some, room)]
 
 
-def _that_fit(case: Case, causes: Sequence[Causes]) -> Iterator[tuple[Causes, Hypothesis]]:
-    return ((cause, each) for cause in causes for each in cause(case) if _fits(each))
+def _that_fit(case: Case, causes: Sequence[Causes], room: int) -> list[tuple[Causes, Hypothesis]]:
+    """The first cause of which hypotheses fit a sample, with the first few of these."""
+    # What is tried in memory is found again by its number, so that no copy outlives the search.
+    near = replace(case, a=in_memory(case.a, room), b=in_memory(case.b, room))
+    for cause in causes:
+        fitting = (number for number, each in enumerate(cause(near)) if _fits(each))
+        numbers = list(islice(fitting, _MOST_FITTING))
+        if numbers:
+            return [(cause, each) for number, each in enumerate(cause(case)) if number in numbers]
+    return []
 
 
 def _fits(hypothesis: Hypothesis) -> bool:

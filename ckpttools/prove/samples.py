@@ -9,14 +9,17 @@ import numpy as np
 
 from ckpttools.dtypes import DType
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.nodes import elementwise
+from ckpttools.ir.nodes import Stored, elementwise
 from ckpttools.mapping.values import Cast
 from ckpttools.prove.deviation import BLOCK, coarser, deviation, numbers
 from ckpttools.region import Region, Shape, split_to
+from ckpttools.stores.memory import Bytes
 
 # Boxes of so many elements, long on the last axis, where neighbours in memory are.
 _BOX, _LAST, _SIDE = 2048, 128, 8
 _BOXES = 4
+# Where a sample takes more than this, what is tried on it is tried on a copy in memory.
+_DEAR = 1 << 20
 
 
 def boxes(shape: Shape) -> list[Region]:
@@ -45,6 +48,19 @@ def _sides(shape: Shape) -> Shape:
     for length in reversed(shape[:-1]):
         sides.append(max(1, min(length, _BOX // prod(sides), _SIDE)))
     return tuple(reversed(sides))
+
+
+def in_memory(array: LazyArray, room: int) -> LazyArray:
+    """A copy of an array of which a few elements cost much, as out of a large encoded chunk; else itself.
+
+    Args:
+        array: any array.
+        room: bytes that a copy may have.
+    """
+    read = sum(array.read_cost(box).nbytes for box in boxes(array.shape))
+    if read < _DEAR or array.nbytes > room:
+        return array
+    return Stored(array.shape, array.dtype, Bytes("memory", array.read().tobytes()), 0, whole_bytes=True)
 
 
 def sampled(array: LazyArray) -> list[np.ndarray]:
