@@ -30,7 +30,8 @@ MAY = {
     "run": BASE | {"ir", "stores", "formats.base", "formats.placement", "plan"},
     "doctor": BASE | {"ir", "formats", "stores", "run.staging"},
     "inspect": BASE | {"ir", "mapping", "families", "plan.pieces", "run.scanning"},
-    "prove": BASE | {"ir", "mapping.values", "stores.memory", "transforms.restack", "plan", "run.events", "run.scanning"},
+    "prove": BASE
+    | {"ir", "mapping.values", "stores.memory", "transforms.restack", "plan", "run.events", "run.scanning"},
     "sharding": BASE | {"ir"},
 }
 # Files that may import more than their room.

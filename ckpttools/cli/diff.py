@@ -98,7 +98,9 @@ _looking_options = bundled(
         metavar="N",
         help="Or up to N units in the last place, of the coarser dtype.",
     ),
-    click.option("--ignore-dtype", "ignore_dtypes", is_flag=True, help="Equal numbers in another dtype are equal."),
+    click.option(
+        "--ignore-dtype", "ignore_dtypes", is_flag=True, help="Equal numbers in another dtype are equal."
+    ),
     click.option(
         "--filter",
         "pattern",
