@@ -84,7 +84,8 @@ def check(found: Statistics, carriers: np.ndarray, dtype: DType) -> None:
         assert close(found.norm, norm, relative * norm)
         # Relative to the largest number, as a sum that cancels has no digits of its own.
         assert close(found.mean, mean, relative * abs(finite).max())
-        assert close(found.std, std, relative * abs(finite).max())
+        # numpy's squares of large numbers are infinite where those of their distances from the mean are not.
+        assert not np.isfinite(std) or close(found.std, std, relative * abs(finite).max())
 
 
 @given(known=lazy_arrays(depth=2))
