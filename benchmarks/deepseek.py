@@ -58,10 +58,10 @@ SMALL = {
 def plan_of(source: Path, *command: str) -> None:
     """Plans with --dry-run; prints seconds and peak memory."""
     words = [Path(sys.executable).with_name("ckpt"), "convert", *command[:1], source, source / "out"]
-    # The plan is printed, then refused (5) where the disk has no room for it.
+    # The plan is printed, then refused (4) where the disk has no room for it.
     run = [*words, *command[1:], "--dry-run"]
     taken, done = seconds(lambda: subprocess.run(run, capture_output=True))
-    if done.returncode not in (0, 5):
+    if done.returncode not in (0, 4):
         raise SystemExit(done.stderr.decode())
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     print(f"  ckpt convert {' '.join(command)} --dry-run: {taken:.1f} s, peak {peak:.2f} GiB", flush=True)
