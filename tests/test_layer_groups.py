@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from test_round_trips import model
 
+from ckpttools.errors import CoverageError
 from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
 
 TEXT = {
@@ -211,3 +212,13 @@ class TestDeepSeek:
         carried = to_maxtext(with_prediction, ToMaxText(carry=True))
         assert list(carried.carried) == [name]
         assert not carried.notes.dropped
+
+    def test_weights_in_block_scaled_float8_say_what_to_do(self):
+        config = {**self.CONFIG, "first_k_dense_replace": 1}
+        tree = model(config, 0)
+        scale = "model.layers.1.mlp.experts.0.up_proj.weight_scale_inv"
+        leaves = {**tree.leaves, (scale,): tree["model.norm.weight",]}
+        with pytest.raises(CoverageError) as error:
+            to_maxtext(type(tree)(leaves, tree.metadata), ToMaxText())
+        assert "block-scaled float8: convert them to bfloat16 first" in str(error.value.hint)
+        assert scale in str(error.value.hint)

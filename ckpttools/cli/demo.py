@@ -12,23 +12,25 @@ import click
 from ckpttools.cli.options import ANY_PATH
 
 
-@click.command()
+@click.command(short_help="Make, convert and load a small model, and back.")
 @click.option(
     "--directory", type=ANY_PATH, help="Where to work and leave the results; default a temporary one."
 )
 def demo(directory: Path | None) -> None:
-    """Make, convert, show and load a small model.
+    """Make a small model, convert it, show it, load it, and convert it back.
 
     \b
     Example:
       ckpt demo --directory ./demo
     """
     with _place(directory) as place:
-        source, target = place / "hf", place / "maxtext"
+        source, target, back = place / "hf", place / "maxtext", place / "back"
         _make(source)
         _shown("convert", "hf-to-maxtext", source, target)
         _shown("inspect", "tree", target)
         _load(source, target)
+        _shown("convert", "maxtext-to-hf", target, back)
+        _shown("diff", source, back)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ _INTERRUPTED, _PIPE_CLOSED = 130, 141
 _COMMANDS = {
     "cast": Lazy("ckpttools.cli.cast", "cast", "The same arrays in other dtypes."),
     "convert": Lazy("ckpttools.cli.convert", "convert", "Write a checkpoint in another form."),
-    "demo": Lazy("ckpttools.cli.demo", "demo", "Make, convert, show and load a small model."),
+    "demo": Lazy("ckpttools.cli.demo", "demo", "Make, convert and load a small model, and back."),
     "diff": Lazy("ckpttools.cli.diff", "diff", "What differs between two checkpoints, how far, and why."),
     "doctor": Lazy("ckpttools.cli.doctor", "doctor", "What is wrong with a checkpoint, and what to do."),
     "families": Lazy("ckpttools.cli.families", "families", "List, show and check model families."),

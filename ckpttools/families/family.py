@@ -151,6 +151,7 @@ class Family:
             left_out=tuple(map(parse_key, self.left_out)),
             place=place,
             told=config is not None,
+            remedies=self.hints,
         )
 
     def spelling_of(self, names: Collection[str]) -> Spelling:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import islice
 
 from ckpttools.errors import CoverageError, listing, near_names
@@ -69,8 +70,17 @@ def check_coverage(
     sizes: Mapping[str, Size],
     place: str,
     dropped: Collection[str] = (),
+    remedies: Mapping[str, str] | None = None,
 ) -> None:
     """Compares the arrays that are there with those that the rows name.
+
+    Args:
+        arrays: what is there.
+        wanted, unwanted: the sides whose arrays must be there, and those whose must not.
+        sizes: length of every axis.
+        place: for messages.
+        dropped: keys that are left out on purpose.
+        remedies: pattern of keys that no row takes -> what to do about such.
 
     Raises:
         NotCoveredError: with every missing, left-over and misshapen array.
@@ -93,6 +103,7 @@ def check_coverage(
     ]
     alternatives = {key for each in unwanted for key in _keys(each, lengths)}
     hints = [
+        *_remedies(extra, remedies or {}),
         *(f"{key} is missing because it was dropped" for key in missing if key in dropped),
         *_flag_hints([key for key in missing if key not in alternatives], wanted, lengths, "wanted"),
         *_flag_hints(extra, unwanted, lengths, "not expected"),
@@ -108,6 +119,14 @@ def check_coverage(
         place=place,
         hint="; ".join(hints) or "check that config.json belongs to these weights",
     )
+
+
+def _remedies(extra: Sequence[str], remedies: Mapping[str, str]) -> Iterator[str]:
+    """What to do about keys that no row takes, once for each remedy."""
+    for pattern, text in remedies.items():
+        hit = next((key for key in extra if fnmatchcase(key, pattern)), None)
+        if hit:
+            yield f"{text} (there is {hit})"
 
 
 def _section(what: str, lines: list[str]) -> str:

@@ -105,6 +105,7 @@ class Table:
         padded: axis -> length that left arrays have on it at least, filled up with zeros.
         place: what is being mapped, for messages.
         told: whether a configuration has told how many layers there are.
+        remedies: pattern of right keys that no row takes -> what to do about such.
     """
 
     rows: tuple[Row, ...]
@@ -116,6 +117,7 @@ class Table:
     padded: Mapping[str, int] = field(default_factory=dict)
     place: str = ""
     told: bool = True
+    remedies: Mapping[str, str] = field(default_factory=dict)
 
     def to_left(
         self, arrays: Mapping[str, LazyArray], drop: Collection[str] = (), *, exact: bool = False
@@ -187,7 +189,7 @@ class Table:
         self._require(said, kept, [each.source for each in settled.directions])
         expected = [Expected(each.source, _why(each.row, flags)) for each in settled.directions]
         unwanted = [Expected(each.source, _why(each.row, flags)) for each in settled.absent]
-        check_coverage(kept, expected, unwanted, said, self.place, settled.dropped)
+        check_coverage(kept, expected, unwanted, said, self.place, settled.dropped, self.remedies)
         refuse_open(flags, self.place)
         return _made(settled.directions, kept, said, settled.dropped, exact)
 
