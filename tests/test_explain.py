@@ -300,6 +300,13 @@ def test_every_pair_of_dtypes_can_be_looked_at(pair: tuple[str, str], seed: int,
     assert found.cause is None
 
 
+def test_one_number_in_another_shape_is_no_evidence():
+    sides = [{"w": lazy(np.full(shape, 0.5, np.float32))} for shape in ((8, 6), (12, 4))]
+    (found,) = explain(diff(*sides, **PLENTY), *sides, **PLENTY)
+    assert found.outcome == "shape"
+    assert found.cause is None
+
+
 def test_encoded_arrays_are_sampled_in_memory_where_there_is_room(tmp_path: Path):
     truth = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
     for name, values in (("a", truth), ("b", truth.T)):

@@ -89,7 +89,7 @@ def _fitting(
         if each.outcome.startswith("only"):
             side, own = ("A", a) if each.b is None else ("B", b)
             yield each.name, list(filter(_fits, tied(each.name, own[each.name], side, own)))
-        elif _is_worth_a_look(each):
+        elif _is_worth_a_look(each) and not (each.outcome == "shape" and _is_constant(a[each.name])):
             first = each.deviation.first if each.deviation else None
             case = Case(each.name, a[each.name], b[each.name], first, sizes, relatives)
             groups.setdefault((template(each.name), each.outcome), []).append(case)
@@ -102,6 +102,14 @@ def _is_worth_a_look(each: ArrayDiff) -> bool:
     if each.outcome == "shape":
         return True
     return each.outcome == "differs" and each.deviation is not None and each.deviation.differing >= ENOUGH
+
+
+def _is_constant(array: LazyArray) -> bool:
+    """Whether a sample holds one number only: any order of elements is as good as another then."""
+    sample = np.concatenate([array.read(box).reshape(-1) for box in boxes(array.shape)] or [np.empty(0)])
+    if sample.dtype == np.bool_:
+        sample = sample.view(np.uint8) != 0
+    return bool((sample == sample[:1]).all())
 
 
 def _of_group(
