@@ -6,9 +6,7 @@ from hypothesis import strategies as st
 
 from ckpttools.errors import MappingError
 from ckpttools.mapping.arithmetic import DoesNotDivideError, names_in, value
-from ckpttools.testing.profile import use_profile
 
-use_profile()
 LENGTHS = {"layers": 26, "block": 4, "heads": 7}
 
 

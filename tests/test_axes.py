@@ -4,10 +4,8 @@ from hypothesis import strategies as st
 
 from ckpttools.errors import MappingError
 from ckpttools.mapping.axes import Field, Key, Side, parse_groups, parse_key, parse_side
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import statements
 
-use_profile()
 NAMES = st.sampled_from(("layer", "expert", "repeat", "block", "heads", "head_dim"))
 LITERALS = st.text("abc_.0123", min_size=1, max_size=6)
 

@@ -23,12 +23,10 @@ from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.plan import plan as planning
 from ckpttools.run import executor
 from ckpttools.run.events import TaskDone
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import lazy_arrays, noise, stored, tilings
 from ckpttools.transforms.cast import CastMap, CastTo, cast
 from ckpttools.transforms.conversion import Convert, has_infinity, has_nan, is_lossless, limits
 
-use_profile()
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]
 WHOLE = [dtype for dtype in DTYPES.values() if dtype.kind in ("int", "uint")]
 # Significant bits, written down apart from the package; largest power of two below infinity.

@@ -6,9 +6,7 @@ from hypothesis import strategies as st
 
 from ckpttools.formats.chunking import LARGEST, MIB, SMALLEST, chunk_shape
 from ckpttools.region import grid_shape
-from ckpttools.testing.profile import use_profile
 
-use_profile()
 ITEMSIZES = st.sampled_from((1, 2, 4, 8))
 SIDES = st.integers(1, 300) | st.sampled_from(
     (512, 2048, 4096, 6144, 14336, 53248, 128256, 151936, 10007, 1 << 26)

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 from ckpttools.ir import copy as copying
 from ckpttools.ir.copy import copy, scratch_bytes
 from ckpttools.ir.scratch import Scratch
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import shapes
 
-use_profile()
 CARRIERS = [np.dtype(code) for code in ("u1", "<u2", "<u4", "<u8", "<c16")]
 TILES = (64, 256, 4096, 256 * 1024)
 

@@ -31,11 +31,8 @@ from ckpttools.ir.tree import Tree
 from ckpttools.prove.deviation import Deviation, Tolerances, deviation, numbers
 from ckpttools.prove.diff import ArrayDiff, diff
 from ckpttools.testing.models import LlamaSizes, write_llama
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, lazy_arrays, noise, shapes, stored
-
-use_profile()
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]

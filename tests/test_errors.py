@@ -4,9 +4,7 @@ from hypothesis import strategies as st
 
 from ckpttools import errors
 from ckpttools.errors import CheckpointError, listing, near_names
-from ckpttools.testing.profile import use_profile
 
-use_profile()
 CODES = {
     "UsageError": 2,
     "DestinationExistsError": 2,

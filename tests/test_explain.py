@@ -30,11 +30,8 @@ from ckpttools.prove.explain import explain
 from ckpttools.prove.relatives import moves
 from ckpttools.prove.reshape import reshaped, transposes
 from ckpttools.prove.samples import in_memory
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import noise, shapes, stored
 from ckpttools.transforms.scan import StackLayers
-
-use_profile()
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}
 BF16, F32 = DTYPES["bfloat16"], DTYPES["float32"]

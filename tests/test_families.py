@@ -15,11 +15,9 @@ from ckpttools.family_check.made_up import Sizes, configuration, flag_settings
 from ckpttools.family_check.round_trip import present_rows
 from ckpttools.ir.nodes import Stored
 from ckpttools.mapping.arithmetic import names_in
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import noise, stored
 
-use_profile()
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]
 BUILT_IN = ("llama", "mistral", "qwen2", "qwen3")
 LLAMA3_ROPES = (

@@ -26,9 +26,7 @@ from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import row
 from ckpttools.mapping.values import Scale
-from ckpttools.testing.profile import use_profile
 
-use_profile()
 BUILT_IN = tuple(families())
 MODELS = tuple(sorted(path.name for path in GOLDEN.iterdir() if (path / "hf" / "config.json").is_file()))
 ALL_LAYOUTS = ["unscanned", "scanned on axis 0", "scanned on axis 1"]

@@ -31,10 +31,8 @@ from ckpttools.mapping.row import row
 from ckpttools.mapping.values import Multiply, Scale, Shift
 from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
 from ckpttools.model import ModelOptions
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import statements
 
-use_profile()
 BUILT_IN = tuple(families())
 TOML = {name: family_to_toml(family) for name, family in families().items()}
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

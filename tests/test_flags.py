@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 from ckpttools.errors import ConfigError
 from ckpttools.mapping.flags import refuse_open, told_by_names
 from ckpttools.mapping.row import row
-from ckpttools.testing.profile import use_profile
 
-use_profile()
 ROWS = (
     row("embedding", "embed", "embed", "embed"),
     row("head", "embed", "head", "embed", unless="tied"),

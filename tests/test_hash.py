@@ -42,11 +42,8 @@ from ckpttools.prove.stored_together import assembled, cheapest_reads, wholes
 from ckpttools.region import Region, grid_cell, grid_indices
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.models import LlamaSizes, write_llama
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import chunked, dtypes, lazy_arrays, noise, shapes, stored, tilings
 from ckpttools.transforms.scan import StackLayers, UnstackLayers
-
-use_profile()
 
 MIB = 1 << 20
 ORBAX = Path(__file__).parents[1] / "fixtures" / "orbax"

@@ -17,10 +17,8 @@ from ckpttools.ir.kinds import KindOfTree, Optimizer, kind_of, linen_state, opti
 from ckpttools.ir.layers import LayerGroup, below_decoder, layer_stacks, numbered
 from ckpttools.ir.nodes import Constant
 from ckpttools.ir.tree import Empty, Tree
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.trees import trees
 
-use_profile()
 F32 = DTYPES["float32"]
 
 

@@ -34,12 +34,9 @@ from ckpttools.prove.manifest import read_manifest
 from ckpttools.run.executor import execute
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.models import LlamaSizes, write_llama
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.testing.trees import trees
 from ckpttools.transforms.scan import StackLayers
-
-use_profile()
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}
 

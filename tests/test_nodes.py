@@ -27,11 +27,9 @@ from ckpttools.ir.scratch import Scratch
 from ckpttools.mapping.values import Cast
 from ckpttools.region import Region, count_runs
 from ckpttools.stores.memory import Bytes
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.refusing import ReadRefusedError, Refusing
 from ckpttools.testing.strategies import chunked, dtypes, lazy_arrays, noise, regions, shapes, stored
 
-use_profile()
 BF16, F32, U8 = DTYPES["bfloat16"], DTYPES["float32"], DTYPES["uint8"]
 
 

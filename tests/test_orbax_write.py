@@ -35,11 +35,9 @@ from ckpttools.run import executor
 from ckpttools.run.events import TaskDone
 from ckpttools.run.executor import execute
 from ckpttools.testing.conformance import FormatTests
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import stored
 from ckpttools.testing.trees import assert_same
 
-use_profile()
 SCRIPT = Path(__file__).with_name("orbax_options_script.py")
 LOADERS = ("standard", "pytree", "manager", "v1_load")
 ITEM = "state"

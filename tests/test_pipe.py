@@ -26,14 +26,12 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr3_write import ZarrWriter
 from ckpttools.ir.tree import Metadata, Tree, spelled
 from ckpttools.notes import Notes
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.testing.trees import assert_same, trees
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.functions import remap
 from ckpttools.transforms.select import Select
 
-use_profile()
 HF = GOLDEN / "llama3.1" / "hf"
 PAGE = Path(__file__).parents[1] / "docs" / "transforms.md"
 F32 = DTYPES["float32"]

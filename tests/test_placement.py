@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from ckpttools.dtypes import DTYPES
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
 from ckpttools.region import Region, grid_cell, grid_indices
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import chunk_shapes, noise, regions, shapes, tilings
 
-use_profile()
 CARRIED = [DTYPES[name] for name in ("uint8", "bfloat16", "float32", "complex128")]
 
 

@@ -21,11 +21,9 @@ from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
 from ckpttools.plan.task import cut
 from ckpttools.region import Region, grid_cell, grid_indices
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import chunk_shapes, lazy_arrays, noise, shapes, stored
 
-use_profile()
 BF16, F32 = DTYPES["bfloat16"], DTYPES["float32"]
 MIB = 1 << 20
 

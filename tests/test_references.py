@@ -54,11 +54,9 @@ from ckpttools.run.events import TaskDone
 from ckpttools.run.executor import execute
 from ckpttools.stores.local import LocalFile
 from ckpttools.testing.models import LlamaSizes, write_llama
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import groupings, noise, regions, stored
 from ckpttools.testing.trees import assert_same
 
-use_profile()
 ANY = ReferenceMode.ANY_ORDER
 SAME = ReferenceMode.SAME_ORDER
 BF16 = DTYPES["bfloat16"]

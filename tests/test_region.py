@@ -15,10 +15,7 @@ from ckpttools.region import (
     grid_shape,
     split_to,
 )
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import chunk_shapes, regions, shapes
-
-use_profile()
 
 
 def numbered(shape):

@@ -21,7 +21,6 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.ir.nodes import relayout, take
 from ckpttools.ir.tree import Metadata, Tree, spelled
 from ckpttools.mapping.axes import parse_key
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import noise, statements, stored
 from ckpttools.testing.trees import assert_same
 from ckpttools.transforms.cast import CastTo
@@ -29,7 +28,6 @@ from ckpttools.transforms.functions import MapArrays, as_checkpoint_conversion_f
 from ckpttools.transforms.rename import Remap, Rule, parse_rules, read_rules, renames
 from ckpttools.transforms.templates import parse_template
 
-use_profile()
 HF = GOLDEN / "llama3.1" / "hf"
 F32 = DTYPES["float32"]
 

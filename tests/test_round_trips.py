@@ -14,10 +14,8 @@ from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.maxtext_to_hf import ToHuggingFace, to_huggingface
 from ckpttools.model_files import ModelFiles
 from ckpttools.testing.models import shapes_of
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import stored
 
-use_profile()
 BF16 = DTYPES["bfloat16"]
 LENGTHS = st.integers(1, 5)
 # Lengths whose square root is a power of two, so that scaling by it is exact.

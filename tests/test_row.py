@@ -15,11 +15,8 @@ from ckpttools.mapping.row import Respelling, row
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Multiply, Scale
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import dtypes, noise, regions, statements, stored
-
-use_profile()
 
 
 def tensor(sizes, dtype, seed):

@@ -18,12 +18,9 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.ir.flavours import LINEN, parameters
 from ckpttools.ir.kinds import kind_of, linen_state
 from ckpttools.ir.tree import Empty, Tree, spelled
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.trees import assert_same
 from ckpttools.transforms.scan import ForceUnroll, StackLayers, UnstackLayers
 from ckpttools.transforms.strip import StripOptimizer
-
-use_profile()
 
 
 def stack_of(case: Layers) -> StackLayers:

@@ -19,12 +19,10 @@ from ckpttools.dtypes import DTYPES
 from ckpttools.errors import FormatError, MappingError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.ir.tree import Metadata, Tree, dotted, spelled
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.testing.trees import trees
 from ckpttools.transforms.select import Select
 
-use_profile()
 HF = GOLDEN / "llama3.1" / "hf"
 F32 = DTYPES["float32"]
 

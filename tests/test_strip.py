@@ -23,13 +23,11 @@ from ckpttools.ir.flavours import LINEN, NNX, flavour_of, parameters, role
 from ckpttools.ir.kinds import kind_of, linen_state
 from ckpttools.ir.nodes import Chunked, LazyArray
 from ckpttools.ir.tree import Empty, Tree, spelled
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.trees import assert_same
 from ckpttools.transforms.cast import cast
 from ckpttools.transforms.scan import ForceUnroll
 from ckpttools.transforms.strip import StripOptimizer
 
-use_profile()
 SCRIPT = Path(__file__).with_name("train_loader_script.py")
 BFLOAT16 = DTYPES["bfloat16"]
 

@@ -14,11 +14,9 @@ from ckpttools.mapping.row import row
 from ckpttools.mapping.sizes import Observation, Size, require, sizes_from_config, unify
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Scale
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import noise, stored
 
-use_profile()
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]
 ROWS = (
     row("embedding", "vocab embed", "embed.weight", "vocab embed"),

@@ -6,9 +6,7 @@ from ckpttools.dtypes import DTYPES
 from ckpttools.errors import FormatError
 from ckpttools.ir.nodes import Constant
 from ckpttools.ir.tree import Empty, Metadata, Text, Tree, dotted, spelled
-from ckpttools.testing.profile import use_profile
 
-use_profile()
 F32 = DTYPES["float32"]
 
 

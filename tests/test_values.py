@@ -10,10 +10,8 @@ from ckpttools.dtypes import DTYPES
 from ckpttools.errors import MappingError
 from ckpttools.mapping import values
 from ckpttools.mapping.values import Add, Cast, Multiply, Scale, Shift
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import noise, shapes
 
-use_profile()
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]
 SMALL = [dtype for dtype in FLOATS if dtype.bits <= 16]
 BF16, F16, F32, F64 = (DTYPES[name] for name in ("bfloat16", "float16", "float32", "float64"))

@@ -27,11 +27,8 @@ from ckpttools.prove.canonical import Selection
 from ckpttools.prove.differences import Difference
 from ckpttools.prove.verify import compare
 from ckpttools.testing.models import LlamaSizes, write_llama
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, noise, shapes, stored
 from ckpttools.transforms.scan import StackLayers
-
-use_profile()
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}
 WI = ("params", "params", "decoder", "layers", "mlp", "wi_0", "kernel")

@@ -11,10 +11,8 @@ from ckpttools.ir.nodes import Elementwise, Padded, Window, described, elementwi
 from ckpttools.ir.scratch import Scratch
 from ckpttools.mapping.values import Cast
 from ckpttools.plan.fingerprint import Describer
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.strategies import lazy_arrays, noise, regions, stored
 
-use_profile()
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]
 
 

@@ -27,10 +27,8 @@ from ckpttools.formats.zarr3_write import ZarrWriter
 from ckpttools.ir.tree import Empty, Metadata, Text, Tree
 from ckpttools.region import Region
 from ckpttools.testing.conformance import FormatTests
-from ckpttools.testing.profile import use_profile
 from ckpttools.testing.trees import assert_same, trees, unambiguous
 
-use_profile()
 CODECS = {"raw": None, "zstd": Zstd(3)}
 EVERY_CODEC = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 # Those that zarr-python (3.1) has a dtype for.
