@@ -46,7 +46,7 @@ class _Root(LazyGroup):
             _drop_output()
             ctx.exit(_PIPE_CLOSED)
         except KeyboardInterrupt:
-            click.echo("Stopped. Run the same command again to go on where it stopped.", err=True)
+            click.echo("Stopped. A conversion goes on from there when its command is run again.", err=True)
             ctx.exit(_INTERRUPTED)
         except (CheckpointError, OSError) as error:
             _report(error, traceback=ctx.params["traceback"])
