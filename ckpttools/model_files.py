@@ -63,10 +63,10 @@ class ModelFiles:
                 f"{path} is not there", hint="--like names a model's directory, or its config.json"
             )
         if path.is_file():
-            return cls(_parsed(path), str(path), {CONFIG: path})
+            return cls(read_json(path), str(path), {CONFIG: path})
         if not (path / CONFIG).is_file():
             raise ConfigError("there is no config.json", place=path, hint="--like names a model's directory")
-        return cls(_parsed(path / CONFIG), str(path / CONFIG), files_of_model(path), {}, _weights(path))
+        return cls(read_json(path / CONFIG), str(path / CONFIG), files_of_model(path), {}, _weights(path))
 
     @classmethod
     def _carried(cls, directory: Path) -> ModelFiles:
@@ -74,7 +74,7 @@ class ModelFiles:
         record = read_json(directory / RECORD) if (directory / RECORD).is_file() else {}
         arrays = directory / f"{CARRIED}.safetensors"
         return cls(
-            _parsed(config) if config.is_file() else None,
+            read_json(config) if config.is_file() else None,
             str(config),
             files_of_model(directory),
             _arrays(open_tree(arrays)) if arrays.is_file() else {},
@@ -102,10 +102,6 @@ def companions_of(tree: Tree) -> Companions:
 def record(spelling: str) -> bytes:
     """What is written down of a model on the way to MaxText."""
     return json.dumps({"spelling": spelling}, indent=2).encode() + b"\n"
-
-
-def _parsed(path: Path) -> Mapping[str, Any]:
-    return read_json(path)
 
 
 def _weights(directory: Path) -> Mapping[str, LazyArray]:

@@ -406,6 +406,19 @@ class TestNames:
             assert array.read().tobytes() == same[path].read().tobytes()
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), arrays)
 
+    @pytest.mark.parametrize("family", ["gemma3", "gemma4-moe", "llama4-scout"])
+    @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model.", "model."])
+    def test_all_spellings_of_multimodal_models_are_read(self, tmp_path, family, prefix):
+        source = tmp_path / "source"
+        shutil.copytree(hf(family), source)
+        arrays = {respelled(name, prefix): array for name, array in tensors(hf(family)).items()}
+        save_file(arrays, source / "model.safetensors", {"format": "pt"})
+        plan_to_maxtext(source, ToMaxText(carry=True)).run(tmp_path / "maxtext")
+        plain = open_tree(convert(tmp_path / "plain", family))
+        for path, array in open_tree(tmp_path / "maxtext").arrays.items():
+            assert array.read().tobytes() == plain[path].read().tobytes()
+        assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), arrays)
+
     def test_names_on_request(self, tmp_path):
         convert(tmp_path / "maxtext", "gemma3")
         made = tensors(back(tmp_path / "maxtext", tmp_path / "hf", spelling="transformers"))
@@ -427,6 +440,16 @@ def inner(name: str) -> str:
         if name.startswith(ours):
             return theirs + name.removeprefix(ours)
     return f"model.{name}"
+
+
+def respelled(name: str, prefix: str) -> str:
+    """A name of a multimodal model with another prefix for those of its text part."""
+    for known in ("language_model.model.", "model.language_model."):
+        if name.startswith(known):
+            return prefix + name.removeprefix(known)
+    if name == "language_model.lm_head.weight":
+        return name if prefix.startswith("language_model") else "lm_head.weight"
+    return name
 
 
 class TestWritten:

@@ -14,7 +14,6 @@ HEAD = row("decoder.logits_dense.kernel", "embed vocab", "lm_head.weight", "voca
 # Gemma's classes tie the embeddings where the configuration is silent.
 TIED_BY_DEFAULT = FlagRule(TIED.field, default=True, remedy=TIED.remedy)
 
-TEXT = Spelling(name="text")
 INTERNAL = Spelling({"model.": "model.language_model."}, name="transformers")
 MULTIMODAL = Spelling({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."})
 

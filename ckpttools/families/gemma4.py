@@ -183,6 +183,14 @@ FAMILY = Family(
         "model.embed_vision.*",
         "model.audio_tower.*",
         "model.embed_audio.*",
+        "vision_tower.*",
+        "embed_vision.*",
+        "audio_tower.*",
+        "embed_audio.*",
     ),
-    spellings=(INTERNAL, Spelling(model_types=("gemma4_text",), name="text")),
+    spellings=(
+        INTERNAL,
+        Spelling({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}, name="nested"),
+        Spelling(model_types=("gemma4_text",), name="text"),
+    ),
 )

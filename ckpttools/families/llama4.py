@@ -99,9 +99,15 @@ FAMILY = Family(
             ("text_config.interleave_moe_layer_step", "interleave_moe_layer_step"), (2,)
         ),
     },
-    left_out=("vision_model.*", "multi_modal_projector.*"),
+    left_out=(
+        "vision_model.*",
+        "model.vision_model.*",
+        "multi_modal_projector.*",
+        "model.multi_modal_projector.*",
+    ),
     spellings=(
         Spelling({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}),
+        Spelling({"model.": "model.language_model."}, name="transformers"),
         Spelling(model_types=("llama4_text",), name="text"),
     ),
 )
