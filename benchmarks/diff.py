@@ -27,9 +27,9 @@ from ckpttools.testing.models import LlamaSizes, write_llama
 def diff(a: Path, b: Path, *, why: bool) -> None:
     """What `ckpt diff` does between opening and printing."""
     both = aligned(open_checkpoint(a), open_checkpoint(b))
-    found = compare(both.a, both.b, memory=MEMORY, jobs=2 * CORES)
+    found = compare(both.a, both.b, memory=MEMORY, jobs=CORES)
     if why and not all(each.is_equal for each in found):
-        explain(found, both.a, both.b, both.sizes, memory=MEMORY, jobs=2 * CORES)
+        explain(found, both.a, both.b, both.sizes, memory=MEMORY, jobs=CORES)
 
 
 def disturb(path: Path) -> None:

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import add, lt, mul, sub
 
 Shape = tuple[int, ...]
 
@@ -30,34 +31,31 @@ class Region:
 
     @property
     def shape(self) -> Shape:
-        return tuple(max(0, b - a) for a, b in zip(self.start, self.stop, strict=True))
+        return tuple([b - a if b > a else 0 for a, b in zip(self.start, self.stop, strict=True)])
 
     @property
     def size(self) -> int:
         """Number of elements."""
-        return math.prod(self.shape)
+        return math.prod([b - a if b > a else 0 for a, b in zip(self.start, self.stop, strict=True)])
 
     @property
     def slices(self) -> tuple[slice, ...]:
         """The index that cuts this region out of an array."""
-        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+        return tuple(map(slice, self.start, self.stop))
 
     def intersect(self, other: Region) -> Region | None:
         """The common box, or None where the two do not meet."""
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
-        return Region(start, stop) if all(a < b for a, b in zip(start, stop, strict=True)) else None
+        return Region(start, stop) if all(map(lt, start, stop)) else None
 
     def shifted(self, offset: Sequence[int]) -> Region:
         """This box moved by `offset`."""
-        return Region(
-            tuple(a + d for a, d in zip(self.start, offset, strict=True)),
-            tuple(b + d for b, d in zip(self.stop, offset, strict=True)),
-        )
+        return Region(tuple(map(add, self.start, offset)), tuple(map(add, self.stop, offset)))
 
     def relative_to(self, origin: Region) -> Region:
         """This box in coordinates that count from the start of `origin`."""
-        return self.shifted([-a for a in origin.start])
+        return Region(tuple(map(sub, self.start, origin.start)), tuple(map(sub, self.stop, origin.start)))
 
     def replaced(self, axis: int, start: int, stop: int) -> Region:
         """This box with another extent along one axis."""
@@ -96,10 +94,8 @@ def grid_shape(shape: Sequence[int], chunk: Sequence[int]) -> Shape:
 
 def grid_cell(shape: Sequence[int], chunk: Sequence[int], index: Sequence[int]) -> Region:
     """The part of the array that lies in one cell of the grid."""
-    return Region(
-        tuple(i * c for i, c in zip(index, chunk, strict=True)),
-        tuple(min((i + 1) * c, n) for i, c, n in zip(index, chunk, shape, strict=True)),
-    )
+    start = tuple(map(mul, index, chunk))
+    return Region(start, tuple(map(min, map(add, start, chunk), shape)))
 
 
 def grid_indices(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Shape]:
@@ -134,12 +130,13 @@ def contiguous_runs(shape: Sequence[int], region: Region) -> Iterator[tuple[int,
 
 def count_runs(shape: Sequence[int], region: Region) -> int:
     """How many runs `contiguous_runs` yields, without making them."""
-    if region.size == 0:
+    lengths = region.shape
+    if 0 in lengths:
         return 0
     split = len(shape)
     while split > 0 and region.start[split - 1] == 0 and region.stop[split - 1] == shape[split - 1]:
         split -= 1
-    return math.prod(region.shape[: max(0, split - 1)])
+    return math.prod(lengths[: max(0, split - 1)])
 
 
 def split_to(region: Region, most: int) -> Iterator[Region]:

@@ -25,10 +25,19 @@ from ckpttools.ir.nodes import (
 )
 from ckpttools.ir.scratch import Scratch
 from ckpttools.mapping.values import Cast
-from ckpttools.region import Region, count_runs
+from ckpttools.region import Region, count_runs, grid_cell, grid_indices
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.refusing import ReadRefusedError, Refusing
-from ckpttools.testing.strategies import chunked, dtypes, lazy_arrays, noise, regions, shapes, stored
+from ckpttools.testing.strategies import (
+    chunk_shapes,
+    chunked,
+    dtypes,
+    lazy_arrays,
+    noise,
+    regions,
+    shapes,
+    stored,
+)
 
 BF16, F32, U8 = DTYPES["bfloat16"], DTYPES["float32"], DTYPES["uint8"]
 
@@ -238,6 +247,23 @@ def test_costs_and_places_are_told_for_every_region(known, data):
     assert offset >= 0
     assert file in sources | {""}
     assert (cost.nbytes > 0) <= bool(sources)
+
+
+@given(st.data())
+def test_chunks_cost_what_all_that_are_met_cost(data):
+    shape = data.draw(shapes(min_rank=0, max_rank=3))
+    array = chunked(noise(shape, BF16), BF16, data.draw(chunk_shapes(shape, beyond=2)))
+    region = data.draw(regions(shape))
+    met = [
+        (array.part(index), grid_cell(shape, array.chunk, index).intersect(region), index)
+        for index in grid_indices(shape, array.chunk)
+    ]
+    costs = (
+        part.read_cost(inside.shifted([-i * c for i, c in zip(index, array.chunk, strict=True)]))
+        for part, inside, index in met
+        if inside is not None
+    )
+    assert array.read_cost(region) == sum(costs, ReadCost())
 
 
 @given(st.data())

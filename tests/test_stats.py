@@ -22,6 +22,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.inspect import moments as moments_module
 from ckpttools.inspect.distribution import QUANTILES
 from ckpttools.inspect.elements import smallest_normal, table
+from ckpttools.inspect.extremes import Extremes, extremes
 from ckpttools.inspect.layer_rows import layer_rows
 from ckpttools.inspect.moments import Moments
 from ckpttools.inspect.stats import ArrayStats, Statistics, inspect_stats
@@ -45,6 +46,31 @@ def numbers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
         if dtype.kind == "complex":
             return np.hypot(typed.real.astype(np.float64), typed.imag.astype(np.float64))
         return (typed != 0).astype(np.float64) if dtype.kind == "bool" else typed.astype(np.float64)
+
+
+class TestExtremes:
+    @given(st.data())
+    def test_are_those_of_the_numbers(self, data: st.DataObject):
+        dtype = data.draw(st.sampled_from((BF16, F16, F32, F64)))
+        patterns = st.integers(0, (1 << dtype.bits) - 1)
+        carriers = np.array(data.draw(st.lists(patterns, min_size=1, max_size=9)), dtype.carrier)
+        x = numbers(carriers, dtype)
+        found = extremes(carriers, dtype)
+        if not np.isfinite(x).all():
+            assert found is None
+        else:
+            assert found == Extremes(x.min(), x.max(), abs(x).min())
+
+    @pytest.mark.parametrize("signs", [(1,), (-1,), (1, -1)])
+    def test_of_one_sign_and_of_both(self, signs: tuple[int, ...]):
+        x = np.array([sign * value for sign in signs for value in (0.5, 3.0, 1e-40)], np.float32)
+        found = extremes(x.view(np.uint32), F32)
+        assert found == Extremes(x.min(), x.max(), float(np.float32(1e-40)))
+
+    def test_dtypes_with_another_layout_are_left_to_their_numbers(self):
+        carriers = np.zeros(3, np.uint8)
+        others = [d for d in DTYPES.values() if d not in (BF16, F16, F32, F64) and d.itemsize == 1]
+        assert [extremes(carriers, dtype) for dtype in others] == [None] * len(others)
 
 
 def one(array: LazyArray, **options: object) -> ArrayStats:

@@ -218,7 +218,7 @@ def _compared(
     from ckpttools.prove.diff import diff as compare
     from ckpttools.prove.explain import explain
 
-    limits: dict[str, Any] = {"memory": resources.memory, "jobs": resources.workers}
+    limits: dict[str, Any] = {"memory": resources.memory, "jobs": resources.readers}
     same = [name for name in a.keys() & b.keys() if a[name].shape == b[name].shape]
     with watching(progress, sum(a[name].nbytes + b[name].nbytes for name in same)) as observe:
         found = compare(

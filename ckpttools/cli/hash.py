@@ -114,7 +114,7 @@ def hash_command(
             selection,
             algorithm=algorithm,
             memory=resources.memory,
-            jobs=resources.workers,
+            jobs=resources.readers,
             observe=observe,
         )
     if manifest is not None:

@@ -139,7 +139,7 @@ resource_options = bundled(
         "--jobs",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Workers at a time; without it two for each core, at most 16.",
+        help="Workers at a time; without it one for each core, two where something is written, at most 16.",
     ),
 )
 

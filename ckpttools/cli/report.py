@@ -94,7 +94,7 @@ def _page(tree: Tree, resources: Resources, progress: bool, *, stats: bool) -> s
     from ckpttools.inspect.stats import inspect_stats
     from ckpttools.inspect.tree import inspect_tree
 
-    options: dict[str, Any] = {"memory": resources.memory, "jobs": resources.workers}
+    options: dict[str, Any] = {"memory": resources.memory, "jobs": resources.readers}
     found = None
     if stats:
         with watching(progress, tree.nbytes) as observe:

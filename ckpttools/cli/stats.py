@@ -71,7 +71,7 @@ def stats(
             tree,
             pattern,
             memory=resources.memory,
-            jobs=resources.workers,
+            jobs=resources.readers,
             per_layer=per_layer,
             histograms=histogram,
             observe=observe,

@@ -155,7 +155,7 @@ def _bit_by_bit(
     nbytes = sum(each.nbytes for each in mine.values())
     both = sum(mine[name].nbytes + wanted[name].nbytes for name in mine.keys() & wanted.keys())
     with watching(progress, both) as observe:
-        found = compare(mine, wanted, memory=resources.memory, jobs=resources.workers, observe=observe)
+        found = compare(mine, wanted, memory=resources.memory, jobs=resources.readers, observe=observe)
     return _verification(tree, source.metadata.place, len(mine), nbytes, found)
 
 
@@ -176,7 +176,7 @@ def _by_digests(
             manifest.selection,
             algorithm=manifest.algorithm,
             memory=resources.memory,
-            jobs=resources.workers,
+            jobs=resources.readers,
             observe=observe,
         )
     return _verification(tree, str(path), len(made.arrays), nbytes, differences(made, manifest))

@@ -15,7 +15,7 @@ from ckpttools.formats.orbax_entries import Entries, Files
 from ckpttools.formats.orbax_pieces import Piece, Shard, piece_array, scratch_of
 from ckpttools.formats.zarr_codecs import ZarrArray
 from ckpttools.ir.array import ByteSource, LazyArray
-from ckpttools.ir.nodes import Chunked, Constant
+from ckpttools.ir.nodes import Chunked, Constant, Stored
 from ckpttools.ir.tree import Path, dotted, spelled
 from ckpttools.region import Shape, grid_cell, grid_indices, grid_shape
 from ckpttools.stores.memory import Bytes
@@ -105,10 +105,16 @@ class Grid:
 
     def lazy(self) -> Chunked:
         document, coding = self.document, self.document.coding
-        in_order = coding.order == tuple(range(len(coding.order)))
-        plain = coding.opener is None and not self._are_shards and in_order
-        scratch = None if plain else scratch_of(coding, document.dtype, self._shard, self._array_nbytes)
+        shard, nbytes = self._shard, self._array_nbytes
+        scratch = None if self._is_plain else scratch_of(coding, document.dtype, shard, nbytes)
         return Chunked(document.shape, document.dtype, coding.shape, self, scratch)
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether every chunk is its elements in C order and nothing else."""
+        coding = self.document.coding
+        in_order = coding.order == tuple(range(len(coding.order)))
+        return coding.opener is None and not self._are_shards and in_order
 
     @cached_property
     def _array_nbytes(self) -> int:
@@ -140,7 +146,7 @@ class Grid:
         """How many pieces a chunk has along each axis."""
         return grid_shape(self.document.chunk, self.document.coding.shape)
 
-    @property
+    @cached_property
     def _piece_bytes(self) -> int:
         return prod(self.document.coding.shape) * self.document.dtype.itemsize
 
@@ -171,6 +177,8 @@ class Grid:
     def __call__(self, index: Shape) -> LazyArray:
         """The piece of the array at an index of the grid of pieces."""
         shape, dtype = self.document.coding.shape, self.document.dtype
+        if self._is_plain:
+            return self._plain(index)
         pieces = zip(index, self._pieces, strict=True)
         places = [divmod(i, n) for i, n in pieces]
         chunk = tuple(place[0] for place in places)
@@ -185,11 +193,22 @@ class Grid:
         if shard and self._is_one_plain_piece(nbytes):
             offset += shard[0].index_bytes if shard[0].at_start else 0
             nbytes, shard = self._piece_bytes, None
-        name = f"{self.arrays.directory}: {spelled(self.path)}, chunk {key}"
         extent = grid_cell(self.document.shape, shape, index).shape
         coding = self.document.coding
-        piece = Piece(source, offset, nbytes, dtype, coding, name, extent, shard, self._array_nbytes)
+        piece = Piece(
+            source, offset, nbytes, dtype, coding, self._name(key), extent, shard, self._array_nbytes
+        )
         return piece_array(piece, shape)
+
+    def _plain(self, index: Shape) -> LazyArray:
+        """A chunk that is its elements; asked for at every read, so as little as possible is made for it."""
+        document = self.document
+        key = document.keys.key(index)
+        entry = self.arrays.entries.get(self.prefix + key)
+        if entry is None and self._fill is not None:
+            return Constant(document.chunk, document.dtype, self._fill)
+        source, offset, _ = self._located(key, entry)
+        return Stored(document.chunk, document.dtype, source, offset, whole_bytes=True)
 
     def _is_one_plain_piece(self, nbytes: int) -> bool:
         """Whether a shard has room for its index and one plain piece: then it is known where that is."""
@@ -203,13 +222,12 @@ class Grid:
 
     def _located(self, key: str, entry: Entry | None) -> tuple[ByteSource, int, int]:
         """File, offset and length of a chunk."""
-        place = f"{self.arrays.directory}: {spelled(self.path)}, chunk {key}"
         wanted = self._piece_bytes if self.document.coding.opener is None and not self._are_shards else None
         length = None if entry is None else len(entry) if isinstance(entry, bytes) else entry.length
         if entry is None or length is None or wanted not in (None, length):
             raise FormatError(
                 "a chunk is missing" if entry is None else "a chunk has the wrong length",
-                place=place,
+                place=self._name(key),
                 got=self.arrays.entries.missing if entry is None else f"{length} bytes",
                 wanted=f"{wanted} bytes" if wanted is not None else None,
                 hint=_MISSING_HINT if entry is None else None,
@@ -220,12 +238,16 @@ class Grid:
         if entry.offset + length > file.size:
             raise FormatError(
                 f"a chunk runs past the end of {file.path}, which ends too early",
-                place=place,
+                place=self._name(key),
                 got=f"a file of {file.size} bytes",
                 wanted=f"bytes {entry.offset} to {entry.offset + length}",
                 hint="the file was cut short: fetch it again",
             )
         return file, entry.offset, length
+
+    def _name(self, key: str) -> str:
+        """A chunk in messages."""
+        return f"{self.arrays.directory}: {spelled(self.path)}, chunk {key}"
 
 
 _MISSING_HINT = (

@@ -6,12 +6,21 @@ import itertools
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ckpttools.ir import slabs
 from ckpttools.ir.array import ByteSource, LazyArray, ReadCost
 from ckpttools.ir.views import view_of
-from ckpttools.region import Region, Shape, contiguous_runs, count_runs, grid_cell, grid_indices, split_to
+from ckpttools.region import (
+    Region,
+    Shape,
+    ceil_div,
+    contiguous_runs,
+    count_runs,
+    grid_cell,
+    grid_indices,
+    split_to,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +64,7 @@ class Stored(LazyArray):
         if self._is_packed:
             self._read_packed(region, out, scratch)
             return
-        fetched = self._fetched(region)
+        fetched = _fetched(self.shape, region, self.dtype.itemsize)
         if fetched == region and out.flags.c_contiguous:
             self._read_contiguous(region, out)
             return
@@ -65,17 +74,6 @@ class Stored(LazyArray):
                 with scratch.take(slab.shape, self.dtype.carrier) as buffer:
                     self._read_contiguous(slab, buffer)
                     out[wanted.relative_to(region).slices] = buffer[wanted.relative_to(slab).slices]
-
-    def _fetched(self, region: Region) -> Region:
-        """The region, with inner axes made whole where its runs are short: few long reads, cut in memory."""
-        wide = region
-        for axis in reversed(range(region.rank)):
-            run = wide.shape[axis] * prod(self.shape[axis + 1 :]) * self.dtype.itemsize
-            wider = wide.replaced(axis, 0, self.shape[axis])
-            if run >= _SHORT_RUN or wider.size > _MOST_GROWTH * region.size:
-                break
-            wide = wider
-        return wide if count_runs(self.shape, wide) < count_runs(self.shape, region) else region
 
     def _read_contiguous(self, region: Region, out: np.ndarray) -> None:
         import numpy as np
@@ -113,8 +111,9 @@ class Stored(LazyArray):
         return slabs.scratch(self.nbytes)
 
     def read_cost(self, region: Region) -> ReadCost:
-        fetched = region if self._is_packed else self._fetched(region)
-        return ReadCost(-(-fetched.size * self.stored_bits // 8), count_runs(self.shape, fetched))
+        if self._is_packed:
+            return ReadCost(-(-region.size * self.stored_bits // 8), count_runs(self.shape, region))
+        return _cost(self.shape, region, self.dtype.itemsize)
 
     @property
     def read_kind(self) -> Hashable:
@@ -130,6 +129,48 @@ class Stored(LazyArray):
     def first_byte(self, region: Region) -> tuple[str, int]:
         start = next(contiguous_runs(self.shape, region), (0, 0))[0]
         return self.source.path, self.offset + start * self.stored_bits // 8
+
+
+def _fetched(shape: Shape, region: Region, itemsize: int) -> Region:
+    """The region, with inner axes made whole where its runs are short: few long reads, cut in memory."""
+    wide, inner = region, itemsize
+    for axis in reversed(range(region.rank)):
+        if (wide.stop[axis] - wide.start[axis]) * inner >= _SHORT_RUN:
+            break
+        wider = wide.replaced(axis, 0, shape[axis])
+        if wider.size > _MOST_GROWTH * region.size:
+            break
+        wide = wider
+        inner *= shape[axis]
+    if wide is region:
+        return region
+    return wide if count_runs(shape, wide) < count_runs(shape, region) else region
+
+
+def _cost(shape: Shape, region: Region, itemsize: int) -> ReadCost:
+    """Of a region of an array that lies in one piece."""
+    fetched = _fetched(shape, region, itemsize)
+    return ReadCost(fetched.size * itemsize, count_runs(shape, fetched))
+
+
+class _Span(NamedTuple):
+    """The part of a cell between two coordinates of it, along one axis, in so many cells."""
+
+    start: int
+    stop: int
+    cells: int
+
+
+def _spans(start: int, stop: int, chunk: int) -> list[_Span]:
+    """What a stretch of an axis is in the cells that it meets: all but the first and the last are whole."""
+    first, last = start // chunk, ceil_div(stop, chunk) - 1
+    if first > last:
+        return []
+    if first == last:
+        return [_Span(start - first * chunk, stop - first * chunk, 1)]
+    ends = [_Span(start - first * chunk, chunk, 1), _Span(0, stop - last * chunk, 1)]
+    between = last - first - 1
+    return [*ends, _Span(0, chunk, between)] if between else ends
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -166,7 +207,21 @@ class Chunked(LazyArray):
         return slabs.scratch(prod(self.chunk) * self.dtype.itemsize)
 
     def read_cost(self, region: Region) -> ReadCost:
-        return sum((stored.read_cost(inside) for _, inside, stored in self._cells(region)), ReadCost())
+        """Plain chunks are counted, not asked one by one; those that were left out count as if stored."""
+        if self.part_scratch is not None:
+            return sum((stored.read_cost(inside) for _, inside, stored in self._cells(region)), ReadCost())
+        total = ReadCost()
+        for spans in itertools.product(*map(_spans, region.start, region.stop, self.chunk)):
+            inside = Region(tuple(span.start for span in spans), tuple(span.stop for span in spans))
+            cells = prod(span.cells for span in spans)
+            total += _cost(self.chunk, inside, self.dtype.itemsize) * cells
+        return total
+
+    @property
+    def read_kind(self) -> Hashable:
+        if self.part_scratch is not None:
+            return id(self)
+        return ("chunked", self.shape, self.dtype, self.chunk)
 
     def sources(self) -> Iterator[ByteSource]:
         for index in grid_indices(self.shape, self.chunk):

@@ -1,12 +1,12 @@
 """Cutting arrays that are only looked at: into pieces that fit a worker's buffers and are cheap to read.
 
-An item is one array, or several of one shape whose elements are looked at side by side. `rows` and `tiles`
+An item is one array, or several of one shape whose elements are looked at side by side. `rows` and `Tiles`
 are the two ways to cut one; both tile it exactly, in C order of their pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -103,29 +103,51 @@ def rows(item: Item, most: int) -> Iterator[Region]:
     yield from split_to(Region.whole(item[0].shape), min(most, PIECE_BYTES // _element_bytes(item)))
 
 
-def tiles(item: Item, most: int) -> Iterator[Region]:
+class Tiles:
     """Pieces that are cheap to read: whole chunks where those must be decoded, long reads where not.
 
-    Args:
-        item: arrays of one shape.
-        most: elements of a piece; reached only where that is cheaper than `PIECE_BYTES`.
+    Remembers the shape it found for arrays that are read alike, as those of all layers are.
     """
-    shape = item[0].shape
-    if prod(shape) == 0:
-        return
-    tile, large = _tile(item, min(most, PIECE_BYTES // _element_bytes(item))), _tile(item, most)
-    if tile != large and _cost(item, large) * _WORTH_MORE_MEMORY < _cost(item, tile):
-        tile = large
-    yield from map(partial(grid_cell, shape, tile), grid_indices(shape, tile))
+
+    def __init__(self) -> None:
+        self._shapes: dict[Hashable, Shape] = {}
+
+    def __call__(self, item: Item, most: int) -> Iterator[Region]:
+        """
+        Args:
+            item: arrays of one shape.
+            most: elements of a piece; reached only where that is cheaper than `PIECE_BYTES`.
+        """
+        shape = item[0].shape
+        if prod(shape) == 0:
+            return
+        kind = (shape, _element_bytes(item), most, tuple(map(_kind, item)))
+        if kind not in self._shapes:
+            self._shapes[kind] = _cheapest(item, most)
+        tile = self._shapes[kind]
+        yield from map(partial(grid_cell, shape, tile), grid_indices(shape, tile))
+
+
+def _kind(array: LazyArray) -> Hashable:
+    """The same for arrays that are read alike, but for where in another array they lie."""
+    if isinstance(array, Take):
+        return ("take", array.axis, _kind(array.source))
+    return array.read_kind
+
+
+def _cheapest(item: Item, most: int) -> Shape:
+    """The shape of the pieces."""
+    large = _tile(item, item[0].shape, most)
+    tile = _tile(item, large, PIECE_BYTES // _element_bytes(item))
+    return large if _cost(item, large) * _WORTH_MORE_MEMORY < _cost(item, tile) else tile
 
 
 def _element_bytes(item: Item) -> int:
     return sum(array.dtype.itemsize for array in item)
 
 
-def _tile(item: Item, most: int) -> Shape:
+def _tile(item: Item, shape: Shape, most: int) -> Shape:
     """A shape of at most `most` elements: the axis is halved, again and again, whose halving costs least."""
-    shape = item[0].shape
     grains = [grain(array) for array in item]
     while prod(shape) > most:
         halves = [_halved(shape, axis, grains) for axis, length in enumerate(shape) if length > 1]

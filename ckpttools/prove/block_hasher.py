@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ckpttools.dtypes import DType
 from ckpttools.prove.digest import BLOCK_BYTES, Digest, algorithm_named, block_count, finished
-from ckpttools.region import Region, Shape, contiguous_runs, count_runs, split_to
+from ckpttools.region import Region, Shape, ceil_div, contiguous_runs, count_runs, split_to
 
 
 class Room:
@@ -118,22 +118,27 @@ class BlockHasher:
         data = values.reshape(-1).view(np.uint8).data
         start = next(contiguous_runs(self._shape, region))[0] * self._dtype.itemsize
         stop = start + len(data)
-        for number in range(start // BLOCK_BYTES, block_count(stop)):
-            first, last = self._span(number)
-            part = data[max(first, start) - start : min(last, stop) - start]
-            if len(part) == last - first:
-                self._enter(number, self._hash(part))
-            elif not self._add_fragment(number, max(first, start) - first, part):
-                return False
-        return True
+        # Blocks from `first` up to `last` lie in the stretch whole, the last one of the array being shorter.
+        first = ceil_div(start, BLOCK_BYTES)
+        last = stop // BLOCK_BYTES if stop < self.nbytes else block_count(stop)
+        if last < first:
+            return self._add_fragment(last, start % BLOCK_BYTES, data)
+        places = range(first * BLOCK_BYTES - start, last * BLOCK_BYTES - start, BLOCK_BYTES)
+        self._enter(first, [self._hash(data[place : place + BLOCK_BYTES]) for place in places])
+        before, behind = data[: max(0, places.start)], data[places.stop :]
+        return (not before or self._add_fragment(first - 1, start % BLOCK_BYTES, before)) and (
+            not behind or self._add_fragment(last, 0, behind)
+        )
 
     def _span(self, number: int) -> tuple[int, int]:
         """The bytes of a block."""
         return number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, self.nbytes)
 
-    def _enter(self, number: int, digest: bytes) -> None:
-        self._digests[number * self._digest_bytes : (number + 1) * self._digest_bytes] = digest
-        self._entered[number] = 1
+    def _enter(self, number: int, digests: Sequence[bytes]) -> None:
+        """Notes the digests of blocks from a number on."""
+        stop = number + len(digests)
+        self._digests[number * self._digest_bytes : stop * self._digest_bytes] = b"".join(digests)
+        self._entered[number:stop] = b"\1" * len(digests)
 
     def _add_fragment(self, number: int, offset: int, part: memoryview) -> bool:
         first, last = self._span(number)
@@ -151,7 +156,7 @@ class BlockHasher:
             fragment.data[offset : offset + len(part)] = part
             fragment.missing -= len(part)
             if fragment.missing == 0:
-                self._enter(number, self._hash(fragment.data))
+                self._enter(number, [self._hash(fragment.data)])
                 self._give(len(self._fragments.pop(number).data))
         return True
 
@@ -191,7 +196,7 @@ class BlockHasher:
         for number in range(len(self._entered)):
             if not self._entered[number]:
                 first, last = self._span(number)
-                self._enter(number, self._hash(data[first:last]))
+                self._enter(number, [self._hash(data[first:last])])
         self._drop()
 
     def _drop(self) -> None:

@@ -9,7 +9,7 @@ from ckpttools.errors import MemoryBudgetError
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.scratch import Scratch
 from ckpttools.ir.tree import Path, Tree
-from ckpttools.plan.pieces import Item, fitted, rows, tiles
+from ckpttools.plan.pieces import Item, Tiles, fitted, rows
 from ckpttools.prove.block_hasher import BlockHasher, Room
 from ckpttools.prove.digest import Digest
 from ckpttools.prove.stored_together import Whole, cheapest_reads, wholes
@@ -107,6 +107,7 @@ class Digester:
         fit = fitted(items, memory=memory - ROOM_BYTES, jobs=jobs, scratch=0)
         self._room.nbytes = memory - fit.projected_peak
         largest = {id(whole.array): self._largest(whole) for whole in reads}
+        tiles = Tiles()
 
         def cut(item: Item, most: int) -> Iterator[Region]:
             # Pieces that are cheap to read may be columns: those of an array are kept until it is whole.

@@ -16,14 +16,15 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from ckpttools.ir.scratch import Scratch
-from ckpttools.plan.pieces import Cut, Fit, Item, fitted, tiles
+from ckpttools.plan.pieces import Cut, Fit, Item, Tiles, fitted
 from ckpttools.region import Region
 
 Result_co = TypeVar("Result_co", covariant=True)
 Result = TypeVar("Result")
 
-# Small pieces are handed over together: to hand over takes 20 us, as long as reading and looking at 64 KiB.
-_BATCH_BYTES, _BATCH_PIECES = 1 << 20, 256
+# Small pieces are handed over together: to hand over takes 20 us, as long as reading and looking at 256 KiB.
+# Comparing 2.47 GB with itself: 0.243 s in batches of 1 MiB, 0.238 of 16, 0.234 of 32.
+_BATCH_BYTES, _BATCH_PIECES = 16 << 20, 256
 # Batches that may be finished before the one in front of them is.
 _AHEAD = 4
 
@@ -65,7 +66,7 @@ def scan(
     *,
     memory: int,
     jobs: int,
-    cut: Cut = tiles,
+    cut: Cut | None = None,
     scratch: int = 0,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> Iterator[Seen[Result]]:
@@ -75,9 +76,9 @@ def scan(
         items: arrays, or several of one shape that are looked at side by side.
         visit: looks at one piece.
         memory: bytes that may be resident at most, results that wait left out: at most four batches for
-            each worker, of 256 pieces or 1 MiB.
+            each worker, of 256 pieces or 16 MiB.
         jobs: workers at a time; fewer where the memory is too small for so many.
-        cut: how an item is cut, `ckpttools.plan.pieces.tiles` or `rows`.
+        cut: how an item is cut; None for `ckpttools.plan.pieces.Tiles`.
         scratch: temporary bytes that a visit takes.
         observe: called with the bytes of every piece, before it is yielded, in the caller's thread.
 
@@ -90,7 +91,7 @@ def scan(
         CheckpointError: a piece cannot be read. It comes in its place, after the results before it.
     """
     fit = fitted(items, memory=memory, jobs=jobs, scratch=scratch)
-    return _Scan(items, visit, fit, cut).seen(observe)
+    return _Scan(items, visit, fit, cut or Tiles()).seen(observe)
 
 
 def _pieces(items: Sequence[Item], fit: Fit, cut: Cut) -> Iterator[tuple[int, Region]]:
