@@ -28,8 +28,10 @@ from ckpttools.formats.zarr3_write import ZarrWriter
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import Stored, take
 from ckpttools.ir.tree import Tree
-from ckpttools.prove.deviation import Deviation, Tolerances, deviation, numbers
+from ckpttools.prove.deviation import Deviation, Tolerances
 from ckpttools.prove.diff import ArrayDiff, diff
+from ckpttools.prove.distances import numbers
+from ckpttools.prove.measure import deviation
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, lazy_arrays, noise, shapes, stored

@@ -20,7 +20,7 @@ from ckpttools.dtypes import DTYPES, DType
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import Constant, elementwise, relayout, stack, take, window
 from ckpttools.mapping.values import Add, blockwise, rounded
-from ckpttools.prove.deviation import coarser, epsilon
+from ckpttools.prove.distances import coarser, epsilon
 from ckpttools.prove.reshape import reshaped, transposes
 from ckpttools.prove.samples import as_dtype, in_one_dtype, sampled_numbers
 from ckpttools.region import Region, Shape

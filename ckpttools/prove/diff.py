@@ -15,7 +15,8 @@ from ckpttools.ir.views import view_of
 from ckpttools.names import in_natural_order
 from ckpttools.plan.pieces import Item
 from ckpttools.prove.bits import same_bits
-from ckpttools.prove.deviation import BLOCK, EXACT, SCRATCH_BYTES, Deviation, Tolerances, deviation
+from ckpttools.prove.deviation import EXACT, Deviation, Tolerances
+from ckpttools.prove.measure import SCRATCH_BYTES, block_elements, deviation
 from ckpttools.prove.stored_together import Whole
 from ckpttools.prove.verify import side_by_side
 from ckpttools.region import Region, Shape, split_to
@@ -141,7 +142,7 @@ def _deviations(
     def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> _Found:
         if dtypes[index][0] == dtypes[index][1] and same_bits(*values):
             return {}
-        return _joined(_apart(pairs[index][0], region, values, dtypes[index], tolerances))
+        return _joined(_apart(pairs[index][0], region, values, dtypes[index], tolerances, scratch))
 
     items: list[Item] = [(whole.array, other) for whole, other in pairs]
     seen = scan(items, visit, memory=memory, jobs=jobs, scratch=SCRATCH_BYTES, observe=observe)
@@ -161,15 +162,16 @@ def _apart(
     values: tuple[np.ndarray, ...],
     dtypes: tuple[DType, DType],
     tolerances: Tolerances,
+    scratch: Scratch,
 ) -> Iterator[tuple[str, Deviation]]:
     """Of the parts of a piece, block by block."""
-    for slab in split_to(region, BLOCK):
+    for slab in split_to(region, block_elements(dtypes)):
         here, there = (view_of(each, slab.relative_to(region)) for each in values)
         for (name, inner, mine), (_, _, theirs) in zip(
             whole.split(slab, here), whole.split(slab, there), strict=True
         ):
             blocks = np.ascontiguousarray(mine), np.ascontiguousarray(theirs)
-            part = deviation(*blocks, dtypes, tolerances)
+            part = deviation(*blocks, dtypes, tolerances, scratch)
             if part.first is not None:
                 # Rank 0 is made rank 1 by numpy; its only index is empty.
                 index = part.first[: inner.rank]

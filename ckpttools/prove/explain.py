@@ -23,8 +23,8 @@ from ckpttools.prove.causes import (
     another_array,
     tied,
 )
-from ckpttools.prove.deviation import SCRATCH_BYTES
 from ckpttools.prove.diff import ArrayDiff
+from ckpttools.prove.measure import SCRATCH_BYTES
 from ckpttools.prove.relatives import Relatives, moves, template
 from ckpttools.prove.samples import boxes, close, in_memory, same_in
 from ckpttools.region import Region

@@ -11,7 +11,8 @@ from ckpttools.dtypes import DType
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import Stored, elementwise
 from ckpttools.mapping.values import Cast
-from ckpttools.prove.deviation import BLOCK, coarser, deviation, numbers
+from ckpttools.prove.distances import coarser, numbers
+from ckpttools.prove.measure import block_elements, deviation
 from ckpttools.region import Region, Shape, split_to
 from ckpttools.stores.memory import Bytes
 
@@ -76,7 +77,7 @@ def same_in(region: Region, left: LazyArray, right: LazyArray, ulps: int) -> boo
 
 def close(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], ulps: int) -> bool:
     """Whether elements, carriers of the dtypes, are at most so many units in the last place apart."""
-    for slab in split_to(Region.whole(a.shape), BLOCK):
+    for slab in split_to(Region.whole(a.shape), block_elements(dtypes)):
         index = slab.slices if a.ndim else ()
         found = deviation(np.ascontiguousarray(a[index]), np.ascontiguousarray(b[index]), dtypes)
         if found.differing and (found.nan or found.max_ulp is None or found.max_ulp > ulps):

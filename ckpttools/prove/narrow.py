@@ -1,0 +1,140 @@
+"""Deviations of floating-point numbers of up to 32 bits, through float32: several times as fast as float64.
+
+float32 rounds. So whatever is decided by a hair is calculated once more, in float64: which elements are the
+farthest apart, and which lie within the tolerances.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import numpy as np
+
+from ckpttools.dtypes import DType
+from ckpttools.ir.scratch import Scratch
+from ckpttools.prove.deviation import Deviation, Tolerances
+from ckpttools.prove.distances import numbers, steps_into
+
+NARROW = ("float16", "bfloat16", "float32")
+"""Dtypes that float32 holds, with the layout that `steps_into` wants."""
+
+# What float32 calculates here is wrong by less than one in 2**22 ...
+_HAIR = 2.0**-20
+# ... or, among subnormal numbers, by less than this.
+_LEAST = 2.0**-140
+# More elements that lie so near go the usual way.
+_MOST = 1 << 15
+_FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
+
+
+def deviation_of_narrow(
+    a: np.ndarray, b: np.ndarray, dtype: DType, tolerances: Tolerances, scratch: Scratch
+) -> Deviation | None:
+    """The deviation of elements in a row; None where float32 does not do.
+
+    Args:
+        a, b: carriers, 1-d, at least one.
+        dtype: of both, one of `NARROW`.
+        tolerances: what `beyond` leaves out.
+        scratch: has 32 bytes for every element.
+    """
+    with (
+        scratch.take((3, a.size), _FLOAT32) as (x, y, gap),
+        scratch.take((a.size,), _BOOL) as mask,
+        scratch.take((a.size,), dtype.carrier) as steps,
+        np.errstate(invalid="ignore", over="ignore"),
+    ):
+        _narrowed(a, dtype, x)
+        _narrowed(b, dtype, y)
+        np.absolute(np.subtract(x, y, out=gap), out=gap)
+        most = float(gap.max())
+        if not isfinite(most):
+            return None
+        # Numbers that differ have a difference that is not 0: subnormal numbers see to that.
+        np.not_equal(gap, 0, out=mask)
+        differing, first = int(np.count_nonzero(mask)), int(mask.argmax())
+        if not differing:
+            return Deviation()
+        steps_into(steps, a, b, dtype, scratch)
+        size = np.maximum(np.absolute(x, out=x), np.absolute(y, out=y), out=x)
+        beyond = differing
+        if tolerances.any:
+            doubtful = _beyond(mask, gap, size, steps, tolerances, y, scratch)
+            if doubtful.size > _MOST:
+                return None
+            mask[doubtful] &= _is_beyond(a[doubtful], b[doubtful], dtype, tolerances)
+            beyond = int(np.count_nonzero(mask))
+            first = int(mask.argmax()) if beyond else first
+        relative = np.divide(gap, size, out=y)
+        # 0 and 0 are no relative difference, but NaN.
+        most_relative = float(np.fmax.reduce(relative))
+        farthest = np.concatenate([_at_least(gap, most, mask), _at_least(relative, most_relative, mask)])
+        if farthest.size > _MOST:
+            return None
+        largest = _largest(a[farthest], b[farthest], dtype)
+        return Deviation(
+            differing=differing,
+            beyond=beyond,
+            max_abs=largest[0],
+            max_rel=largest[1],
+            max_ulp=int(steps.max()),
+            first=(first,),
+        )
+
+
+def _narrowed(carriers: np.ndarray, dtype: DType, out: np.ndarray) -> None:
+    if dtype.name == "bfloat16":
+        np.left_shift(carriers, 16, out=out.view(np.uint32), dtype=np.uint32)
+    else:
+        out[...] = carriers.view(dtype.numpy)
+
+
+def _at_least(values: np.ndarray, most: float, mask: np.ndarray) -> np.ndarray:
+    """The places of all values that may be the largest."""
+    places: np.ndarray = np.flatnonzero(np.greater_equal(values, most * (1 - _HAIR), out=mask))
+    return places
+
+
+def _largest(a: np.ndarray, b: np.ndarray, dtype: DType) -> tuple[float, float]:
+    """The largest difference of a few elements, and the largest in proportion."""
+    x, y = (numbers(each, dtype) for each in (a, b))
+    gap, size = np.abs(x - y), np.maximum(np.abs(x), np.abs(y))
+    return float(gap.max()), float((gap / size).max())
+
+
+def _beyond(
+    mask: np.ndarray,
+    gap: np.ndarray,
+    size: np.ndarray,
+    steps: np.ndarray,
+    tolerances: Tolerances,
+    bound: np.ndarray,
+    scratch: Scratch,
+) -> np.ndarray:
+    """Which elements are beyond the tolerances.
+
+    Args:
+        mask: gets those that may be.
+        bound: overwritten.
+
+    Returns:
+        The places of those of which float32 cannot tell whether they are beyond `atol` and `rtol`.
+    """
+    with scratch.take(mask.shape, _BOOL) as sure:
+        np.add(np.multiply(size, tolerances.rtol, out=bound), tolerances.atol, out=bound)
+        np.multiply(bound, 1 + _HAIR, out=bound)
+        np.greater(gap, np.add(bound, _LEAST, out=bound), out=sure)
+        np.multiply(bound, 1 - 3 * _HAIR, out=bound)
+        np.maximum(np.subtract(bound, 4 * _LEAST, out=bound), 0, out=bound)
+        np.greater(gap, bound, out=mask)
+        if tolerances.ulp:
+            mask &= np.greater(steps, tolerances.ulp)
+        doubtful: np.ndarray = np.flatnonzero(np.greater(mask, sure, out=sure))
+        return doubtful
+
+
+def _is_beyond(a: np.ndarray, b: np.ndarray, dtype: DType, tolerances: Tolerances) -> np.ndarray:
+    """Whether single elements are farther apart than `atol` and `rtol` allow."""
+    x, y = (numbers(each, dtype) for each in (a, b))
+    allowed = tolerances.atol + tolerances.rtol * np.maximum(np.abs(x), np.abs(y))
+    return np.asarray(np.abs(x - y) > allowed)

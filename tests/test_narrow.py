@@ -1,0 +1,125 @@
+"""Deviations through float32 are those through float64, also where something is decided by a hair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.dtypes import DTYPES, DType
+from ckpttools.ir.scratch import Scratch
+from ckpttools.prove import narrow
+from ckpttools.prove.deviation import EXACT, Deviation, Tolerances
+from ckpttools.prove.distances import numbers, steps_between, steps_into
+from ckpttools.prove.measure import SCRATCH_BYTES, _of_part, block_elements, deviation
+from ckpttools.prove.narrow import NARROW, deviation_of_narrow
+
+DTYPE = st.sampled_from([DTYPES[name] for name in NARROW])
+
+
+def finite(dtype: DType, seed: int, size: int) -> np.ndarray:
+    """Carriers of finite numbers of all magnitudes, zeros among them."""
+    random = np.random.default_rng(seed)
+    carriers = random.integers(0, 1 << dtype.bits, size, dtype=np.uint64).astype(dtype.carrier)
+    if seed % 3 == 0:
+        # Weights: of like magnitudes.
+        carriers = random.normal(0, 0.02, size).astype(np.float32).view(np.uint32)
+        carriers = (
+            (carriers >> (32 - dtype.bits)).astype(dtype.carrier)
+            if dtype.name != "float16"
+            else (random.normal(0, 0.02, size).astype(np.float16).view(np.uint16))
+        )
+    values = numbers(carriers, dtype)
+    # Not too large either: differences of the largest numbers are infinite in float32.
+    return np.where(np.isfinite(values) & (np.abs(values) < 2.0**126), carriers, 0)
+
+
+def pair(dtype: DType, seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two of them, in part equal, in part only a few steps apart."""
+    random = np.random.default_rng(seed + 1)
+    a, b = finite(dtype, seed, size), finite(dtype, seed + 3, size)
+    near = a ^ random.integers(0, 8, size).astype(dtype.carrier)
+    b = np.where(random.random(size) < 0.3, a, np.where(random.random(size) < 0.5, near, b))
+    values = numbers(b, dtype)
+    return a, np.where(np.isfinite(values) & (np.abs(values) < 2.0**126), b, a)
+
+
+def through_float32(a: np.ndarray, b: np.ndarray, dtype: DType, tolerances: Tolerances) -> Deviation:
+    found = deviation_of_narrow(a, b, dtype, tolerances, Scratch(32 * a.size + (1 << 16)))
+    assert found is not None
+    return found
+
+
+@given(dtype=DTYPE, seed=st.integers(0, 999), size=st.integers(1, 400))
+def test_exact_comparisons(dtype: DType, seed: int, size: int):
+    a, b = pair(dtype, seed, size)
+    assert through_float32(a, b, dtype, EXACT) == _of_part(a, b, (dtype, dtype), EXACT)
+
+
+@given(
+    dtype=DTYPE,
+    seed=st.integers(0, 999),
+    where=st.integers(0, 299),
+    atol=st.sampled_from(["", "exact", "below", "above"]),
+    rtol=st.sampled_from(["", "exact", "below", "above"]),
+    ulp=st.sampled_from([0, 0, 1, 5, 1 << 40]),
+)
+def test_tolerances_by_a_hair(dtype: DType, seed: int, where: int, atol: str, rtol: str, ulp: int):
+    """Tolerances that are just what two of the elements are apart."""
+    a, b = pair(dtype, seed, 300)
+    x, y = (numbers(each[where : where + 1], dtype)[0] for each in (a, b))
+    gap = abs(x - y)
+    hair = {"": 0.0, "exact": 1.0, "below": 1 - 2.0**-40, "above": 1 + 2.0**-40}
+    tolerances = Tolerances(gap * hair[atol], gap / max(abs(x), abs(y)) * hair[rtol] if gap else 0.0, ulp)
+    assert through_float32(a, b, dtype, tolerances) == _of_part(a, b, (dtype, dtype), tolerances)
+
+
+@given(dtype=DTYPE, seed=st.integers(0, 999))
+@pytest.mark.parametrize("tolerance", [1e-50, 1e-42, 1e-38, 1e39, 1e300])
+def test_tolerances_that_float32_does_not_hold(tolerance: float, dtype: DType, seed: int):
+    a, b = pair(dtype, seed, 200)
+    for tolerances in (Tolerances(atol=tolerance), Tolerances(rtol=tolerance), Tolerances(tolerance, 1e-3)):
+        assert through_float32(a, b, dtype, tolerances) == _of_part(a, b, (dtype, dtype), tolerances)
+
+
+@given(dtype=DTYPE, seed=st.integers(0, 999), size=st.integers(1, 100))
+def test_steps_are_the_wide_ones(dtype: DType, seed: int, size: int):
+    a, b = pair(dtype, seed, size)
+    out = np.empty(size, dtype.carrier)
+    steps_into(out, a, b, dtype, Scratch(1 << 16))
+    wide = steps_between(a, b, (dtype, dtype))
+    assert wide is not None
+    assert (out == wide).all()
+
+
+@pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0])
+def test_what_is_not_finite_is_left_to_float64(bits: int):
+    a = np.array([0x3F80, bits], np.uint16)
+    for other in (a, np.array([0x3F80, 0x3F80], np.uint16)):
+        assert deviation_of_narrow(a, other, DTYPES["bfloat16"], EXACT, Scratch(1 << 16)) is None
+
+
+def test_so_are_differences_beyond_float32():
+    a, b = (np.array([each], np.float32).view(np.uint32) for each in (3e38, -3e38))
+    dtype = DTYPES["float32"]
+    assert deviation_of_narrow(a, b, dtype, EXACT, Scratch(1 << 16)) is None
+    assert deviation(a, b, (dtype, dtype)).max_abs == pytest.approx(6e38)
+
+
+def test_so_are_too_many_that_are_alike(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(narrow, "_MOST", 10)
+    dtype = DTYPES["bfloat16"]
+    a, b = (np.full(50, bits, np.uint16) for bits in (0x3F80, 0x3F81))
+    assert deviation_of_narrow(a, b, dtype, EXACT, Scratch(1 << 16)) is None
+    assert deviation(a, b, (dtype, dtype)).differing == 50
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_a_block_fits_into_the_scratch(name: str):
+    dtype = DTYPES[name]
+    size = block_elements((dtype, dtype))
+    a, b = (np.full(size, bits, dtype.carrier) for bits in (1, 2))
+    a[0] = 3
+    found = deviation(a, b, (dtype, dtype), Tolerances(ulp=1), Scratch(SCRATCH_BYTES))
+    assert (found.differing, found.beyond) == (size, 0)
