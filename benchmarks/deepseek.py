@@ -12,12 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from pairs import against_copy, remove, seconds
+from pairs import against_copy, command, remove, seconds
 
 from ckpttools.testing.models import write_model
 
@@ -55,16 +53,13 @@ SMALL = {
 }
 
 
-def plan_of(source: Path, *command: str) -> None:
+def plan_of(source: Path, *options: str) -> None:
     """Plans with --dry-run; prints seconds and peak memory."""
-    words = [Path(sys.executable).with_name("ckpt"), "convert", *command[:1], source, source / "out"]
+    words: list[str | Path] = ["convert", *options[:1], source, source / "out", *options[1:], "--dry-run"]
     # The plan is printed, then refused (4) where the disk has no room for it.
-    run = [*words, *command[1:], "--dry-run"]
-    taken, done = seconds(lambda: subprocess.run(run, capture_output=True))
-    if done.returncode not in (0, 4):
-        raise SystemExit(done.stderr.decode())
+    taken, _ = seconds(lambda: command(*words, accepted=(0, 4)))
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-    print(f"  ckpt convert {' '.join(command)} --dry-run: {taken:.1f} s, peak {peak:.2f} GiB", flush=True)
+    print(f"  ckpt convert {' '.join(options)} --dry-run: {taken:.1f} s, peak {peak:.2f} GiB", flush=True)
 
 
 def main() -> None:

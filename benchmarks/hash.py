@@ -36,9 +36,9 @@ MEMORY = 1 << 30
 _BUFFERS = (8 << 20, 64 << 20)
 
 
-def pread(path: Path, block: int) -> None:
-    """All bytes of all files below `path`, each thread into a buffer of `block` bytes of its own."""
-    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+def pread(paths: list[Path], block: int) -> None:
+    """All bytes of all files in directories, each thread into a buffer of `block` bytes of its own."""
+    files = [each for path in paths for each in path.rglob("*") if each.is_file()]
     blocks = iter([(file, at) for file in files for at in range(0, file.stat().st_size, block)])
     opened = {file: os.open(file, os.O_RDONLY) for file in files}
     lock = threading.Lock()
@@ -69,7 +69,7 @@ def against_pread(title: str, paths: list[Path], look: Callable[[], object], rou
     look()
     for _ in range(rounds):
         for block, times in reads.items():
-            times.append(seconds(lambda block=block: [pread(path, block) for path in paths])[0])
+            times.append(seconds(partial(pread, paths, block))[0])
         looks.append(seconds(look)[0])
     print(f"{title}: {nbytes / statistics.median(looks) / 1e9:.1f} GB/s", flush=True)
     for block, times in reads.items():

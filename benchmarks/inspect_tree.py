@@ -13,8 +13,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+from pairs import command, seconds
 
 from ckpttools.convert import Conversion
 from ckpttools.dtypes import DTYPES
@@ -61,19 +62,13 @@ def write(directory: Path, arrays: int) -> Path:
     return directory / "0" / "items"
 
 
-def seconds(*command: str | Path) -> float:
-    """Wall time of a process."""
-    start = time.monotonic()
-    subprocess.run(command, check=True, capture_output=True)
-    return time.monotonic() - start
-
-
 def inspecting(place: Path, *options: str) -> float:
-    return seconds(Path(sys.executable).with_name("ckpt"), "inspect", "tree", place, *options)
+    return seconds(lambda: command("inspect", "tree", place, *options))[0]
 
 
 def by_orbax(place: Path) -> float:
-    return seconds(sys.executable, "-c", ORBAX, place)
+    words: list[str | Path] = [sys.executable, "-c", ORBAX, place]
+    return seconds(lambda: subprocess.run(words, check=True, capture_output=True))[0]
 
 
 def show(what: str, times: list[float]) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from deepseek import FULL, SMALL
-from pairs import against_copy, ckpt, remove, seconds
+from pairs import against_copy, ckpt, command, remove, seconds
 
 from ckpttools.dtypes import DTYPES
 from ckpttools.families.registry import family_of
@@ -64,10 +62,9 @@ def stripping(directory: Path, rounds: int, sizes: LlamaSizes) -> None:
     source, output = directory / "training", directory / "stripped"
     nbytes = write_training(source, sizes)
     print(f"strip-optimizer of {nbytes / 1e9:.1f} GB, parameters and both moments in float32", flush=True)
-    command = [Path(sys.executable).with_name("ckpt"), "strip-optimizer", source, output, "--json"]
     for _ in range(rounds):
-        taken, done = seconds(lambda: subprocess.run(command, check=True, capture_output=True, text=True))
-        receipt = json.loads(done.stdout)
+        taken, printed = seconds(lambda: command("strip-optimizer", source, output, "--json"))
+        receipt = json.loads(printed)
         print(
             f"    {taken:.2f} s, {own_bytes(output) / 1e6:.2f} MB new on the disk, "
             f"{receipt['bytes_referenced'] / 1e9:.2f} GB shared, {receipt['bytes_dead'] / 1e9:.2f} GB dead",

@@ -10,28 +10,21 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
 from hash import CORES, MEMORY, against_pread
-from pairs import ckpt, remove, seconds
+from pairs import ckpt, command, remove, seconds
 
 from ckpttools.convert import open_checkpoint
 from ckpttools.inspect.stats import inspect_stats
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 
-def stats(path: Path, **options: bool) -> object:
-    return inspect_stats(open_checkpoint(path), memory=MEMORY, jobs=CORES, **options)
-
-
-def command(*arguments: str | Path) -> None:
-    """Runs `ckpt inspect stats …` as a user would."""
-    words = [Path(sys.executable).with_name("ckpt"), "inspect", "stats", *arguments]
-    subprocess.run(words, check=True, capture_output=True)
+def stats(path: Path, *, per_layer: bool = False, histograms: bool = False) -> object:
+    tree = open_checkpoint(path)
+    return inspect_stats(tree, memory=MEMORY, jobs=CORES, per_layer=per_layer, histograms=histograms)
 
 
 def main() -> None:
@@ -46,7 +39,7 @@ def main() -> None:
         scanned = directory / "scanned"
         against_pread("stats of safetensors", [model], partial(stats, model), rounds)
         against_pread("with histograms", [model], partial(stats, model, histograms=True), rounds)
-        times = [seconds(partial(command, model))[0] for _ in range(rounds)]
+        times = [seconds(partial(command, "inspect", "stats", model))[0] for _ in range(rounds)]
         print(f"as a process: {statistics.median(times):.2f} s", flush=True)
         ckpt("hf-to-maxtext", model, scanned)
         remove(model)
