@@ -301,6 +301,12 @@ def test_the_built_in_families_are_found():
     assert all(family.models and family.model_types for family in families().values())
 
 
+def test_every_model_type_finds_its_family():
+    owners = [(kind, family) for family in families().values() for kind in family.model_types]
+    assert len({kind for kind, _ in owners}) == len(owners)
+    assert all(family_of({"model_type": kind}, "config.json") is family for kind, family in owners)
+
+
 def test_unknown_families_are_named_with_near_ones():
     with pytest.raises(UnknownNameError, match="unknown family 'lama'") as caught:
         family_named("lama")
