@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -53,12 +54,21 @@ SMALL = {
 }
 
 
+# A process counts what its parent had when it was started: the parent must be a small one.
+_PEAK = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], capture_output=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
 def plan_of(source: Path, *options: str) -> None:
     """Plans with --dry-run; prints seconds and peak memory."""
     words: list[str | Path] = ["convert", *options[:1], source, source / "out", *options[1:], "--dry-run"]
     # The plan is printed, then refused (4) where the disk has no room for it.
     taken, _ = seconds(lambda: command(*words, accepted=(0, 4)))
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    small = [sys.executable, "-c", _PEAK, Path(sys.executable).with_name("ckpt"), *words]
+    peak = int(subprocess.run(small, capture_output=True, check=True).stdout) / 2**20
     print(f"  ckpt convert {' '.join(options)} --dry-run: {taken:.1f} s, peak {peak:.2f} GiB", flush=True)
 
 
