@@ -27,7 +27,7 @@ def families() -> Mapping[str, Family]:
 def _namesake(model_type: str) -> Family | None:
     """The built-in family of a model type that its module is named after, such as `gemma3_text`."""
     names = [each.name for each in iter_modules(package.__path__) if model_type.startswith(each.name)]
-    for name in sorted(names, key=len, reverse=True):
+    for name in sorted(names, key=lambda name: -len(name)):
         family = getattr(import_module(f"{package.__name__}.{name}"), "FAMILY", None)
         if isinstance(family, Family) and model_type in family.model_types:
             return family
