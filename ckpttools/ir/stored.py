@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ckpttools.ir.scratch import Scratch
 
 # A read costs a system call and the interpreter's lock: about 6 us between two busy threads, in which 16 KiB
-# come out of the page cache. Shorter runs are fetched with what lies between them, up to so many times more.
+# come out of the page cache. Shorter runs are fetched with what lies between them, up to so many times more,
+# or to as much as the reads cost: a column of a large matrix is 16 KiB and more for each element.
 _SHORT_RUN = 16 * 1024
 _MOST_GROWTH = 16
 # Packed elements unpacked at once: their loose bits are a few times their number, outside the scratch.
@@ -133,18 +134,20 @@ class Stored(LazyArray):
 
 def _fetched(shape: Shape, region: Region, itemsize: int) -> Region:
     """The region, with inner axes made whole where its runs are short: few long reads, cut in memory."""
+    runs = count_runs(shape, region)
+    if runs <= 1:
+        return region
+    most = max(_MOST_GROWTH * region.size * itemsize, _SHORT_RUN * runs)
     wide, inner = region, itemsize
     for axis in reversed(range(region.rank)):
         if (wide.stop[axis] - wide.start[axis]) * inner >= _SHORT_RUN:
             break
         wider = wide.replaced(axis, 0, shape[axis])
-        if wider.size > _MOST_GROWTH * region.size:
+        if wider.size * itemsize > most:
             break
         wide = wider
         inner *= shape[axis]
-    if wide is region:
-        return region
-    return wide if count_runs(shape, wide) < count_runs(shape, region) else region
+    return wide if count_runs(shape, wide) < runs else region
 
 
 def _cost(shape: Shape, region: Region, itemsize: int) -> ReadCost:
