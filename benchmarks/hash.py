@@ -37,8 +37,9 @@ _BUFFERS = (8 << 20, 64 << 20)
 
 
 def pread(paths: list[Path], block: int) -> None:
-    """All bytes of all files in directories, each thread into a buffer of `block` bytes of its own."""
-    files = [each for path in paths for each in path.rglob("*") if each.is_file()]
+    """All bytes of files, or of all below directories, each thread into a buffer of `block` bytes."""
+    below = (each for path in paths for each in (path, *path.rglob("*")))
+    files = [each for each in below if each.is_file()]
     blocks = iter([(file, at) for file in files for at in range(0, file.stat().st_size, block)])
     opened = {file: os.open(file, os.O_RDONLY) for file in files}
     lock = threading.Lock()

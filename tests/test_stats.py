@@ -220,6 +220,13 @@ def test_the_first_bad_element(shape, data: st.DataObject):
     assert found.statistics.nan + found.statistics.inf == len(set(bad))
 
 
+@pytest.mark.parametrize("factor", [1e-30, 1e30])
+def test_where_squares_leave_float32_parts_are_taken_in_float64(factor: float):
+    truth = (np.random.default_rng(3).standard_normal(300_001) * factor + factor / 3).astype(np.float32)
+    bits = (truth.view(np.uint32) >> 16).astype(np.uint16)
+    check(one(stored(bits, BF16)).statistics, bits, BF16)
+
+
 class TestPieces:
     """The same numbers, however arrays are cut and by however many."""
 
@@ -235,7 +242,7 @@ class TestPieces:
 
     def test_blocks_and_pieces(self, large: Stored, monkeypatch: pytest.MonkeyPatch):
         whole = one(large)
-        monkeypatch.setattr("ckpttools.inspect.moments.BLOCK", 1 << 12)
+        monkeypatch.setattr("ckpttools.inspect.moments._BLOCK_BYTES", 1 << 14)
         cut = one(large)
         assert whole.first_bad == cut.first_bad == (1_234_567,)
         for name in ("elements", "min", "max", "zeros", "nan", "inf"):

@@ -16,7 +16,7 @@ import numpy as np
 
 from ckpttools.dtypes import DTYPES, DType
 from ckpttools.inspect.elements import table, wide, widen
-from ckpttools.inspect.moments import BLOCK, Moments, blocks
+from ckpttools.inspect.moments import Moments, blocks
 from ckpttools.ir.scratch import ALIGNMENT, Scratch
 from ckpttools.region import Region
 
@@ -24,8 +24,10 @@ QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 _PATTERNS = 1 << 16
 # So many elements are sorted, more are counted in a table of all patterns.
 _FEW = 1 << 13
+# Elements counted at a time.
+_BLOCK = 1 << 19
 # Numbers, patterns as indices, and counts.
-SCRATCH_BYTES = BLOCK * (8 + 8) + _PATTERNS * 8 + 4 * ALIGNMENT
+SCRATCH_BYTES = _BLOCK * (8 + 8) + _PATTERNS * 8 + 4 * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,13 @@ def counted(values: np.ndarray, region: Region, dtype: DType, scratch: Scratch) 
     """
     index = np.dtype(np.int64)
     few = region.size <= _FEW
-    with np.errstate(invalid="ignore"), scratch.take((min(BLOCK, region.size),), index) as indices:
+    with np.errstate(invalid="ignore"), scratch.take((min(_BLOCK, region.size),), index) as indices:
         if few:
             _patterns(values, dtype, indices.reshape(region.shape), scratch)
             return Counts(*np.unique(indices, return_counts=True))
         with scratch.take((_PATTERNS,), index) as counts:
             counts[...] = 0
-            for slab, block in blocks(values, region, region):
+            for slab, block in blocks(values, region, region, _BLOCK):
                 mine = indices[: slab.size]
                 _patterns(block, dtype, mine.reshape(slab.shape), scratch)
                 # np.bincount takes half as long again: it looks for extremes first.
