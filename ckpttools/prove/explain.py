@@ -173,7 +173,7 @@ def _failed(
         dtypes = proof.left.dtype, proof.right.dtype
         if dtypes[0] == dtypes[1] and same_bits(*values):
             return True
-        return close(values[0], values[1], dtypes, proof.ulps)
+        return close(values[0], values[1], dtypes, proof.ulps, scratch)
 
     items: list[Item] = [(each.left, each.right) for each in proofs]
     if not items:

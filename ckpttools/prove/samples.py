@@ -10,6 +10,7 @@ import numpy as np
 from ckpttools.dtypes import DType
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import Stored, elementwise
+from ckpttools.ir.scratch import Scratch
 from ckpttools.mapping.values import Cast
 from ckpttools.prove.distances import coarser, numbers
 from ckpttools.prove.measure import block_elements, deviation
@@ -75,11 +76,17 @@ def same_in(region: Region, left: LazyArray, right: LazyArray, ulps: int) -> boo
     return close(values[0], values[1], (left.dtype, right.dtype), ulps)
 
 
-def close(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], ulps: int) -> bool:
-    """Whether elements, carriers of the dtypes, are at most so many units in the last place apart."""
+def close(
+    a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], ulps: int, scratch: Scratch | None = None
+) -> bool:
+    """Whether elements, carriers of the dtypes, are at most so many units in the last place apart.
+
+    `scratch` is that of `ckpttools.prove.measure.deviation`.
+    """
     for slab in split_to(Region.whole(a.shape), block_elements(dtypes)):
         index = slab.slices if a.ndim else ()
-        found = deviation(np.ascontiguousarray(a[index]), np.ascontiguousarray(b[index]), dtypes)
+        blocks = np.ascontiguousarray(a[index]), np.ascontiguousarray(b[index])
+        found = deviation(*blocks, dtypes, scratch=scratch)
         if found.differing and (found.nan or found.max_ulp is None or found.max_ulp > ulps):
             return False
     return True
