@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -46,7 +48,7 @@ def pair(dtype: DType, seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def through_float32(a: np.ndarray, b: np.ndarray, dtype: DType, tolerances: Tolerances) -> Deviation:
-    found = deviation_of_narrow(a, b, dtype, tolerances, Scratch(32 * a.size + (1 << 16)))
+    found = deviation_of_narrow(a, b, (dtype, dtype), tolerances, Scratch(32 * a.size + (1 << 16)))
     assert found is not None
     return found
 
@@ -75,6 +77,20 @@ def test_tolerances_by_a_hair(dtype: DType, seed: int, where: int, atol: str, rt
     assert through_float32(a, b, dtype, tolerances) == _of_part(a, b, (dtype, dtype), tolerances)
 
 
+@given(dtypes=st.tuples(DTYPE, DTYPE), seed=st.integers(0, 999), rtol=st.sampled_from([0.0, 2.0**-9, 0.1]))
+def test_two_dtypes(dtypes: tuple[DType, DType], seed: int, rtol: float):
+    """The same numbers rounded to another dtype, and others."""
+    a = finite(dtypes[0], seed, 300)
+    with np.errstate(over="ignore"):
+        same = numbers(a, dtypes[0]).astype(np.float32).astype(dtypes[1].numpy).view(dtypes[1].carrier)
+    same = np.where(np.isfinite(numbers(same, dtypes[1])), same, 0)
+    mixed = np.where(np.random.default_rng(seed).random(300) < 0.7, same, finite(dtypes[1], seed, 300))
+    for tolerances in (EXACT, Tolerances(rtol=rtol, ulp=1)):
+        scratch = Scratch(32 * a.size + (1 << 16))
+        found = deviation_of_narrow(a, mixed, dtypes, tolerances, scratch)
+        assert found == _of_part(a, mixed, dtypes, tolerances)
+
+
 @given(dtype=DTYPE, seed=st.integers(0, 999))
 @pytest.mark.parametrize("tolerance", [1e-50, 1e-42, 1e-38, 1e39, 1e300])
 def test_tolerances_that_float32_does_not_hold(tolerance: float, dtype: DType, seed: int):
@@ -97,13 +113,13 @@ def test_steps_are_the_wide_ones(dtype: DType, seed: int, size: int):
 def test_what_is_not_finite_is_left_to_float64(bits: int):
     a = np.array([0x3F80, bits], np.uint16)
     for other in (a, np.array([0x3F80, 0x3F80], np.uint16)):
-        assert deviation_of_narrow(a, other, DTYPES["bfloat16"], EXACT, Scratch(1 << 16)) is None
+        assert deviation_of_narrow(a, other, (DTYPES["bfloat16"],) * 2, EXACT, Scratch(1 << 16)) is None
 
 
 def test_so_are_differences_beyond_float32():
     a, b = (np.array([each], np.float32).view(np.uint32) for each in (3e38, -3e38))
     dtype = DTYPES["float32"]
-    assert deviation_of_narrow(a, b, dtype, EXACT, Scratch(1 << 16)) is None
+    assert deviation_of_narrow(a, b, (dtype, dtype), EXACT, Scratch(1 << 16)) is None
     assert deviation(a, b, (dtype, dtype)).max_abs == pytest.approx(6e38)
 
 
@@ -111,15 +127,14 @@ def test_so_are_too_many_that_are_alike(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(narrow, "_MOST", 10)
     dtype = DTYPES["bfloat16"]
     a, b = (np.full(50, bits, np.uint16) for bits in (0x3F80, 0x3F81))
-    assert deviation_of_narrow(a, b, dtype, EXACT, Scratch(1 << 16)) is None
+    assert deviation_of_narrow(a, b, (dtype, dtype), EXACT, Scratch(1 << 16)) is None
     assert deviation(a, b, (dtype, dtype)).differing == 50
 
 
-@pytest.mark.parametrize("name", NARROW)
-def test_a_block_fits_into_the_scratch(name: str):
-    dtype = DTYPES[name]
-    size = block_elements((dtype, dtype))
-    a, b = (np.full(size, bits, dtype.carrier) for bits in (1, 2))
-    a[0] = 3
-    found = deviation(a, b, (dtype, dtype), Tolerances(ulp=1), Scratch(SCRATCH_BYTES))
-    assert (found.differing, found.beyond) == (size, 0)
+@pytest.mark.parametrize("names", list(itertools.product(NARROW, NARROW)))
+def test_a_block_fits_into_the_scratch(names: tuple[str, str]):
+    one, other = (DTYPES[name] for name in names)
+    size = block_elements((one, other))
+    a, b = np.full(size, 1, one.carrier), np.full(size, 2, other.carrier)
+    found = deviation(a, b, (one, other), Tolerances(ulp=2), Scratch(SCRATCH_BYTES))
+    assert (found.differing, found.elements) == (size, size)

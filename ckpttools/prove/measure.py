@@ -71,8 +71,8 @@ def _of_elements(
     a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], tolerances: Tolerances, scratch: Scratch
 ) -> Deviation:
     """Of single elements in a row."""
-    if dtypes[0] == dtypes[1] and dtypes[0].name in NARROW:
-        found = deviation_of_narrow(a, b, dtypes[0], tolerances, scratch)
+    if all(dtype.name in NARROW for dtype in dtypes):
+        found = deviation_of_narrow(a, b, dtypes, tolerances, scratch)
         if found is not None:
             return found
     total = Deviation()

@@ -13,7 +13,7 @@ import numpy as np
 from ckpttools.dtypes import DType
 from ckpttools.ir.scratch import Scratch
 from ckpttools.prove.deviation import Deviation, Tolerances
-from ckpttools.prove.distances import numbers, steps_into
+from ckpttools.prove.distances import coarser, numbers, steps_into
 
 NARROW = ("float16", "bfloat16", "float32")
 """Dtypes that float32 holds, with the layout that `steps_into` wants."""
@@ -27,25 +27,29 @@ _MOST = 1 << 15
 _FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 
 
+Dtypes = tuple[DType, DType]
+"""Those of the one side and of the other."""
+
+
 def deviation_of_narrow(
-    a: np.ndarray, b: np.ndarray, dtype: DType, tolerances: Tolerances, scratch: Scratch
+    a: np.ndarray, b: np.ndarray, dtypes: Dtypes, tolerances: Tolerances, scratch: Scratch
 ) -> Deviation | None:
     """The deviation of elements in a row; None where float32 does not do.
 
     Args:
         a, b: carriers, 1-d, at least one.
-        dtype: of both, one of `NARROW`.
+        dtypes: of `a` and of `b`, among `NARROW`.
         tolerances: what `beyond` leaves out.
         scratch: has 32 bytes for every element.
     """
     with (
         scratch.take((3, a.size), _FLOAT32) as (x, y, gap),
         scratch.take((a.size,), _BOOL) as mask,
-        scratch.take((a.size,), dtype.carrier) as steps,
+        scratch.take((a.size,), coarser(*dtypes).carrier) as steps,
         np.errstate(invalid="ignore", over="ignore"),
     ):
-        _narrowed(a, dtype, x)
-        _narrowed(b, dtype, y)
+        _narrowed(a, dtypes[0], x)
+        _narrowed(b, dtypes[1], y)
         np.absolute(np.subtract(x, y, out=gap), out=gap)
         most = float(gap.max())
         if not isfinite(most):
@@ -55,14 +59,14 @@ def deviation_of_narrow(
         differing, first = int(np.count_nonzero(mask)), int(mask.argmax())
         if not differing:
             return Deviation()
-        steps_into(steps, a, b, dtype, scratch)
+        _steps(steps, (a, b), dtypes, (x, y), scratch)
         size = np.maximum(np.absolute(x, out=x), np.absolute(y, out=y), out=x)
         beyond = differing
         if tolerances.any:
             doubtful = _beyond(mask, gap, size, steps, tolerances, y, scratch)
             if doubtful.size > _MOST:
                 return None
-            mask[doubtful] &= _is_beyond(a[doubtful], b[doubtful], dtype, tolerances)
+            mask[doubtful] &= _is_beyond(a[doubtful], b[doubtful], dtypes, tolerances)
             beyond = int(np.count_nonzero(mask))
             first = int(mask.argmax()) if beyond else first
         relative = np.divide(gap, size, out=y)
@@ -71,7 +75,7 @@ def deviation_of_narrow(
         farthest = np.concatenate([_at_least(gap, most, mask), _at_least(relative, most_relative, mask)])
         if farthest.size > _MOST:
             return None
-        largest = _largest(a[farthest], b[farthest], dtype)
+        largest = _largest(a[farthest], b[farthest], dtypes)
         return Deviation(
             differing=differing,
             beyond=beyond,
@@ -89,15 +93,48 @@ def _narrowed(carriers: np.ndarray, dtype: DType, out: np.ndarray) -> None:
         out[...] = carriers.view(dtype.numpy)
 
 
+def _steps(
+    out: np.ndarray,
+    carriers: tuple[np.ndarray, np.ndarray],
+    dtypes: Dtypes,
+    values: tuple[np.ndarray, np.ndarray],
+    scratch: Scratch,
+) -> None:
+    """Steps from one number to the next, in the coarser dtype; `values` are the elements in float32."""
+    dtype = coarser(*dtypes)
+    if dtypes[0] == dtypes[1]:
+        steps_into(out, carriers[0], carriers[1], dtype, scratch)
+        return
+    with scratch.take((2, out.size), dtype.carrier) as sides:
+        for k, side in enumerate(sides):
+            if dtypes[k] == dtype:
+                side[...] = carriers[k]
+            elif dtype.name == "float16":
+                side.view(np.float16)[...] = values[k]
+            else:
+                _to_bfloat16(values[k], side, scratch)
+        steps_into(out, sides[0], sides[1], dtype, scratch)
+
+
+def _to_bfloat16(values: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
+    """Finite numbers of float32 rounded to nearest even, as carriers."""
+    bits = values.view(np.uint32)
+    with scratch.take(bits.shape, bits.dtype) as rounded:
+        # The half of the last place that stays, less the smallest step where that place is even.
+        np.bitwise_and(np.right_shift(bits, 16, out=rounded), 1, out=rounded)
+        np.add(np.add(rounded, 0x7FFF, out=rounded), bits, out=rounded)
+        np.right_shift(rounded, 16, out=out, casting="unsafe")
+
+
 def _at_least(values: np.ndarray, most: float, mask: np.ndarray) -> np.ndarray:
     """The places of all values that may be the largest."""
     places: np.ndarray = np.flatnonzero(np.greater_equal(values, most * (1 - _HAIR), out=mask))
     return places
 
 
-def _largest(a: np.ndarray, b: np.ndarray, dtype: DType) -> tuple[float, float]:
+def _largest(a: np.ndarray, b: np.ndarray, dtypes: Dtypes) -> tuple[float, float]:
     """The largest difference of a few elements, and the largest in proportion."""
-    x, y = (numbers(each, dtype) for each in (a, b))
+    x, y = map(numbers, (a, b), dtypes)
     gap, size = np.abs(x - y), np.maximum(np.abs(x), np.abs(y))
     return float(gap.max()), float((gap / size).max())
 
@@ -133,8 +170,8 @@ def _beyond(
         return doubtful
 
 
-def _is_beyond(a: np.ndarray, b: np.ndarray, dtype: DType, tolerances: Tolerances) -> np.ndarray:
+def _is_beyond(a: np.ndarray, b: np.ndarray, dtypes: Dtypes, tolerances: Tolerances) -> np.ndarray:
     """Whether single elements are farther apart than `atol` and `rtol` allow."""
-    x, y = (numbers(each, dtype) for each in (a, b))
+    x, y = map(numbers, (a, b), dtypes)
     allowed = tolerances.atol + tolerances.rtol * np.maximum(np.abs(x), np.abs(y))
     return np.asarray(np.abs(x - y) > allowed)
