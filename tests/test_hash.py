@@ -297,7 +297,7 @@ def test_columns_that_find_no_room_are_read_again():
     wanted = [array_digest(truth[:, k], "uint16") for k in range(6)]
     for room, passes in ((6 * layer, 1), (2 * layer, 3), (layer, 6)):
         decoded.clear()
-        peak = SimpleNamespace(projected_peak=PLENTY["memory"] - room)
+        peak = SimpleNamespace(projected_peak=PLENTY["memory"] - room + digester.ROOM_BYTES)
         with (
             patch.object(pieces, "PIECE_BYTES", layer),
             patch.object(digester, "fitted", lambda *_, peak=peak, **__: peak),
@@ -311,7 +311,7 @@ def test_no_room_at_all_is_an_error():
     """Blocks end within pieces, and nothing of them can wait."""
     dtype = DTYPES["uint8"]
     truth = noise((16, 100), dtype)
-    peak = SimpleNamespace(projected_peak=PLENTY["memory"])
+    peak = SimpleNamespace(projected_peak=PLENTY["memory"] + digester.ROOM_BYTES)
     with (
         patch.object(pieces, "PIECE_BYTES", 200),
         patch.object(digester, "fitted", lambda *_, **__: peak),
@@ -323,8 +323,14 @@ def test_no_room_at_all_is_an_error():
 
 def test_too_little_memory_is_an_error():
     array = stored(noise((64,), DTYPES["uint8"]), DTYPES["uint8"])
+    tree = Tree({("a",): array})
+    with pytest.raises(MemoryBudgetError) as caught:
+        hash_tree(tree, memory=8 * MIB, jobs=1)
+    assert caught.value.got == "--memory 8MiB"
+    wanted = int(caught.value.hint.removeprefix("try --memory ").removesuffix("MiB")) * MIB
+    hash_tree(tree, memory=wanted, jobs=1)
     with pytest.raises(MemoryBudgetError):
-        hash_tree(Tree({("a",): array}), memory=64 * MIB, jobs=1)
+        hash_tree(tree, memory=wanted - MIB, jobs=1)
 
 
 # Formats

@@ -53,7 +53,7 @@ class Fit:
     projected_peak: int
 
 
-def fitted(items: Sequence[Item], *, memory: int, jobs: int, scratch: int) -> Fit:
+def fitted(items: Sequence[Item], *, memory: int, jobs: int, scratch: int, reserved: int = 0) -> Fit:
     """Workers and pieces that stay within the memory; smaller pieces are tried before fewer workers.
 
     Args:
@@ -61,6 +61,7 @@ def fitted(items: Sequence[Item], *, memory: int, jobs: int, scratch: int) -> Fi
         memory: bytes that may be resident at most.
         jobs: workers at a time, at most.
         scratch: temporary bytes that looking at a piece takes.
+        reserved: bytes that something else takes meanwhile.
 
     Raises:
         MemoryBudgetError: the memory is too small even for one worker with the smallest pieces.
@@ -71,7 +72,7 @@ def fitted(items: Sequence[Item], *, memory: int, jobs: int, scratch: int) -> Fi
             raise ShapeError("arrays that are looked at side by side differ in shape", got=list(item))
     scratch = max([scratch, *(array.scratch_bytes for item in items for array in item)])
     pages = sum(rounded_up(1) for _ in max(items, key=len, default=()))
-    base = BASE_BYTES + len(items) * _BYTES_PER_ITEM
+    base = BASE_BYTES + len(items) * _BYTES_PER_ITEM + reserved
     for count, most in _choices(jobs):
         peak = base + count * (most + pages + rounded_up(scratch))
         if peak <= memory:

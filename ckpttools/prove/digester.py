@@ -104,8 +104,8 @@ class Digester:
     def _read(self, reads: list[Whole], memory: int, jobs: int, observe: Callable[[int], None]) -> None:
         """Reads arrays once; some may find no room and be missing afterwards."""
         items: list[Item] = [(whole.array,) for whole in reads]
-        fit = fitted(items, memory=memory - ROOM_BYTES, jobs=jobs, scratch=0)
-        self._room.nbytes = memory - fit.projected_peak
+        fit = fitted(items, memory=memory, jobs=jobs, scratch=0, reserved=ROOM_BYTES)
+        self._room.nbytes = memory - fit.projected_peak + ROOM_BYTES
         largest = {id(whole.array): self._largest(whole) for whole in reads}
         tiles = Tiles()
 
@@ -117,7 +117,7 @@ class Digester:
         def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> None:
             self.add(reads[index], region, values[0])
 
-        for _ in scan(items, visit, memory=memory - ROOM_BYTES, jobs=jobs, cut=cut, observe=observe):
+        for _ in scan(items, visit, memory=memory, jobs=jobs, reserved=ROOM_BYTES, cut=cut, observe=observe):
             pass
 
     def _largest(self, whole: Whole) -> int:

@@ -68,6 +68,7 @@ def scan(
     jobs: int,
     cut: Cut | None = None,
     scratch: int = 0,
+    reserved: int = 0,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> Iterator[Seen[Result]]:
     """Reads all elements of all items and shows them to `visit`, piece by piece.
@@ -80,6 +81,7 @@ def scan(
         jobs: workers at a time; fewer where the memory is too small for so many.
         cut: how an item is cut; None for `ckpttools.plan.pieces.Tiles`.
         scratch: temporary bytes that a visit takes.
+        reserved: bytes of the memory that something else takes meanwhile.
         observe: called with the bytes of every piece, before it is yielded, in the caller's thread.
 
     Returns:
@@ -90,7 +92,7 @@ def scan(
         ShapeError: arrays of one item differ in shape; raised at once.
         CheckpointError: a piece cannot be read. It comes in its place, after the results before it.
     """
-    fit = fitted(items, memory=memory, jobs=jobs, scratch=scratch)
+    fit = fitted(items, memory=memory, jobs=jobs, scratch=scratch, reserved=reserved)
     return _Scan(items, visit, fit, cut or Tiles()).seen(observe)
 
 
