@@ -109,7 +109,9 @@ def _is_constant(array: LazyArray) -> bool:
     sample = np.concatenate([array.read(box).reshape(-1) for box in boxes(array.shape)] or [np.empty(0)])
     if sample.dtype == np.bool_:
         sample = sample.view(np.uint8) != 0
-    return bool((sample == sample[:1]).all())
+    # Some NaN make numpy complain.
+    with np.errstate(invalid="ignore"):
+        return bool((sample == sample[:1]).all())
 
 
 def _of_group(
