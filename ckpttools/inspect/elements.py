@@ -43,7 +43,7 @@ def widen_in_any_order(values: np.ndarray, dtype: DType, out: np.ndarray) -> Non
         widen(values, dtype, out.reshape(values.shape))
         return
     # Two elements are taken at once: the one in the lower half of 32 bits is shifted, the other masked.
-    # 37 GB/s instead of 20 (one core, in the cache).
+    # 28 to 32 GB/s instead of 22 (one core, in the cache).
     pairs, bits = values.reshape(-1).view(np.uint32), out.view(np.uint32)
     np.left_shift(pairs, np.uint32(16), out=bits[: pairs.size])
     np.bitwise_and(pairs, np.uint32(0xFFFF0000), out=bits[pairs.size :])

@@ -2,7 +2,8 @@
 
 IEEE 754 orders the patterns of one sign by magnitude: as integers with a sign the least and the largest
 positive number are where one looks for them, as integers without one the least and the largest negative.
-Statistics of bfloat16 went from 5.1 to 5.7 GB/s (two cores) when this took the place of looking at float32.
+Statistics of bfloat16 go at 6.1 GB/s (two cores) instead of 5.6, together with the widening in any order that
+this allows.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ _LEAST = 2.0**-140
 _MOST = 1 << 15
 _FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 
-
 Dtypes = tuple[DType, DType]
 """Those of the one side and of the other."""
 

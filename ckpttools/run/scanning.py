@@ -23,7 +23,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 Result = TypeVar("Result")
 
 # Small pieces are handed over together: to hand over takes 20 us, as long as reading and looking at 256 KiB.
-# Comparing 2.47 GB with itself: 0.243 s in batches of 1 MiB, 0.238 of 16, 0.234 of 32.
+# Comparing 2.47 GB, stacked, with the same unstacked: 0.243 s in batches of 1 MiB, 0.238 of 16, 0.234 of 32.
 _BATCH_BYTES, _BATCH_PIECES = 16 << 20, 256
 # Batches that may be finished before the one in front of them is.
 _AHEAD = 4
