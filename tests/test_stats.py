@@ -21,13 +21,14 @@ from ckpttools.dtypes import DTYPES, DType
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect import moments as moments_module
 from ckpttools.inspect.distribution import QUANTILES
-from ckpttools.inspect.elements import smallest_normal, table
-from ckpttools.inspect.extremes import Extremes, extremes
+from ckpttools.inspect.extremes import Extremes, extremes, near_zero
 from ckpttools.inspect.layer_rows import layer_rows
 from ckpttools.inspect.moments import Moments
-from ckpttools.inspect.stats import ArrayStats, Statistics, inspect_stats
+from ckpttools.inspect.stats import ArrayStats, Statistics, inspect_stats, statistics_of
 from ckpttools.ir.array import LazyArray
+from ckpttools.ir.elements import smallest_normal, table
 from ckpttools.ir.nodes import Constant, Stored
+from ckpttools.ir.scratch import ALIGNMENT, Scratch
 from ckpttools.ir.tree import Path as TreePath
 from ckpttools.ir.tree import Tree, spelled
 from ckpttools.region import Region
@@ -48,6 +49,12 @@ def numbers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
         return (typed != 0).astype(np.float64) if dtype.kind == "bool" else typed.astype(np.float64)
 
 
+def extremes_of(x: np.ndarray) -> Extremes:
+    """By looking at numbers; -0 has a sign."""
+    above, below = (abs(x[np.signbit(x) == sign]).min(initial=np.inf) for sign in (False, True))
+    return Extremes(x.min(), x.max(), above, below)
+
+
 class TestExtremes:
     @given(st.data())
     def test_are_those_of_the_numbers(self, data: st.DataObject):
@@ -59,18 +66,39 @@ class TestExtremes:
         if not np.isfinite(x).all():
             assert found is None
         else:
-            assert found == Extremes(x.min(), x.max(), abs(x).min())
+            assert found == extremes_of(x)
 
     @pytest.mark.parametrize("signs", [(1,), (-1,), (1, -1)])
     def test_of_one_sign_and_of_both(self, signs: tuple[int, ...]):
         x = np.array([sign * value for sign in signs for value in (0.5, 3.0, 1e-40)], np.float32)
         found = extremes(x.view(np.uint32), F32)
-        assert found == Extremes(x.min(), x.max(), float(np.float32(1e-40)))
+        assert found == extremes_of(x)
 
     def test_dtypes_with_another_layout_are_left_to_their_numbers(self):
         carriers = np.zeros(3, np.uint8)
         others = [d for d in DTYPES.values() if d not in (BF16, F16, F32, F64) and d.itemsize == 1]
         assert [extremes(carriers, dtype) for dtype in others] == [None] * len(others)
+
+
+class TestNearZero:
+    @given(st.data())
+    def test_zeros_and_subnormals_anywhere(self, data: st.DataObject):
+        dtype = data.draw(st.sampled_from((BF16, F16, F32, F64)))
+        size = data.draw(st.integers(1, 30_000))
+        x = np.random.default_rng(0).standard_normal(size).astype(dtype.numpy)
+        planted = st.sampled_from([0.0, -0.0, *(smallest_normal(dtype) * k for k in (1, -1, 0.5, -0.5))])
+        for place, value in data.draw(st.dictionaries(st.integers(0, size - 1), planted, max_size=5)).items():
+            x[place] = value
+        magnitudes = abs(x.astype(np.float64))
+        carriers = x.view(dtype.carrier)
+        if data.draw(st.booleans(), label="strided"):
+            carriers = np.repeat(carriers, 2)[::2]
+        before, seen = carriers.copy(), extremes(carriers, dtype)
+        assert seen is not None
+        zeros, subnormals = near_zero(carriers, dtype, seen, Scratch(2 * carriers.nbytes + 2 * ALIGNMENT))
+        assert zeros == (magnitudes == 0).sum()
+        assert zeros + subnormals == (magnitudes < smallest_normal(dtype)).sum()
+        assert np.array_equal(carriers, before)
 
 
 def one(array: LazyArray, **options: object) -> ArrayStats:
@@ -203,11 +231,30 @@ def test_moments_add_up(parts: list[list[float]]):
 def found_in(values: np.ndarray) -> Moments:
     if not values.size:
         return Moments()
-    from ckpttools.ir.scratch import Scratch
-
     whole = Region.whole(values.shape)
     carriers = values.astype(np.float64).view(F64.carrier)
     return moments_module.moments(carriers, whole, whole, F64, Scratch(moments_module.SCRATCH_BYTES))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3000)),
+    planted=st.sets(st.sampled_from([0.0, 1e-40, np.nan, np.inf, 100.0])),
+    apart=st.booleans(),
+)
+def test_blocks_in_which_some_are_not_normal(dtype: DType, shape, planted: set[float], apart: bool):
+    """Contiguous or not, of any size, in several blocks: layers of a stacked array, each by itself."""
+    truth = np.random.default_rng(1).standard_normal(shape).astype(dtype.numpy)
+    truth.reshape(-1)[: len(planted)] = list(planted)[: truth.size]
+    carriers, region = truth.view(dtype.carrier), Region.whole(shape)
+    parts = list(region.pieces(1, 1)) if apart else [region]
+    scratch = Scratch(moments_module.SCRATCH_BYTES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ckpttools.inspect.moments._ROOM", 1 << 12)
+        found = [moments_module.moments(carriers.copy(), region, part, dtype, scratch) for part in parts]
+    check(statistics_of(sum(found, Moments())), carriers, dtype)
+    bad = np.argwhere(~np.isfinite(truth.astype(np.float64)))
+    assert sum(found, Moments()).first == (tuple(bad[0]) if len(bad) else None)
 
 
 @given(shape=shapes(min_rank=1, max_rank=3, most=200), data=st.data())
@@ -242,7 +289,7 @@ class TestPieces:
 
     def test_blocks_and_pieces(self, large: Stored, monkeypatch: pytest.MonkeyPatch):
         whole = one(large)
-        monkeypatch.setattr("ckpttools.inspect.moments._BLOCK_BYTES", 1 << 14)
+        monkeypatch.setattr("ckpttools.inspect.moments._ROOM", 1 << 14)
         cut = one(large)
         assert whole.first_bad == cut.first_bad == (1_234_567,)
         for name in ("elements", "min", "max", "zeros", "nan", "inf"):

@@ -15,10 +15,9 @@ from math import ceil
 import numpy as np
 
 from ckpttools.dtypes import DTYPES, DType
-from ckpttools.inspect.elements import table, wide, widen
-from ckpttools.inspect.moments import Moments, blocks
+from ckpttools.inspect.moments import Moments, in_blocks
+from ckpttools.ir.elements import table, wide, widen
 from ckpttools.ir.scratch import ALIGNMENT, Scratch
-from ckpttools.region import Region
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 _PATTERNS = 1 << 16
@@ -64,26 +63,25 @@ class Counts:
     times: np.ndarray
 
 
-def counted(values: np.ndarray, region: Region, dtype: DType, scratch: Scratch) -> Counts:
+def counted(values: np.ndarray, dtype: DType, scratch: Scratch) -> Counts:
     """Counts the patterns of a piece.
 
     Args:
-        values: carriers of `dtype`, of the shape of `region`.
-        region: the piece that they are.
+        values: carriers of `dtype`, of any shape.
         dtype: of the elements.
         scratch: has `SCRATCH_BYTES`.
     """
     index = np.dtype(np.int64)
-    few = region.size <= _FEW
-    with np.errstate(invalid="ignore"), scratch.take((min(_BLOCK, region.size),), index) as indices:
+    few = values.size <= _FEW
+    with np.errstate(invalid="ignore"), scratch.take((min(_BLOCK, values.size),), index) as indices:
         if few:
-            _patterns(values, dtype, indices.reshape(region.shape), scratch)
+            _patterns(values, dtype, indices.reshape(values.shape), scratch)
             return Counts(*np.unique(indices, return_counts=True))
         with scratch.take((_PATTERNS,), index) as counts:
             counts[...] = 0
-            for slab, block in blocks(values, region, region, _BLOCK):
-                mine = indices[: slab.size]
-                _patterns(block, dtype, mine.reshape(slab.shape), scratch)
+            for _, block in in_blocks(values, _BLOCK):
+                mine = indices[: block.size]
+                _patterns(block, dtype, mine.reshape(block.shape), scratch)
                 # np.bincount takes half as long again: it looks for extremes first.
                 np.add.at(counts, mine, 1)
             patterns = np.flatnonzero(counts)

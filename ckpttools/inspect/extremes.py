@@ -2,21 +2,29 @@
 
 IEEE 754 orders the patterns of one sign by magnitude: as integers with a sign the least and the largest
 positive number are where one looks for them, as integers without one the least and the largest negative.
-Statistics of bfloat16 go at 6.1 GB/s (two cores) instead of 5.6, together with the widening in any order that
-this allows.
+So nothing depends on the order in which numbers are made of elements, which is made use of.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 import numpy as np
 
 from ckpttools.dtypes import DType
+from ckpttools.ir.elements import smallest_normal
+from ckpttools.ir.scratch import Scratch
 
+# Elements among which the one nearest to zero is looked for.
+_ROW = 1 << 13
 # Dtypes laid out as IEEE 754 says: the sign, then an exponent of which all ones is no number.
 _EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F80_0000, "float64": 0x7FF0_0000_0000_0000}
+_SIGNED = {size: np.dtype(f"<i{size}") for size in (2, 4, 8)}
+# The methods of arrays do the same in twice the time, as much as looking at 100 KB.
+_least, _most = np.minimum.reduce, np.maximum.reduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +33,14 @@ class Extremes:
 
     Attributes:
         low, high: the least and the largest.
-        smallest: the magnitude of the one nearest to zero.
+        above, below: the magnitude of the one nearest to zero among those without a sign, and among those
+            with one; infinite where there are none.
     """
 
     low: float
     high: float
-    smallest: float
+    above: float
+    below: float
 
 
 def extremes(carriers: np.ndarray, dtype: DType) -> Extremes | None:
@@ -43,10 +53,9 @@ def extremes(carriers: np.ndarray, dtype: DType) -> Extremes | None:
     infinity = _EXPONENT.get(dtype.name)
     if infinity is None:
         return None
-    sign = 1 << (dtype.bits - 1)
-    signed = carriers.view(f"<i{dtype.itemsize}")
-    first, last = int(carriers.min()), int(carriers.max())
-    least, most = int(signed.min()), int(signed.max())
+    sign, signed = 1 << (dtype.bits - 1), carriers.view(_SIGNED[dtype.itemsize])
+    first, last = int(_least(carriers, axis=None)), int(_most(carriers, axis=None))
+    least, most = int(_least(signed, axis=None)), int(_most(signed, axis=None))
     # Patterns of magnitudes, the smallest and the largest, of positive and of negative numbers. Without a
     # sign negative numbers come last; with one they come first, the nearest to zero in front.
     positive = (first, most) if first < sign else None
@@ -56,12 +65,57 @@ def extremes(carriers: np.ndarray, dtype: DType) -> Extremes | None:
     number = partial(_number, dtype)
     match positive, negative:
         case (near, far), None:
-            return Extremes(number(near), number(far), number(near))
+            return Extremes(number(near), number(far), number(near), inf)
         case None, (near, far):
-            return Extremes(-number(far), -number(near), number(near))
+            return Extremes(-number(far), -number(near), inf, number(near))
         case (near, far), (other, low):
-            return Extremes(-number(low), number(far), number(min(near, other)))
+            return Extremes(-number(low), number(far), number(near), number(other))
     raise ValueError("no elements have no extremes")
+
+
+def near_zero(carriers: np.ndarray, dtype: DType, seen: Extremes, scratch: Scratch) -> tuple[int, int]:
+    """How many elements are zero, and how many subnormal.
+
+    A single zero among many numbers sends them all here, so rows without one are left aside: 40 us for 2 MiB
+    of bfloat16, 160 where every element is compared, 760 where each is made a number of float32 before.
+
+    Args:
+        carriers: of any shape and strides.
+        dtype: of the elements.
+        seen: their extremes.
+        scratch: has as many bytes as the carriers, and one more for each.
+    """
+    normal = smallest_normal(dtype)
+    sides = [side for side, least in (("u", seen.above), ("i", seen.below)) if least < normal]
+    if not sides:
+        return 0, 0
+    with scratch.take((carriers.size,), dtype.carrier) as room:
+        suspect = _suspect(carriers, dtype, sides, room)
+        infinity = _EXPONENT[dtype.name]
+        with scratch.take(suspect.shape, np.dtype(bool)) as found:
+            np.bitwise_and(suspect, (1 << (dtype.bits - 1)) - 1, out=suspect)
+            zeros = int(np.count_nonzero(np.equal(suspect, 0, out=found)))
+            return zeros, int(np.count_nonzero(np.less(suspect, infinity & -infinity, out=found))) - zeros
+
+
+def _suspect(carriers: np.ndarray, dtype: DType, sides: Sequence[str], room: np.ndarray) -> np.ndarray:
+    """All elements of the rows with one that is near zero, and what is left over after whole rows."""
+    if not carriers.flags.c_contiguous:
+        room.reshape(carriers.shape)[...] = carriers
+        return room
+    whole = carriers.size // _ROW * _ROW
+    flat = carriers.reshape(-1)
+    rows = flat[:whole].reshape(-1, _ROW)
+    infinity, near = _EXPONENT[dtype.name], np.zeros(len(rows), bool)
+    for side in sides:
+        patterns = rows.view(f"<{side}{dtype.itemsize}")
+        # With a sign in front the least integer is that of negative zero.
+        near |= _least(patterns, axis=1) < np.iinfo(patterns.dtype).min + (infinity & -infinity)
+    places = np.flatnonzero(near)
+    end = places.size * _ROW
+    np.take(rows, places, axis=0, out=room[:end].reshape(-1, _ROW), mode="clip")
+    room[end : end + flat.size - whole] = flat[whole:]
+    return room[: end + flat.size - whole]
 
 
 def _number(dtype: DType, pattern: int) -> float:

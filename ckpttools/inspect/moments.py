@@ -1,39 +1,33 @@
 """What can be said of numbers one block at a time: extremes, mean, spread, and those that are not normal.
 
-Counts and extremes are exact. Sums are taken in rows of 1,024 numbers, in the dtype of the block, and the
-rows in float64. A large mean costs no digits: spreads are then taken around each block's own, and blocks are
-joined as Chan, Golub and LeVeque do (1979).
+Counts and extremes are exact, and blocks are joined as Chan, Golub and LeVeque do (1979).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
+from typing import TypeVar
 
 import numpy as np
 
 from ckpttools.dtypes import DType
-from ckpttools.inspect.elements import smallest_normal, wide, widen, widen_in_any_order
-from ckpttools.inspect.extremes import Extremes, extremes
+from ckpttools.inspect import sums
+from ckpttools.inspect.extremes import extremes, near_zero
+from ckpttools.ir.elements import smallest_normal, wide, widen, widened_in_any_order, widens_in_place
 from ckpttools.ir.scratch import ALIGNMENT, Scratch
 from ckpttools.ir.views import view_of
 from ckpttools.region import Region, Shape, split_to
 
-# Numbers calculated with at a time. What numpy does with shorter blocks is over so soon that handing the
-# interpreter's lock from thread to thread takes longer: bfloat16 at 4.6 GB/s on two cores in blocks of 1 MiB,
-# 4.8 to 6.3 of 2, 5.8 to 6.1 of 4, and 4.5 to 5.2 of 8 MiB, which leave the cache.
-_BLOCK_BYTES = 4 << 20
-# Where float32 is too narrow, so many numbers at a time become float64.
-_PART = 1 << 17
-# Numbers, their distances from the mean, indices of a table or what is finite; and the part in float64.
-SCRATCH_BYTES = 4 * _BLOCK_BYTES + 2 * 8 * _PART + 8 * ALIGNMENT
-_ROW = 1024
-# A mean square so many times that of the mean loses no digits when this is taken off.
-_SMALL_MEAN = 64
-# Between these magnitudes the squares that float32 loses are too small to be seen in the sum.
-_NARROW_LEAST, _NARROW_MOST = 2.0**-40, 2.0**60
+_Value = TypeVar("_Value", float, Shape)
+
+# Room for numbers of one block. What numpy does with shorter blocks is over so soon that handing the
+# interpreter's lock from thread to thread takes longer; longer ones leave the cache: bfloat16 at 7.2 GB/s on
+# two cores with 2 MiB, 8.6 with 4, 8.0 with 8.
+_ROOM = 4 << 20
+# Numbers, what is finite, the numbers left, their distances from the mean.
+SCRATCH_BYTES = 4 * _ROOM + sums.SCRATCH_BYTES + 8 * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +56,20 @@ class Moments:
     first: Shape | None = None
 
     def __add__(self, other: Moments) -> Moments:
-        finite = self.finite + other.finite
-        apart, share = other.mean - self.mean, other.finite / max(1, finite)
-        # An empty side has a mean of 0, which says nothing.
-        mean = self.mean + apart * share if self.finite else other.mean
-        between = apart * apart * share * self.finite if self.finite and other.finite else 0.0
-        lows = [each.min for each in (self, other) if each.min is not None]
-        highs = [each.max for each in (self, other) if each.max is not None]
+        mine, others = (self.finite, self.mean, self.spread), (other.finite, other.mean, other.spread)
+        finite, mean, spread = sums.joined(mine, others)
         return Moments(
-            elements=self.elements + other.elements,
-            finite=finite,
-            min=min(lows, default=None),
-            max=max(highs, default=None),
-            mean=mean,
-            spread=self.spread + other.spread + between,
-            zeros=self.zeros + other.zeros,
-            subnormals=self.subnormals + other.subnormals,
-            nan=self.nan + other.nan,
-            inf=self.inf + other.inf,
-            first=min((each.first for each in (self, other) if each.first is not None), default=None),
+            self.elements + other.elements,
+            finite,
+            _either(min, self.min, other.min),
+            _either(max, self.max, other.max),
+            mean,
+            spread,
+            self.zeros + other.zeros,
+            self.subnormals + other.subnormals,
+            self.nan + other.nan,
+            self.inf + other.inf,
+            _either(min, self.first, other.first),
         )
 
     @property
@@ -94,128 +83,103 @@ class Moments:
         return sqrt(self.spread + self.finite * self.mean * self.mean) if self.finite else None
 
 
+def _either(choose: Callable[[_Value, _Value], _Value], a: _Value | None, b: _Value | None) -> _Value | None:
+    """One of the two where both are there."""
+    if a is None or b is None:
+        return b if a is None else a
+    return choose(a, b)
+
+
 def moments(values: np.ndarray, region: Region, part: Region, dtype: DType, scratch: Scratch) -> Moments:
     """What is in a part of a piece.
 
     Args:
-        values: carriers of `dtype`, of the shape of `region`.
+        values: carriers of `dtype`, of the shape of `region`; those of the part are lost.
         region: the piece that they are.
         part: a box within the region.
         dtype: of the elements.
         scratch: has `SCRATCH_BYTES`.
     """
-    found, most = Moments(), _BLOCK_BYTES // wide(dtype).itemsize
+    found, inside, room = Moments(), view_of(values, part.relative_to(region)), _ROOM // wide(dtype).itemsize
     # NaN and what overflows are results here.
-    with np.errstate(invalid="ignore", over="ignore"), scratch.take((most,), wide(dtype)) as numbers:
-        for slab, block in blocks(values, region, part, most):
-            x = numbers[: slab.size]
+    with np.errstate(invalid="ignore", over="ignore"), scratch.take((room,), wide(dtype)) as numbers:
+        for start, block in in_blocks(inside, 2 * room if widens_in_place(inside, dtype) else room):
             seen = extremes(block, dtype)
-            if seen is not None:
-                widen_in_any_order(block, dtype, x)
-                found += _finite(x, seen, dtype, scratch)
-            else:
-                widen(block, dtype, x.reshape(slab.shape))
-                found += _with_integers(_block(x, slab, dtype, scratch), block, dtype)
+            if seen is None:
+                other = _of_any(block, dtype, numbers, scratch)
+                found += replace(other, first=_within(part, start, other.first))
+                continue
+            near = near_zero(block, dtype, seen, scratch)
+            found += _finite(
+                widened_in_any_order(block, dtype, numbers), (seen.low, seen.high), near, scratch
+            )
     return found
 
 
-def blocks(
-    values: np.ndarray, region: Region, part: Region, most: int
-) -> Iterator[tuple[Region, np.ndarray]]:
-    """The part in slabs of at most `most` elements: where in the array, and the values."""
-    for slab in split_to(part, most):
-        yield slab, view_of(values, slab.relative_to(region))
+def in_blocks(values: np.ndarray, most: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Blocks of at most `most` elements, in C order: how many come before it, and the block."""
+    if values.flags.c_contiguous:
+        flat = values.reshape(-1)
+        yield from ((start, flat[start : start + most]) for start in range(0, flat.size, most))
+        return
+    start = 0
+    for slab in split_to(Region.whole(values.shape), most):
+        yield start, view_of(values, slab)
+        start += slab.size
 
 
-def _block(x: np.ndarray, slab: Region, dtype: DType, scratch: Scratch) -> Moments:
-    """Of one block; what is in `x` is lost."""
+def _within(part: Region, start: int, first: Shape | None) -> Shape | None:
+    """The index in the array of an element that is the first of a block."""
+    if first is None:
+        return None
+    index = np.unravel_index(start + first[0], part.shape)
+    return tuple(low + int(k) for low, k in zip(part.start, index, strict=True))
+
+
+def _of_any(block: np.ndarray, dtype: DType, numbers: np.ndarray, scratch: Scratch) -> Moments:
+    """Of elements of any dtype and of any kind; `first` counts among them."""
+    found = Moments()
+    for start, some in in_blocks(block, numbers.size):
+        x = numbers[: some.size]
+        widen(some, dtype, x.reshape(some.shape))
+        other = _with_integers(_of_numbers(x, dtype, scratch), some, dtype)
+        found += replace(other, first=(start + other.first[0],)) if other.first else other
+    return found
+
+
+def _of_numbers(x: np.ndarray, dtype: DType, scratch: Scratch) -> Moments:
+    """Of numbers of which some may not be finite; `first` counts among them."""
+    near, ends = _near_zero(x, smallest_normal(dtype), scratch), (float(x.min()), float(x.max()))
     # NaN and infinity are contagious: extremes that are finite say that all is.
-    ends = _ends(x)
-    if isfinite(ends.low) and isfinite(ends.high):
-        return _finite(x, ends, dtype, scratch)
+    if all(map(isfinite, ends)):
+        return _finite((x,), ends, near, scratch)
     with scratch.take(x.shape, np.dtype(bool)) as finite:
         np.isfinite(x, out=finite)
         kept = int(np.count_nonzero(finite))
         nan = int(np.count_nonzero(np.isnan(x)))
-        inside = np.unravel_index(int(finite.argmin()), slab.shape)
-        first = tuple(start + int(k) for start, k in zip(slab.start, inside, strict=True))
+        first = (int(finite.argmin()),)
         with scratch.take((kept,), x.dtype) as left:
             np.compress(finite, x, out=left)
-            rest = _finite(left, _ends(left), dtype, scratch) if kept else Moments()
+            ends = (float(left.min(initial=inf)), float(left.max(initial=-inf)))
+            rest = _finite((left,), ends, near, scratch) if kept else Moments()
     return replace(rest, elements=x.size, nan=nan, inf=x.size - kept - nan, first=first)
 
 
-def _ends(x: np.ndarray) -> Extremes:
-    """The extremes of numbers; which one is nearest to zero is not looked for."""
-    return Extremes(float(x.min()), float(x.max()), smallest=0.0)
+def _near_zero(x: np.ndarray, normal: float, scratch: Scratch) -> tuple[int, int]:
+    """How many zeros and how many subnormals; NaN is neither."""
+    with scratch.take(x.shape, np.dtype(bool)) as found:
+        zeros = int(np.count_nonzero(np.equal(x, 0, out=found)))
+        if not normal:
+            return zeros, 0
+        with scratch.take(x.shape, x.dtype) as magnitudes:
+            np.less(np.absolute(x, out=magnitudes), normal, out=found)
+        return zeros, int(np.count_nonzero(found)) - zeros
 
 
-def _finite(x: np.ndarray, ends: Extremes, dtype: DType, scratch: Scratch) -> Moments:
-    """Of finite numbers, at least one; none of a smaller magnitude than `ends.smallest`."""
-    low, high, normal = ends.low, ends.high, smallest_normal(dtype)
-    most = max(-low, high)
-    with scratch.take(x.shape, x.dtype) as d:
-        near_zero = ends.smallest == 0 or ends.smallest < normal
-        zeros, subnormals = _near_zero(x, d, normal) if near_zero else (0, 0)
-        if low == high:
-            mean, spread = low, 0.0
-        elif x.dtype == np.float64 or _NARROW_LEAST <= most <= _NARROW_MOST:
-            mean, spread = _mean_and_spread(x, d)
-        else:
-            mean, spread = _mean_and_spread_in_parts(x, scratch)
-    return Moments(x.size, x.size, low, high, mean, spread, zeros, subnormals)
-
-
-def _near_zero(x: np.ndarray, d: np.ndarray, normal: float) -> tuple[int, int]:
-    """How many zeros and how many subnormals."""
-    np.absolute(x, out=d)
-    least = float(d.min())
-    if least > 0 and least >= normal:
-        return 0, 0
-    zeros = x.size - int(np.count_nonzero(d))
-    return zeros, int(np.count_nonzero(d < normal)) - zeros if normal else 0
-
-
-def _mean_and_spread(x: np.ndarray, d: np.ndarray) -> tuple[float, float]:
-    ones = _ones(x.dtype)
-    mean, squares = _dot(x, ones) / x.size, _dot(x, x)
-    if _SMALL_MEAN * mean * mean * x.size < squares:
-        return mean, squares - x.size * mean * mean
-    centre = x.dtype.type(mean)
-    np.subtract(x, centre, out=d)
-    off = _dot(d, ones) / x.size
-    spread = _dot(d, d) - x.size * off * off
-    # Rounding may leave less than nothing; NaN stays.
-    return float(centre) + off, 0.0 if spread < 0 else spread
-
-
-def _mean_and_spread_in_parts(x: np.ndarray, scratch: Scratch) -> tuple[float, float]:
-    """In float64, part after part."""
-    found = Moments()
-    with scratch.take((2, _PART), np.dtype(np.float64)) as (wider, distances):
-        for start in range(0, x.size, _PART):
-            part = wider[: min(_PART, x.size - start)]
-            part[...] = x[start : start + _PART]
-            mean, spread = _mean_and_spread(part, distances[: part.size])
-            found += Moments(part.size, part.size, mean=mean, spread=spread)
-    return found.mean, found.spread
-
-
-@cache
-def _ones(dtype: np.dtype[np.generic]) -> np.ndarray:
-    return np.ones(_ROW, dtype)
-
-
-def _dot(a: np.ndarray, b: np.ndarray) -> float:
-    """Sum of a * b, in rows; `b` is as long as `a`, or one row."""
-    whole = a.size // _ROW * _ROW
-    rows = a[:whole].reshape(-1, _ROW)
-    others = b if b.size == _ROW else b[:whole].reshape(-1, _ROW)
-    total = float(np.vecdot(rows, others).sum(dtype=np.float64))
-    if whole == a.size:
-        return total
-    rest = b[: a.size - whole] if b.size == _ROW else b[whole:]
-    return total + float(np.vdot(a[whole:], rest))
+def _finite(xs: sums.Numbers, ends: tuple[float, float], near: tuple[int, int], scratch: Scratch) -> Moments:
+    """Of finite numbers, at least one, with these extremes and so many zeros and subnormals."""
+    size, mean, spread = sums.spread(xs, ends, scratch)
+    return Moments(size, size, *ends, mean, spread, *near)
 
 
 def _with_integers(found: Moments, block: np.ndarray, dtype: DType) -> Moments:

@@ -108,23 +108,27 @@ class Tiles:
     """Pieces that are cheap to read: whole chunks where those must be decoded, long reads where not.
 
     Remembers the shape it found for arrays that are read alike, as those of all layers are.
+
+    Args:
+        piece_bytes: of a piece, unless a larger one is cheaper to read; None for `PIECE_BYTES`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, piece_bytes: int | None = None) -> None:
+        self._piece_bytes = piece_bytes or PIECE_BYTES
         self._shapes: dict[Hashable, Shape] = {}
 
     def __call__(self, item: Item, most: int) -> Iterator[Region]:
         """
         Args:
             item: arrays of one shape.
-            most: elements of a piece; reached only where that is cheaper than `PIECE_BYTES`.
+            most: elements of a piece; reached only where that is cheaper than `piece_bytes`.
         """
         shape = item[0].shape
         if prod(shape) == 0:
             return
         kind = (shape, _element_bytes(item), most, tuple(map(_kind, item)))
         if kind not in self._shapes:
-            self._shapes[kind] = _cheapest(item, most)
+            self._shapes[kind] = _cheapest(item, most, self._piece_bytes)
         tile = self._shapes[kind]
         yield from map(partial(grid_cell, shape, tile), grid_indices(shape, tile))
 
@@ -136,10 +140,10 @@ def _kind(array: LazyArray) -> Hashable:
     return array.read_kind
 
 
-def _cheapest(item: Item, most: int) -> Shape:
+def _cheapest(item: Item, most: int, piece_bytes: int) -> Shape:
     """The shape of the pieces."""
     large = _tile(item, item[0].shape, most)
-    tile = _tile(item, large, PIECE_BYTES // _element_bytes(item))
+    tile = _tile(item, large, piece_bytes // _element_bytes(item))
     return large if _cost(item, large) * _WORTH_MORE_MEMORY < _cost(item, tile) else tile
 
 

@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 
 from ckpttools.dtypes import DTYPES, DType
+from ckpttools.ir.elements import wide, widen
 from ckpttools.ir.scratch import Scratch
 
 WHOLE = ("int", "uint", "bool")
@@ -15,27 +16,13 @@ WHOLE = ("int", "uint", "bool")
 
 def numbers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
     """Elements as float64, or complex128 where they are complex; integers of 64 bits are rounded."""
-    if dtype.itemsize == 1:
-        return np.asarray(_table(dtype)[carriers])
-    wide = np.complex128 if dtype.kind == "complex" else np.float64
     # Some NaN make numpy complain.
     with np.errstate(invalid="ignore"):
-        if dtype.name == "bfloat16":
-            # Several times as fast as ml_dtypes' own.
-            return (carriers.astype(np.uint32) << 16).view(np.float32).astype(wide)
-        return carriers.view(dtype.numpy).astype(wide)
-
-
-@cache
-def _table(dtype: DType) -> np.ndarray:
-    """The number that every byte stands for; bits that an element lacks do not count."""
-    carriers = np.arange(256, dtype=np.uint8)
-    if dtype.packed:
-        carriers &= np.uint8((1 << dtype.bits) - 1)
-    if dtype.kind == "bool":
-        return carriers.astype(bool).astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        return carriers.view(dtype.numpy).astype(np.float64)
+        if dtype.kind == "complex":
+            return carriers.view(dtype.numpy).astype(np.complex128)
+        narrow = np.empty(carriers.shape, wide(dtype))
+        widen(carriers, dtype, narrow)
+        return narrow.astype(np.float64, copy=False)
 
 
 def coarser(a: DType, b: DType) -> DType:

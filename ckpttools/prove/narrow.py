@@ -11,6 +11,7 @@ from math import isfinite
 import numpy as np
 
 from ckpttools.dtypes import DType
+from ckpttools.ir.elements import widen
 from ckpttools.ir.scratch import Scratch
 from ckpttools.prove.deviation import Deviation, Tolerances
 from ckpttools.prove.distances import coarser, numbers, steps_into
@@ -47,8 +48,8 @@ def deviation_of_narrow(
         scratch.take((a.size,), coarser(*dtypes).carrier) as steps,
         np.errstate(invalid="ignore", over="ignore"),
     ):
-        _narrowed(a, dtypes[0], x)
-        _narrowed(b, dtypes[1], y)
+        widen(a, dtypes[0], x)
+        widen(b, dtypes[1], y)
         np.absolute(np.subtract(x, y, out=gap), out=gap)
         most = float(gap.max())
         if not isfinite(most):
@@ -83,13 +84,6 @@ def deviation_of_narrow(
             max_ulp=int(steps.max()),
             first=(first,),
         )
-
-
-def _narrowed(carriers: np.ndarray, dtype: DType, out: np.ndarray) -> None:
-    if dtype.name == "bfloat16":
-        np.left_shift(carriers, 16, out=out.view(np.uint32), dtype=np.uint32)
-    else:
-        out[...] = carriers.view(dtype.numpy)
 
 
 def _steps(

@@ -40,7 +40,7 @@ class Visit(Protocol[Result_co]):
             index: of the item.
             region: the part of it that is seen.
             values: for each array of the item its elements in the region, in C order, as carriers of its
-                dtype; the next piece overwrites them.
+                dtype. The next piece overwrites them, and so may the visit.
             scratch: has the bytes free that `scan` was asked for.
         """
 

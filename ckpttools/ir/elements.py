@@ -15,7 +15,13 @@ def wide(dtype: DType) -> np.dtype[np.generic]:
 
 
 def widen(values: np.ndarray, dtype: DType, out: np.ndarray) -> None:
-    """out[...] = values: carriers of `dtype` become `wide(dtype)`, complex numbers their magnitude."""
+    """out[...] = values, complex numbers as their magnitude.
+
+    Args:
+        values: carriers.
+        dtype: of the elements.
+        out: of their shape, in `wide(dtype)`; float32 may stay float32.
+    """
     if dtype.name == "bfloat16":
         # Three times as fast as ml_dtypes' own.
         bits = out.view(np.uint32)
@@ -31,22 +37,38 @@ def widen(values: np.ndarray, dtype: DType, out: np.ndarray) -> None:
         out[...] = values.view(dtype.numpy)
 
 
-def widen_in_any_order(values: np.ndarray, dtype: DType, out: np.ndarray) -> None:
-    """As `widen`, but the numbers may come in any order, which is faster for bfloat16.
+def widened_in_any_order(values: np.ndarray, dtype: DType, out: np.ndarray) -> tuple[np.ndarray, ...]:
+    """All elements as numbers of `wide(dtype)`, in any order, and what is in `values` is lost.
+
+    That is faster for bfloat16: two elements are taken at once, of which one becomes a number where it is.
 
     Args:
         values: carriers.
         dtype: of the elements.
-        out: 1-d, of as many numbers.
+        out: 1-d, with room for as many numbers; for half of them if `widens_in_place`.
+
+    Returns:
+        1-d arrays, in `out` and in `values`.
     """
-    if dtype.name != "bfloat16" or values.size % 2 or not values.flags.c_contiguous:
-        widen(values, dtype, out.reshape(values.shape))
-        return
-    # Two elements are taken at once: the one in the lower half of 32 bits is shifted, the other masked.
-    # 28 to 32 GB/s instead of 22 (one core, in the cache).
-    pairs, bits = values.reshape(-1).view(np.uint32), out.view(np.uint32)
-    np.left_shift(pairs, np.uint32(16), out=bits[: pairs.size])
-    np.bitwise_and(pairs, np.uint32(0xFFFF0000), out=bits[pairs.size :])
+    if not widens_in_place(values, dtype):
+        widen(values, dtype, out[: values.size].reshape(values.shape))
+        return (out[: values.size],)
+    flat, half = values.reshape(-1), values.size // 2
+    pairs, shifted = flat[: 2 * half].view(np.uint32), out[:half]
+    # The one in the lower half of 32 bits is shifted, the other masked. In the cache 22 GB/s otherwise, 28 to
+    # 32 with both in `out`; with one left in place statistics go 8 % faster.
+    np.left_shift(pairs, np.uint32(16), out=shifted.view(np.uint32))
+    np.bitwise_and(pairs, np.uint32(0xFFFF0000), out=pairs)
+    if flat.size == 2 * half:
+        return shifted, pairs.view(np.float32)
+    last = out[half : half + 1]
+    widen(flat[-1:], dtype, last)
+    return shifted, pairs.view(np.float32), last
+
+
+def widens_in_place(values: np.ndarray, dtype: DType) -> bool:
+    """Whether `widened_in_any_order` leaves half of the numbers where the carriers were."""
+    return dtype.name == "bfloat16" and values.flags.c_contiguous
 
 
 @cache

@@ -1,0 +1,99 @@
+"""Mean and spread of finite numbers.
+
+Sums are taken in rows of 1,024 numbers, in their dtype, and the rows in float64. A large mean costs no
+digits: spreads are then taken around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
+
+import numpy as np
+
+from ckpttools.ir.scratch import ALIGNMENT, Scratch
+
+Numbers = Sequence[np.ndarray]
+"""1-d arrays of one dtype, float32 or float64, whose elements count together."""
+Spread = tuple[int, float, float]
+"""How many numbers, their mean, and the sum of their squared distances from it."""
+
+_ROW = 1024
+# Where float32 is too narrow, so many numbers at a time become float64.
+_PART = 1 << 17
+# Numbers in float64, and their distances from the mean.
+SCRATCH_BYTES = 2 * 8 * _PART + 2 * ALIGNMENT
+"""What `mean_and_spread` takes, besides as many bytes as the numbers have."""
+# A mean square so many times that of the mean loses no digits when this is taken off.
+_SMALL_MEAN = 64
+# Between these magnitudes the squares that float32 loses are too small to be seen in the sum.
+_NARROW_LEAST, _NARROW_MOST = 2.0**-40, 2.0**60
+
+
+def spread(xs: Numbers, ends: tuple[float, float], scratch: Scratch) -> Spread:
+    """What finite numbers are like, of which there is at least one.
+
+    Args:
+        xs: the numbers.
+        ends: the least and the largest of them.
+        scratch: has `SCRATCH_BYTES`, and the bytes of the numbers.
+    """
+    low, high = ends
+    if low == high:
+        return sum(x.size for x in xs), low, 0.0
+    if xs[0].dtype == np.float64 or _NARROW_LEAST <= max(-low, high) <= _NARROW_MOST:
+        return _spread(xs, scratch)
+    found: Spread = (0, 0.0, 0.0)
+    with scratch.take((_PART,), np.dtype(np.float64)) as wider:
+        for x in xs:
+            for start in range(0, x.size, _PART):
+                part = wider[: min(_PART, x.size - start)]
+                part[...] = x[start : start + _PART]
+                found = joined(found, _spread((part,), scratch))
+    return found
+
+
+def joined(a: Spread, b: Spread) -> Spread:
+    """That of all numbers of both, as Chan, Golub and LeVeque join them (1979)."""
+    if not a[0] or not b[0]:
+        return a if a[0] else b
+    size, apart = a[0] + b[0], b[1] - a[1]
+    share = b[0] / size
+    return size, a[1] + apart * share, a[2] + b[2] + apart * apart * share * a[0]
+
+
+def _spread(xs: Numbers, scratch: Scratch) -> Spread:
+    size = sum(x.size for x in xs)
+    total, squares = _sums(xs)
+    mean = total / size
+    if _SMALL_MEAN * mean * mean * size < squares:
+        return size, mean, squares - size * mean * mean
+    centre = xs[0].dtype.type(mean)
+    with ExitStack() as stack:
+        distances = [stack.enter_context(scratch.take(x.shape, x.dtype)) for x in xs]
+        total, squares = _sums([np.subtract(x, centre, out=d) for x, d in zip(xs, distances, strict=True)])
+    off = total / size
+    left = squares - size * off * off
+    # Rounding may leave less than nothing; NaN stays.
+    return size, float(centre) + off, 0.0 if left < 0 else left
+
+
+def _sums(xs: Numbers) -> tuple[float, float]:
+    """The sum, and that of the squares."""
+    total, squares, ones = 0.0, 0.0, _ones(xs[0].dtype)
+    for x in xs:
+        whole = x.size // _ROW * _ROW
+        rows = x[:whole].reshape(-1, _ROW)
+        total += float(np.add.reduce(np.vecdot(rows, ones), dtype=np.float64))
+        squares += float(np.add.reduce(np.vecdot(rows, rows), dtype=np.float64))
+        if whole < x.size:
+            rest = x[whole:]
+            total += float(np.vdot(rest, ones[: rest.size]))
+            squares += float(np.vdot(rest, rest))
+    return total, squares
+
+
+@cache
+def _ones(dtype: np.dtype[np.generic]) -> np.ndarray:
+    return np.ones(_ROW, dtype)
