@@ -23,8 +23,8 @@ from ckpttools.region import Region, Shape, split_to
 _Value = TypeVar("_Value", float, Shape)
 
 # Room for numbers of one block. What numpy does with shorter blocks is over so soon that handing the
-# interpreter's lock from thread to thread takes longer; longer ones leave the cache: bfloat16 at 7.2 GB/s on
-# two cores with 2 MiB, 8.6 with 4, 8.0 with 8.
+# interpreter's lock from thread to thread takes longer; longer ones leave the cache: bfloat16 at 8.0 GB/s on
+# two cores with 2 MiB, 9.1 with 4, 8.7 with 8.
 _ROOM = 4 << 20
 # Numbers, what is finite, the numbers left, their distances from the mean.
 SCRATCH_BYTES = 4 * _ROOM + sums.SCRATCH_BYTES + 8 * ALIGNMENT
