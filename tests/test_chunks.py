@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from orbax_items import FIXTURES, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
+from safetensors.numpy import save_file
 
 from ckpttools.cli.main import main
 from ckpttools.dtypes import DTYPES
@@ -255,6 +256,23 @@ class TestSurvey:
         assert (after.dead, after.live) == (largest.dead + 1000, largest.live)
         assert (largest.links, after.links) == (1, 2)
 
+    @pytest.mark.parametrize("cut", [None, 1000])
+    def test_a_data_file_that_is_lost_or_cut_short(self, tmp_path, cut):
+        values = values_of(F32, (600, 2))
+        item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [300, 2]), values)})
+        before = max(survey(open_tree(item)).files, key=lambda file: file.live)
+        if cut is None:
+            (item / before.name).unlink()
+        else:
+            os.truncate(item / before.name, cut)
+        tree = open_tree(item)
+        found = inspect_chunks(tree, survey(tree))
+        after = next(file for file in found.files if file.name == before.name)
+        assert after.kind == ("missing" if cut is None else "data")
+        assert after.live + after.index + after.dead == after.nbytes == (cut or 0)
+        assert after.live + after.index + after.lost == before.live + before.index
+        assert advice(found)[0].subject == "missing data"
+
     def test_unmerged_processes(self, tmp_path):
         item = shutil.copytree(FIXTURES / "lazy_2proc" / "7" / "items", tmp_path / "items")
         merged = survey(open_tree(item))
@@ -282,7 +300,7 @@ class TestSurvey:
             (zarr3([LITTLE], [4, 4]), (), (4, 4)),
             (zarr3([LITTLE, ZSTD], [4, 4]), ("zstd:3",), (4, 4)),
             (zarr3([sharded([4, 4], [LITTLE, ZSTD])], [4, 4]), ("zstd:3", "sharded"), (4, 4)),
-            (zarr3([sharded([2, 4], [LITTLE])], [4, 4]), ("in shards of [2,4]",), (2, 4)),
+            (zarr3([sharded([2, 4], [LITTLE])], [4, 4]), ("in shards of [4,4]",), (2, 4)),
             (
                 zarr3([{"name": "transpose", "configuration": {"order": [1, 0]}}, LITTLE], [4, 4]),
                 ("transpose[1,0]",),
@@ -381,6 +399,15 @@ class TestCommand:
         assert report["loading"]["mesh"] == {"fsdp": 4}
         assert report["num_arrays"] == len(report["arrays"]) == 17
         assert {"name", "kind", "nbytes", "live", "index", "dead", "links"} <= report["files"][0].keys()
+
+    @pytest.mark.parametrize("columns", [80, 200])
+    def test_no_arrays_at_all(self, tmp_path, columns):
+        save_file({}, tmp_path / "empty.safetensors")
+        result = CliRunner(env={"COLUMNS": str(columns)}).invoke(
+            main, ["inspect", "chunks", str(tmp_path / "empty.safetensors")]
+        )
+        assert result.exit_code == 0
+        assert "0 arrays in 0 chunks" in result.stdout
 
     def test_filter(self):
         report = json.loads(self.run(FIXTURES / "maxtext_run", "--json", "--filter", "*/mlp/*").output)[

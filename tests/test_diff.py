@@ -389,6 +389,8 @@ class TestCommand:
         ckpt(HF, short, code=3)
         assert "unknown family" in ckpt(HF, golden_checkpoint(True), "--family", "lama", code=3).output
         ckpt(HF, HF, "--atol", "-1", code=2)
+        ckpt(HF, HF, "--atol", "nan", code=2)
+        ckpt(HF, HF, "--rtol", "nan", code=2)
         ckpt(HF, code=2)
         assert "try --memory" in ckpt(HF, HF, "--memory", "1MiB", code=4).output
 

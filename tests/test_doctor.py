@@ -82,6 +82,14 @@ class TestSound:
         for path in (run, run / "checkpoints", run / "checkpoints/4", run / "checkpoints/4/items"):
             assert examine(path).findings == ()
 
+    def test_where_one_stands_says_the_same(self, monkeypatch):
+        """What is above a place counts, however it is written."""
+        (item,) = (FIXTURES / "emergency").glob("local_host2/*/state")
+        wanted = examine(item)
+        monkeypatch.chdir(item)
+        found = examine(Path())
+        assert wanted.findings and found.findings == wanted.findings
+
     def test_one_file(self):
         assert examine(HF / "model.safetensors").findings == ()
         assert examine(SHARDED / "model.safetensors.index.json").findings == ()

@@ -237,6 +237,34 @@ class TestPlanted:
         found = compared(hugging_face("llama3.2-tied"), tree_of(values))
         assert causes(found) == {"decoder/logits_dense/kernel": "tied"}
 
+    def test_constants_are_not_tied(self):
+        zeros = {f"{name}.lora_B": np.zeros((32, 32), np.float32) for name in "ab"}
+        a, b = {"w": np.ones((4, 4), np.float32), **zeros}, {"w": np.ones((4, 4), np.float32)}
+        assert set(causes(compared(tree_of(a), tree_of(b))).values()) == {None}
+
+    @pytest.mark.parametrize("dtypes", [("bfloat16", "float16"), ("float16", "bfloat16")], ids=str)
+    @pytest.mark.parametrize("back", [False, True])
+    def test_casts_between_dtypes_of_which_neither_holds_the_other(self, dtypes: tuple[str, str], back: bool):
+        mine, other = (DTYPES[name].numpy for name in dtypes)
+        a = (np.random.default_rng(0).standard_normal((512, 512)) * 0.02).astype(mine)
+        b = a.astype(other).astype(mine) if back else a.astype(other)
+        assert causes(compared(tree_of({"w": a}), tree_of({"w": b}))) == {"w": "cast"}
+
+    @pytest.mark.parametrize("offset", [1, -1])
+    def test_an_offset_that_was_rounded(self, offset: int):
+        rng = np.random.default_rng(0)
+        a = (rng.standard_normal(512) * 0.1 + 0.3).astype(DTYPES["bfloat16"].numpy)
+        b = (a.astype(np.float32) + offset).astype(a.dtype)
+        assert causes(compared(tree_of({"norm/scale": a}), tree_of({"norm/scale": b}))) == {
+            "norm/scale": "norm-offset"
+        }
+
+    def test_rounding_is_no_offset(self):
+        rng = np.random.default_rng(0)
+        a = rng.uniform(1000, 2000, 512).astype(DTYPES["bfloat16"].numpy)
+        b = (a.view(np.uint16) + rng.integers(0, 2, 512).astype(np.uint16)).view(a.dtype)
+        assert causes(compared(tree_of({"w": a}), tree_of({"w": b}))) == {"w": None}
+
     def test_two_causes_at_once(self):
         """Queries of one family converted with the rows of another: neither scaled nor interleaved."""
         values = values_of("llama3.1", model=ModelOptions(rope_layout="halves"))

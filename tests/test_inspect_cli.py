@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from hf_models import write_llama
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from ckpttools.cli.main import main
-from ckpttools.cli.output import printable
+from ckpttools.cli.output import print_json, printable
 from ckpttools.cli.tree_columns import Row, table
 from ckpttools.cli.tree_text import shortened
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.tree import spelled
 
 ORBAX = Path(__file__).parents[1] / "fixtures" / "orbax"
 GOLDEN = Path(__file__).parents[1] / "fixtures" / "golden"
@@ -247,8 +252,29 @@ class TestTree:
         assert "11 arrays" in lines[1]
 
     def test_a_filter_that_nothing_matches(self, llama: Path):
-        assert facts_of(llama, "--filter", "nope")["holds"] == "0 arrays, 0 B"
-        assert "" not in lines_of(llama, "--filter", "nope")
+        result = ckpt("inspect", "tree", llama, "--filter", "nope")
+        assert result.exit_code == 2
+        assert "got    nope" in result.stderr
+
+    def test_one_shard_of_several(self, llama: Path, tmp_path: Path):
+        for shard in sorted(llama.glob("*.safetensors")):
+            alone = shutil.copy(shard, tmp_path)
+            assert "family" in facts_of(alone)
+        shapes = {spelled(path): array.shape for path, array in open_tree(llama).arrays.items()}
+        del shapes["model.norm.weight"]
+        arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        save_file(arrays, tmp_path / "n.safetensors")
+        assert "missing model.norm.weight" in facts_of(tmp_path / "n.safetensors", COLUMNS="200")["family"]
+
+    def test_an_array_above_others_counts_itself(self, tmp_path: Path):
+        names = [f"layers.{k}.w{rest}" for k in range(3) for rest in ("", ".absmax", ".map")]
+        save_file({name: np.ones(4, np.float32) for name in names}, tmp_path / "q.safetensors")
+        (line,) = (line for line in lines_of(tmp_path / "q.safetensors") if "layers.{0..2}.w " in line)
+        assert "× 3 " in line
+
+    def test_nan_in_metadata_is_null(self, capsys: pytest.CaptureFixture[str]):
+        print_json({"loss": float("nan"), "tree": [float("inf"), 1.5]})
+        assert json.loads(capsys.readouterr().out) == {"loss": None, "tree": [None, 1.5]}
 
     def test_flat(self, llama: Path):
         assert sum("model.layers.3." in line for line in lines_of(llama, "--flat")) == 9

@@ -271,6 +271,7 @@ def test_a_conversion_replaces_a_manifest_only_when_asked(written, tmp_path):
 
 DAMAGES = {
     "not json": lambda document: "{",
+    "too deep": lambda document: "[" * 200_000,
     "no object": lambda document: "[]",
     "another format": lambda document: document | {"format": "other"},
     "a later version": lambda document: document | {"version": 2},

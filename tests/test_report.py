@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 import re
 from collections.abc import Iterator
 from math import sqrt
@@ -19,12 +20,14 @@ from golden_data import GOLDEN, golden_checkpoint
 from safetensors.numpy import save_file
 
 from ckpttools.cli.main import main
+from ckpttools.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.layer_rows import layer_rows
 from ckpttools.inspect.report.contents import contents
 from ckpttools.inspect.report.page import page
 from ckpttools.inspect.stats import inspect_stats
 from ckpttools.inspect.tree import inspect_tree
+from ckpttools.ir.nodes import Constant
 from ckpttools.ir.tree import Tree
 from ckpttools.testing.trees import many_leaves
 
@@ -60,6 +63,25 @@ class TestContents:
             before = before[:shared] + rest
             paths.append(before)
         assert paths == [".".join(map(str, path)) for path in tree.arrays]
+
+    def test_names_share_no_half_of_a_letter(self):
+        """JavaScript counts what is beyond 16 bits as two letters."""
+        names = ("a\U0001f600a.w", "a\U0001f600b.w", "ab.w")
+        coded = packed(Tree({(name,): Constant((1,), DTYPES["float32"], bytes(4)) for name in names}))[
+            "paths"
+        ]
+        before, paths = "", []
+        for shared, rest in zip(coded[::2], coded[1::2], strict=True):
+            units = before.encode("utf-16-le", "surrogatepass")[: 2 * shared]
+            before = (units + rest.encode("utf-16-le", "surrogatepass")).decode("utf-16-le")
+            paths.append(before)
+        assert paths == list(names)
+
+    def test_constant_layers_have_no_deviation(self, tmp_path: Path):
+        layers = {f"model.layers.{k}.w": np.full(770 + k, 0.1 + k, np.float32) for k in range(4)}
+        save_file(layers, tmp_path / "c.safetensors")
+        (row,) = packed(open_tree(tmp_path / "c.safetensors"))["heat"]
+        assert [cell[1] for cell in row["layers"].values()] == [0] * 4
 
     def test_rows_of_the_heat_map_are_the_same_stacked_or_not(self):
         stacked, single = (packed(open_tree(golden_checkpoint(scan)))["heat"] for scan in (True, False))
@@ -117,6 +139,17 @@ class TestCommand:
         assert "13 arrays" in result.stdout
         assert unpacked((tmp_path / "a.html").read_text())["facts"]["kind"] == "stacked-inference"
         assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
+
+    def test_a_directory_whose_name_is_no_text(self, tmp_path: Path):
+        odd = tmp_path / os.fsdecode(b"odd\xff")
+        odd.mkdir()
+        save_file({"a": np.ones(3, np.float32)}, odd / "model.safetensors")
+        assert ckpt("inspect", "report", odd, "-o", tmp_path / "r.html").exit_code == 0
+
+    def test_numbers_that_float64_cannot_hold_together(self, tmp_path: Path):
+        big = {f"model.layers.0.experts.{k}.w": np.full(2, 9e153) * [1, 0.1] for k in range(4)}
+        save_file(big | {"model.layers.1.experts.0.w": np.ones(2)}, tmp_path / "b.safetensors")
+        assert ckpt("inspect", "report", tmp_path / "b.safetensors", "-o", tmp_path / "r.html").exit_code == 0
 
     def test_json(self, tmp_path: Path):
         result = ckpt("inspect", "report", HF, "-o", tmp_path / "a.html", "--json", "--no-stats")

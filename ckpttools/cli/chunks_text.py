@@ -19,7 +19,7 @@ from ckpttools.names import folded
 
 _MOST_FILES = 12
 _MOST_PATHS = 3
-_KINDS = ("data", "unused", "index", "other")
+_KINDS = ("missing", "data", "unused", "index", "other")
 _DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
 _NUMBER = re.compile(r"[0-9]+")
 
@@ -65,10 +65,15 @@ class _Group:
 
     @property
     def kind(self) -> str:
-        return self.files[0].kind
+        """That of all files; empty where they differ."""
+        kinds = {file.kind for file in self.files}
+        return kinds.pop() if len(kinds) == 1 else ""
 
     @property
-    def shared(self) -> str:
+    def remark(self) -> str:
+        """What is lost, or with how many names the files are shared."""
+        if lost := self.total("lost"):
+            return f"{disk(lost)} lost"
         links = max(file.links for file in self.files)
         return f"× {links} links" if links > 1 else ""
 
@@ -91,7 +96,7 @@ def _file_cells(group: _Group) -> list[str]:
     live, index, dead = (group.total(field) for field in ("live", "index", "dead"))
     sizes = [disk(n) if n else "" for n in (live, index, dead)]
     arrays = count(group.total("arrays")) if group.total("arrays") else ""
-    return [printable(group.name), group.kind, disk(group.total("nbytes")), arrays, *sizes, group.shared]
+    return [printable(group.name), group.kind, disk(group.total("nbytes")), arrays, *sizes, group.remark]
 
 
 def _grouped(files: Sequence[FileChunks]) -> Iterator[_Group]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from math import isfinite
+from math import isfinite, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,18 +78,31 @@ class _Looking:
         return Tolerances(self.atol, self.rtol, self.ulp)
 
 
+def _no_nan(context: click.Context, option: click.Parameter, value: float) -> float:
+    """Nothing is up to NaN, and nothing beyond it."""
+    if isnan(value):
+        raise click.BadParameter("NaN is no bound", context, option)
+    return value
+
+
 _looking_options = bundled(
     "looking",
     _Looking,
     click.option(
         "--atol",
         type=click.FloatRange(min=0),
+        callback=_no_nan,
         default=0.0,
         metavar="X",
         help="Up to so much elements are equal: |a-b| <= atol + rtol * max(|a|,|b|).",
     ),
     click.option(
-        "--rtol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="The part in proportion."
+        "--rtol",
+        type=click.FloatRange(min=0),
+        callback=_no_nan,
+        default=0.0,
+        metavar="X",
+        help="The part in proportion.",
     ),
     click.option(
         "--ulp",

@@ -13,8 +13,13 @@ import click
 
 
 def print_json(value: object) -> None:
-    """One JSON value on stdout; frozen dataclasses become objects of the same fields."""
-    click.echo(json.dumps(value, default=_plain))
+    """One JSON value on stdout; frozen dataclasses become objects of the same fields, and NaN null."""
+    try:
+        text = json.dumps(value, default=_plain, allow_nan=False)
+    except ValueError:
+        loose = json.dumps(value, default=_plain)
+        text = json.dumps(json.loads(loose, parse_constant=lambda name: None))
+    click.echo(text)
 
 
 def _plain(value: object) -> object:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
-from ckpttools.cli.output import print_json
+from ckpttools.cli.output import print_json, printable
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.units import counted, disk
 from ckpttools.errors import DestinationExistsError, StorageError
@@ -99,7 +99,9 @@ def _page(tree: Tree, resources: Resources, progress: bool, *, stats: bool) -> s
     if stats:
         with watching(progress, tree.nbytes) as observe:
             found = inspect_stats(tree, per_layer=True, histograms=True, observe=observe, **options)
-    return page(contents(inspect_tree(tree), found, layer_rows(tree)), f"Report on {tree.metadata.place}")
+    return page(
+        contents(inspect_tree(tree), found, layer_rows(tree)), f"Report on {printable(tree.metadata.place)}"
+    )
 
 
 def _check(output: Path, overwrite: bool) -> None:

@@ -28,7 +28,7 @@ _COLUMNS = (
 # Magnitudes below which lies a smaller share than this are one line of a histogram.
 _TAIL = 0.001
 # A bar's length at most, and what stands before it.
-_BAR, _MARGIN = 50, 34
+_BAR, _MARGIN = 50, 36
 _SHOWN_QUANTILES = {
     0.01: "1 %",
     0.05: "5 %",
@@ -121,7 +121,7 @@ def _histogram(array: ArrayStats) -> Iterator[str]:
     yield click.style(printable(array.path), bold=True)
     for label, share in lines:
         bar = "█" * round(room * share / longest)
-        yield f"  {label:<20}  {share:7.2%}" + (f"  {click.style(bar, fg='cyan')}" if bar else "")
+        yield f"  {label:<22}  {share:7.2%}" + (f"  {click.style(bar, fg='cyan')}" if bar else "")
     shown = [f"{word} {number(spread.quantiles[share])}" for share, word in _SHOWN_QUANTILES.items()]
     yield from _wrapped(shown, width())
 

@@ -35,12 +35,14 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | 
         rows: as many cells each as there are columns.
         room: columns of the terminal; None for as many as are needed.
     """
+    if not rows:
+        return
     used = [k for k in range(len(columns)) if any(row[k] for row in rows)]
     widths = {k: max([len(columns[k].head), *(len(row[k]) for row in rows)]) for k in used}
     if room is not None:
         used = _fitting(columns, used, widths, room)
         rest = sum(widths[k] for k in used[1:]) + _GAP * (len(used) - 1)
-        widths[used[0]] = min(widths[used[0]], max(_LEAST, room - rest))
+        widths[used[0]] = min(widths[used[0]], max(_LEAST, len(columns[used[0]].head), room - rest))
     kept = [columns[k] for k in used]
     sizes = [widths[k] for k in used]
     yield click.style(_line([column.head for column in kept], kept, sizes), dim=True)
@@ -52,7 +54,8 @@ def _fitting(columns: Sequence[Column], used: list[int], widths: dict[int, int],
     """The columns that are left when those that can be spared have gone, as far as they must."""
     kept = list(used)
     for spared in sorted(used, key=lambda k: -columns[k].spare):
-        if _LEAST + sum(widths[k] + _GAP for k in kept[1:]) <= room or not columns[spared].spare:
+        least = max(_LEAST, len(columns[used[0]].head))
+        if least + sum(widths[k] + _GAP for k in kept[1:]) <= room or not columns[spared].spare:
             break
         kept.remove(spared)
     return kept

@@ -69,10 +69,12 @@ def _families(guesses: Sequence[FamilyGuess]) -> str:
     if not (best.missing or best.others):
         return f"{names}, all of {best.wanted} names"
     missing = f"missing {_first_of(best.missing)}" if best.missing else None
-    others = f"{counted(best.num_others, 'array')} of other names: {_first_of(best.others)}"
+    others = None
+    if best.others:
+        others = f"{counted(best.num_others, 'array')} of other names: {_first_of(best.others)}"
     found = f"{best.matched} of {best.wanted} names"
     likely = names if best.named else f"perhaps {names}"
-    return _joined(likely, found, missing, others if best.others else None)
+    return _joined(likely, found, missing, others)
 
 
 def _first_of(names: Sequence[str]) -> str:

@@ -60,7 +60,7 @@ def _row(branch: Branch, way: tuple[bool, ...]) -> Row:
     name = printable(shortened(branch.name))
     numbers = (branch.num_elements, branch.nbytes, branch.share)
     if branch.array is not None:
-        times = f"× {branch.count:,}" if branch.count > 1 else ""
+        times = f"× {branch.times:,}" if branch.times > 1 else ""
         return Row(way, name, type_text(branch.array), times, *numbers)
     # Where what is below is not shown, at least how much it is.
     hidden = "" if branch.children else counted(branch.count, "array")

@@ -185,6 +185,8 @@ def scene_at(path: Path) -> Scene:
     Raises:
         FormatError: there is nothing at all.
     """
+    # What is above counts, too, and "." has nothing above it.
+    path = path.resolve() if path.name in ("", "..") else path
     if not os.path.lexists(path):
         raise FormatError(f"there is nothing at {path}", hint=_hint(path))
     if not is_directory(path):

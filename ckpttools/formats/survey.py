@@ -51,22 +51,22 @@ class _Use:
 
     def file(self, name: str, status: os.stat_result, *, may_be_unused: bool) -> StoredFile:
         kind = "data" if self.live else "index" if self.index else "unused" if may_be_unused else "other"
-        return StoredFile(
-            name,
-            kind,
-            status.st_size,
-            _covered(self.live),
-            _covered(self.index),
-            len(self.arrays),
-            len(self.live),
-            status.st_nlink,
-        )
+        return self._file(name, kind, status.st_size, status.st_nlink)
+
+    def missing(self, name: str) -> StoredFile:
+        """Of a file that is not there."""
+        return self._file(name, "missing", 0, 1)
+
+    def _file(self, name: str, kind: str, size: int, links: int) -> StoredFile:
+        live, index = (_covered(ranges, size) for ranges in (self.live, self.index))
+        lost = _covered(self.live) + _covered(self.index) - live - index
+        return StoredFile(name, kind, size, live, index, len(self.arrays), len(self.live), links, lost)
 
 
-def _covered(ranges: Iterable[tuple[int, int]]) -> int:
-    """Bytes that are in at least one of the ranges."""
+def _covered(ranges: Iterable[tuple[int, int]], size: int | None = None) -> int:
+    """Bytes that are in at least one of the ranges, and in a file of this size."""
     total = reached = 0
-    for begin, end in sorted(ranges):
+    for begin, end in sorted((begin, end if size is None else min(end, size)) for begin, end in ranges):
         total += max(0, end - max(begin, reached))
         reached = max(reached, end)
     return total
@@ -92,9 +92,10 @@ def _zarr_storage(database: Database, tree: Tree) -> Storage:
     order = {name: position for position, name in enumerate(names)}
     tables = sorted(found.tables.values(), key=lambda table: order.get(table.name, len(order)))
     files = [
-        uses[name].file(name, status, may_be_unused=_is_data(name))
+        uses.pop(name, _Use()).file(name, status, may_be_unused=_is_data(name))
         for name, status in files_below(database.directory)
     ]
+    files += [use.missing(name) for name, use in sorted(uses.items())]
     arrays = tuple(_stored_array(table, names.get(table.name, table.name)) for table in tables)
     return Storage(str(database.directory), database.manifests, tuple(files), arrays)
 

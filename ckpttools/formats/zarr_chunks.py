@@ -215,7 +215,7 @@ def _words(codec: Mapping[str, Any], chunk: object) -> Iterator[str]:
             for each in settings.get("codecs", ()):
                 yield from _words(each, inner)
             # Orbax makes every chunk a shard of one piece.
-            yield "sharded" if inner == chunk else f"in shards of {_listed(inner)}"
+            yield "sharded" if inner == chunk else f"in shards of {_listed(chunk)}"
         case _:
             yield _levelled(name, settings)
 

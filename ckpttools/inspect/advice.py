@@ -62,6 +62,15 @@ def _missing(report: ChunksReport) -> Iterator[Advice]:
     yield from _about("missing chunks", found, text, f"ckpt doctor {report.path}")
 
 
+def _lost(report: ChunksReport) -> Iterator[Advice]:
+    found = [each for each in report.files if each.lost]
+    if found:
+        first, more = found[0], f" and {len(found) - 1} more" if len(found) > 1 else ""
+        state = "is not there" if first.kind == "missing" else f"has only {first.nbytes:,} bytes"
+        text = f"{first.name}{more} {state}, and the index looks for data behind that: the copy is not whole"
+        yield Advice("missing data", (), text, f"ckpt doctor {report.path}")
+
+
 def _unmerged(report: ChunksReport) -> Iterator[Advice]:
     if any("/" in name for name in report.indexes):
         text = "the processes of the save each left an index and none for all, so Orbax cannot read it"
@@ -162,6 +171,7 @@ def _dead(report: ChunksReport) -> Iterator[Advice]:
 
 
 RULES: tuple[Rule, ...] = (
+    _lost,
     _missing,
     _unmerged,
     _giant,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from math import prod
+from operator import attrgetter
 
+from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.meshes import Mesh, Spec
 from ckpttools.inspect.reads import Reads, predict, together
 from ckpttools.ir.kinds import kind_of
@@ -27,6 +28,7 @@ class FileChunks:
     arrays: int
     chunks: int
     links: int
+    lost: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +123,14 @@ def inspect_chunks(
         storage: its files, as its format tells.
         pattern: shell pattern of the paths to report.
         mesh, spec: devices that would load it, and how they share each array; both or neither.
+
+    Raises:
+        UsageError: there are arrays, and none matches the pattern.
     """
     axis = kind_of(tree).scan_axis
     arrays = tuple(
         _array(each, mesh, spec, axis if _is_stacked(each.path) else None)
-        for each in storage.arrays
-        if fnmatchcase(each.path, pattern)
+        for each in filtered(storage.arrays, attrgetter("path"), pattern)
     )
     return ChunksReport(
         path=tree.metadata.place,
@@ -161,6 +165,7 @@ def _file(file: StoredFile) -> FileChunks:
         file.arrays,
         file.chunks,
         file.links,
+        file.lost,
     )
 
 

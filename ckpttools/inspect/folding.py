@@ -28,6 +28,7 @@ class Branch:
     Attributes:
         name: key, or pattern such as `layers_{0..31}`; keys on a way without a fork are joined.
         array: the array at this place, the first of those folded; None where there is none.
+        times: places that are folded into this line, those of folded parents, too.
         count: arrays here and below, all repetitions counted, those of folded parents, too.
         num_elements, nbytes: of those.
         share: part of all bytes that those are, from 0 to 1.
@@ -36,6 +37,7 @@ class Branch:
 
     name: str
     array: ArrayReport | None
+    times: int
     count: int
     num_elements: int
     nbytes: int
@@ -132,7 +134,7 @@ class _Folding:
         nbytes = first.nbytes * times
         share = nbytes / self.total if self.total else 0.0
         return Branch(
-            name, first.array, first.count * times, first.num_elements * times, nbytes, share, below
+            name, first.array, times, first.count * times, first.num_elements * times, nbytes, share, below
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from math import inf, isfinite, sqrt
+from math import hypot, inf, isfinite, sqrt
 from typing import TypeVar
 
 import numpy as np
@@ -38,7 +38,7 @@ class Moments:
         elements, finite: how many in all, and how many that are neither NaN nor infinite.
         min, max: of the finite ones, None where there are none; integers of integer dtypes.
         mean: of the finite ones.
-        spread: sum of their squared distances from `mean`.
+        spread: root of the sum of their squared distances from `mean`.
         zeros, subnormals, nan, inf: how many of each.
         first: index of the first NaN or infinite element in C order.
     """
@@ -75,12 +75,12 @@ class Moments:
     @property
     def deviation(self) -> float | None:
         """Standard deviation of the finite elements, of the whole population."""
-        return sqrt(self.spread / self.finite) if self.finite else None
+        return self.spread / sqrt(self.finite) if self.finite else None
 
     @property
     def norm(self) -> float | None:
         """L2 norm of the finite elements."""
-        return sqrt(self.spread + self.finite * self.mean * self.mean) if self.finite else None
+        return hypot(self.spread, sqrt(self.finite) * self.mean) if self.finite else None
 
 
 def _either(choose: Callable[[_Value, _Value], _Value], a: _Value | None, b: _Value | None) -> _Value | None:

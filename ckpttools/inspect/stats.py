@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import groupby
 from math import isfinite
 
@@ -13,6 +12,7 @@ import numpy as np
 from ckpttools.inspect import distribution as distributions
 from ckpttools.inspect import moments
 from ckpttools.inspect.distribution import Counts, Distribution, counted, summed
+from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.layer_rows import LayerRow, layer_rows
 from ckpttools.inspect.moments import Moments
 from ckpttools.ir.array import LazyArray
@@ -115,7 +115,7 @@ def inspect_stats(
         observe: called with the bytes of every piece that was looked at.
 
     Raises:
-        CheckpointError: an array cannot be read, or the memory is too small.
+        CheckpointError: an array cannot be read, the memory is too small, or no array matches.
     """
     chosen = matching(tree, pattern)
     look = _Look(tuple(chosen.values()), _stacked(tree, chosen) if per_layer else {}, histograms)
@@ -141,8 +141,12 @@ def inspect_stats(
 
 
 def matching(tree: Tree, pattern: str) -> dict[Path, LazyArray]:
-    """The arrays whose paths match a shell pattern."""
-    return {path: array for path, array in tree.arrays.items() if fnmatchcase(spelled(path), pattern)}
+    """The arrays whose paths match a shell pattern.
+
+    Raises:
+        UsageError: there are arrays, and none matches.
+    """
+    return dict(filtered(tree.arrays.items(), lambda item: spelled(item[0]), pattern))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache
+from math import frexp, hypot, sqrt
 
 import numpy as np
 
@@ -17,18 +18,22 @@ from ckpttools.ir.scratch import ALIGNMENT, Scratch
 Numbers = Sequence[np.ndarray]
 """1-d arrays of one dtype, float32 or float64, whose elements count together."""
 Spread = tuple[int, float, float]
-"""How many numbers, their mean, and the sum of their squared distances from it."""
+"""How many numbers, their mean, and the root of the sum of their squared distances from it."""
 
 _ROW = 1024
-# Where float32 is too narrow, so many numbers at a time become float64.
+# Where the dtype is too narrow, so many numbers at a time become float64.
 _PART = 1 << 17
 # Numbers in float64, and their distances from the mean.
 SCRATCH_BYTES = 2 * 8 * _PART + 2 * ALIGNMENT
-"""What `mean_and_spread` takes, besides as many bytes as the numbers have."""
+"""What `spread` takes, besides as many bytes as the numbers have."""
 # A mean square so many times that of the mean loses no digits when this is taken off.
 _SMALL_MEAN = 64
-# Between these magnitudes the squares that float32 loses are too small to be seen in the sum.
-_NARROW_LEAST, _NARROW_MOST = 2.0**-40, 2.0**60
+# Between these magnitudes squares that the dtype loses are too small to be seen in the sum, and it has room
+# for those of a row of distances.
+_SQUARED = {
+    np.dtype(np.float32): (2.0**-40, 2.0**56),
+    np.dtype(np.float64): (2.0**-400, 2.0**480),
+}
 
 
 def spread(xs: Numbers, ends: tuple[float, float], scratch: Scratch) -> Spread:
@@ -42,16 +47,20 @@ def spread(xs: Numbers, ends: tuple[float, float], scratch: Scratch) -> Spread:
     low, high = ends
     if low == high:
         return sum(x.size for x in xs), low, 0.0
-    if xs[0].dtype == np.float64 or _NARROW_LEAST <= max(-low, high) <= _NARROW_MOST:
+    most, least_square, most_square = max(-low, high), *_SQUARED[xs[0].dtype]
+    if least_square <= most <= most_square:
         return _spread(xs, scratch)
+    # Brought near to 1, by a power of two, which costs no digits.
+    exponent = frexp(most)[1]
     found: Spread = (0, 0.0, 0.0)
     with scratch.take((_PART,), np.dtype(np.float64)) as wider:
         for x in xs:
             for start in range(0, x.size, _PART):
                 part = wider[: min(_PART, x.size - start)]
                 part[...] = x[start : start + _PART]
-                found = joined(found, _spread((part,), scratch))
-    return found
+                found = joined(found, _spread((np.ldexp(part, -exponent, out=part),), scratch))
+    size, mean, root = found
+    return size, float(np.ldexp(mean, exponent)), float(np.ldexp(root, exponent))
 
 
 def joined(a: Spread, b: Spread) -> Spread:
@@ -60,7 +69,7 @@ def joined(a: Spread, b: Spread) -> Spread:
         return a if a[0] else b
     size, apart = a[0] + b[0], b[1] - a[1]
     share = b[0] / size
-    return size, a[1] + apart * share, a[2] + b[2] + apart * apart * share * a[0]
+    return size, a[1] + apart * share, hypot(a[2], b[2], apart * sqrt(share * a[0]))
 
 
 def _spread(xs: Numbers, scratch: Scratch) -> Spread:
@@ -68,15 +77,15 @@ def _spread(xs: Numbers, scratch: Scratch) -> Spread:
     total, squares = _sums(xs)
     mean = total / size
     if _SMALL_MEAN * mean * mean * size < squares:
-        return size, mean, squares - size * mean * mean
+        return size, mean, sqrt(squares - size * mean * mean)
     centre = xs[0].dtype.type(mean)
     with ExitStack() as stack:
         distances = [stack.enter_context(scratch.take(x.shape, x.dtype)) for x in xs]
         total, squares = _sums([np.subtract(x, centre, out=d) for x, d in zip(xs, distances, strict=True)])
     off = total / size
     left = squares - size * off * off
-    # Rounding may leave less than nothing; NaN stays.
-    return size, float(centre) + off, 0.0 if left < 0 else left
+    # Rounding may leave less than nothing.
+    return size, float(centre) + off, sqrt(max(0.0, left))
 
 
 def _sums(xs: Numbers) -> tuple[float, float]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from math import prod
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
 from ckpttools.families.family import Family
 from ckpttools.inspect.family import FamilyGuess, guess_families
+from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.warnings import TreeWarning, warnings_of
 from ckpttools.ir.kinds import Optimizer, kind_of, role
 from ckpttools.ir.layers import LayerGroup
@@ -102,7 +103,7 @@ def inspect_tree(
         unfinished: later steps of its run that are no finished saves: directory name -> what is missing.
         families: those that it may be of.
     """
-    arrays = tuple(each for each in _reports(tree, shardings) if fnmatchcase(each.path, pattern))
+    arrays = filtered(_reports(tree, shardings), attrgetter("path"), pattern)
     parameters = [each for each in arrays if each.role == "parameter"]
     kind, metadata = kind_of(tree), tree.metadata
     return TreeReport(

@@ -15,13 +15,15 @@ class StoredFile:
     Attributes:
         name: relative to the checkpoint's root.
         kind: "data" has bytes of arrays, "index" says where these are, "unused" is a data file of which
-            nothing is in use, "other" is any other, such as metadata.
+            nothing is in use, "missing" is one that the index names and that is not there, "other" is any
+            other, such as metadata.
         nbytes: length of the file.
         live: bytes of arrays in it, each counted once.
         index: bytes of it that are headers, documents or nodes of the index in use.
         arrays: arrays that have bytes in it.
         chunks: chunks, or whole tensors, in it.
         links: names that the file has; with more than one it is shared.
+        lost: bytes that the index looks for in it and that it does not have.
     """
 
     name: str
@@ -32,6 +34,7 @@ class StoredFile:
     arrays: int = 0
     chunks: int = 0
     links: int = 1
+    lost: int = 0
 
     @property
     def dead(self) -> int:

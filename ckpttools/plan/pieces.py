@@ -15,7 +15,7 @@ from ckpttools.errors import MemoryBudgetError, ShapeError
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import Chunked, Elementwise, Stack, Take
 from ckpttools.ir.scratch import rounded_up
-from ckpttools.plan.plan import BASE_BYTES
+from ckpttools.plan.plan import BASE_BYTES, size_text
 from ckpttools.plan.task import LARGEST_TASK
 from ckpttools.region import Region, Shape, ceil_div, grid_cell, grid_indices, split_to
 
@@ -79,7 +79,7 @@ def fitted(items: Sequence[Item], *, memory: int, jobs: int, scratch: int, reser
             return Fit(count, most, most + pages, scratch, peak)
     raise MemoryBudgetError(
         "looking at these arrays does not fit into the memory allowed",
-        got=f"--memory {memory >> 20}MiB",
+        got=f"--memory {size_text(memory)}",
         wanted=f"at least {ceil_div(peak, 1 << 20)}MiB, with --jobs 1",
         hint=f"try --memory {ceil_div(peak, 1 << 20)}MiB",
     )

@@ -174,10 +174,15 @@ def _fitted(tree: Tree, writer: Writer, memory: int, jobs: int) -> tuple[int, in
         least = min(least or needed, needed)
     raise MemoryBudgetError(
         "the conversion does not fit into the memory allowed",
-        got=f"--memory {memory >> 20}MiB",
+        got=f"--memory {size_text(memory)}",
         wanted=f"at least {ceil_div(least, 1 << 20)}MiB, with --jobs 1",
         hint=f"try --memory {ceil_div(least, 1 << 20)}MiB",
     )
+
+
+def size_text(nbytes: int) -> str:
+    """1 << 30 -> "1024MiB", as `--memory` takes it; what is less than that in KiB."""
+    return f"{nbytes >> 20}MiB" if nbytes >> 20 else f"{nbytes >> 10}KiB"
 
 
 def _choices(jobs: int) -> Iterator[tuple[int, int]]:

@@ -164,9 +164,15 @@ def cast(case: Case) -> Iterator[Hypothesis]:
         to = coarser(a.dtype, b.dtype)
         other, one = ("A", "B") if to == b.dtype else ("B", "A")
         yield Hypothesis(_rounded(one, other, to), (case.alike,))
+        # Of bfloat16 and float16 neither holds all numbers of the other.
+        for one, target, other, source in case.sides:
+            if target.dtype != to:
+                yield Hypothesis(
+                    _rounded(one, other, target.dtype), ((as_dtype(source, target.dtype), target),)
+                )
         return
     for via in (DTYPES[name] for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")):
-        if via.bits < a.dtype.bits:
+        if via.bits <= a.dtype.bits and via != a.dtype:
             for one, target, other, source in case.sides:
                 back = as_dtype(as_dtype(source, via), target.dtype)
                 yield Hypothesis(_rounded(one, other, via), ((back, target),))
@@ -273,14 +279,27 @@ def padded(case: Case) -> Iterator[Hypothesis]:
 
 def plus_one(case: Case) -> Iterator[Hypothesis]:
     """A norm's scale is stored as it is on one side, less one on the other."""
-    for one, target, other, source in case.sides:
-        if target.dtype.is_float and source.dtype.is_float:
-            made = as_dtype(elementwise(source, Add(1.0)), target.dtype)
+    if not (case.a.dtype.is_float and case.b.dtype.is_float) or _one_is_nothing(*case.alike):
+        return
+    for offset, text in ((1.0, "+ 1"), (-1.0, "- 1")):
+        for one, target, other, source in case.sides:
+            made = as_dtype(elementwise(source, Add(offset)), target.dtype)
+            less, whole = (other, one) if offset > 0 else (one, other)
             advice = (
-                f"{other} holds what is added to 1 (as Gemma's files do), {one} the sum (as MaxText does): "
+                f"{less} holds what is added to 1 (as Gemma's files do), {whole} the sum (as MaxText does): "
                 "convert with the family's own rows"
             )
-            yield Hypothesis(Cause("norm-offset", f"{one} is {other} + 1", advice), ((made, target),), ulps=1)
+            cause = Cause("norm-offset", f"{one} is {other} {text}", advice)
+            yield Hypothesis(cause, ((made, target),), ulps=1)
+
+
+def _one_is_nothing(a: LazyArray, b: LazyArray) -> bool:
+    """Whether numbers are so large, or so near each other, that 1 more cannot be told from rounding."""
+    if a.shape != b.shape:
+        return False
+    x, y = sampled_numbers(a), sampled_numbers(b)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return not np.any(np.abs(x - y) > 4 * epsilon(a.dtype) * np.maximum(np.abs(x), np.abs(y)))
 
 
 def factor(case: Case) -> Iterator[Hypothesis]:
@@ -424,6 +443,10 @@ def tied(name: str, array: LazyArray, side: str, own: Mapping[str, LazyArray]) -
     shapes = (array.shape, array.shape[::-1])
     alike = {other: each for other, each in own.items() if other != name and each.shape in shapes}
     if len(array.shape) != 2 or len(alike) > _MOST_ALIKE:
+        return
+    some = sampled_numbers(array)
+    if np.all(some == some[:1]):
+        # Constants, as adapters begin with, are alike without anything to do with each other.
         return
     for other, same in alike.items():
         if same.dtype != array.dtype:

@@ -10,6 +10,7 @@ from ckpttools.ir.array import LazyArray
 from ckpttools.ir.scratch import Scratch
 from ckpttools.ir.tree import Path, Tree
 from ckpttools.plan.pieces import Item, Tiles, fitted, rows
+from ckpttools.plan.plan import size_text
 from ckpttools.prove.block_hasher import BlockHasher, Room
 from ckpttools.prove.digest import Digest
 from ckpttools.prove.stored_together import Whole, cheapest_reads, wholes
@@ -86,9 +87,7 @@ class Digester:
             self._read(cheapest_reads(missing), memory, jobs, observe)
             still = self._missing()
             if len(still) == len(missing):
-                raise MemoryBudgetError(
-                    "the parts of no array fit into the memory", got=f"{memory >> 20} MiB"
-                )
+                raise MemoryBudgetError("the parts of no array fit into the memory", got=size_text(memory))
             missing = still
         return {name: hasher.digest() for name, hasher in self._hashers.items()}
 

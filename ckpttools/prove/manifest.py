@@ -130,7 +130,7 @@ def read_manifest(path: Path) -> Manifest:
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise StorageError(f"cannot read {path}", got=error.strerror) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError("the manifest is no JSON", place=path, got=error) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import sqrt
+from math import hypot, isfinite, sqrt
 from typing import Any
 
 from ckpttools.inspect.distribution import Distribution
 from ckpttools.inspect.layer_rows import LayerRow
 from ckpttools.inspect.stats import ArrayStats, Statistics, StatsReport
+from ckpttools.inspect.sums import Spread, joined
 from ckpttools.inspect.tree import ArrayReport, TreeReport
 from ckpttools.ir.tree import Path, spelled
 
@@ -80,9 +81,9 @@ def _front_coded(paths: Iterable[str]) -> Iterator[int | str]:
 
 
 def _shared(one: str, other: str) -> int:
-    """How many letters two words begin with in common."""
+    """How many letters two words begin with in common, of those that JavaScript counts as one."""
     pairs = zip(one, other, strict=False)
-    return next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    return next((k for k, (a, b) in enumerate(pairs) if a != b or a > "\uffff"), min(len(one), len(other)))
 
 
 def _indexed(words: Sequence[str]) -> dict[str, Any]:
@@ -97,7 +98,9 @@ def _statistics(arrays: Sequence[ArrayStats]) -> dict[str, list[Any]]:
 
 
 def _short(number: float | None) -> float | None:
-    return number if number is None or isinstance(number, int) else float(f"{number:.{_DIGITS}g}")
+    if number is None or isinstance(number, int):
+        return number
+    return float(f"{number:.{_DIGITS}g}") if isfinite(number) else None
 
 
 def _histograms(arrays: Sequence[ArrayStats]) -> dict[str, Any]:
@@ -119,28 +122,24 @@ def _histogram(spread: Distribution) -> dict[str, Any]:
 class _Cell:
     """A layer of a row of the heat map while arrays are added to it: those of experts become one."""
 
-    finite: int = 0
-    total: float = 0.0
-    squares: float = 0.0
+    spread: Spread = (0, 0.0, 0.0)
     most: float = 0.0
     bad: int = 0
 
     def add(self, found: Statistics) -> None:
         self.bad += found.nan + found.inf
-        if found.mean is not None and found.norm is not None and found.max_abs is not None:
+        if found.mean is not None and found.std is not None and found.max_abs is not None:
             finite = found.elements - found.nan - found.inf
-            self.finite += finite
-            self.total += finite * found.mean
-            self.squares += found.norm**2
+            self.spread = joined(self.spread, (finite, found.mean, found.std * sqrt(finite)))
             self.most = max(self.most, found.max_abs)
 
     def packed(self) -> list[float | None]:
         """Norm, standard deviation, mean, largest magnitude, number of NaN and infinite elements."""
-        if not self.finite:
+        finite, mean, root = self.spread
+        if not finite:
             return [None, None, None, None, self.bad]
-        mean = self.total / self.finite
-        deviation = sqrt(max(0.0, self.squares / self.finite - mean * mean))
-        return [*map(_short, (sqrt(self.squares), deviation, mean, self.most)), self.bad]
+        norm, deviation = hypot(root, sqrt(finite) * mean), root / sqrt(finite)
+        return [*map(_short, (norm, deviation, mean, self.most)), self.bad]
 
 
 @dataclass(slots=True)

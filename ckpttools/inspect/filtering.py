@@ -1,0 +1,30 @@
+"""Arrays chosen by a shell pattern of their whole paths, as `--filter` gives one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import TypeVar
+
+from ckpttools.errors import UsageError
+
+_Item = TypeVar("_Item")
+
+
+def filtered(items: Iterable[_Item], name: Callable[[_Item], str], pattern: str) -> tuple[_Item, ...]:
+    """The items whose names match.
+
+    Raises:
+        UsageError: none of them does, where there are some: nobody looks for nothing, and "no NaN in 0
+            arrays" would be a false all-clear.
+    """
+    every = tuple(items)
+    found = tuple(each for each in every if fnmatchcase(name(each), pattern))
+    if every and not found:
+        raise UsageError(
+            "no array has a path that matches",
+            got=pattern,
+            wanted=f"a pattern of whole paths, such as {name(every[0])}",
+            hint="put a * before and behind a part of a name; `ckpt inspect tree --flat` shows all paths",
+        )
+    return found
