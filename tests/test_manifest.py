@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from digests import array_digest
-from golden_data import golden_checkpoint
+from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from stored_trees import write
@@ -75,6 +75,7 @@ def test_the_file_is_as_documented(written):
         "per_layer": True,
         "pattern": "*",
         "only_parameters": False,
+        "names": "stored",
     }
     assert len(arrays) == 40
     assert arrays["decoder/layers_3/mlp/wi_0/kernel"].keys() == {"dtype", "shape", "digest", "blocks"}
@@ -269,7 +270,16 @@ def test_a_conversion_replaces_a_manifest_only_when_asked(written, tmp_path):
     assert path.read_bytes() == before
 
 
+def test_a_manifest_in_maxtext_names_is_for_both_sides(tmp_path):
+    hugging_face, manifest = GOLDEN / "llama3.1" / "hf", tmp_path / "m.json"
+    run("hash", hugging_face, "--as", "maxtext", "--manifest", manifest)
+    run("verify", hugging_face, "--manifest", manifest)
+    run("verify", golden_checkpoint(scan=True), "--manifest", manifest)
+    assert "--whole" in run("hash", hugging_face, "--as", "maxtext", "--whole", code=2)
+
+
 DAMAGES = {
+    "names of another kind": lambda document: document | {"names": "other"},
     "not json": lambda document: "{",
     "too deep": lambda document: "[" * 200_000,
     "no object": lambda document: "[]",

@@ -11,6 +11,7 @@ import click
 from ckpttools.cli.options import ANY_PATH, bundled, json_option, read_options, resource_options
 from ckpttools.cli.output import print_json, printable, show
 from ckpttools.cli.scanning import progress_option, watching
+from ckpttools.errors import UsageError
 
 if TYPE_CHECKING:
     from ckpttools.convert import Resources
@@ -107,6 +108,8 @@ def hash_command(
     if names == "maxtext":
         from ckpttools.counterpart import in_maxtext_names
 
+        if not selection.layers:
+            raise UsageError("--as maxtext names single layers", hint="leave out --whole or --as")
         selection = replace(selection, spelling=in_maxtext_names, parameters=True)
     with watching(progress, selection.nbytes(tree)) as observe:
         made = hash_tree(
@@ -118,7 +121,7 @@ def hash_command(
             observe=observe,
         )
     if manifest is not None:
-        made.write(manifest)
+        replace(made, names=names).write(manifest)
     if as_json:
         print_json(_described(made, tree.metadata.place))
     else:

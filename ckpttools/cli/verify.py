@@ -162,6 +162,7 @@ def _bit_by_bit(
 def _by_digests(
     tree: Tree, path: Path, selection: Selection, resources: Resources, progress: bool
 ) -> Verification:
+    from ckpttools.counterpart import in_maxtext_names
     from ckpttools.prove.canonical import Selection
     from ckpttools.prove.hashing import differences, hash_tree
     from ckpttools.prove.manifest import read_manifest
@@ -169,11 +170,14 @@ def _by_digests(
     if selection != Selection():
         raise UsageError("the manifest says which arrays are meant", hint="leave out --filter and the like")
     manifest = read_manifest(path)
-    nbytes = manifest.selection.nbytes(tree)
+    selection = manifest.selection
+    if manifest.names == "maxtext":
+        selection = replace(selection, spelling=in_maxtext_names)
+    nbytes = selection.nbytes(tree)
     with watching(progress, nbytes) as observe:
         made = hash_tree(
             tree,
-            manifest.selection,
+            selection,
             algorithm=manifest.algorithm,
             memory=resources.memory,
             jobs=resources.readers,

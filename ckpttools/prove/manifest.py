@@ -19,6 +19,10 @@ FORMAT = "ckpttools-manifest"
 VERSION = 1
 
 
+NAMES = ("stored", "maxtext")
+"""Under which names a manifest has arrays: their own, or those that a conversion to MaxText gives them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One array.
@@ -48,11 +52,13 @@ class Manifest:
         algorithm: what they were made with.
         selection: which arrays they are of.
         arrays: by name, in order.
+        names: one of `NAMES`.
     """
 
     algorithm: str
     selection: Selection
     arrays: Mapping[str, Entry]
+    names: str = NAMES[0]
 
     @cached_property
     def digest(self) -> str:
@@ -93,6 +99,7 @@ class Manifest:
             "per_layer": self.selection.layers,
             "pattern": self.selection.pattern,
             "only_parameters": self.selection.parameters,
+            "names": self.names,
             "digest": self.digest,
             "parameters": self.parameters,
         }
@@ -166,7 +173,11 @@ def _checked(document: Mapping[str, Any], path: Path) -> Manifest:
             _typed(document["per_layer"], bool),
             _typed(document["only_parameters"], bool),
         )
-        manifest = Manifest(_typed(document["algorithm"], str), selection, entries)
+        # Older manifests do not say it.
+        names = _typed(document.get("names", NAMES[0]), str)
+        if names not in NAMES:
+            raise ValueError(f"names are {names!r}, not {' or '.join(NAMES)}")
+        manifest = Manifest(_typed(document["algorithm"], str), selection, entries, names)
         for key, made in (("digest", manifest.digest), ("parameters", manifest.parameters)):
             if document[key] != made:
                 raise ValueError(f"{key} {document[key]} where the arrays' digests make {made}")
