@@ -105,6 +105,12 @@ class TestFamilies:
         assert [each.path.split(".")[-2] for each in found.missing] == ["query_norm", "key_norm"]
         assert not found.extra
 
+    def test_a_layer_between_others_that_is_not_there(self):
+        tree = open_tree(GOLDEN / "llama3.1" / "hf")
+        arrays = {path: leaf for path, leaf in tree.items() if ".layers.2." not in spelled(path)}
+        found = against_family(Tree(arrays), families()["llama"])
+        assert found.missing == (Spec("model.layers.2.*", None, None),)
+
     def test_where_only_names_can_be_compared_that_is_said(self):
         """Gemma 3's unscanned layers do not tell how many form a cycle."""
         tree = maxtext_tree("gemma3", scan=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from ckpttools.errors import CheckpointError
 from ckpttools.families.family import Family
 from ckpttools.inspect.family import family_fits
+from ckpttools.inspect.layer_rows import layer_rows
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.flavours import parameters
 from ckpttools.ir.kinds import KindOfTree, kind_of
@@ -149,7 +151,7 @@ class _FamilyCheck:
         return Comparison(
             said,
             len(self.arrays),
-            missing=tuple(Spec(template, None, None) for template in fit.missing),
+            missing=tuple(Spec(name, None, None) for name in (*fit.missing, *_gaps(self.tree))),
             extra=tuple(_spec(name, array) for name, array in self.arrays.items() if name in others),
             reasons=("Only names were compared: give the model's config.json to compare shapes, too.",),
             shapes_compared=False,
@@ -181,6 +183,17 @@ class _FamilyCheck:
         else:
             spelling = self.family.spelling_of(self.arrays)
             self.family.table(self.config, place, spelling=spelling, overrides=overrides).to_left(self.arrays)
+
+
+def _gaps(tree: Tree) -> Iterator[str]:
+    """Layers that no array is of, between two that have some: `model.layers.2.*`."""
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for row in layer_rows(tree).values():
+        before, star, _ = row.name.partition("*")
+        if star and not row.axes:
+            numbers[before].update(row.numbers)
+    for before, found in numbers.items():
+        yield from (f"{before}{number}.*" for number in range(min(found), max(found)) if number not in found)
 
 
 def _without_names(rows: Sequence[Row]) -> dict[str, Flag]:
