@@ -9,7 +9,7 @@ what the other side has no counterpart for is in one side only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped
 from ckpttools.model import CONFIG, ModelOptions, overrides
 from ckpttools.model_files import ModelFiles
+from ckpttools.names import array_count
 from ckpttools.prove.canonical import as_stored, per_layer
 
 
@@ -115,7 +116,9 @@ def aligned(a: Tree, b: Tree, options: AlignOptions | None = None) -> Aligned:
         first = as_maxtext(trees[0], options, trees[1])
     elif first is None or second is None:
         first, second = _spelled_alike(trees[0], trees[1], options)
-    return _with_what_both_have(first, second)
+    both = _with_what_both_have(first, second)
+    told = _told_sizes(trees, options)
+    return both if both.sizes else replace(both, sizes=told)
 
 
 def as_maxtext(tree: Tree, options: AlignOptions | None = None, other: Tree | None = None) -> Named:
@@ -269,9 +272,9 @@ def _mapped(
             "--like, --family and --rope-layout say otherwise"
         )
     if mapped.dropped:
-        remarks.append(f"left out, as MaxText has no place for it: {_count(mapped.dropped)}")
+        remarks.append(f"left out, as MaxText has no place for it: {array_count(mapped.dropped)}")
     if mapped.unused:
-        remarks.append(f"no part of the model, so under its own name: {_count(mapped.unused)}")
+        remarks.append(f"no part of the model, so under its own name: {array_count(mapped.unused)}")
     left = {name: arrays[name] for name in mapped.unused if name not in made}
     return Named({**made, **left}, tuple(remarks), mapped.sizes)
 
@@ -285,7 +288,7 @@ def _spelled_alike(a: Tree, b: Tree, options: AlignOptions) -> tuple[Named, Name
     first, second = _plain(a), _plain(b)
     if first.arrays.keys() == second.arrays.keys():
         return first, second
-    for family in _families_named(a, b, options):
+    for family in [model.family for model in _models((a, b), options)] or families().values():
         spellings = [family.spelling_of(each.arrays) for each in (first, second)]
         if spellings[0] != spellings[1]:
             anchors = [str(s.key(family.rows[0].right.key)) for s in spellings]
@@ -294,15 +297,38 @@ def _spelled_alike(a: Tree, b: Tree, options: AlignOptions) -> tuple[Named, Name
     return first, second
 
 
-def _families_named(a: Tree, b: Tree, options: AlignOptions) -> list[Family]:
-    if options.model.family is not None:
-        return [family_called(options.model.family)]
-    for config in (a.metadata.config, b.metadata.config):
-        try:
-            return [family_of(config or {}, CONFIG)]
-        except CheckpointError:
-            continue
-    return list(families().values())
+def _told_sizes(trees: tuple[Tree, Tree], options: AlignOptions) -> dict[str, int]:
+    """Lengths of a model's axes by its configuration alone, as where no names are mapped."""
+    for model in _models(trees, options):
+        if model.config is not None:
+            try:
+                table = model.family.table(*model.config)
+            except CheckpointError:
+                continue
+            return {axis: size.length for axis, size in table.sizes.items()}
+    return {}
+
+
+class _Model(NamedTuple):
+    """A family, and the configuration of one model of it."""
+
+    family: Family
+    config: _Config | None
+
+
+def _models(trees: tuple[Tree, Tree], options: AlignOptions) -> list[_Model]:
+    """What the user or a configuration says that the trees are."""
+    named = None if options.model.family is None else family_called(options.model.family)
+    models: list[_Model] = []
+    for config in (_configuration(tree, options, None) for tree in trees):
+        if named is not None:
+            models.append(_Model(named, config))
+        elif config is not None:
+            try:
+                models.append(_Model(family_of(*config), config))
+            except CheckpointError:
+                continue
+    return models
 
 
 def _respelled(named: Named, spelling: Spelling) -> Named:
@@ -328,7 +354,10 @@ def _with_what_both_have(first: Named, second: Named) -> Aligned:
     """Both sides; optimizer, step and random states only where both are checkpoints of a training."""
     a, b = dict(first.arrays), _renamed(second.arrays, first.arrays)
     remarks = [f"{side}: {text}" for side, each in (("A", first), ("B", second)) for text in each.remarks]
-    training = all(any(_role(name) == "optimizer" for name in each) for each in (a, b))
+    roles = [{_role(name) for name in each} for each in (a, b)]
+    training = all("optimizer" in each for each in roles)
+    if "parameter" not in roles[0] | roles[1]:
+        return Aligned(a, b, tuple(remarks))
     for side, arrays, others in (("A", a, {*b}), ("B", b, {*a})):
         if training:
             # Random states are where a trainer happens to keep them.
@@ -338,7 +367,7 @@ def _with_what_both_have(first: Named, second: Named) -> Aligned:
             state = [name for name in arrays if _role(name) != "parameter"]
             why = "as not both are of a training"
         if state:
-            remarks.append(f"{side}: left out, {why}: {_count(state)} beside the parameters")
+            remarks.append(f"{side}: left out, {why}: {array_count(state)} beside the parameters")
         for name in state:
             del arrays[name]
     return Aligned(a, b, tuple(remarks), {**second.sizes, **first.sizes})
@@ -346,10 +375,6 @@ def _with_what_both_have(first: Named, second: Named) -> Aligned:
 
 def _role(name: str) -> str:
     return role(tuple(name.split("/")))
-
-
-def _count(names: Collection[str]) -> str:
-    return f"{len(names)} array{'s' * (len(names) != 1)}"
 
 
 def _renamed(arrays: Mapping[str, LazyArray], names: Mapping[str, object]) -> dict[str, LazyArray]:

@@ -6,8 +6,9 @@ Unlike `ckpttools.alignment`, which compares whatever it finds, this refuses wha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
+from ckpttools.errors import UsageError
 from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.kinds import kind_of
@@ -15,24 +16,54 @@ from ckpttools.ir.tree import Tree, dotted
 from ckpttools.maxtext_to_hf import ToHuggingFace, to_huggingface
 from ckpttools.model import ModelOptions
 from ckpttools.model_files import ModelFiles
+from ckpttools.names import array_count
 from ckpttools.prove.canonical import per_layer
 
 _EMBEDDING = "token_embedder/embedding"
 _HEAD = "decoder/logits_dense/kernel"
 
 
-def in_maxtext_names(tree: Tree, model: ModelOptions | None = None) -> dict[str, LazyArray]:
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """What a user says of the conversion that made the one of the other.
+
+    Attributes:
+        model: family, RoPE layout, and what became of an output head.
+        drop: patterns of Hugging Face arrays that were left out.
+    """
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    drop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """The parameters of a checkpoint in another spelling.
+
+    Attributes:
+        arrays: by name.
+        remarks: what is not among them, in words.
+    """
+
+    arrays: Mapping[str, LazyArray]
+    remarks: tuple[str, ...] = ()
+
+
+def in_maxtext_names(tree: Tree, wording: Wording | None = None) -> Counterpart:
     """The arrays of a MaxText tree, layers one by one; of a Hugging Face tree those that it becomes.
 
     Raises:
+        UsageError: a conversion is told of, and there is none.
         CheckpointError: as `to_maxtext`.
     """
-    return (
-        per_layer(tree) if _is_maxtext(tree) else _converted(tree, ToMaxText(model=model or ModelOptions()))
-    )
+    if _is_maxtext(tree):
+        require_none(wording, "the names are MaxText's")
+        return Counterpart(per_layer(tree))
+    wording = wording or Wording()
+    return _converted(tree, ToMaxText(model=wording.model, drop=wording.drop))
 
 
-def counterpart(source: Tree, made: Tree, model: ModelOptions | None = None) -> dict[str, LazyArray] | None:
+def counterpart(source: Tree, made: Tree, wording: Wording | None = None) -> Counterpart | None:
     """The parameters of `source` as a conversion to `made` spells them; None where both spell alike.
 
     What a user may have chosen for that conversion is told from `made`: padding, an output head, and
@@ -41,33 +72,60 @@ def counterpart(source: Tree, made: Tree, model: ModelOptions | None = None) -> 
     Args:
         source: what was converted.
         made: what came of it.
-        model: what the user says of the model.
+        wording: what the user says of the conversion.
 
     Raises:
+        UsageError: a conversion is told of that cannot be the one between these.
         CheckpointError: the one cannot have become the other; as `to_maxtext` and `to_huggingface`.
     """
-    model = model or ModelOptions()
     if _is_maxtext(made) == _is_maxtext(source):
+        require_none(wording, "both sides spell names alike")
         return None
+    wording = wording or Wording()
     if _is_maxtext(source):
-        return _as_huggingface(source, made, model)
+        if wording.drop:
+            raise UsageError(
+                "--drop is for arrays of Hugging Face that were left out",
+                got=f"{source.metadata.place}, which is MaxText's, as the source",
+                hint="leave it out",
+            )
+        return _as_huggingface(source, made, wording.model)
     there = per_layer(made)
-    options = _options(source, there, model)
+    options = _options(source, there, wording)
     wanted = _converted(source, options)
-    widened = any(_is_wider(there.get(name), array) for name, array in wanted.items())
+    widened = any(_is_wider(there.get(name), array) for name, array in wanted.arrays.items())
     return _converted(source, replace(options, exact=True)) if widened else wanted
+
+
+def require_none(wording: Wording | None, why: str) -> None:
+    """Refuses what would be ignored.
+
+    Args:
+        wording: what the user says of a conversion.
+        why: there is none.
+
+    Raises:
+        UsageError: something is said.
+    """
+    if wording not in (None, Wording()):
+        raise UsageError(
+            f"nothing is converted: {why}", hint="leave out --family, --rope-layout, --tied and --drop"
+        )
 
 
 def _is_maxtext(tree: Tree) -> bool:
     return kind_of(tree).kind is not None
 
 
-def _converted(tree: Tree, options: ToMaxText) -> dict[str, LazyArray]:
-    state = to_maxtext(tree, replace(options, scan=False)).state
-    return per_layer(Tree({path: leaf for path, leaf in state.items() if path[0] == "params"}))
+def _converted(tree: Tree, options: ToMaxText) -> Counterpart:
+    made = to_maxtext(tree, replace(options, scan=False))
+    parameters = Tree({path: leaf for path, leaf in made.state.items() if path[0] == "params"})
+    dropped = made.notes.dropped
+    remark = f"left out, as MaxText has no place for it or --drop says so: {array_count(dropped)}"
+    return Counterpart(per_layer(parameters), (remark,) if dropped else ())
 
 
-def _options(source: Tree, there: Mapping[str, LazyArray], model: ModelOptions) -> ToMaxText:
+def _options(source: Tree, there: Mapping[str, LazyArray], wording: Wording) -> ToMaxText:
     """The options that the conversion to `there` must have had."""
     said = source.metadata.config or {}
     text = said.get("text_config") or said
@@ -75,9 +133,10 @@ def _options(source: Tree, there: Mapping[str, LazyArray], model: ModelOptions) 
     embedding = there.get(_EMBEDDING)
     rows = embedding.shape[0] if embedding is not None else None
     padded = rows if rows and isinstance(vocab, int) and rows > vocab else None
+    model = wording.model
     if model.tied is None:
         model = replace(model, tied="materialize" if _HEAD in there else "drop")
-    return ToMaxText(pad_vocab=padded, model=model)
+    return ToMaxText(pad_vocab=padded, model=model, drop=wording.drop)
 
 
 def _is_wider(there: LazyArray | None, wanted: LazyArray) -> bool:
@@ -85,11 +144,15 @@ def _is_wider(there: LazyArray | None, wanted: LazyArray) -> bool:
     return floats and there is not None and there.dtype.bits == 32 and wanted.dtype.bits == 16
 
 
-def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> dict[str, LazyArray]:
+def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> Counterpart:
     weights = {dotted(path): array for path, array in made.arrays.items()}
     known = ModelFiles.of(source, None)
     files = replace(known, config=made.metadata.config or known.config, weights=weights, carried={})
     options = ToHuggingFace(model=model if model.tied else replace(model, tied="keep"))
     converted = to_huggingface(source, options, files)
     carried = {name: array for name, array in known.carried.items() if name in weights}
-    return {**{dotted(path): array for path, array in converted.tree.arrays.items()}, **carried}
+    # A conversion with --like leaves them out, too.
+    absent = known.carried.keys() - carried.keys()
+    remark = f"left out, as it is carried along and not in {made.metadata.place}: {array_count(absent)}"
+    arrays = {dotted(path): array for path, array in converted.tree.arrays.items()}
+    return Counterpart({**arrays, **carried}, (remark,) if absent else ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 
 
@@ -24,6 +24,11 @@ def folded(lines: Iterable[str]) -> list[str]:
     for position in range(deepest):
         split = _fold_at(split, 2 * position + 1)
     return ["".join(pieces) for pieces in split]
+
+
+def array_count(names: Collection[str]) -> str:
+    """How many arrays these are: "1 array", "12 arrays"."""
+    return f"{len(names):,} array{'s' * (len(names) != 1)}"
 
 
 def in_natural_order(names: Iterable[str]) -> list[str]:

@@ -152,6 +152,20 @@ class TestHuggingFaceAgainstHuggingFace:
         assert_equal(aligned(first, second))
         assert_equal(aligned(second, first))
 
+    def test_sizes_are_those_of_the_configuration(self):
+        hf = hugging_face("llama3.1")
+        assert aligned(hf, hf).sizes["head_dim"] == 16
+        bare = hf.with_metadata(config=None)
+        assert aligned(bare, bare).sizes == {}
+        assert aligned(bare, bare, AlignOptions(like=GOLDEN / "llama3.1" / "hf")).sizes["head_dim"] == 16
+
+    def test_bad_options(self):
+        hf = hugging_face("qwen3")
+        with pytest.raises(UnknownNameError):
+            aligned(hf, hf, AlignOptions(ModelOptions("qwen33")))
+        with pytest.raises(CheckpointError, match="is not there"):
+            aligned(hf, hf, AlignOptions(like="nowhere"))
+
     def test_a_missing_array(self):
         hf = hugging_face("gemma3")
         leaves = {path: leaf for path, leaf in hf.items() if "norm" not in dotted(path)}

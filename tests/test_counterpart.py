@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from golden_data import FAMILIES, GOLDEN, SCAN_NAMES, convert
+from stored_trees import write
 
 from ckpttools.cli.main import main
 from ckpttools.convert import Resources
 from ckpttools.counterpart import counterpart, in_maxtext_names
 from ckpttools.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
+from ckpttools.formats.safetensors_write import SafetensorsWriter
+from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext, to_maxtext
+from ckpttools.ir.tree import Tree
 from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
@@ -85,6 +90,75 @@ def test_another_rope_layout_is_a_difference(tmp_path):
     assert verify(tmp_path / "maxtext", hf("llama3.1"), "--rope-layout", "halves").exit_code == 0
 
 
+def test_what_was_dropped_is_named(tmp_path):
+    """With the same patterns as in the conversion; what MaxText has no place for is told without."""
+    tree = open_tree(hf("llama3.1"))
+    extra = Tree({**tree, ("model.extra.weight",): tree["model.norm.weight",]}, tree.metadata)
+    write(extra, SafetensorsWriter(), tmp_path / "hf")
+    shutil.copy(hf("llama3.1") / "config.json", tmp_path / "hf")
+    source, drop = tmp_path / "hf", ("--drop", "*.extra.*")
+    options = ToMaxText(drop=("*.extra.*",))
+    plan_to_maxtext(source, options, Resources(jobs=2)).run(tmp_path / "maxtext")
+    refused = verify(tmp_path / "maxtext", source)
+    assert refused.exit_code == 3 and "--drop" in refused.stderr
+    proved = verify(tmp_path / "maxtext", source, *drop)
+    assert proved.exit_code == 0, proved.output
+    left_out = len(open_tree(hf("llama3.1")).arrays) - len(to_maxtext(tree, ToMaxText()).notes.dropped)
+    assert f"--drop says so: {len(extra.arrays) - left_out} array" in proved.stdout
+    assert digest(source, "--as", "maxtext", *drop) == digest(tmp_path / "maxtext")
+    manifest = str(tmp_path / "m.json")
+    digest(source, "--as", "maxtext", *drop, "--manifest", manifest)
+    for place, more in ((source, drop), (tmp_path / "maxtext", ())):
+        result = CliRunner().invoke(main, ["verify", str(place), "--manifest", manifest, *more])
+        assert result.exit_code == 0, result.output
+
+
+def test_what_has_no_place_is_told(tmp_path):
+    convert(tmp_path / "maxtext", "gemma3")
+    result = verify(tmp_path / "maxtext", hf("gemma3"))
+    assert "left out, as MaxText has no place for it or --drop says so: 34 arrays\n" in result.stdout
+    remarks = json.loads(verify(tmp_path / "maxtext", hf("gemma3"), "--json").stdout)["remarks"]
+    assert len(remarks) == 1
+    hashed = CliRunner().invoke(main, ["hash", str(hf("gemma3")), "--as", "maxtext", "--no-progress"])
+    assert "34 arrays" in hashed.stderr and "34 arrays" not in hashed.stdout
+
+
+def test_arrays_that_were_carried_and_not_given_back_are_told(tmp_path):
+    convert(tmp_path / "maxtext", "gemma3", carry=True)
+    options = ToHuggingFace(like=hf("gemma3"))
+    plan_to_huggingface(tmp_path / "maxtext", options, Resources(jobs=2)).run(tmp_path / "hf")
+    result = verify(tmp_path / "hf", tmp_path / "maxtext")
+    assert result.exit_code == 0, result.output
+    assert "left out, as it is carried along and not in" in result.stdout
+
+
+@pytest.mark.parametrize("option", ["--family=llama", "--rope-layout=halves", "--tied=drop", "--drop=*"])
+def test_what_would_be_ignored_is_refused(tmp_path, option):
+    made, source, manifest = tmp_path / "maxtext", hf("qwen3"), str(tmp_path / "m.json")
+    convert(made, "qwen3")
+    digest(made, "--manifest", manifest)
+    refused = [
+        verify(made, made, option),
+        verify(source, source, option),
+        CliRunner().invoke(main, ["verify", str(made), "--manifest", manifest, option]),
+        CliRunner().invoke(main, ["hash", str(source), option]),
+        CliRunner().invoke(main, ["hash", str(made), "--as", "maxtext", option]),
+    ]
+    assert [each.exit_code for each in refused] == [2] * 5, [each.output for each in refused]
+
+
+def test_a_conversion_is_compared_layer_by_layer(tmp_path):
+    convert(tmp_path / "maxtext", "qwen3")
+    result = verify(tmp_path / "maxtext", hf("qwen3"), "--whole")
+    assert result.exit_code == 2
+    assert "leave out --whole" in result.stderr
+
+
+def test_nothing_is_dropped_of_maxtext(tmp_path):
+    convert(tmp_path / "maxtext", "qwen3")
+    assert verify(hf("qwen3"), tmp_path / "maxtext", "--drop", "x").exit_code == 2
+
+
 def test_another_model_is_refused(tmp_path):
     convert(tmp_path / "maxtext", "qwen3")
     shutil.copytree(hf("qwen3"), tmp_path / "hf")
@@ -97,7 +171,7 @@ def test_another_model_is_refused(tmp_path):
 def test_two_of_a_kind_need_no_counterpart(tmp_path):
     tree = open_tree(convert(tmp_path / "maxtext", "qwen3"))
     assert counterpart(tree, tree) is None
-    named = in_maxtext_names(open_tree(hf("qwen3")))
+    named = in_maxtext_names(open_tree(hf("qwen3"))).arrays
     kernel = named["decoder/layers_1/mlp/wi_0/kernel"].read()
     assert np.array_equal(
         kernel, tree["params", "params", "decoder", "layers", "mlp", "wi_0", "kernel"].read()[:, 1]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -207,6 +208,21 @@ class TestMeasures:
         assert (found.differing, found.beyond) == (2, 2)
         assert found.max_abs == found.max_rel == np.inf
 
+    def test_infinite_complex_numbers(self):
+        """inf - inf is NaN in one part, and still the numbers are apart."""
+        a, b = (np.array([complex(np.inf, part), 1]) for part in (1, 2))
+        found = deviation(a, b, (DTYPES["complex128"],) * 2)
+        assert (found.differing, found.max_abs, found.max_rel) == (1, np.inf, np.inf)
+
+    @pytest.mark.parametrize(
+        ("number", "name"), [(1e30, "float8_e4m3fn"), (1e30, "float16"), (np.inf, "float16")]
+    )
+    def test_what_a_dtype_has_no_room_for_is_not_near_its_largest(self, number: float, name: str):
+        a, coarse = np.array([number], np.float32).view(np.uint32), DTYPES[name]
+        most = np.array([float(ml_dtypes.finfo(coarse.numpy).max)]).astype(coarse.numpy).view(coarse.carrier)
+        found = deviation(a, most, (DTYPES["float32"], coarse), Tolerances(ulp=1))
+        assert (found.differing, found.beyond) == (1, 1)
+
     @given(parts=st.lists(st.integers(0, 40), min_size=1, max_size=5), seed=st.integers(0, 99))
     def test_parts_add_up(self, parts: list[int], seed: int):
         dtype = DTYPES["float16"]
@@ -393,6 +409,19 @@ class TestCommand:
         ckpt(HF, HF, "--rtol", "nan", code=2)
         ckpt(HF, code=2)
         assert "try --memory" in ckpt(HF, HF, "--memory", "1MiB", code=4).output
+
+    @pytest.mark.parametrize(
+        ("option", "value", "code"), [("--family", "nonsense", 3), ("--like", "/nowhere", 5)]
+    )
+    def test_what_is_said_of_the_model_is_looked_at(self, option: str, value: str, code: int):
+        """Also where names are equal anyway."""
+        assert value in ckpt(HF, HF, option, value, code=code).stderr
+
+    def test_state_alone_is_compared(self, tmp_path: Path):
+        for name, number in (("a", 1), ("b", 1), ("c", 2)):
+            save_file({"step": np.array(number, np.int32)}, tmp_path / f"{name}.safetensors")
+        ckpt(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+        ckpt(tmp_path / "a.safetensors", tmp_path / "c.safetensors", code=1)
 
     def test_names_are_harmless(self, tmp_path: Path):
         for name, value in (("a", 1), ("b", 2)):

@@ -265,6 +265,30 @@ class TestPlanted:
         b = (a.view(np.uint16) + rng.integers(0, 2, 512).astype(np.uint16)).view(a.dtype)
         assert causes(compared(tree_of({"w": a}), tree_of({"w": b}))) == {"w": None}
 
+    def test_numbers_that_passed_through_float32(self):
+        a = np.random.default_rng(0).standard_normal((64, 64))
+        b = a.astype(np.float32).astype(np.float64)
+        found = compared(tree_of({"w": a}), tree_of({"w": b}))["w"]
+        assert found.cause is not None and found.cause.text == "B is A rounded to float32"
+
+    def test_between_two_of_hugging_face(self):
+        """Lengths come from the configuration, as no names are mapped."""
+        hf = hugging_face("llama3.1")
+        changes: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+            "q_proj.weight": times(sqrt(16)),
+            "k_proj.weight": lambda array: array.reshape(-1, 2, 8, 64).swapaxes(1, 2).reshape(array.shape),
+        }
+        leaves = dict(hf)
+        for path, array in hf.arrays.items():
+            for end, change in changes.items():
+                if spelled(path).endswith(end):
+                    leaves[path] = lazy(change(array.read()))
+        found = causes(compared(hf, Tree(leaves, hf.metadata)))
+        layers = [f"model.layers.{k}.self_attn." for k in LAYERS]
+        assert found == {f"{each}q_proj.weight": "query-scale" for each in layers} | {
+            f"{each}k_proj.weight": "rope-layout" for each in layers
+        }
+
     def test_two_causes_at_once(self):
         """Queries of one family converted with the rows of another: neither scaled nor interleaved."""
         values = values_of("llama3.1", model=ModelOptions(rope_layout="halves"))

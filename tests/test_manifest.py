@@ -163,6 +163,33 @@ def test_nothing_is_overwritten(written):
     run("hash", golden_checkpoint(scan=True), "--manifest", path.parent / "no" / "directory", code=5)
 
 
+def test_what_lies_there_stays(tmp_path):
+    """Somebody's file with the name of an unfinished manifest, and a link that leads nowhere."""
+    mine, link = tmp_path / "m.json.partial", tmp_path / "link.json"
+    mine.write_text("mine")
+    link.symlink_to(tmp_path / "nowhere")
+    run("hash", golden_checkpoint(scan=True), "--manifest", tmp_path / "m.json")
+    assert mine.read_text() == "mine"
+    assert {each.name for each in tmp_path.iterdir()} == {"m.json", "m.json.partial", "link.json"}
+    assert "exists" in run("hash", golden_checkpoint(scan=True), "--manifest", link, code=2)
+    assert link.is_symlink()
+
+
+def test_a_manifest_of_other_arrays_than_it_says_is_damaged(written, tmp_path):
+    path, _ = written
+    for key, value in (("pattern", "*/wo/*"), ("algorithm", "md5")):
+        document = {**json.loads(path.read_text()), key: value}
+        (tmp_path / "m.json").write_text(json.dumps(document))
+        text = run("verify", golden_checkpoint(scan=True), "--manifest", tmp_path / "m.json", code=3)
+        assert str(tmp_path / "m.json") in text
+
+
+def test_a_manifest_is_of_one_dtype(written):
+    path, _ = written
+    text = run("verify", golden_checkpoint(scan=True), "--manifest", path, "--cast", code=2)
+    assert "--cast is for --against" in text
+
+
 # Conversions
 
 

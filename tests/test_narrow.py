@@ -13,7 +13,7 @@ from ckpttools.dtypes import DTYPES, DType
 from ckpttools.ir.scratch import Scratch
 from ckpttools.prove import narrow
 from ckpttools.prove.deviation import EXACT, Deviation, Tolerances
-from ckpttools.prove.distances import numbers, steps_between, steps_into
+from ckpttools.prove.distances import beyond_range, coarser, numbers, steps_between, steps_into
 from ckpttools.prove.measure import SCRATCH_BYTES, _of_part, block_elements, deviation
 from ckpttools.prove.narrow import NARROW, deviation_of_narrow
 
@@ -85,6 +85,9 @@ def test_two_dtypes(dtypes: tuple[DType, DType], seed: int, rtol: float):
         same = numbers(a, dtypes[0]).astype(np.float32).astype(dtypes[1].numpy).view(dtypes[1].carrier)
     same = np.where(np.isfinite(numbers(same, dtypes[1])), same, 0)
     mixed = np.where(np.random.default_rng(seed).random(300) < 0.7, same, finite(dtypes[1], seed, 300))
+    room = beyond_range(coarser(*dtypes))
+    fits = [np.abs(numbers(each, own)) < room for each, own in zip((a, mixed), dtypes, strict=True)]
+    a, mixed = (np.where(np.logical_and(*fits), each, 0) for each in (a, mixed))
     for tolerances in (EXACT, Tolerances(rtol=rtol, ulp=1)):
         scratch = Scratch(32 * a.size + (1 << 16))
         found = deviation_of_narrow(a, mixed, dtypes, tolerances, scratch)
@@ -107,6 +110,22 @@ def test_steps_are_the_wide_ones(dtype: DType, seed: int, size: int):
     wide = steps_between(a, b, (dtype, dtype))
     assert wide is not None
     assert (out == wide).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "most"),
+    [("float16", 65520.0, 65504.0), ("bfloat16", 3.3961775292304601e38, 3.3895313892515355e38)],
+)
+def test_so_are_numbers_that_the_coarser_dtype_has_no_room_for(name: str, number: float, most: float):
+    """A number rounded to infinity is not one step from the largest, but farther than any other."""
+    dtypes = DTYPES["float32"], DTYPES[name]
+    b = np.array([most], dtypes[1].numpy).view(dtypes[1].carrier)
+    for each, beyond in ((number, 1), (float(np.nextafter(np.float32(number), np.float32(0))), 0)):
+        a = np.array([each], np.float32).view(np.uint32)
+        found = deviation_of_narrow(a, b, dtypes, Tolerances(ulp=1), Scratch(1 << 16))
+        assert (found is None) == bool(beyond)
+        wide = _of_part(a, b, dtypes, Tolerances(ulp=1))
+        assert (wide.beyond, wide.max_ulp) == (beyond, beyond << 16)
 
 
 @pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0])

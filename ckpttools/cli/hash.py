@@ -11,10 +11,12 @@ import click
 from ckpttools.cli.options import ANY_PATH, bundled, json_option, read_options, resource_options
 from ckpttools.cli.output import print_json, printable, show
 from ckpttools.cli.scanning import progress_option, watching
+from ckpttools.cli.wording import wording_options
 from ckpttools.errors import UsageError
 
 if TYPE_CHECKING:
     from ckpttools.convert import Resources
+    from ckpttools.counterpart import Wording
     from ckpttools.formats.base import ReadOptions
     from ckpttools.prove.canonical import Selection
     from ckpttools.prove.manifest import Manifest
@@ -72,6 +74,7 @@ selection_options = bundled(
     help="Under which names: those that are stored, or those of the MaxText checkpoint that a Hugging Face "
     "one becomes, parameters only.",
 )
+@wording_options
 @selection_options
 @resource_options
 @progress_option
@@ -82,6 +85,7 @@ def hash_command(
     manifest: Path | None,
     algorithm: str,
     names: str,
+    wording: Wording | None,
     selection: Selection,
     resources: Resources,
     progress: bool,
@@ -105,12 +109,17 @@ def hash_command(
     if manifest is not None:
         require_new(manifest)
     tree = open_tree(path, read)
+    remarks: tuple[str, ...] = ()
     if names == "maxtext":
         from ckpttools.counterpart import in_maxtext_names
 
         if not selection.layers:
             raise UsageError("--as maxtext names single layers", hint="leave out --whole or --as")
-        selection = replace(selection, spelling=in_maxtext_names, parameters=True)
+        named = in_maxtext_names(tree, wording)
+        selection = replace(selection, spelling=lambda tree: named.arrays, parameters=True)
+        remarks = named.remarks
+    elif wording is not None:
+        raise UsageError("names are as they are stored", hint="--as maxtext asks for those of a conversion")
     with watching(progress, selection.nbytes(tree)) as observe:
         made = hash_tree(
             tree,
@@ -123,12 +132,14 @@ def hash_command(
     if manifest is not None:
         replace(made, names=names).write(manifest)
     if as_json:
-        print_json(_described(made, tree.metadata.place))
+        print_json(_described(made, tree.metadata.place, remarks))
     else:
+        for each in remarks:
+            click.echo(printable(each), err=True)
         show(_lines(made))
 
 
-def _described(made: Manifest, place: str) -> dict[str, object]:
+def _described(made: Manifest, place: str, remarks: tuple[str, ...]) -> dict[str, object]:
     """What `--json` prints: the manifest without the digests of blocks, which can be long."""
     arrays = [
         {"name": name, "dtype": each.dtype, "shape": each.shape, "digest": each.digest}
@@ -140,6 +151,7 @@ def _described(made: Manifest, place: str) -> dict[str, object]:
         "per_layer": made.selection.layers,
         "digest": made.digest,
         "parameters": made.parameters,
+        "remarks": remarks,
         "arrays": arrays,
     }
 

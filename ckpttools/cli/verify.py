@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from ckpttools.cli.hash import selection_options
-from ckpttools.cli.models import model_options
 from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
 from ckpttools.cli.output import print_json, printable, show
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.units import counted, disk
+from ckpttools.cli.wording import wording_options
 from ckpttools.errors import UsageError
 from ckpttools.names import folded
 
 if TYPE_CHECKING:
     from ckpttools.convert import Resources
+    from ckpttools.counterpart import Wording
     from ckpttools.formats.base import ReadOptions
     from ckpttools.ir.tree import Tree
-    from ckpttools.model import ModelOptions
     from ckpttools.prove.canonical import Selection
     from ckpttools.prove.differences import Difference
 
@@ -51,6 +51,7 @@ class Verification:
         nbytes: of these.
         different: how many are not as they should be, those that are missing included.
         differences: each of them.
+        remarks: what took no part, in words.
     """
 
     path: str
@@ -60,6 +61,7 @@ class Verification:
     nbytes: int
     different: int
     differences: tuple[Difference, ...]
+    remarks: tuple[str, ...]
 
 
 @click.command(short_help="Prove that a checkpoint holds what another one does.")
@@ -71,7 +73,7 @@ class Verification:
 @click.option(
     "--cast", "casts", is_flag=True, help="Compare with SRC cast to the dtypes of DST, as --dtype casts it."
 )
-@model_options
+@wording_options
 @json_option
 @selection_options
 @resource_options
@@ -82,9 +84,7 @@ def verify(
     against: Path | None,
     manifest: Path | None,
     casts: bool,
-    family: str | None,
-    rope_layout: str | None,
-    tied: str | None,
+    wording: Wording | None,
     as_json: bool,
     selection: Selection,
     resources: Resources,
@@ -107,19 +107,19 @@ def verify(
       ckpt verify ~/maxtext/llama3.1-8b --manifest llama.json
     """
     from ckpttools.formats.registry import open_tree
-    from ckpttools.model import ModelOptions
 
     if (against is None) == (manifest is None):
         raise UsageError(
             "what DST should be must be said once", hint="give either --against SRC or --manifest FILE"
         )
     tree = open_tree(path, read)
-    model = ModelOptions(family, rope_layout, tied)
     if against is not None:
         source = open_tree(against, replace(read, step=None))
-        found = _bit_by_bit(tree, source, model, casts, selection, resources, progress)
+        found = _bit_by_bit(tree, source, wording, casts, selection, resources, progress)
     else:
-        found = _by_digests(tree, cast(Path, manifest), selection, resources, progress)
+        if casts:
+            raise UsageError("--cast is for --against: a manifest has digests of one dtype")
+        found = _by_digests(tree, cast(Path, manifest), wording, selection, resources, progress)
     if as_json:
         print_json(found)
     else:
@@ -131,7 +131,7 @@ def verify(
 def _bit_by_bit(
     tree: Tree,
     source: Tree,
-    model: ModelOptions,
+    wording: Wording | None,
     casts: bool,
     selection: Selection,
     resources: Resources,
@@ -141,28 +141,37 @@ def _bit_by_bit(
     from ckpttools.prove.verify import compare
     from ckpttools.transforms.cast import cast as cast_to
 
-    respelled = counterpart(source, tree, model)
+    respelled = counterpart(source, tree, wording)
     if respelled is None:
         mine, wanted = selection.arrays(tree), selection.arrays(source)
     else:
+        if not selection.layers:
+            raise UsageError("a conversion is compared layer by layer", hint="leave out --whole")
         parameters = replace(selection, parameters=True)
-        mine, wanted = parameters.arrays(tree), parameters.chosen(respelled, source.metadata.place)
+        mine = parameters.arrays(tree)
+        wanted = parameters.chosen(respelled.arrays, source.metadata.place)
     if casts:
         wanted = {
             name: cast_to(array, mine[name].dtype) if name in mine else array
             for name, array in wanted.items()
         }
-    nbytes = sum(each.nbytes for each in mine.values())
     both = sum(mine[name].nbytes + wanted[name].nbytes for name in mine.keys() & wanted.keys())
     with watching(progress, both) as observe:
         found = compare(mine, wanted, memory=resources.memory, jobs=resources.readers, observe=observe)
-    return _verification(tree, source.metadata.place, len(mine), nbytes, found)
+    nbytes = sum(each.nbytes for each in mine.values())
+    remarks = respelled.remarks if respelled else ()
+    return _verification(tree, source.metadata.place, len(mine), nbytes, found, remarks)
 
 
 def _by_digests(
-    tree: Tree, path: Path, selection: Selection, resources: Resources, progress: bool
+    tree: Tree,
+    path: Path,
+    wording: Wording | None,
+    selection: Selection,
+    resources: Resources,
+    progress: bool,
 ) -> Verification:
-    from ckpttools.counterpart import in_maxtext_names
+    from ckpttools.counterpart import in_maxtext_names, require_none
     from ckpttools.prove.canonical import Selection
     from ckpttools.prove.hashing import differences, hash_tree
     from ckpttools.prove.manifest import read_manifest
@@ -171,10 +180,13 @@ def _by_digests(
         raise UsageError("the manifest says which arrays are meant", hint="leave out --filter and the like")
     manifest = read_manifest(path)
     selection = manifest.selection
+    remarks: tuple[str, ...] = ()
     if manifest.names == "maxtext":
-        selection = replace(selection, spelling=in_maxtext_names)
-    nbytes = selection.nbytes(tree)
-    with watching(progress, nbytes) as observe:
+        named = in_maxtext_names(tree, wording)
+        selection, remarks = replace(selection, spelling=lambda tree: named.arrays), named.remarks
+    else:
+        require_none(wording, "the manifest has the names that are stored")
+    with watching(progress, selection.nbytes(tree)) as observe:
         made = hash_tree(
             tree,
             selection,
@@ -183,17 +195,24 @@ def _by_digests(
             jobs=resources.readers,
             observe=observe,
         )
-    return _verification(tree, str(path), len(made.arrays), nbytes, differences(made, manifest))
+    found = differences(made, manifest)
+    return _verification(tree, str(path), len(made.arrays), selection.nbytes(tree), found, remarks)
 
 
 def _verification(
-    tree: Tree, against: str, arrays: int, nbytes: int, found: tuple[Difference, ...]
+    tree: Tree,
+    against: str,
+    arrays: int,
+    nbytes: int,
+    found: tuple[Difference, ...],
+    remarks: tuple[str, ...],
 ) -> Verification:
-    return Verification(tree.metadata.place, against, not found, arrays, nbytes, len(found), found)
+    return Verification(tree.metadata.place, against, not found, arrays, nbytes, len(found), found, remarks)
 
 
 def _lines(found: Verification) -> Iterator[str]:
     yield click.style(printable(found.path), bold=True)
+    yield from map(printable, found.remarks)
     if found.equal:
         held = f"{counted(found.arrays, 'array')}, {disk(found.nbytes)}"
         yield f"equal to {printable(found.against)}: {held}"

@@ -112,7 +112,7 @@ class Selection:
         Raises:
             FormatError: the pattern matches none.
         """
-        chosen = {name: named[name] for name in in_natural_order(named) if self._has(name)}
+        chosen = {name: named[name] for name in in_natural_order(named) if self.has(name)}
         if not chosen:
             raise FormatError(
                 "none of the arrays is meant",
@@ -127,5 +127,6 @@ class Selection:
         """Bytes of these arrays; errors as `arrays`."""
         return sum(array.nbytes for array in self.arrays(tree).values())
 
-    def _has(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
+        """Whether an array of this name is meant."""
         return fnmatchcase(name, self.pattern) and (is_parameter(name) or not self.parameters)

@@ -171,11 +171,14 @@ def cast(case: Case) -> Iterator[Hypothesis]:
                     _rounded(one, other, target.dtype), ((as_dtype(source, target.dtype), target),)
                 )
         return
-    for via in (DTYPES[name] for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")):
+    for via in (DTYPES[name] for name in _PASSED_THROUGH):
         if via.bits <= a.dtype.bits and via != a.dtype:
             for one, target, other, source in case.sides:
                 back = as_dtype(as_dtype(source, via), target.dtype)
                 yield Hypothesis(_rounded(one, other, via), ((back, target),))
+
+
+_PASSED_THROUGH = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 def _rounded(one: str, other: str, to: DType) -> Cause:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import frexp
 
 import numpy as np
 
@@ -38,13 +39,30 @@ def epsilon(dtype: DType) -> float:
     return float(finfo(dtype.numpy).eps)  # type: ignore[no-untyped-call]
 
 
+@cache
+def beyond_range(dtype: DType) -> float:
+    """The least magnitude that is rounded to no number of a floating-point dtype."""
+    from ml_dtypes import finfo
+
+    most = float(finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]
+    return most + 2.0 ** (frexp(most)[1] - 2) * epsilon(dtype)
+
+
 def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> np.ndarray | None:
-    """How many numbers of the dtype lie between the elements; NaN counts as any number."""
+    """How many numbers of the coarser dtype lie between the elements; NaN counts as any number.
+
+    A number that this dtype has no room for is farther from all others than any two of them.
+    """
     kinds = {"int" if dtype.kind in WHOLE else dtype.kind for dtype in dtypes}
     if kinds == {"float"}:
         dtype = coarser(*dtypes)
         sides = (_rounded(each, own, dtype) for each, own in zip((a, b), dtypes, strict=True))
-        return _between(*(_ranks(each, dtype) for each in sides))
+        steps = _between(*(_ranks(each, dtype) for each in sides))
+        for each, own in zip((a, b), dtypes, strict=True):
+            if own != dtype:
+                size = np.abs(numbers(each, own))
+                steps[(size >= beyond_range(dtype)) & np.isfinite(size)] = 1 << dtype.bits
+        return steps
     if kinds == {"int"} and (dtypes[0] == dtypes[1] or "uint64" not in (d.name for d in dtypes)):
         return _between(*(_integers(each, own) for each, own in zip((a, b), dtypes, strict=True)))
     if kinds == {"complex"} and dtypes[0] == dtypes[1]:

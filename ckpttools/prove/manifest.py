@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ckpttools.errors import DestinationExistsError, FormatError, StorageError
+from ckpttools.errors import DestinationExistsError, FormatError, StorageError, UnknownNameError
 from ckpttools.prove.canonical import Selection, is_parameter
 from ckpttools.prove.digest import BLOCK_BYTES, Digest, algorithm_named, digest_of, tree_digest
 from ckpttools.region import Shape
@@ -79,14 +79,17 @@ class Manifest:
         Raises:
             StorageError: that is not possible.
         """
-        growing = path.with_name(path.name + ".partial")
+        # A name that nobody else has: what an earlier process left behind is not this one's to replace.
+        growing = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
-            with growing.open("w", encoding="utf-8") as file:
+            with growing.open("x", encoding="utf-8") as file:
                 file.write(self._text())
                 file.flush()
                 os.fsync(file.fileno())
             growing.replace(path)
         except OSError as error:
+            if not isinstance(error, FileExistsError):
+                growing.unlink(missing_ok=True)
             raise StorageError(f"cannot write {path}", got=error.strerror) from error
 
     def _text(self) -> str:
@@ -116,7 +119,8 @@ def require_new(path: Path) -> None:
         DestinationExistsError: something has the name.
         StorageError: there is no directory for it.
     """
-    if path.exists():
+    # A link that leads nowhere is something, too.
+    if os.path.lexists(path):
         raise DestinationExistsError(
             f"{path} exists",
             wanted="a new name for the manifest",
@@ -147,6 +151,7 @@ def read_manifest(path: Path) -> Manifest:
             hint="`ckpt hash PATH --manifest FILE` writes one",
         )
     _require(document, "version", VERSION, path)
+    _require_algorithm(document, path)
     _require(document, "block_bytes", BLOCK_BYTES, path)
     return _checked(document, path)
 
@@ -160,6 +165,16 @@ def _require(document: Mapping[str, Any], key: str, wanted: int, path: Path) -> 
             wanted=wanted,
             hint="use the release of ckpttools that wrote it, or write it again",
         )
+
+
+def _require_algorithm(document: Mapping[str, Any], path: Path) -> None:
+    """Refuses digests that nothing here can make."""
+    try:
+        algorithm_named(str(document.get("algorithm")))
+    except UnknownNameError as error:
+        raise FormatError(
+            error.message, place=path, got=document.get("algorithm"), wanted=error.wanted
+        ) from error
 
 
 def _checked(document: Mapping[str, Any], path: Path) -> Manifest:
@@ -178,6 +193,9 @@ def _checked(document: Mapping[str, Any], path: Path) -> Manifest:
         if names not in NAMES:
             raise ValueError(f"names are {names!r}, not {' or '.join(NAMES)}")
         manifest = Manifest(_typed(document["algorithm"], str), selection, entries, names)
+        strange = next((name for name in entries if not selection.has(name)), None)
+        if strange is not None:
+            raise ValueError(f"{strange} is not among the arrays that it says it is of")
         for key, made in (("digest", manifest.digest), ("parameters", manifest.parameters)):
             if document[key] != made:
                 raise ValueError(f"{key} {document[key]} where the arrays' digests make {made}")

@@ -96,9 +96,11 @@ def _of_part(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], toleranc
         one_nan = nan[0] != nan[1]
         size = np.maximum(np.abs(x), np.abs(y))
         compared = unequal & ~one_nan
+        # Complex numbers may be infinite in the same direction, but not the same.
+        gap[compared & np.isnan(gap)] = inf
         near = compared & np.isfinite(gap) & (gap <= tolerances.atol + tolerances.rtol * size)
         if steps is not None and tolerances.ulp:
-            near |= compared & (steps <= tolerances.ulp)
+            near |= compared & np.isfinite(gap) & (steps <= tolerances.ulp)
         relative = np.where(np.isfinite(gap), gap / size, inf)
     beyond = unequal & ~near
     differing, first = int(np.count_nonzero(unequal)), beyond if beyond.any() else unequal

@@ -14,7 +14,7 @@ from ckpttools.dtypes import DType
 from ckpttools.ir.elements import widen
 from ckpttools.ir.scratch import Scratch
 from ckpttools.prove.deviation import Deviation, Tolerances
-from ckpttools.prove.distances import coarser, numbers, steps_into
+from ckpttools.prove.distances import beyond_range, coarser, numbers, steps_into
 
 NARROW = ("float16", "bfloat16", "float32")
 """Dtypes that float32 holds, with the layout that `steps_into` wants."""
@@ -59,6 +59,8 @@ def deviation_of_narrow(
         differing, first = int(np.count_nonzero(mask)), int(mask.argmax())
         if not differing:
             return Deviation()
+        if dtypes[0] != dtypes[1] and not _within_range(coarser(*dtypes), x, y):
+            return None
         _steps(steps, (a, b), dtypes, (x, y), scratch)
         size = np.maximum(np.absolute(x, out=x), np.absolute(y, out=y), out=x)
         beyond = differing
@@ -84,6 +86,11 @@ def deviation_of_narrow(
             max_ulp=int(steps.max()),
             first=(first,),
         )
+
+
+def _within_range(dtype: DType, *sides: np.ndarray) -> bool:
+    """Whether all numbers can be rounded to some of the dtype."""
+    return all(max(-float(each.min()), float(each.max())) < beyond_range(dtype) for each in sides)
 
 
 def _steps(

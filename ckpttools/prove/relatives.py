@@ -59,10 +59,11 @@ def fingerprint(array: LazyArray) -> bytes | None:
     if not parts:
         return None
     values = np.concatenate([each.reshape(-1) for each in parts])
-    if (values == values[0]).all():
-        return None
-    if array.dtype.is_float:
-        with np.errstate(over="ignore", invalid="ignore"):
+    # Some NaN make numpy complain, and so does what is beyond float32.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if (values == values[0]).all():
+            return None
+        if array.dtype.is_float:
             single = values.view(array.dtype.numpy).astype(np.float32)
             return single.astype(DTYPES["bfloat16"].numpy).tobytes()
     return values.tobytes()
