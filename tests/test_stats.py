@@ -42,7 +42,7 @@ BF16, F16, F32, F64 = (DTYPES[name] for name in ("bfloat16", "float16", "float32
 
 def numbers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
     """What the elements are, in float64, complex ones their magnitude."""
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         typed = carriers.view(dtype.numpy)
         if dtype.kind == "complex":
             return np.hypot(typed.real.astype(np.float64), typed.imag.astype(np.float64))
@@ -108,6 +108,10 @@ def one(array: LazyArray, **options: object) -> ArrayStats:
     return found
 
 
+def is_complex(dtype: DType) -> bool:
+    return dtype.kind == "complex"
+
+
 def close(got: float | None, wanted: float, error: float) -> bool:
     if not isfinite(wanted):
         return got is None
@@ -118,12 +122,17 @@ def check(found: Statistics, carriers: np.ndarray, dtype: DType) -> None:
     """Counts and extremes exactly; sums as closely as is promised."""
     x = numbers(carriers, dtype).reshape(-1)
     finite = x[np.isfinite(x)]
+    # Finite numbers whose magnitude is not.
+    large = (
+        (np.isinf(x) & np.isfinite(carriers.reshape(-1).view(dtype.numpy))).sum() if is_complex(dtype) else 0
+    )
     assert (found.elements, found.nan) == (x.size, np.isnan(x).sum())
-    assert found.inf == x.size - finite.size - found.nan
+    assert found.inf == x.size - finite.size - found.nan - large
     assert found.zeros == (finite == 0).sum()
     assert found.subnormals == ((finite != 0) & (abs(finite) < smallest_normal(dtype))).sum()
-    if not finite.size:
-        assert (found.min, found.max, found.mean, found.std, found.norm, found.max_abs) == (None,) * 6
+    if large or not finite.size:
+        assert found.min == (finite.min() if finite.size else None)
+        assert (found.max, found.mean, found.std, found.norm, found.max_abs) == (None,) * 5
         return
     assert found.min is not None and found.max is not None
     if dtype.kind in ("int", "uint") and dtype.bits == 64:
@@ -203,6 +212,23 @@ def test_what_float64_cannot_hold_is_not_told():
     truth = np.array([1.7e308, 1.7e308, 1.7e308, -1.7e308])
     found = one(stored(truth.view(F64.carrier), F64)).statistics
     assert (found.min, found.max, found.norm) == (-1.7e308, 1.7e308, None)
+
+
+@given(
+    values=st.lists(st.sampled_from([1.0, -0.0, 1e308, -1.7e308, np.inf, np.nan]), min_size=2, max_size=24),
+    apart=st.booleans(),
+)
+def test_complex_numbers_that_are_finite_while_their_magnitude_is_not(values: list[float], apart: bool):
+    """Like 1.7e308 + 1.7e308j: no infinity was found, and no magnitude can be told."""
+    dtype = DTYPES["complex128"]
+    truth = np.array(values[: len(values) // 2 * 2]).view(dtype.carrier)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ckpttools.inspect.moments._ROOM", 24 if apart else 1 << 22)
+        found = one(stored(truth, dtype), histograms=True)
+    check(found.statistics, truth, dtype)
+    bad = np.flatnonzero(~np.isfinite(truth))
+    assert found.first_bad == ((bad[0],) if bad.size else None)
+    assert (found.distribution is None) == (found.statistics.max is None)
 
 
 def test_large_integers_keep_their_last_digit():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import ceil
+from math import ceil, isfinite
 
 import numpy as np
 
@@ -73,7 +73,8 @@ def counted(values: np.ndarray, dtype: DType, scratch: Scratch) -> Counts:
     """
     index = np.dtype(np.int64)
     few = values.size <= _FEW
-    with np.errstate(invalid="ignore"), scratch.take((min(_BLOCK, values.size),), index) as indices:
+    quiet = np.errstate(invalid="ignore", over="ignore")
+    with quiet, scratch.take((min(_BLOCK, values.size),), index) as indices:
         if few:
             _patterns(values, dtype, indices.reshape(values.shape), scratch)
             return Counts(*np.unique(indices, return_counts=True))
@@ -118,8 +119,11 @@ def summed(counts: Iterable[Counts]) -> Counts | None:
 
 
 def distribution(counts: Counts, found: Moments, dtype: DType) -> Distribution | None:
-    """What the counts of an array with these moments say; None where nothing is finite."""
-    if found.min is None or found.max is None:
+    """What the counts of an array with these moments say.
+
+    None where nothing is finite, or a magnitude is larger than float64 can hold: none of its patterns are.
+    """
+    if found.min is None or found.max is None or not isfinite(found.max):
         return None
     held = _values(dtype)[counts.patterns]
     finite = np.isfinite(held)
