@@ -108,10 +108,6 @@ def one(array: LazyArray, **options: object) -> ArrayStats:
     return found
 
 
-def is_complex(dtype: DType) -> bool:
-    return dtype.kind == "complex"
-
-
 def close(got: float | None, wanted: float, error: float) -> bool:
     if not isfinite(wanted):
         return got is None
@@ -122,17 +118,12 @@ def check(found: Statistics, carriers: np.ndarray, dtype: DType) -> None:
     """Counts and extremes exactly; sums as closely as is promised."""
     x = numbers(carriers, dtype).reshape(-1)
     finite = x[np.isfinite(x)]
-    # Finite numbers whose magnitude is not.
-    large = (
-        (np.isinf(x) & np.isfinite(carriers.reshape(-1).view(dtype.numpy))).sum() if is_complex(dtype) else 0
-    )
     assert (found.elements, found.nan) == (x.size, np.isnan(x).sum())
-    assert found.inf == x.size - finite.size - found.nan - large
+    assert found.inf == x.size - finite.size - found.nan
     assert found.zeros == (finite == 0).sum()
     assert found.subnormals == ((finite != 0) & (abs(finite) < smallest_normal(dtype))).sum()
-    if large or not finite.size:
-        assert found.min == (finite.min() if finite.size else None)
-        assert (found.max, found.mean, found.std, found.norm, found.max_abs) == (None,) * 5
+    if not finite.size:
+        assert (found.min, found.max, found.mean, found.std, found.norm, found.max_abs) == (None,) * 6
         return
     assert found.min is not None and found.max is not None
     if dtype.kind in ("int", "uint") and dtype.bits == 64:
@@ -225,10 +216,17 @@ def test_complex_numbers_that_are_finite_while_their_magnitude_is_not(values: li
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ckpttools.inspect.moments._ROOM", 24 if apart else 1 << 22)
         found = one(stored(truth, dtype), histograms=True)
-    check(found.statistics, truth, dtype)
-    bad = np.flatnonzero(~np.isfinite(truth))
-    assert found.first_bad == ((bad[0],) if bad.size else None)
-    assert (found.distribution is None) == (found.statistics.max is None)
+    magnitudes, bad = numbers(truth, dtype), ~np.isfinite(truth)
+    large, held = np.isinf(magnitudes) & ~bad, magnitudes[np.isfinite(magnitudes)]
+    seen = found.statistics
+    assert seen.nan + seen.inf == bad.sum()
+    assert seen.nan == np.isnan(magnitudes).sum()
+    assert found.first_bad == ((bad.argmax(),) if bad.any() else None)
+    assert seen.min == (held.min() if held.size else None)
+    assert seen.max == seen.max_abs == (held.max() if held.size and not large.any() else None)
+    assert (found.distribution is None) == (seen.max is None)
+    if large.any():
+        assert (seen.mean, seen.std, seen.norm) == (None,) * 3
 
 
 def test_large_integers_keep_their_last_digit():
@@ -349,6 +347,29 @@ class TestDistribution:
             wanted = finite[int(np.ceil(share * finite.size)) - 1]
             error = 0.0 if found.exact else max(abs(wanted) / 16, 1e-38)
             assert abs(value - wanted) <= error
+
+    @pytest.mark.parametrize(
+        ("name", "least"),
+        [
+            ("float32", -133),
+            ("float64", -1026),
+            ("int32", -1026),
+            ("bfloat16", -133),
+            ("float16", -24),
+            ("int8", 0),
+        ],
+    )
+    def test_what_counts_among_zeros(self, name: str, least: int):
+        """Nothing but zeros of dtypes of up to 16 bits; of wider ones also what is hardly more."""
+        dtype = DTYPES[name]
+        values = np.array([0, 1, 1]).astype(dtype.numpy)
+        if dtype.is_float and dtype.bits > 16:
+            values[1:] = 2.0**least, 2.0 ** (least - 1)
+        found = one(stored(values.view(dtype.carrier), dtype), histograms=True)
+        assert found.distribution is not None
+        assert found.distribution.least == least
+        assert found.distribution.zeros == (2 if dtype.is_float and dtype.bits > 16 else 1)
+        assert found.statistics.zeros == 1
 
     def test_float32_is_told_to_seven_bits(self):
         truth = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
@@ -484,6 +505,30 @@ class TestCommand:
         assert "2^-5" in result.stdout
         assert "median" in result.stdout
         assert max(map(len, result.stdout.splitlines()[1:])) <= 80
+
+    @pytest.mark.parametrize(
+        ("values", "lines"),
+        [
+            ([0, 1e-42, 1e-42, 1], {"zero": "25.00%", "0 < |x| < 2^-133": "50.00%"}),
+            ([1e-42, 1e-42], {"0 < |x| < 2^-133": "100.00%"}),
+            ([0, 1], {"zero": "50.00%"}),
+        ],
+    )
+    def test_what_a_histogram_calls_zero_is_zero(
+        self, tmp_path: Path, values: list[float], lines: dict[str, str]
+    ):
+        save_file({"a": np.array(values, np.float32)}, tmp_path / "a.safetensors")
+        shown = ckpt("inspect", "stats", tmp_path / "a.safetensors", "--histogram", COLUMNS="80").stdout
+        found = {line[2:24].strip(): line[24:33].strip() for line in shown.splitlines() if "%  █" in line}
+        assert {label: share for label, share in found.items() if "≤" not in label} == lines
+
+    @pytest.mark.parametrize("option", ["--histogram", "--per-layer"])
+    def test_nothing_else_is_said_with_nan(self, option: str):
+        """As JSON all of it is there."""
+        result = ckpt("inspect", "stats", self.HF, "--nan", option)
+        assert result.exit_code == 2
+        assert option in result.stderr
+        assert ckpt("inspect", "stats", self.HF, "--nan", option, "--json").exit_code == 0
 
     def test_nan_is_found_and_placed(self, spoilt: Path):
         result = ckpt("inspect", "stats", spoilt, "--nan")

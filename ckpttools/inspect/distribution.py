@@ -43,13 +43,16 @@ class Distribution:
     """Where the finite elements of an array are.
 
     Attributes:
-        zeros: how many are zero, or of float32 below 2**-133, of float64 below 2**-1026.
+        zeros: how many are below 2**`least`; statistics tell how many of these are zero.
+        least: the exponent from which on magnitudes are told from zero: that of the smallest magnitude that
+            the dtype has, or of float32 -133, of what counts as float64 -1026.
         bins: the others, smallest magnitudes first; empty bins are left out.
         quantiles: share of the elements -> the least element that so many do not exceed.
         exact: whether the quantiles are elements, or the middle of the patterns that begin alike.
     """
 
     zeros: int
+    least: int
     bins: tuple[Bin, ...]
     quantiles: Mapping[float, float]
     exact: bool
@@ -129,7 +132,8 @@ def distribution(counts: Counts, found: Moments, dtype: DType) -> Distribution |
     finite = np.isfinite(held)
     held, times = held[finite], counts.times[finite]
     quantiles = {share: min(max(each, found.min), found.max) for share, each in _quantiles(held, times)}
-    return Distribution(int(times[held == 0].sum()), _bins(held, times), quantiles, dtype.bits <= 16)
+    zeros = int(times[held == 0].sum())
+    return Distribution(zeros, _least(dtype), _bins(held, times), quantiles, dtype.bits <= 16)
 
 
 @cache
@@ -146,6 +150,14 @@ def _values(dtype: DType) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         values: np.ndarray = middles.view(base.numpy).astype(np.float64)
     return values
+
+
+@cache
+def _least(dtype: DType) -> int:
+    """The exponent of the smallest magnitude that patterns tell from zero."""
+    values = _values(dtype)
+    magnitudes = abs(values[np.isfinite(values) & (values != 0)])
+    return int(np.frexp(magnitudes.min())[1]) - 1
 
 
 def _bins(values: np.ndarray, times: np.ndarray) -> tuple[Bin, ...]:

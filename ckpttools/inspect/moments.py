@@ -36,8 +36,8 @@ class Moments:
 
     Attributes:
         elements, finite: how many in all, and how many that are neither NaN nor infinite.
-        min, max: of the finite ones, None where there are none; integers of integer dtypes. Magnitudes of
-            complex numbers that float64 cannot hold are infinite here; `mean` and `spread` are then, too, or NaN.
+        min, max: of the finite ones, None where there are none; integers of integer dtypes. Infinite where
+            float64 cannot hold the magnitude of a complex number; `mean` and `spread` are no numbers then.
         mean: of the finite ones.
         spread: root of the sum of their squared distances from `mean`.
         zeros, subnormals, nan, inf: how many of each.
