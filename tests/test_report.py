@@ -399,6 +399,45 @@ class TestOddPages:
         self.show(chromium, tmp_path, {})
         assert "No array holds any bytes" in text(chromium, ".treemap")
 
+    def test_an_array_above_others_can_be_chosen(self, chromium: Browser, tmp_path: Path):
+        """Quantized weights have such names: w, w.absmax, and here one more w below it."""
+        names = ("head", "layers.0.w", "layers.0.w.absmax", "layers.0.w.w")
+        self.show(chromium, tmp_path, {name: np.ones((8, 8), np.float32) for name in names})
+        labels = "[...document.querySelectorAll('.tile')].map((tile) => tile.ariaLabel).sort()"
+        assert chromium.value(labels) == [
+            "absmax, 256 B",
+            "head, 256 B",
+            "layers.0.w, 768 B, go into it",
+            "w, 256 B",
+            "w, 256 B",
+        ]
+        chosen = set()
+        for at in (1, 2):
+            chromium.value(f"document.querySelectorAll('.tile[aria-label^=\"w,\"]')[{at - 1}].id = 'w{at}'")
+            chromium.click(f"#w{at}")
+            chosen.add(text(chromium, ".card h3"))
+            assert text(chromium, "#tip .first") == text(chromium, ".card h3")
+        assert chosen == {"layers.0.w", "layers.0.w.w"}
+        chromium.click('.tile[aria-label^="layers.0.w,"]')
+        assert text(chromium, ".crumbs [aria-current]") == "layers"
+        assert count(chromium, ".tile") == 3
+        assert chromium.complaints() == []
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ([0.0, 0.0], "All elements are zero."),
+            ([1e-42, 1e-42], "All magnitudes are below 2⁻¹³³."),
+            ([0.0, 1e-42], "All magnitudes are below 2⁻¹³³, 50.0 % zero."),
+            ([0.0, 1e-42, 1.0, 1.0], "Magnitude |x|, 25.0 % zero, 25.0 % below 2⁰"),
+        ],
+    )
+    def test_what_is_called_zero_is_zero(
+        self, chromium: Browser, tmp_path: Path, values: list[float], words: str
+    ):
+        self.show(chromium, tmp_path, {"w": np.array(values, np.float32)})
+        assert text(chromium, ".card figcaption") == words
+
     def test_names_are_never_markup(self, chromium: Browser, tmp_path: Path):
         self.show(chromium, tmp_path, {HOSTILE: np.ones(3, np.float32), "b": np.zeros(2, np.float32)})
         assert count(chromium, "img") == 0
