@@ -29,6 +29,7 @@ from ckpttools.inspect.stats import inspect_stats
 from ckpttools.inspect.tree import inspect_tree
 from ckpttools.ir.nodes import Constant
 from ckpttools.ir.tree import Tree
+from ckpttools.testing.strategies import stored
 from ckpttools.testing.trees import many_leaves
 
 HF = GOLDEN / "llama3.1" / "hf"
@@ -167,6 +168,18 @@ class TestCommand:
         tree = open_tree(path)
         path.write_bytes(path.read_bytes()[:100])
         assert packed(tree, stats=False)["stats"] is None
+
+    def test_a_page_on_stdout(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.chdir(tmp_path)
+        result = ckpt("inspect", "report", SCANNED, "-o", "-", "--no-stats")
+        assert result.exit_code == 0, result.output
+        assert result.stdout.startswith("<!doctype html>") and result.stdout.endswith("</html>\n")
+        assert result.stderr.startswith("13 arrays, a page of ")
+        assert list(tmp_path.iterdir()) == []
+        refused = ckpt("inspect", "report", SCANNED, "-o", "-", "--json")
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        named = ckpt("inspect", "report", SCANNED, "-o", "./-", "--no-stats")
+        assert named.exit_code == 0 and [path.name for path in tmp_path.iterdir()] == ["-"]
 
     def test_a_file_is_not_overwritten_unless_asked(self, tmp_path: Path):
         place = tmp_path / "a.html"
@@ -437,6 +450,24 @@ class TestOddPages:
     ):
         self.show(chromium, tmp_path, {"w": np.array(values, np.float32)})
         assert text(chromium, ".card figcaption") == words
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ([1.7e308 + 1.7e308j, 1], "A magnitude is too large for float64."),
+            ([complex(np.nan, 0), complex(np.inf, 0)], "No element is finite."),
+        ],
+    )
+    def test_why_there_is_no_chart(
+        self, chromium: Browser, tmp_path: Path, values: list[complex], words: str
+    ):
+        dtype = DTYPES["complex128"]
+        leaf = stored(np.array(values).view(dtype.carrier), dtype)
+        (tmp_path / "a.html").write_text(page(packed(Tree({("a",): leaf})), "odd"), "utf-8")
+        chromium.open(tmp_path / "a.html")
+        chromium.click(".arrays tr[data-index] button")
+        assert text(chromium, ".card .note") == words
+        assert chromium.complaints() == []
 
     def test_names_are_never_markup(self, chromium: Browser, tmp_path: Path):
         self.show(chromium, tmp_path, {HOSTILE: np.ones(3, np.float32), "b": np.zeros(2, np.float32)})

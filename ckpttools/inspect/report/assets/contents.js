@@ -10,8 +10,15 @@ async function unpacked() {
     const { words, places } = contents[name];
     contents[name] = places.map((place) => words[place]);
   }
+  contents.elements = contents.shape.map(elementsIn);
   contents.count = contents.paths.length;
   return contents;
+}
+
+/** "[4, 16]" -> 64 */
+function elementsIn(shape) {
+  if (shape === "[]") return 1;
+  return shape.slice(1, -1).split(", ").reduce((product, length) => product * Number(length), 1);
 }
 
 /** Paths from how much each shares with the one before, and its rest. */

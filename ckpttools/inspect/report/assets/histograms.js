@@ -59,8 +59,10 @@ class Cards {
   }
 
   without(index) {
-    const finite = this.contents.stats.min[index] !== null;
-    const text = finite ? "Only the largest arrays have a chart in this page." : "No element is finite.";
+    const { elements, stats } = this.contents;
+    let text = "Only the largest arrays have a chart in this page.";
+    if (stats.max[index] === null) text = "A magnitude is too large for float64.";
+    if (elements[index] === stats.nan[index] + stats.inf[index]) text = "No element is finite.";
     return made("p", { className: "note" }, text);
   }
 }
