@@ -366,6 +366,11 @@ class TestAdvice:
         assert self.subjects(tensor, mesh="8", spec="axis1") == ["short runs"]
         assert self.subjects(tensor, mesh="8", spec="axis0") == []
 
+    def test_shards_that_are_not_equal(self):
+        uneven, even = array((10, 8), (10, 8)), array((9, 8), (9, 8))
+        assert self.subjects(uneven, even, mesh="3", spec="axis0") == ["does not divide"]
+        assert self.subjects(even, mesh="3", spec="axis0") == []
+
     def test_layers_are_cut_where_they_are_stacked_only(self):
         tree = open_tree(FIXTURES / "maxtext_run")
         mesh = Mesh({"0": 2})
@@ -387,6 +392,13 @@ class TestCommand:
         table = [line for line in result.output.splitlines() if line.startswith(("array ", "    "))]
         assert table and max(map(len, table)) <= int(columns)
         assert "over-read" in result.output
+
+    @pytest.mark.parametrize("columns", ["40", "80", "200"])
+    def test_what_does_not_divide_is_said_at_any_width(self, columns):
+        result = self.run(HF, "--mesh", "3", "--spec", "axis0", columns=columns)
+        said = result.output[result.output.index("does not divide: ") :]
+        assert "lm_head.weight" in said
+        assert "does not divide" not in self.run(HF, "--mesh", "4", "--spec", "axis0", columns=columns).output
 
     def test_repeated_layers_are_one_line(self):
         output = self.run(HF).output
