@@ -260,7 +260,8 @@ class TestSurvey:
     def test_a_data_file_that_is_lost_or_cut_short(self, tmp_path, cut):
         values = values_of(F32, (600, 2))
         item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [300, 2]), values)})
-        before = max(survey(open_tree(item)).files, key=lambda file: file.live)
+        # Now and then tensorstore puts the index beside data, and without that nothing opens.
+        before = max(survey(open_tree(item)).files, key=lambda file: (not file.index, file.live))
         if cut is None:
             (item / before.name).unlink()
         else:
@@ -392,6 +393,9 @@ class TestCommand:
         table = [line for line in result.output.splitlines() if line.startswith(("array ", "    "))]
         assert table and max(map(len, table)) <= int(columns)
         assert "over-read" in result.output
+        below = result.output[result.output.index(" dead in all files") :].splitlines()
+        paths = ("in", "next", "params", "and")
+        assert all(len(line) <= int(columns) for line in below if not line.lstrip().startswith(paths))
 
     @pytest.mark.parametrize("columns", ["40", "80", "200"])
     def test_what_does_not_divide_is_said_at_any_width(self, columns):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.output import printable
+from ckpttools.cli.output import printable, wrapped
 from ckpttools.cli.units import counted
 
 if TYPE_CHECKING:
@@ -87,11 +86,7 @@ def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) ->
     if comparison.reasons:
         yield ""
         for reason in comparison.reasons:
-            yield from _wrapped(printable(reason), room)
-
-
-def _wrapped(text: str, room: int | None) -> list[str]:
-    return [text] if room is None else wrap(text, room, break_long_words=False, break_on_hyphens=False)
+            yield from wrapped(printable(reason), room)
 
 
 def _listed(lines: Sequence[tuple[str, str]], room: int | None) -> Iterator[str]:
