@@ -372,6 +372,15 @@ class TestAdvice:
         assert self.subjects(uneven, even, mesh="3", spec="axis0") == ["does not divide"]
         assert self.subjects(even, mesh="3", spec="axis0") == []
 
+    @pytest.mark.parametrize("spec", ["axis2", "layer", "P(None, None, '0')"])
+    def test_a_spec_that_cuts_nothing(self, spec):
+        assert self.subjects(array((8, 8), (8, 8)), mesh="2", spec=spec) == ["replicated"]
+        assert self.subjects(array((8, 8), (8, 8)), mesh="1", spec=spec) == []
+
+    @pytest.mark.parametrize("spec", ["replicated", "P()", "P(None)", "axis1"])
+    def test_a_spec_that_need_not_cut_more(self, spec):
+        assert self.subjects(array((8, 8), (8, 8)), mesh="2", spec=spec) == []
+
     def test_layers_are_cut_where_they_are_stacked_only(self):
         tree = open_tree(FIXTURES / "maxtext_run")
         mesh = Mesh({"0": 2})

@@ -252,6 +252,13 @@ class TestTree:
         ]
         assert "11 arrays" in lines[1]
 
+    def test_a_path_is_a_filter_for_itself(self, tmp_path: Path):
+        save_file(
+            {name: np.ones(4, np.float32) for name in ("a[0]", "a0", "a[1]")}, tmp_path / "a.safetensors"
+        )
+        arguments = (tmp_path / "a.safetensors", "--filter", "a[0]", "--flat")
+        assert [line.split()[0] for line in tree_of(*arguments)] == ["a0", "a[0]"]
+
     def test_a_filter_that_nothing_matches(self, llama: Path):
         result = ckpt("inspect", "tree", llama, "--filter", "nope")
         assert result.exit_code == 2

@@ -112,6 +112,12 @@ def _uneven(report: ChunksReport) -> Iterator[Advice]:
     yield from _about("does not divide", found, text, None)
 
 
+def _uncut(report: ChunksReport) -> Iterator[Advice]:
+    if report.loading and report.loading.cuts_nothing:
+        text = f"{report.loading.spec} cuts none of these arrays: every device gets all of each"
+        yield Advice("replicated", (), text, None)
+
+
 def _short_runs(report: ChunksReport) -> Iterator[Advice]:
     found = [
         each
@@ -181,6 +187,7 @@ RULES: tuple[Rule, ...] = (
     _missing,
     _unmerged,
     _giant,
+    _uncut,
     _uneven,
     _over_read,
     _short_runs,

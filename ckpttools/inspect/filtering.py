@@ -19,7 +19,7 @@ def filtered(
     Args:
         items: with names.
         name: of an item.
-        pattern: of whole names.
+        pattern: of whole names, or one of them.
         or_none: whether it may be that none matches.
 
     Raises:
@@ -27,7 +27,8 @@ def filtered(
             arrays" would be a false all-clear.
     """
     every = tuple(items)
-    found = tuple(each for each in every if fnmatchcase(name(each), pattern))
+    # A path that is copied means itself, even if it has brackets.
+    found = tuple(each for each in every if fnmatchcase(name(each), pattern) or name(each) == pattern)
     if every and not (found or or_none):
         raise UsageError(
             "no array has a path that matches",
