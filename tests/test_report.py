@@ -191,6 +191,21 @@ class TestCommand:
         assert ckpt("inspect", "report", HF, "-o", place, "--overwrite", "--no-stats").exit_code == 0
         assert place.read_text().startswith("<!doctype html>")
 
+    def test_a_checkpoint_is_never_replaced_by_its_page(self, tmp_path: Path):
+        place = tmp_path / "model.safetensors"
+        save_file({"a": np.ones(3, np.float32)}, place)
+        before = place.read_bytes()
+        (tmp_path / "alias").symlink_to(place)
+        for source, output in ((place, place), (tmp_path, place), (place, tmp_path / "alias")):
+            result = ckpt("inspect", "report", source, "-o", output, "--overwrite")
+            assert result.exit_code == 2
+            assert "is a part of the checkpoint" in result.stderr
+        assert place.read_bytes() == before
+        for _ in range(2):
+            assert (
+                ckpt("inspect", "report", tmp_path, "-o", tmp_path / "a.html", "--overwrite").exit_code == 0
+            )
+
     def test_a_directory_that_is_not_there(self, tmp_path: Path):
         result = ckpt("inspect", "report", HF, "-o", tmp_path / "none" / "a.html")
         assert result.exit_code == 5

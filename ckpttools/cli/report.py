@@ -81,7 +81,7 @@ def report(
     if output is None and as_json:
         raise click.UsageError("stdout takes one of both: leave out --json, or name a file with --output")
     if output is not None:
-        _check(output, overwrite)
+        _check(output, path, overwrite)
     tree = open_tree(path, read)
     text = _page(tree, resources, progress, stats=not no_stats)
     page = f"{counted(len(tree.arrays), 'array')}, a page of {disk(len(text.encode()))}"
@@ -115,7 +115,7 @@ def _page(tree: Tree, resources: Resources, progress: bool, *, stats: bool) -> s
     )
 
 
-def _check(output: Path, overwrite: bool) -> None:
+def _check(output: Path, source: Path, overwrite: bool) -> None:
     """Refuses before anything is read."""
     if output.is_dir():
         raise DestinationExistsError(f"{output} is a directory", wanted="the name of a file")
@@ -125,10 +125,19 @@ def _check(output: Path, overwrite: bool) -> None:
             wanted="a new name",
             hint="choose another with --output, or allow its replacement with --overwrite",
         )
+    if output.exists() and _is_part(output.resolve(), source.resolve()):
+        raise DestinationExistsError(
+            f"{output} is a part of the checkpoint", wanted="a name outside of it, or one in .html"
+        )
     if not output.absolute().parent.is_dir():
         raise StorageError(
             f"there is no directory {output.parent}", place=output, hint="make it, or choose another --output"
         )
+
+
+def _is_part(output: Path, source: Path) -> bool:
+    """Whether a file is the checkpoint or lies in it, earlier pages left out."""
+    return output == source or (source in output.parents and output.suffix != ".html")
 
 
 def _write(output: Path, text: str) -> None:
