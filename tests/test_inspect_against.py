@@ -244,6 +244,11 @@ class TestCommand:
             "3 arrays, none missing, none left over, every shape as it should be."
         )
 
+    def test_nothing_to_compare_with_is_no_all_clear(self):
+        result = ckpt("inspect", "tree", LLAMA / "hf", "--against", "")
+        assert result.exit_code == 2
+        assert "--against is empty" in result.stderr
+
     def test_depth_is_for_trees(self):
         arguments = ("inspect", "tree", LLAMA / "hf", "--against", "llama", "--depth", 1)
         result = ckpt(*arguments)

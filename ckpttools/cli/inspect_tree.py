@@ -85,6 +85,8 @@ def tree(path: Path, view: _View, as_json: bool, read: ReadOptions) -> None:
     """
     if view.flat and view.depth:
         raise click.UsageError("--flat has no levels: leave out --flat or --depth")
+    if view.against == "":
+        raise click.UsageError("--against is empty: name a family, a config.json or a checkpoint")
     if view.against and view.depth and not as_json:
         raise click.UsageError("--against shows lists, which have no levels: leave out --depth")
     with _without_collection():
