@@ -135,10 +135,10 @@ def _lines(row: Row, texts: Texts, guides: _Guides, stops: Sequence[_Stop], room
     style = _subtree if row.is_subtree else _array
     guide, below = guides.along(row.way), guides.past_all(row.way) + " " * _GAP
     whole = _placed(texts, stops, len(guide))
-    rest = _placed(("", *texts[1:]), stops, len(below))
-    if not rest or _length(whole, guide) <= room:
+    if _length(whole, guide) <= room:
         yield _guided(guide, _line(whole, style))
         return
+    rest = _placed(("", *texts[1:]), stops, len(below))
     if _length(rest, below) > room:
         at_once = [replace(stop, at=0) if stop.column == _TYPE else stop for stop in stops]
         rest = _placed(("", *texts[1:]), at_once, len(below))
