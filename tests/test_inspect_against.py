@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 from golden_data import FAMILIES, GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 from test_cli import ckpt
 from test_inspect_family import maxtext_tree, right_one, without
 
 from ckpttools.dtypes import DTYPES
+from ckpttools.errors import UsageError
+from ckpttools.families.family import Family
 from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
-from ckpttools.inspect.against import Spec, against_family, against_tree
+from ckpttools.inspect.against import against_family, against_tree
+from ckpttools.inspect.comparison import Comparison, Spec, arranged
 from ckpttools.ir.nodes import Constant
 from ckpttools.ir.tree import Path as TreePath
 from ckpttools.ir.tree import Tree, spelled
+from ckpttools.mapping.layers import Layers
+from ckpttools.mapping.row import row
 
 LLAMA = GOLDEN / "llama3.1"
 NAMES = st.lists(st.sampled_from(("a", "b", "0", "1")), min_size=1, max_size=3).map(tuple)
@@ -52,6 +59,34 @@ class TestTrees:
             made[missing.path] = (missing.shape, missing.dtype)
         assert made == {spelled(path): (array.shape, array.dtype.name) for path, array in theirs.items()}
         assert found.is_same == (not found.missing and not found.extra and not found.different)
+
+    @given(
+        st.dictionaries(NAMES, ARRAYS, max_size=8),
+        st.dictionaries(NAMES, ARRAYS, max_size=8),
+        st.sampled_from(("a*", "*b*", "*/0", "*")),
+    )
+    def test_a_pattern_is_as_trees_of_what_matches(
+        self, mine: dict[TreePath, Constant], theirs: dict[TreePath, Constant], pattern: str
+    ):
+        matching = [
+            Tree({path: array for path, array in tree.items() if fnmatchcase(spelled(path), pattern)})
+            for tree in (mine, theirs)
+        ]
+        if any(matching) or not (mine or theirs):
+            assert against_tree(Tree(mine), Tree(theirs), pattern) == against_tree(*matching)
+        else:
+            with pytest.raises(UsageError, match="no array has a path that matches"):
+                against_tree(Tree(mine), Tree(theirs), pattern)
+
+    def test_sorted_by_size_and_by_name(self):
+        shapes = {"w10": (2,), "w9": (2,), "b": (3, 5), "a": ()}
+        specs = tuple(Spec(name, shape, "int8") for name, shape in shapes.items())
+        unknown = Spec("c", None, None)
+        wide = Spec("d", (2,), "float64")
+        found = Comparison("x", 4, missing=(*specs, unknown), extra=(*specs, wide))
+        assert [each.path for each in arranged(found, "size").missing] == ["b", "w9", "w10", "a", "c"]
+        assert [each.path for each in arranged(found, "size").extra] == ["d", "b", "w9", "w10", "a"]
+        assert [each.path for each in arranged(found, "name").missing] == ["a", "b", "c", "w9", "w10"]
 
     def test_a_tree_is_as_itself(self):
         tree = open_tree(LLAMA / "hf")
@@ -111,6 +146,53 @@ class TestFamilies:
         found = against_family(Tree(arrays), families()["llama"])
         assert found.missing == (Spec("model.layers.2.*", None, None),)
 
+    def test_the_first_layer_that_is_not_there(self):
+        tree = open_tree(GOLDEN / "llama3.1" / "hf")
+        arrays = {path: leaf for path, leaf in tree.items() if ".layers.0." not in spelled(path)}
+        found = against_family(Tree(arrays), families()["llama"])
+        assert found.missing == (Spec("model.layers.0.*", None, None),)
+
+    @pytest.mark.parametrize(("number", "first"), [("{layer}", 0), ("{layer+1}", 1)])
+    def test_which_layer_is_the_first_the_family_says(self, number: str, first: int):
+        # Shapes do not tell heads, so that only names are compared.
+        rows = (row("up", "heads head_dim", "up", "(heads head_dim)"),)
+        layers = Layers(f"blocks.{number}", "decoder.layers_{layer}", "decoder.layers", ("layer",), rows)
+        rows = (row("head", "mlp", "head", "mlp"),)
+        family = Family("own", ("own",), (), rows=rows, layers=(layers,), sizes={})
+        leaf = Constant((4,), DTYPES["int8"], b"\0")
+        found = against_family(Tree({(f"blocks.{k}.up",): leaf for k in (2, 3)} | {("head",): leaf}), family)
+        assert [each.path for each in found.missing] == [f"blocks.{k}.*" for k in range(first, 2)]
+
+    @pytest.mark.parametrize("place", ["hf", "maxtext_scanned", "maxtext_unscanned"])
+    def test_how_many_layers_there_should_be_only_a_configuration_tells(self, place: str):
+        """Without the last one names and shapes are those of a shorter model."""
+        tree = Tree(dict(open_tree(LLAMA / place)))
+        where = "model.layers" if place == "hf" else "decoder/layers"
+        (*_, said) = against_family(tree, families()["llama"]).reasons
+        assert said == (
+            f"Layers found: 4 in {where}. Only the model's config.json tells whether more belong there."
+        )
+        assert not against_family(tree, families()["llama"], config_of("llama3.1"), "config.json").reasons
+
+    def test_a_pattern_is_of_paths_as_the_tree_has_them(self):
+        tree, qwen = maxtext_tree("llama3.1", scan=True), families()["qwen3"]
+        found = against_family(tree, qwen, pattern="params/params/*/self_attention/*")
+        assert [each.path.split(".")[-2] for each in found.missing] == ["query_norm", "key_norm"]
+        assert found.num_compared == 4
+        only = against_family(tree, qwen, pattern="*/query_norm/*")
+        assert (len(only.missing), only.num_compared) == (1, 0)
+        assert against_family(tree, qwen, pattern="*/mlp/*").is_same
+
+    @pytest.mark.parametrize("pattern", ["step", "decoder.*", "*nothing*"])
+    def test_a_pattern_of_nothing_that_is_compared(self, pattern: str):
+        with pytest.raises(UsageError, match="no array has a path that matches"):
+            against_family(maxtext_tree("llama3.1", scan=True), families()["llama"], pattern=pattern)
+
+    def test_names_of_many_layers_are_not_chosen_from(self):
+        tree = Tree(dict(open_tree(LLAMA / "hf")))
+        with pytest.raises(UsageError, match="only names could be compared"):
+            against_family(tree, families()["llama"], pattern="*.mlp.*")
+
     def test_where_only_names_can_be_compared_that_is_said(self):
         """Gemma 3's unscanned layers do not tell how many form a cycle."""
         tree = maxtext_tree("gemma3", scan=False)
@@ -135,6 +217,51 @@ class TestCommand:
         assert result.exit_code == 1
         lines = result.stdout.splitlines()
         assert lines[lines.index("1 array is not expected") + 1] == "  lm_head.weight  bfloat16[256,64]"
+
+    def test_filter_sort_and_flat(self, tmp_path: Path):
+        """With --flat one line for each array; the filter may mean nothing but what is missing."""
+        tree = open_tree(LLAMA / "hf")
+        arrays = {
+            spelled(p): each.read() for p, each in tree.arrays.items() if ".layers.3." not in spelled(p)
+        }
+        save_file(arrays, tmp_path / "model.safetensors")
+        arguments = ("--against", LLAMA / "hf", "--filter", "*.3.mlp.*", "--sort", "size", "--flat")
+        result = ckpt("inspect", "tree", tmp_path, *arguments)
+        assert result.exit_code == 1
+        lines = result.stdout.splitlines()
+        assert "  holds       0 arrays, 0 B" in lines
+        assert lines[lines.index("3 arrays are missing") + 1 :] == [
+            "  model.layers.3.mlp.down_proj.weight  bfloat16[64,128]",
+            "  model.layers.3.mlp.gate_proj.weight  bfloat16[128,64]",
+            "  model.layers.3.mlp.up_proj.weight    bfloat16[128,64]",
+        ]
+        found = json.loads(ckpt("inspect", "tree", tmp_path, *arguments, "--json").stdout)["comparison"]
+        assert len(found["missing"]) == 3
+        assert not found["extra"]
+        same = ckpt("inspect", "tree", tmp_path, "--against", LLAMA / "hf", "--filter", "*.2.mlp.*")
+        assert same.exit_code == 0
+        assert same.stdout.splitlines()[-1].endswith(
+            "3 arrays, none missing, none left over, every shape as it should be."
+        )
+
+    def test_nothing_to_compare_with_is_no_all_clear(self):
+        result = ckpt("inspect", "tree", LLAMA / "hf", "--against", "")
+        assert result.exit_code == 2
+        assert "--against is empty" in result.stderr
+
+    def test_depth_is_for_trees(self):
+        arguments = ("inspect", "tree", LLAMA / "hf", "--against", "llama", "--depth", 1)
+        result = ckpt(*arguments)
+        assert result.exit_code == 2
+        assert "leave out --depth" in result.stderr
+        assert len(json.loads(ckpt(*arguments, "--json").stdout)["subtrees"]) == 2
+
+    @pytest.mark.parametrize("model", ["llama4-scout", "gemma3"])
+    def test_lines_fit_the_terminal(self, model: str):
+        result = ckpt("inspect", "tree", GOLDEN / model / "hf", "--against", "llama", COLUMNS="80")
+        lines = result.stdout.splitlines()
+        assert max(map(len, lines[1:])) <= 80
+        assert "      bfloat16[64,32]" in lines or model == "gemma3"
 
     def test_a_directory_with_nothing_but_a_configuration(self, tmp_path: Path):
         (tmp_path / "config.json").write_text(json.dumps(config_of("qwen3")))

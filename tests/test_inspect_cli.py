@@ -20,6 +20,7 @@ from ckpttools.cli.main import main
 from ckpttools.cli.output import print_json, printable
 from ckpttools.cli.tree_columns import Row, table
 from ckpttools.cli.tree_text import shortened
+from ckpttools.cli.units import disk
 from ckpttools.formats.registry import open_tree
 from ckpttools.ir.tree import spelled
 
@@ -251,6 +252,13 @@ class TestTree:
         ]
         assert "11 arrays" in lines[1]
 
+    def test_a_path_is_a_filter_for_itself(self, tmp_path: Path):
+        save_file(
+            {name: np.ones(4, np.float32) for name in ("a[0]", "a0", "a[1]")}, tmp_path / "a.safetensors"
+        )
+        arguments = (tmp_path / "a.safetensors", "--filter", "a[0]", "--flat")
+        assert [line.split()[0] for line in tree_of(*arguments)] == ["a0", "a[0]"]
+
     def test_a_filter_that_nothing_matches(self, llama: Path):
         result = ckpt("inspect", "tree", llama, "--filter", "nope")
         assert result.exit_code == 2
@@ -346,10 +354,51 @@ def test_columns_are_aligned_or_given_up_in_order(rows: list[Row], room: int | N
 
     head, *lines = map(unstyle, table(rows, room))
     whole = [unstyle(line) for line in table(rows, None)]
-    for row, line in zip(rows, lines, strict=True):
-        assert row.name in line and row.type in line and row.times in line
-    if room is None or max(map(len, whole)) <= room:
+    fits = room is None or max(map(len, whole)) <= room
+    if fits:
         assert [head, *lines] == whole
-    wide = max(len(each.name) + 2 * len(each.way) for each in rows) + 48
-    if room is not None and wide <= room:
-        assert max(map(len, lines)) <= room
+    numbers = max(len(row.times) for row in rows) + 2 + max(len(disk(row.nbytes)) for row in rows)
+    for row in rows:
+        line = lines.pop(0)
+        assert row.name in line
+        # All else follows on the same line or, where that would be too long, all of it on the next.
+        if disk(row.nbytes) not in line:
+            assert not fits
+            assert line.endswith(f" {row.name}" if row.way else row.name)
+            line = lines.pop(0)
+        assert row.type in line and row.times in line and disk(row.nbytes) in line
+        least = 2 * len(row.way) + 2 + len(row.type) + 2 + numbers
+        assert room is None or len(line) <= max(room, least)
+    assert not lines
+
+
+def test_a_row_that_is_too_long_goes_on_below_its_name():
+    """Names are copied, so they stay whole; facts stay in their columns as long as they fit there."""
+    sharded = "bfloat16[64@checkpoint_sharding_axis,4,128]"
+    rows = [
+        Row((), "decoder", "", "", 1000, 2000, 0.5, is_subtree=True),
+        Row((False,), "wi_{0..1}/kernel", sharded, "× 2", 1000, 2000, 0.5),
+        Row((True,), "post_self_attention_layer_norm/layer_norm/scale", "int8[4]", "", 1000, 2000, 0.5),
+        Row((), "step", "int8[4]", "", 1000, 2000, 0.5),
+    ]
+    from click import unstyle
+
+    assert [unstyle(line) for line in table(rows, 60)] == [
+        "                      dtype[shape]                     bytes",
+        "decoder                                              2.00 kB",
+        "├ wi_{0..1}/kernel",
+        "│   bfloat16[64@checkpoint_sharding_axis,4,128]  × 2  2.00 kB",
+        "└ post_self_attention_layer_norm/layer_norm/scale",
+        "                      int8[4]                        2.00 kB",
+        "step                  int8[4]                        2.00 kB",
+    ]
+
+
+@pytest.mark.parametrize("options", [(), ("--flat",), ("--sharding",), ("--flat", "--sharding")])
+@pytest.mark.parametrize("place", ["gemma4-moe/hf", "llama4-scout/hf", "llama3.1/maxtext_scanned"])
+def test_lines_fit_the_terminal(place: str, options: tuple[str, ...]):
+    lines = lines_of(GOLDEN / place, *options, COLUMNS="80")
+    assert max(map(len, lines[1:])) <= 80
+    if "--flat" in options:
+        names = {spelled(path) for path in open_tree(GOLDEN / place).arrays}
+        assert names <= {line.split(" ")[0] for line in lines}

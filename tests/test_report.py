@@ -29,6 +29,7 @@ from ckpttools.inspect.stats import inspect_stats
 from ckpttools.inspect.tree import inspect_tree
 from ckpttools.ir.nodes import Constant
 from ckpttools.ir.tree import Tree
+from ckpttools.testing.strategies import stored
 from ckpttools.testing.trees import many_leaves
 
 HF = GOLDEN / "llama3.1" / "hf"
@@ -168,6 +169,18 @@ class TestCommand:
         path.write_bytes(path.read_bytes()[:100])
         assert packed(tree, stats=False)["stats"] is None
 
+    def test_a_page_on_stdout(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.chdir(tmp_path)
+        result = ckpt("inspect", "report", SCANNED, "-o", "-", "--no-stats")
+        assert result.exit_code == 0, result.output
+        assert result.stdout.startswith("<!doctype html>") and result.stdout.endswith("</html>\n")
+        assert result.stderr.startswith("13 arrays, a page of ")
+        assert list(tmp_path.iterdir()) == []
+        refused = ckpt("inspect", "report", SCANNED, "-o", "-", "--json")
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        named = ckpt("inspect", "report", SCANNED, "-o", "./-", "--no-stats")
+        assert named.exit_code == 0 and [path.name for path in tmp_path.iterdir()] == ["-"]
+
     def test_a_file_is_not_overwritten_unless_asked(self, tmp_path: Path):
         place = tmp_path / "a.html"
         place.write_text("mine")
@@ -177,6 +190,21 @@ class TestCommand:
         assert place.read_text() == "mine"
         assert ckpt("inspect", "report", HF, "-o", place, "--overwrite", "--no-stats").exit_code == 0
         assert place.read_text().startswith("<!doctype html>")
+
+    def test_a_checkpoint_is_never_replaced_by_its_page(self, tmp_path: Path):
+        place = tmp_path / "model.safetensors"
+        save_file({"a": np.ones(3, np.float32)}, place)
+        before = place.read_bytes()
+        (tmp_path / "alias").symlink_to(place)
+        for source, output in ((place, place), (tmp_path, place), (place, tmp_path / "alias")):
+            result = ckpt("inspect", "report", source, "-o", output, "--overwrite")
+            assert result.exit_code == 2
+            assert "is a part of the checkpoint" in result.stderr
+        assert place.read_bytes() == before
+        for _ in range(2):
+            assert (
+                ckpt("inspect", "report", tmp_path, "-o", tmp_path / "a.html", "--overwrite").exit_code == 0
+            )
 
     def test_a_directory_that_is_not_there(self, tmp_path: Path):
         result = ckpt("inspect", "report", HF, "-o", tmp_path / "none" / "a.html")
@@ -398,6 +426,63 @@ class TestOddPages:
     def test_no_leaf(self, chromium: Browser, tmp_path: Path):
         self.show(chromium, tmp_path, {})
         assert "No array holds any bytes" in text(chromium, ".treemap")
+
+    def test_an_array_above_others_can_be_chosen(self, chromium: Browser, tmp_path: Path):
+        """Quantized weights have such names: w, w.absmax, and here one more w below it."""
+        names = ("head", "layers.0.w", "layers.0.w.absmax", "layers.0.w.w")
+        self.show(chromium, tmp_path, {name: np.ones((8, 8), np.float32) for name in names})
+        labels = "[...document.querySelectorAll('.tile')].map((tile) => tile.ariaLabel).sort()"
+        assert chromium.value(labels) == [
+            "absmax, 256 B",
+            "head, 256 B",
+            "layers.0.w, 768 B, go into it",
+            "w, 256 B",
+            "w, 256 B",
+        ]
+        chosen = set()
+        for at in (1, 2):
+            chromium.value(f"document.querySelectorAll('.tile[aria-label^=\"w,\"]')[{at - 1}].id = 'w{at}'")
+            chromium.click(f"#w{at}")
+            chosen.add(text(chromium, ".card h3"))
+            assert text(chromium, "#tip .first") == text(chromium, ".card h3")
+        assert chosen == {"layers.0.w", "layers.0.w.w"}
+        chromium.click('.tile[aria-label^="layers.0.w,"]')
+        assert text(chromium, ".crumbs [aria-current]") == "layers"
+        assert count(chromium, ".tile") == 3
+        assert chromium.complaints() == []
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ([0.0, 0.0], "All elements are zero."),
+            ([1e-42, 1e-42], "All magnitudes are below 2⁻¹³³."),
+            ([0.0, 1e-42], "All magnitudes are below 2⁻¹³³, 50.0 % zero."),
+            ([0.0, 1e-42, 1.0, 1.0], "Magnitude |x|, 25.0 % zero, 25.0 % below 2⁰"),
+        ],
+    )
+    def test_what_is_called_zero_is_zero(
+        self, chromium: Browser, tmp_path: Path, values: list[float], words: str
+    ):
+        self.show(chromium, tmp_path, {"w": np.array(values, np.float32)})
+        assert text(chromium, ".card figcaption") == words
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ([1.7e308 + 1.7e308j, 1], "A magnitude is too large for float64."),
+            ([complex(np.nan, 0), complex(np.inf, 0)], "No element is finite."),
+        ],
+    )
+    def test_why_there_is_no_chart(
+        self, chromium: Browser, tmp_path: Path, values: list[complex], words: str
+    ):
+        dtype = DTYPES["complex128"]
+        leaf = stored(np.array(values).view(dtype.carrier), dtype)
+        (tmp_path / "a.html").write_text(page(packed(Tree({("a",): leaf})), "odd"), "utf-8")
+        chromium.open(tmp_path / "a.html")
+        chromium.click(".arrays tr[data-index] button")
+        assert text(chromium, ".card .note") == words
+        assert chromium.complaints() == []
 
     def test_names_are_never_markup(self, chromium: Browser, tmp_path: Path):
         self.show(chromium, tmp_path, {HOSTILE: np.ones(3, np.float32), "b": np.zeros(2, np.float32)})

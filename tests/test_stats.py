@@ -42,7 +42,7 @@ BF16, F16, F32, F64 = (DTYPES[name] for name in ("bfloat16", "float16", "float32
 
 def numbers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
     """What the elements are, in float64, complex ones their magnitude."""
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         typed = carriers.view(dtype.numpy)
         if dtype.kind == "complex":
             return np.hypot(typed.real.astype(np.float64), typed.imag.astype(np.float64))
@@ -205,6 +205,30 @@ def test_what_float64_cannot_hold_is_not_told():
     assert (found.min, found.max, found.norm) == (-1.7e308, 1.7e308, None)
 
 
+@given(
+    values=st.lists(st.sampled_from([1.0, -0.0, 1e308, -1.7e308, np.inf, np.nan]), min_size=2, max_size=24),
+    apart=st.booleans(),
+)
+def test_complex_numbers_that_are_finite_while_their_magnitude_is_not(values: list[float], apart: bool):
+    """Like 1.7e308 + 1.7e308j: no infinity was found, and no magnitude can be told."""
+    dtype = DTYPES["complex128"]
+    truth = np.array(values[: len(values) // 2 * 2]).view(dtype.carrier)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ckpttools.inspect.moments._ROOM", 24 if apart else 1 << 22)
+        found = one(stored(truth, dtype), histograms=True)
+    magnitudes, bad = numbers(truth, dtype), ~np.isfinite(truth)
+    large, held = np.isinf(magnitudes) & ~bad, magnitudes[np.isfinite(magnitudes)]
+    seen = found.statistics
+    assert seen.nan + seen.inf == bad.sum()
+    assert seen.nan == np.isnan(magnitudes).sum()
+    assert found.first_bad == ((bad.argmax(),) if bad.any() else None)
+    assert seen.min == (held.min() if held.size else None)
+    assert seen.max == seen.max_abs == (held.max() if held.size and not large.any() else None)
+    assert (found.distribution is None) == (seen.max is None)
+    if large.any():
+        assert (seen.mean, seen.std, seen.norm) == (None,) * 3
+
+
 def test_large_integers_keep_their_last_digit():
     truth = np.array([2**63 - 1, -(2**63), 5], np.int64)
     found = one(stored(truth.view("u8"), DTYPES["int64"])).statistics
@@ -323,6 +347,29 @@ class TestDistribution:
             wanted = finite[int(np.ceil(share * finite.size)) - 1]
             error = 0.0 if found.exact else max(abs(wanted) / 16, 1e-38)
             assert abs(value - wanted) <= error
+
+    @pytest.mark.parametrize(
+        ("name", "least"),
+        [
+            ("float32", -133),
+            ("float64", -1026),
+            ("int32", -1026),
+            ("bfloat16", -133),
+            ("float16", -24),
+            ("int8", 0),
+        ],
+    )
+    def test_what_counts_among_zeros(self, name: str, least: int):
+        """Nothing but zeros of dtypes of up to 16 bits; of wider ones also what is hardly more."""
+        dtype = DTYPES[name]
+        values = np.array([0, 1, 1]).astype(dtype.numpy)
+        if dtype.is_float and dtype.bits > 16:
+            values[1:] = 2.0**least, 2.0 ** (least - 1)
+        found = one(stored(values.view(dtype.carrier), dtype), histograms=True)
+        assert found.distribution is not None
+        assert found.distribution.least == least
+        assert found.distribution.zeros == (2 if dtype.is_float and dtype.bits > 16 else 1)
+        assert found.statistics.zeros == 1
 
     def test_float32_is_told_to_seven_bits(self):
         truth = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
@@ -458,6 +505,30 @@ class TestCommand:
         assert "2^-5" in result.stdout
         assert "median" in result.stdout
         assert max(map(len, result.stdout.splitlines()[1:])) <= 80
+
+    @pytest.mark.parametrize(
+        ("values", "lines"),
+        [
+            ([0, 1e-42, 1e-42, 1], {"zero": "25.00%", "0 < |x| < 2^-133": "50.00%"}),
+            ([1e-42, 1e-42], {"0 < |x| < 2^-133": "100.00%"}),
+            ([0, 1], {"zero": "50.00%"}),
+        ],
+    )
+    def test_what_a_histogram_calls_zero_is_zero(
+        self, tmp_path: Path, values: list[float], lines: dict[str, str]
+    ):
+        save_file({"a": np.array(values, np.float32)}, tmp_path / "a.safetensors")
+        shown = ckpt("inspect", "stats", tmp_path / "a.safetensors", "--histogram", COLUMNS="80").stdout
+        found = {line[2:24].strip(): line[24:33].strip() for line in shown.splitlines() if "%  █" in line}
+        assert {label: share for label, share in found.items() if "≤" not in label} == lines
+
+    @pytest.mark.parametrize("option", ["--histogram", "--per-layer"])
+    def test_nothing_else_is_said_with_nan(self, option: str):
+        """As JSON all of it is there."""
+        result = ckpt("inspect", "stats", self.HF, "--nan", option)
+        assert result.exit_code == 2
+        assert option in result.stderr
+        assert ckpt("inspect", "stats", self.HF, "--nan", option, "--json").exit_code == 0
 
     def test_nan_is_found_and_placed(self, spoilt: Path):
         result = ckpt("inspect", "stats", spoilt, "--nan")

@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.output import printable
+from ckpttools.cli.output import printable, wrapped
 from ckpttools.cli.units import counted
 
 if TYPE_CHECKING:
     from ckpttools.formats.base import ReadOptions
-    from ckpttools.inspect.against import Comparison, Different, Spec
+    from ckpttools.inspect.comparison import Comparison, Different, Spec
     from ckpttools.ir.tree import Tree
 
 # Beyond this many lines a list says only how many more there are.
 _MOST_LINES = 100
 
 
-def compare(tree: Tree, what: str, read: ReadOptions) -> Comparison:
-    """The tree against a family or a file with one, a configuration or another checkpoint.
+def compare(tree: Tree, what: str, pattern: str, read: ReadOptions) -> Comparison:
+    """The arrays that match a pattern against a family or a file with one, a configuration or a checkpoint.
 
     Raises:
         CheckpointError: it is none of them, or cannot be read.
+        UsageError: no array matches, or the pattern cannot be told of what is missing.
     """
     from ckpttools.families.file import SUFFIXES
     from ckpttools.families.registry import families, family_called, family_of
@@ -37,13 +38,13 @@ def compare(tree: Tree, what: str, read: ReadOptions) -> Comparison:
     if what in families() or path.suffix in SUFFIXES or not (path.exists() or "/" in what):
         family, own = family_called(what), tree.metadata.config
         if own is None or own.get("model_type") not in family.model_types:
-            return against_family(tree, family)
-        return against_family(tree, family, own, "the config.json beside it")
+            return against_family(tree, family, pattern=pattern)
+        return against_family(tree, family, own, "the config.json beside it", pattern)
     config = _config_at(path)
     if config is None:
-        return against_tree(tree, open_tree(path, read))
+        return against_tree(tree, open_tree(path, read), pattern)
     document = read_json(config)
-    return against_family(tree, family_of(document, str(config)), document, str(config))
+    return against_family(tree, family_of(document, str(config)), document, str(config), pattern)
 
 
 def _config_at(path: Path) -> Path | None:
@@ -54,8 +55,14 @@ def _config_at(path: Path) -> Path | None:
     return inside if inside.is_file() and not any(path.glob("*.safetensors")) else None
 
 
-def comparison_lines(comparison: Comparison) -> Iterator[str]:
-    """The verdict, and every list that is not empty."""
+def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) -> Iterator[str]:
+    """The verdict, and every list that is not empty.
+
+    Args:
+        comparison: what was found.
+        room: columns of the terminal; None for no limit.
+        flat: whether names that differ in numbers only have lines of their own.
+    """
     against = printable(comparison.against)
     if comparison.is_same:
         number = counted(comparison.num_compared, "array")
@@ -63,29 +70,42 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
         yield f"Against {against}: {number}, none missing, none left over{shapes}."
     else:
         yield f"Against {against}:"
-    yield from _section("missing", [(each.path, _type(each)) for each in comparison.missing])
-    yield from _section("not expected", [(each.path, _type(each)) for each in comparison.extra])
-    yield from _section(
-        "of another shape or dtype", [(each.path, _difference(each)) for each in comparison.different]
-    )
+    lists = {
+        "missing": [(each.path, _type(each)) for each in comparison.missing],
+        "not expected": [(each.path, _type(each)) for each in comparison.extra],
+        "of another shape or dtype": [(each.path, _difference(each)) for each in comparison.different],
+    }
+    for what, entries in lists.items():
+        if entries:
+            yield ""
+            # A name of which no shape is known may stand for all layers.
+            noun = "array" if all(text for _, text in entries) else "name"
+            are = "is" if len(entries) == 1 else "are"
+            yield click.style(f"{counted(len(entries), noun)} {are} {what}", bold=True)
+            yield from _listed(_shown(entries) if flat else _folded(entries), room)
     if comparison.reasons:
         yield ""
-        yield from map(printable, comparison.reasons)
+        for reason in comparison.reasons:
+            yield from wrapped(printable(reason), room)
 
 
-def _section(what: str, entries: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """One list of names, each with what is to say of it, under their number."""
-    if not entries:
-        return
-    yield ""
-    are = "is" if len(entries) == 1 else "are"
-    yield click.style(f"{counted(len(entries), 'array')} {are} {what}", bold=True)
-    lines = _folded(entries)
-    width = max(len(name) for name, _ in lines[:_MOST_LINES])
-    for name, text in lines[:_MOST_LINES]:
-        yield f"  {name:{width}}  {click.style(text, fg='cyan')}" if text else f"  {name}"
+def _listed(lines: Sequence[tuple[str, str]], room: int | None) -> Iterator[str]:
+    """Names, each with what is to say of it: behind it, or where there is no room below it."""
+    shown = lines[:_MOST_LINES]
+    width = max(len(name) for name, _ in shown)
+    if room is not None:
+        width = min(width, max(room // 3, room - 4 - max(len(text) for _, text in shown)))
+    for name, text in shown:
+        line = f"  {name:{width}}  {click.style(text, fg='cyan')}" if text else f"  {name}"
+        if text and room is not None and 4 + max(width, len(name)) + len(text) > room:
+            line = f"  {name}\n      {click.style(text, fg='cyan')}"
+        yield line
     if len(lines) > _MOST_LINES:
         yield f"  … and {len(lines) - _MOST_LINES:,} more lines; --json has all of them"
+
+
+def _shown(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(printable(name), printable(text)) for name, text in entries]
 
 
 def _folded(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -95,7 +115,7 @@ def _folded(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     names: dict[str, list[str]] = {}
     for name, text in entries:
         names.setdefault(text, []).append(name)
-    return [(printable(name), printable(text)) for text, alike in names.items() for name in folded(alike)]
+    return _shown((name, text) for text, alike in names.items() for name in folded(alike))
 
 
 def _difference(each: Different) -> str:

@@ -10,7 +10,7 @@ from math import prod
 
 import click
 
-from ckpttools.cli.output import printable, show, width
+from ckpttools.cli.output import printable, show, width, wrapped
 from ckpttools.cli.table import Column, table
 from ckpttools.cli.units import count, counted, disk
 from ckpttools.inspect.advice import Advice
@@ -19,6 +19,8 @@ from ckpttools.names import folded
 
 _MOST_FILES = 12
 _MOST_PATHS = 3
+# What stands before a path.
+_INDENT = 8
 _KINDS = ("missing", "data", "unused", "index", "other")
 _DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
 _NUMBER = re.compile(r"[0-9]+")
@@ -37,7 +39,8 @@ def _view(report: ChunksReport, advice: Sequence[Advice]) -> Iterator[str]:
         yield ""
         yield from _arrays(report.arrays)
     yield ""
-    yield from _totals(report)
+    for line in _totals(report):
+        yield from wrapped(line, width())
     for each in advice:
         yield ""
         yield from _advised(each)
@@ -221,10 +224,17 @@ def _totals(report: ChunksReport) -> Iterator[str]:
 
 
 def _advised(advice: Advice) -> Iterator[str]:
-    names = folded(advice.paths)
-    yield click.style(f"{advice.subject}: ", fg="yellow") + advice.text
-    for k, name in enumerate(names[:_MOST_PATHS]):
-        more = f" and {len(names) - _MOST_PATHS} more" if k == _MOST_PATHS - 1 < len(names) - 1 else ""
-        yield f"  {'in' if k == 0 else '':4}  {printable(name)}{more}"
+    names, room = folded(advice.paths), width()
+    subject = f"{advice.subject}:"
+    first, *rest = wrapped(f"{subject} {advice.text}", room)
+    yield click.style(subject, fg="yellow") + first[len(subject) :]
+    yield from rest
+    shown = [printable(name) for name in names[:_MOST_PATHS]]
+    if len(names) > _MOST_PATHS:
+        last, more = shown.pop(), f"and {len(names) - _MOST_PATHS} more"
+        fits = room is None or _INDENT + len(last) + 1 + len(more) <= room
+        shown += [f"{last} {more}"] if fits else [last, more]
+    for k, name in enumerate(shown):
+        yield f"  {'in' if k == 0 else '':{_INDENT - 4}}  {name}"
     if advice.command:
         yield f"  next  {advice.command}"

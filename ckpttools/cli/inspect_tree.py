@@ -16,7 +16,7 @@ from ckpttools.cli.output import print_json
 
 if TYPE_CHECKING:
     from ckpttools.formats.base import ReadOptions
-    from ckpttools.inspect.against import Comparison
+    from ckpttools.inspect.comparison import Comparison
     from ckpttools.inspect.tree import TreeReport
 
 _DIFFERENT = 1
@@ -85,6 +85,10 @@ def tree(path: Path, view: _View, as_json: bool, read: ReadOptions) -> None:
     """
     if view.flat and view.depth:
         raise click.UsageError("--flat has no levels: leave out --flat or --depth")
+    if view.against == "":
+        raise click.UsageError("--against is empty: name a family, a config.json or a checkpoint")
+    if view.against and view.depth and not as_json:
+        raise click.UsageError("--against shows lists, which have no levels: leave out --depth")
     with _without_collection():
         report, comparison = _look(path, view, read)
         if as_json:
@@ -112,21 +116,26 @@ def _look(path: Path, view: _View, read: ReadOptions) -> tuple[TreeReport, Compa
     from ckpttools.formats.orbax_sharding import stored_shardings
     from ckpttools.formats.orbax_steps import unfinished_beside
     from ckpttools.formats.registry import open_tree
+    from ckpttools.inspect.comparison import arranged
     from ckpttools.inspect.folding import ordered
     from ckpttools.inspect.tree import inspect_tree
 
     opened = open_tree(path, read)
     shardings = stored_shardings(opened) if view.sharding else {}
+    comparison = compare(opened, view.against, view.pattern, read) if view.against else None
     report = inspect_tree(
         opened,
         view.pattern,
         shardings=shardings,
         unfinished=unfinished_beside(opened),
         families=families().values(),
+        # The pattern may mean what is missing.
+        or_none=comparison is not None,
     )
     if view.sort:
         report = replace(report, arrays=ordered(report.arrays, view.sort))
-    return report, compare(opened, view.against, read) if view.against else None
+        comparison = arranged(comparison, view.sort) if comparison else None
+    return report, comparison
 
 
 def _print_json(report: TreeReport, comparison: Comparison | None, view: _View) -> None:
@@ -142,7 +151,7 @@ def _print(report: TreeReport, comparison: Comparison | None, view: _View) -> No
     from ckpttools.inspect.folding import fold
 
     if comparison:
-        print_comparison(report, comparison)
+        print_comparison(report, comparison, flat=view.flat)
     elif view.flat:
         print_flat(report)
     else:

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from textwrap import wrap
 
 import click
 
@@ -39,6 +40,11 @@ def width() -> int | None:
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return shutil.get_terminal_size().columns
     return None
+
+
+def wrapped(text: str, room: int | None) -> list[str]:
+    """The text in lines that fit into so many columns, broken between words only."""
+    return [text] if room is None else wrap(text, room, break_long_words=False, break_on_hyphens=False)
 
 
 def printable(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,11 +44,11 @@ class Written:
 @click.option(
     "--output",
     "-o",
-    type=ANY_PATH,
+    "name",
     default="report.html",
     show_default=True,
     metavar="FILE",
-    help="The page to write.",
+    help="The page to write; - for stdout.",
 )
 @click.option("--no-stats", is_flag=True, help="Leave out statistics: no array is read.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it is there.")
@@ -57,7 +58,7 @@ class Written:
 @read_options
 def report(
     path: Path,
-    output: Path,
+    name: str,
     no_stats: bool,
     overwrite: bool,
     progress: bool,
@@ -76,15 +77,25 @@ def report(
     """
     from ckpttools.formats.registry import open_tree
 
-    _check(output, overwrite)
+    output = None if name == "-" else Path(name)
+    if output is None and as_json:
+        raise click.UsageError("stdout takes one of both: leave out --json, or name a file with --output")
+    if output is not None:
+        _check(output, path, overwrite)
     tree = open_tree(path, read)
     text = _page(tree, resources, progress, stats=not no_stats)
+    page = f"{counted(len(tree.arrays), 'array')}, a page of {disk(len(text.encode()))}"
+    if output is None:
+        # Not as text: what it is written in may lack characters.
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
+        click.echo(page, err=True)
+        return
     _write(output, text)
-    written = Written(output, len(text.encode()), len(tree.arrays), not no_stats)
     if as_json:
-        print_json(written)
+        print_json(Written(output, len(text.encode()), len(tree.arrays), not no_stats))
     else:
-        click.echo(f"{output}: {counted(written.num_arrays, 'array')}, a page of {disk(written.nbytes)}")
+        click.echo(f"{output}: {page}")
 
 
 def _page(tree: Tree, resources: Resources, progress: bool, *, stats: bool) -> str:
@@ -104,7 +115,7 @@ def _page(tree: Tree, resources: Resources, progress: bool, *, stats: bool) -> s
     )
 
 
-def _check(output: Path, overwrite: bool) -> None:
+def _check(output: Path, source: Path, overwrite: bool) -> None:
     """Refuses before anything is read."""
     if output.is_dir():
         raise DestinationExistsError(f"{output} is a directory", wanted="the name of a file")
@@ -114,10 +125,19 @@ def _check(output: Path, overwrite: bool) -> None:
             wanted="a new name",
             hint="choose another with --output, or allow its replacement with --overwrite",
         )
+    if output.exists() and _is_part(output.resolve(), source.resolve()):
+        raise DestinationExistsError(
+            f"{output} is a part of the checkpoint", wanted="a name outside of it, or one in .html"
+        )
     if not output.absolute().parent.is_dir():
         raise StorageError(
             f"there is no directory {output.parent}", place=output, hint="make it, or choose another --output"
         )
+
+
+def _is_part(output: Path, source: Path) -> bool:
+    """Whether a file is the checkpoint or lies in it, earlier pages left out."""
+    return output == source or (source in output.parents and output.suffix != ".html")
 
 
 def _write(output: Path, text: str) -> None:

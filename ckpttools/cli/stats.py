@@ -64,6 +64,9 @@ def stats(
     from ckpttools.formats.registry import open_tree
     from ckpttools.inspect.stats import inspect_stats, matching
 
+    if find_nan and not as_json and (histogram or per_layer):
+        shown = "--histogram" if histogram else "--per-layer"
+        raise click.UsageError(f"--nan only says where NaN and infinity are: leave it out, or {shown}")
     tree = open_tree(path, read)
     total = sum(array.nbytes for array in matching(tree, pattern).values())
     with watching(progress, total) as observe:

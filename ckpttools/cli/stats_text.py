@@ -113,9 +113,9 @@ def _histogram(array: ArrayStats) -> Iterator[str]:
     """Bars for magnitudes, largest first, and quantiles."""
     if array.distribution is None:
         return
-    spread = array.distribution
+    spread, zeros = array.distribution, array.statistics.zeros
     room = max(8, min(_BAR, (width() or _BAR + _MARGIN) - _MARGIN))
-    lines = list(_magnitudes(spread))
+    lines = list(_magnitudes(spread, zeros))
     longest = max(share for _, share in lines)
     yield ""
     yield click.style(printable(array.path), bold=True)
@@ -137,16 +137,19 @@ def _wrapped(words: list[str], room: int | None) -> Iterator[str]:
     yield line
 
 
-def _magnitudes(spread: Distribution) -> Iterator[tuple[str, float]]:
+def _magnitudes(spread: Distribution, zeros: int) -> Iterator[tuple[str, float]]:
     """Label and share of the elements: power by power down to where few are left, those, and zeros."""
     total = spread.zeros + sum(each.negative + each.positive for each in spread.bins)
-    left = total - spread.zeros
+    left = total - zeros
     for each in reversed(spread.bins):
         here = each.negative + each.positive
         if left < _TAIL * total and left > here:
             yield f"       |x| < 2^{each.exponent + 1}", left / total
+            left = 0
             break
         yield f"2^{each.exponent} ≤ |x| < 2^{each.exponent + 1}", here / total
         left -= here
-    if spread.zeros:
-        yield "zero", spread.zeros / total
+    if left:
+        yield f"   0 < |x| < 2^{spread.least}", left / total
+    if zeros:
+        yield "zero", zeros / total

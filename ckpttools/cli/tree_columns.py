@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 
@@ -48,10 +48,12 @@ class _Guides:
     last: str
 
     def along(self, way: tuple[bool, ...]) -> str:
-        if not way:
-            return ""
-        above = "".join(self.done if last else self.past for last in way[:-1])
-        return above + (self.last if way[-1] else self.branch)
+        """What stands before a name."""
+        return self.past_all(way[:-1]) + (self.last if way[-1] else self.branch) if way else ""
+
+    def past_all(self, way: tuple[bool, ...]) -> str:
+        """What stands below a name, where its line goes on."""
+        return "".join(self.done if last else self.past for last in way)
 
 
 _WIDE, _NARROW = _Guides("│   ", "    ", "├── ", "└── "), _Guides("│ ", "  ", "├ ", "└ ")
@@ -63,17 +65,17 @@ _CHOICES = ((_WIDE, _ALL), (_WIDE, _MOST), (_NARROW, _MOST), (_NARROW, _LEAST))
 
 
 def table(rows: Sequence[Row], room: int | None) -> Iterator[str]:
-    """The rows under their heads.
+    """The rows under their heads; a row that is too long has all but its name on a line below that.
 
     Args:
         rows: at least one.
         room: columns of the terminal; None for no limit.
     """
-    cells = [_cells(row) for row in rows]
-    guides, stops = _layout(rows, cells, sys.maxsize if room is None else room)
-    yield click.style(_line("", _HEADS, stops, _plain), dim=True)
+    cells, most = [_cells(row) for row in rows], sys.maxsize if room is None else room
+    guides, stops = _layout(rows, cells, most)
+    yield click.style(_line(_placed(_HEADS, stops), _plain), dim=True)
     for row, texts in zip(rows, cells, strict=True):
-        yield _line(guides.along(row.way), texts, stops, _subtree if row.is_subtree else _array)
+        yield from _lines(row, texts, guides, stops, most)
 
 
 Texts = tuple[str, ...]
@@ -109,8 +111,11 @@ def _layout(rows: Sequence[Row], cells: Sequence[Texts], room: int) -> tuple[_Gu
         total = sum(shown.values()) + _GAP * (len(shown) - 1)
         if total <= room:
             return guides, list(_stops(shown))
-    # A name too long for its column pushes the next cell along, and the space before bytes gives way.
-    shown[_NAME] = min(name, max(name - total + room, room // 3))
+    # Longer names and types push the next cell along, as far as there is space.
+    for column, least in ((_NAME, room // 3), (_TYPE, 0), (_NAME, 0)):
+        total = sum(shown.values()) + _GAP * (len(shown) - 1)
+        if column in shown:
+            shown[column] = min(shown[column], max(shown[column] - total + room, least))
     return guides, list(_stops(shown))
 
 
@@ -125,17 +130,50 @@ def _stops(widths: Mapping[int, int]) -> Iterator[_Stop]:
         begin += width + _GAP
 
 
-def _line(guide: str, texts: Texts, stops: Iterable[_Stop], style: _Style) -> str:
-    line, end = click.style(guide, dim=True) if guide else "", len(guide)
+def _lines(row: Row, texts: Texts, guides: _Guides, stops: Sequence[_Stop], room: int) -> Iterator[str]:
+    """One line where it fits, or the name and what is to say of it."""
+    style = _subtree if row.is_subtree else _array
+    guide, below = guides.along(row.way), guides.past_all(row.way) + " " * _GAP
+    whole = _placed(texts, stops, len(guide))
+    if _length(whole, guide) <= room:
+        yield _guided(guide, _line(whole, style))
+        return
+    rest = _placed(("", *texts[1:]), stops, len(below))
+    if _length(rest, below) > room:
+        at_once = [replace(stop, at=0) if stop.column == _TYPE else stop for stop in stops]
+        rest = _placed(("", *texts[1:]), at_once, len(below))
+    yield _guided(guide, style(_NAME, row.name))
+    yield _guided(below, _line(rest, style))
+
+
+def _guided(guide: str, line: str) -> str:
+    return click.style(guide, dim=True) + line if guide else line
+
+
+Cells = Sequence[tuple[str, int, str]]
+"""Of each cell of a line that is not empty the space before it, its column, and its text."""
+
+
+def _placed(texts: Texts, stops: Iterable[_Stop], end: int = 0) -> Cells:
+    """The cells of a line that begins after `end` characters."""
+    found: list[tuple[str, int, str]] = []
     for stop in stops:
         text = texts[stop.column]
         if not text:
             continue
         begin = stop.at - len(text) if stop.column in _TO_THE_RIGHT else stop.at
-        space = max(begin - end, _GAP if end and stop.column != _NAME else 0)
-        line += " " * space + style(stop.column, text)
+        space = max(begin - end, _GAP if found else 0)
+        found.append((" " * space, stop.column, text))
         end += space + len(text)
-    return line
+    return found
+
+
+def _length(cells: Cells, guide: str) -> int:
+    return len(guide) + sum(len(space) + len(text) for space, _, text in cells)
+
+
+def _line(cells: Cells, style: _Style) -> str:
+    return "".join(space + style(column, text) for space, column, text in cells)
 
 
 _Style = Callable[[int, str], str]

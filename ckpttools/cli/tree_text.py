@@ -15,7 +15,7 @@ from ckpttools.cli.output import printable, show, width
 from ckpttools.cli.tree_columns import Row, table
 from ckpttools.cli.tree_facts import facts
 from ckpttools.cli.units import counted
-from ckpttools.inspect.against import Comparison
+from ckpttools.inspect.comparison import Comparison
 from ckpttools.inspect.folding import Branch
 from ckpttools.inspect.tree import ArrayReport, TreeReport
 
@@ -33,9 +33,9 @@ def print_flat(report: TreeReport) -> None:
     show(_view(report, [_flat_row(each, report.nbytes) for each in report.arrays]))
 
 
-def print_comparison(report: TreeReport, comparison: Comparison) -> None:
+def print_comparison(report: TreeReport, comparison: Comparison, *, flat: bool) -> None:
     """Facts, and where the checkpoint is not as it should be."""
-    show((*facts(report, width()), "", *comparison_lines(comparison)))
+    show((*facts(report, width()), "", *comparison_lines(comparison, width(), flat=flat)))
 
 
 def _view(report: TreeReport, rows: list[Row]) -> Iterator[str]:

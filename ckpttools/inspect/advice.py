@@ -106,6 +106,18 @@ def _over_read(report: ChunksReport) -> Iterator[Advice]:
     yield from _about("over-read", found, text, _REWRITE)
 
 
+def _uneven(report: ChunksReport) -> Iterator[Advice]:
+    found = [each for each in report.arrays if each.reads and each.reads.uneven]
+    text = "an axis of these cannot be cut into equal shards, as JAX demands, so every device gets all of it"
+    yield from _about("does not divide", found, text, None)
+
+
+def _uncut(report: ChunksReport) -> Iterator[Advice]:
+    if report.loading and report.loading.cuts_nothing:
+        text = f"{report.loading.spec} cuts none of these arrays: every device gets all of each"
+        yield Advice("replicated", (), text, None)
+
+
 def _short_runs(report: ChunksReport) -> Iterator[Advice]:
     found = [
         each
@@ -175,6 +187,8 @@ RULES: tuple[Rule, ...] = (
     _missing,
     _unmerged,
     _giant,
+    _uncut,
+    _uneven,
     _over_read,
     _short_runs,
     _fine,

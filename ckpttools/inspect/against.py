@@ -3,82 +3,52 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ckpttools.errors import CheckpointError
+from ckpttools.errors import CheckpointError, UsageError
 from ckpttools.families.family import Family
+from ckpttools.inspect.comparison import Comparison, Different, Spec
 from ckpttools.inspect.family import family_fits
-from ckpttools.inspect.layer_rows import layer_rows
+from ckpttools.inspect.filtering import filtered
+from ckpttools.inspect.key_templates import Spelled
+from ckpttools.inspect.layer_rows import numbered_layer
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.flavours import parameters
+from ckpttools.ir.flavours import Flavour, flavour_of, parameters
 from ckpttools.ir.kinds import KindOfTree, kind_of
 from ckpttools.ir.tree import Tree, dotted, spelled
 from ckpttools.mapping.axes import Key
 from ckpttools.mapping.coverage import Coverage, Misfit, NotCoveredError
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.row import Row
-from ckpttools.region import Shape
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """An array without its values; `shape` is None where it is not known, `dtype` where any will do."""
+def against_tree(tree: Tree, other: Tree, pattern: str = "*") -> Comparison:
+    """Whether two trees have arrays of the same names, shapes and dtypes.
 
-    path: str
-    shape: Shape | None
-    dtype: str | None
+    Args:
+        tree: any checkpoint.
+        other: what it should be like.
+        pattern: shell pattern of the paths to compare.
 
-
-@dataclass(frozen=True, slots=True)
-class Different:
-    """An array that is there, but not as it should be; `why` says whose word it is, where that is known."""
-
-    path: str
-    got: Spec
-    wanted: Spec
-    why: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What a tree lacks, has too much and has otherwise.
-
-    Attributes:
-        against: what it was compared with, in words.
-        num_compared: arrays of the tree that took part.
-        missing: arrays that should be there.
-        extra: arrays that should not.
-        different: arrays of another shape or dtype.
-        reasons: sentences that say why some of them are wanted or not.
-        shapes_compared: False where only names could be.
+    Raises:
+        UsageError: there are arrays, and none matches.
     """
-
-    against: str
-    num_compared: int
-    missing: tuple[Spec, ...] = ()
-    extra: tuple[Spec, ...] = ()
-    different: tuple[Different, ...] = ()
-    reasons: tuple[str, ...] = ()
-    shapes_compared: bool = True
-
-    @property
-    def is_same(self) -> bool:
-        return not (self.missing or self.extra or self.different)
-
-
-def against_tree(tree: Tree, other: Tree) -> Comparison:
-    """Whether two trees have arrays of the same names, shapes and dtypes."""
     mine = {spelled(path): array for path, array in tree.arrays.items()}
     theirs = {spelled(path): array for path, array in other.arrays.items()}
-    pairs = ((_spec(name, mine[name]), _spec(name, theirs[name])) for name in mine if name in theirs)
+    chosen = filtered({**mine, **theirs}, str, pattern)
+    pairs = (
+        (_spec(name, mine[name]), _spec(name, theirs[name]))
+        for name in chosen
+        if name in mine and name in theirs
+    )
     return Comparison(
         against=other.metadata.place,
-        num_compared=len(mine),
-        missing=tuple(_spec(name, array) for name, array in theirs.items() if name not in mine),
-        extra=tuple(_spec(name, array) for name, array in mine.items() if name not in theirs),
+        num_compared=sum(name in mine for name in chosen),
+        missing=tuple(_spec(name, theirs[name]) for name in chosen if name not in mine),
+        extra=tuple(_spec(name, mine[name]) for name in chosen if name not in theirs),
         different=tuple(Different(got.path, got, wanted) for got, wanted in pairs if got != wanted),
     )
 
@@ -88,7 +58,11 @@ def _spec(name: str, array: LazyArray) -> Spec:
 
 
 def against_family(
-    tree: Tree, family: Family, config: Mapping[str, Any] | None = None, place: str = ""
+    tree: Tree,
+    family: Family,
+    config: Mapping[str, Any] | None = None,
+    place: str = "",
+    pattern: str = "*",
 ) -> Comparison:
     """Whether a tree has the parameters of a model of a family.
 
@@ -101,12 +75,18 @@ def against_family(
         config: the model's configuration; without one the tree's own shapes and names tell sizes and flags,
             as far as they do.
         place: where the configuration lies.
+        pattern: shell pattern of the paths to compare, as they are or would be in the tree.
 
     Raises:
         ConfigError: the configuration is not one.
+        UsageError: no path matches, or only names can be compared, of which some stand for many.
     """
-    compared = _FamilyCheck(tree, kind_of(tree), family, config, place)
-    return compared.with_configuration() if config is not None else compared.without()
+    check = _FamilyCheck(tree, kind_of(tree), family, config, place)
+    found = check.with_configuration() if config is not None else check.without()
+    if pattern != "*":
+        found = check.narrowed(found, pattern)
+    untold = () if config is not None else check.untold()
+    return replace(found, reasons=(*found.reasons, *untold))
 
 
 @dataclass(frozen=True)
@@ -122,6 +102,40 @@ class _FamilyCheck:
     @cached_property
     def arrays(self) -> dict[str, LazyArray]:
         return {dotted(path): array for path, array in parameters(self.tree).items()}
+
+    def narrowed(self, found: Comparison, pattern: str) -> Comparison:
+        """What was found, of the names that match a pattern."""
+        if not found.shapes_compared:
+            raise UsageError(
+                "only names could be compared, and some stand for all layers: no pattern chooses among them",
+                got=pattern,
+                hint="compare with the model's config.json, or leave the pattern out",
+            )
+        names = dict.fromkeys((*self.arrays, *(each.path for each in found.missing)))
+        chosen = frozenset(filtered(names, self._in_tree, pattern))
+        missing = tuple(each for each in found.missing if each.path in chosen)
+        extra = tuple(each for each in found.extra if each.path in chosen)
+        different = tuple(each for each in found.different if each.path in chosen)
+        return replace(
+            found,
+            num_compared=len(chosen & self.arrays.keys()),
+            missing=missing,
+            extra=extra,
+            different=different,
+            reasons=found.reasons if missing or extra or different else (),
+        )
+
+    def _in_tree(self, name: str) -> str:
+        """How the tree spells the path of a parameter, or would spell it."""
+        return spelled(self._flavour.wrapped(tuple(name.split(".")))) if self._is_nested else name
+
+    @cached_property
+    def _is_nested(self) -> bool:
+        return any(len(path) > 1 for path in parameters(self.tree))
+
+    @cached_property
+    def _flavour(self) -> Flavour:
+        return flavour_of(self.tree)
 
     def with_configuration(self) -> Comparison:
         said = f"family {self.family.name} with {self.place}"
@@ -151,11 +165,22 @@ class _FamilyCheck:
         return Comparison(
             said,
             len(self.arrays),
-            missing=tuple(Spec(name, None, None) for name in (*fit.missing, *_gaps(self.tree))),
+            missing=tuple(
+                Spec(name, None, None) for name in (*fit.missing, *_gaps(self.arrays, fit.spelled))
+            ),
             extra=tuple(_spec(name, array) for name, array in self.arrays.items() if name in others),
             reasons=("Only names were compared: give the model's config.json to compare shapes, too.",),
             shapes_compared=False,
         )
+
+    def untold(self) -> tuple[str, ...]:
+        """That there may be more layers than those that were found."""
+        counts = {each.path: each.length for each in self.kind.layers}
+        for before, numbers in _layers(self.arrays).items() if not counts else ():
+            counts[before.rstrip("._")] = len(numbers)
+        found = " and ".join(f"{number:,} in {place}" for place, number in counts.items())
+        text = f"Layers found: {found}. Only the model's config.json tells whether more belong there."
+        return (text,) if counts else ()
 
     def _listed(self, said: str, coverage: Coverage) -> Comparison:
         return Comparison(
@@ -185,15 +210,21 @@ class _FamilyCheck:
             self.family.table(self.config, place, spelling=spelling, overrides=overrides).to_left(self.arrays)
 
 
-def _gaps(tree: Tree) -> Iterator[str]:
-    """Layers that no array is of, between two that have some: `model.layers.2.*`."""
+def _layers(names: Iterable[str]) -> dict[str, set[int]]:
+    """The layers that names tell, by what stands before their numbers."""
     numbers: dict[str, set[int]] = defaultdict(set)
-    for row in layer_rows(tree).values():
-        before, star, _ = row.name.partition("*")
-        if star and not row.axes:
-            numbers[before].update(row.numbers)
-    for before, found in numbers.items():
-        yield from (f"{before}{number}.*" for number in range(min(found), max(found)) if number not in found)
+    for name in names:
+        if found := numbered_layer(name):
+            before, number = found
+            numbers[before].add(number)
+    return numbers
+
+
+def _gaps(names: Iterable[str], spelled_as: Spelled) -> Iterator[str]:
+    """Layers that no array is of, before some that have one: `model.layers.2.*`."""
+    for before, found in _layers(names).items():
+        first = min(spelled_as.first_numbers(before), default=min(found))
+        yield from (f"{before}{number}.*" for number in range(first, max(found)) if number not in found)
 
 
 def _without_names(rows: Sequence[Row]) -> dict[str, Flag]:

@@ -72,6 +72,7 @@ class Loading:
         spec: as the user wrote it.
         reads, needed, fetched: of the device that has most; numbers of reads, and bytes.
         total_needed, total_fetched, over_read: as in `ckpttools.inspect.reads.Reads`.
+        cuts_nothing: the spec has axes to cut, and no array has such an axis.
     """
 
     mesh: dict[str, int]
@@ -82,6 +83,7 @@ class Loading:
     total_needed: int
     total_fetched: int
     over_read: float
+    cuts_nothing: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,9 @@ def _array(array: StoredArray, mesh: Mesh | None, spec: Spec | None, axis: int |
 def _loading(arrays: Sequence[ArrayChunks], mesh: Mesh | None, spec: Spec | None) -> Loading | None:
     if mesh is None or spec is None:
         return None
-    total = together([each.reads for each in arrays if each.reads is not None])
+    reads = [each.reads for each in arrays if each.reads is not None]
+    total = together(reads)
+    meant = mesh.size > 1 and bool(spec.parts and reads)
     return Loading(
         mesh=dict(mesh.axes),
         spec=spec.text,
@@ -202,4 +206,5 @@ def _loading(arrays: Sequence[ArrayChunks], mesh: Mesh | None, spec: Spec | None
         total_needed=total.total_needed,
         total_fetched=total.total_fetched,
         over_read=total.over_read,
+        cuts_nothing=meant and not any(each.uneven or prod(each.cut) > 1 for each in reads),
     )

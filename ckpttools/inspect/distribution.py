@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import ceil
+from math import ceil, isfinite
 
 import numpy as np
 
@@ -43,13 +43,16 @@ class Distribution:
     """Where the finite elements of an array are.
 
     Attributes:
-        zeros: how many are zero, or of float32 below 2**-133, of float64 below 2**-1026.
+        zeros: how many are below 2**`least`; statistics tell how many of these are zero.
+        least: the exponent from which on magnitudes are told from zero: that of the smallest magnitude that
+            the dtype has, or of float32 -133, of what counts as float64 -1026.
         bins: the others, smallest magnitudes first; empty bins are left out.
         quantiles: share of the elements -> the least element that so many do not exceed.
         exact: whether the quantiles are elements, or the middle of the patterns that begin alike.
     """
 
     zeros: int
+    least: int
     bins: tuple[Bin, ...]
     quantiles: Mapping[float, float]
     exact: bool
@@ -73,7 +76,8 @@ def counted(values: np.ndarray, dtype: DType, scratch: Scratch) -> Counts:
     """
     index = np.dtype(np.int64)
     few = values.size <= _FEW
-    with np.errstate(invalid="ignore"), scratch.take((min(_BLOCK, values.size),), index) as indices:
+    quiet = np.errstate(invalid="ignore", over="ignore")
+    with quiet, scratch.take((min(_BLOCK, values.size),), index) as indices:
         if few:
             _patterns(values, dtype, indices.reshape(values.shape), scratch)
             return Counts(*np.unique(indices, return_counts=True))
@@ -118,14 +122,18 @@ def summed(counts: Iterable[Counts]) -> Counts | None:
 
 
 def distribution(counts: Counts, found: Moments, dtype: DType) -> Distribution | None:
-    """What the counts of an array with these moments say; None where nothing is finite."""
-    if found.min is None or found.max is None:
+    """What the counts of an array with these moments say.
+
+    None where nothing is finite, or a magnitude is larger than float64 can hold: none of its patterns are.
+    """
+    if found.min is None or found.max is None or not isfinite(found.max):
         return None
     held = _values(dtype)[counts.patterns]
     finite = np.isfinite(held)
     held, times = held[finite], counts.times[finite]
     quantiles = {share: min(max(each, found.min), found.max) for share, each in _quantiles(held, times)}
-    return Distribution(int(times[held == 0].sum()), _bins(held, times), quantiles, dtype.bits <= 16)
+    zeros = int(times[held == 0].sum())
+    return Distribution(zeros, _least(dtype), _bins(held, times), quantiles, dtype.bits <= 16)
 
 
 @cache
@@ -142,6 +150,14 @@ def _values(dtype: DType) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         values: np.ndarray = middles.view(base.numpy).astype(np.float64)
     return values
+
+
+@cache
+def _least(dtype: DType) -> int:
+    """The exponent of the smallest magnitude that patterns tell from zero."""
+    values = _values(dtype)
+    magnitudes = abs(values[np.isfinite(values) & (values != 0)])
+    return int(np.frexp(magnitudes.min())[1]) - 1
 
 
 def _bins(values: np.ndarray, times: np.ndarray) -> tuple[Bin, ...]:

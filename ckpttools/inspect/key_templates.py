@@ -16,6 +16,8 @@ Form = tuple[str, tuple[str | None, ...]]
 """A name as text with "#" for each number in it, and these numbers; None for one that may be any."""
 
 _NUMBER = re.compile("([0-9]+)")
+# A field of a key template as text, `{layer}` or `{4*block+3}`, but none with labels.
+_FIELD = re.compile(r"\{[^}:]*?(?:\+(?P<offset>[0-9]+))?\}")
 # No name has this character, so it stands for a number that may be any.
 _ANY = "\0"
 _NUMBER_OR_ANY = re.compile(f"([0-9]+|{_ANY})")
@@ -74,6 +76,17 @@ class Spelled:
         for form in dict.fromkeys(form for group in self.groups for form in group.forms):
             found.setdefault(form[0], []).append(form)
         return found
+
+    def first_numbers(self, before: str) -> list[int]:
+        """The least numbers that templates have right behind some text, one for each that has any."""
+        texts = (
+            text
+            for group in self.groups
+            for forms in (group.required, group.optional)
+            for text in forms.values()
+        )
+        found = (_FIELD.match(text, len(before)) for text in texts if text.startswith(before))
+        return [int(field["offset"] or 0) for field in found if field]
 
     def required(self, met: frozenset[Form]) -> dict[Form, str]:
         """What a model must have that has the names in `met`.

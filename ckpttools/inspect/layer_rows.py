@@ -80,8 +80,15 @@ def _row(path: Path, shape: Shape, stacks: Mapping[Path, LayerStack], axis: int)
                     return None
                 name = spelled((*path[:at], stack.name, *path[at + length :]))
                 return LayerRow(name, axes, stack.numbers)
-    match = _NUMBERED.search(spelled(path))
-    if match is None:
+    found = numbered_layer(spelled(path))
+    if found is None:
         return None
-    name = spelled(path)[: match.end("before")] + match["joint"] + "*" + spelled(path)[match.end() :]
-    return LayerRow(name, (), (int(match["number"]),))
+    before, number = found
+    after = spelled(path)[len(before) :].lstrip("0123456789")
+    return LayerRow(f"{before}*{after}", (), (number,))
+
+
+def numbered_layer(name: str) -> tuple[str, int] | None:
+    """What stands before the number of the layer that a name tells, and the number; None if it tells none."""
+    match = _NUMBERED.search(name)
+    return (name[: match.start("number")], int(match["number"])) if match else None

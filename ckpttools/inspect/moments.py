@@ -36,7 +36,8 @@ class Moments:
 
     Attributes:
         elements, finite: how many in all, and how many that are neither NaN nor infinite.
-        min, max: of the finite ones, None where there are none; integers of integer dtypes.
+        min, max: of the finite ones, None where there are none; integers of integer dtypes. Infinite where
+            float64 cannot hold the magnitude of a complex number; `mean` and `spread` are no numbers then.
         mean: of the finite ones.
         spread: root of the sum of their squared distances from `mean`.
         zeros, subnormals, nan, inf: how many of each.
@@ -143,6 +144,8 @@ def _of_any(block: np.ndarray, dtype: DType, numbers: np.ndarray, scratch: Scrat
         x = numbers[: some.size]
         widen(some, dtype, x.reshape(some.shape))
         other = _with_integers(_of_numbers(x, dtype, scratch), some, dtype)
+        if dtype.bits == 128 and other.first is not None:
+            other = _without_overflow(other, some.view(dtype.numpy), scratch)
         found += replace(other, first=(start + other.first[0],)) if other.first else other
     return found
 
@@ -190,3 +193,13 @@ def _with_integers(found: Moments, block: np.ndarray, dtype: DType) -> Moments:
         return replace(found, min=int(found.min), max=int(found.max))
     whole = block.view(dtype.numpy)
     return replace(found, min=int(whole.min()), max=int(whole.max()))
+
+
+def _without_overflow(found: Moments, parts: np.ndarray, scratch: Scratch) -> Moments:
+    """Complex numbers of finite parts are finite, even if their magnitude is too large for float64."""
+    with scratch.take((parts.size,), np.dtype(bool)) as finite:
+        np.isfinite(parts, out=finite.reshape(parts.shape))
+        large = found.nan + found.inf - (parts.size - int(np.count_nonzero(finite)))
+        first = None if finite.all() else (int(finite.argmin()),)
+    rest = replace(found, elements=found.elements - large, inf=found.inf - large)
+    return replace(rest + Moments(large, large, inf, inf, inf, inf), first=first) if large else found

@@ -58,7 +58,7 @@ class ArrayStats:
         statistics: of all elements.
         first_bad: index of the first NaN or infinite element in C order.
         layers: layer -> its statistics, of arrays that have layers stacked in them and where asked for.
-        distribution: where asked for; None, too, where no element is finite.
+        distribution: where asked for; None, too, where no element is finite, or float64 cannot hold one.
     """
 
     path: str
@@ -243,12 +243,12 @@ def statistics_of(found: Moments) -> Statistics:
     extremes = [abs(each) for each in (found.min, found.max) if each is not None]
     return Statistics(
         elements=found.elements,
-        min=found.min,
-        max=found.max,
+        min=_held(found.min),
+        max=_held(found.max),
         mean=_held(found.mean if found.finite else None),
         std=_held(found.deviation),
         norm=_held(found.norm),
-        max_abs=max(extremes, default=None),
+        max_abs=_held(max(extremes, default=None)),
         zeros=found.zeros,
         subnormals=found.subnormals,
         nan=found.nan,

@@ -93,6 +93,7 @@ def inspect_tree(
     shardings: Mapping[Path, Sharding] = MappingProxyType({}),
     unfinished: Mapping[str, str] = MappingProxyType({}),
     families: Iterable[Family] = (),
+    or_none: bool = False,
 ) -> TreeReport:
     """Looks at a tree without reading any array.
 
@@ -102,8 +103,12 @@ def inspect_tree(
         shardings: how arrays lay on devices when they were saved.
         unfinished: later steps of its run that are no finished saves: directory name -> what is missing.
         families: those that it may be of.
+        or_none: whether the pattern may mean arrays that are not there.
+
+    Raises:
+        UsageError: there are arrays, and none matches the pattern.
     """
-    arrays = filtered(_reports(tree, shardings), attrgetter("path"), pattern)
+    arrays = filtered(_reports(tree, shardings), attrgetter("path"), pattern, or_none=or_none)
     parameters = [each for each in arrays if each.role == "parameter"]
     kind, metadata = kind_of(tree), tree.metadata
     return TreeReport(

@@ -105,14 +105,16 @@ def _short(number: float | None) -> float | None:
 
 def _histograms(arrays: Sequence[ArrayStats]) -> dict[str, Any]:
     """Index of an array -> its distribution, of the largest that have one."""
-    having = ((index, each.distribution) for index, each in enumerate(arrays) if each.distribution)
-    largest = sorted(having, key=lambda pair: -arrays[pair[0]].nbytes)[:_MOST_HISTOGRAMS]
-    return {str(index): _histogram(distribution) for index, distribution in largest}
+    having = ((index, each, each.distribution) for index, each in enumerate(arrays) if each.distribution)
+    largest = sorted(having, key=lambda found: -found[1].nbytes)[:_MOST_HISTOGRAMS]
+    return {str(index): _histogram(each.statistics.zeros, spread) for index, each, spread in largest}
 
 
-def _histogram(spread: Distribution) -> dict[str, Any]:
+def _histogram(zeros: int, spread: Distribution) -> dict[str, Any]:
     return {
-        "zeros": spread.zeros,
+        "zeros": zeros,
+        "tiny": spread.zeros - zeros,
+        "least": spread.least,
         "bins": [[each.exponent, each.negative, each.positive] for each in spread.bins],
         "quantiles": [[share, _short(value)] for share, value in spread.quantiles.items()],
     }

@@ -10,8 +10,15 @@ async function unpacked() {
     const { words, places } = contents[name];
     contents[name] = places.map((place) => words[place]);
   }
+  contents.elements = contents.shape.map(elementsIn);
   contents.count = contents.paths.length;
   return contents;
+}
+
+/** "[4, 16]" -> 64 */
+function elementsIn(shape) {
+  if (shape === "[]") return 1;
+  return shape.slice(1, -1).split(", ").reduce((product, length) => product * Number(length), 1);
 }
 
 /** Paths from how much each shares with the one before, and its rest. */
@@ -28,10 +35,13 @@ function pathsOf(coded) {
 /** How people sort names: layers_2 before layers_10. */
 const inOrder = new Intl.Collator("en", { numeric: true }).compare;
 
-/** A place in the tree; `index` is that of the array there, or null. What only stands for others is not real. */
+/**
+ * A place in the tree; `index` is that of the array there, or null. What only stands for others is not real.
+ * An array with others below its name is its own child: `isOwn`.
+ */
 class TreeNode {
-  constructor(name, parent, isReal = true) {
-    Object.assign(this, { name, parent, isReal, bytes: 0, arrays: 0, index: null, below: new Map() });
+  constructor(name, parent, { isReal = true, isOwn = false } = {}) {
+    Object.assign(this, { name, parent, isReal, isOwn, bytes: 0, arrays: 0, index: null, below: new Map() });
   }
 
   /** Children, largest first. */
@@ -41,7 +51,7 @@ class TreeNode {
   }
 
   get isArray() {
-    return this.index !== null && this.below.size === 0;
+    return this.index !== null;
   }
 
   /** This place, or the first below it where the way forks or ends. */
@@ -54,13 +64,15 @@ class TreeNode {
   /** Names from `above` down to this place, joined. */
   label(above, joint) {
     const names = [];
-    for (let node = this; node && node !== above; node = node.parent) names.unshift(node.name);
+    const first = this.isOwn && this.parent !== above ? this.parent : this;
+    for (let node = first; node && node !== above; node = node.parent) names.unshift(node.name);
     return names.join(joint);
   }
 }
 
 function treeOf(contents) {
   const root = new TreeNode("", null);
+  const ends = [];
   for (let index = 0; index < contents.count; index += 1) {
     let node = root;
     const way = [root];
@@ -70,10 +82,23 @@ function treeOf(contents) {
       way.push(node);
     }
     node.index = index;
+    ends.push(node);
     for (const each of way) {
       each.bytes += contents.bytes[index];
       each.arrays += 1;
     }
   }
+  for (const node of ends) setApart(node);
   return root;
+}
+
+/** Makes an array that has others below its name a child of its place, so that it can be chosen like them. */
+function setApart(node) {
+  if (node.index === null || node.below.size === 0) return;
+  const own = new TreeNode(node.name, node, { isOwn: true });
+  const others = [...node.below.values()].reduce((sum, { bytes }) => sum + bytes, 0);
+  Object.assign(own, { index: node.index, arrays: 1, bytes: node.bytes - others });
+  node.index = null;
+  // No name of another child is this key.
+  node.below.set(own, own);
 }

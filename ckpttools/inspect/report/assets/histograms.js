@@ -59,8 +59,10 @@ class Cards {
   }
 
   without(index) {
-    const finite = this.contents.stats.min[index] !== null;
-    const text = finite ? "Only the largest arrays have a chart in this page." : "No element is finite.";
+    const { elements, stats } = this.contents;
+    let text = "Only the largest arrays have a chart in this page.";
+    if (stats.max[index] === null) text = "A magnitude is too large for float64.";
+    if (elements[index] === stats.nan[index] + stats.inf[index]) text = "No element is finite.";
     return made("p", { className: "note" }, text);
   }
 }
@@ -85,11 +87,11 @@ function breakable(name) {
 
 /** Bars upwards for positive elements, downwards for negative ones. */
 function chart(histogram, name) {
-  const total = histogram.zeros + histogram.bins.reduce((sum, [, negative, positive]) => sum + negative + positive, 0);
+  const total = histogram.zeros + histogram.tiny + histogram.bins.reduce((sum, [, negative, positive]) => sum + negative + positive, 0);
   const bins = withoutTail(histogram.bins, total);
   const figure = made("figure", { className: "chart" });
   if (bins.length === 0) {
-    figure.append(made("figcaption", {}, "All elements are zero."));
+    figure.append(made("figcaption", {}, withoutBars(histogram, total)));
     return figure;
   }
   const low = bins[0][0];
@@ -122,6 +124,11 @@ function chart(histogram, name) {
   );
   figure.append(svg, made("figcaption", {}, caption(histogram, bins, total)));
   return figure;
+}
+
+function withoutBars({ zeros, tiny, least }, total) {
+  if (!tiny) return "All elements are zero.";
+  return `All magnitudes are below ${powerOfTwo(least)}${zeros ? `, ${percent(zeros / total)} zero` : ""}.`;
 }
 
 function withoutTail(bins, total) {

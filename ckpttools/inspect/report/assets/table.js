@@ -103,8 +103,7 @@ class ArrayTable {
 }
 
 function columnsOf(contents) {
-  const { paths, shape, dtype, role, bytes, stats } = contents;
-  const elements = shape.map((text) => text.slice(1, -1).split(", ").reduce((product, n) => product * (n || 1), 1));
+  const { paths, shape, elements, dtype, role, bytes, stats } = contents;
   const name = (index) => {
     const text = made("bdi", {}, paths[index]);
     const title = { title: paths[index] };

@@ -76,9 +76,9 @@ function visible(node, box) {
   const least = (LEAST_SIDE * LEAST_SIDE * node.bytes) / (box.width * box.height);
   const shown = node.children.filter((child) => child.bytes >= least);
   const small = node.children.slice(shown.length);
-  const rest = new TreeNode(`${grouped(small.length)} smaller`, node, false);
+  const rest = new TreeNode(`${grouped(small.length)} smaller`, node, { isReal: false });
   for (const child of small) {
-    rest.below.set(child.name, child);
+    rest.below.set(child, child);
     rest.bytes += child.bytes;
     rest.arrays += child.arrays;
   }

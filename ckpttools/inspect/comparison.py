@@ -1,0 +1,83 @@
+"""A tree compared with what it should be: the arrays that are missing, too much or otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.inspect.folding import natural
+from ckpttools.region import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """An array without its values; `shape` is None where it is not known, `dtype` where any will do."""
+
+    path: str
+    shape: Shape | None
+    dtype: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Different:
+    """An array that is there, but not as it should be; `why` says whose word it is, where that is known."""
+
+    path: str
+    got: Spec
+    wanted: Spec
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a tree lacks, has too much and has otherwise.
+
+    Attributes:
+        against: what it was compared with, in words.
+        num_compared: arrays of the tree that took part.
+        missing: arrays that should be there.
+        extra: arrays that should not.
+        different: arrays of another shape or dtype.
+        reasons: sentences that say why some of them are wanted or not, and what could not be told.
+        shapes_compared: False where only names could be.
+    """
+
+    against: str
+    num_compared: int
+    missing: tuple[Spec, ...] = ()
+    extra: tuple[Spec, ...] = ()
+    different: tuple[Different, ...] = ()
+    reasons: tuple[str, ...] = ()
+    shapes_compared: bool = True
+
+    @property
+    def is_same(self) -> bool:
+        return not (self.missing or self.extra or self.different)
+
+
+def arranged(comparison: Comparison, by: str) -> Comparison:
+    """The same with each list sorted by "size", largest first, or by "name", in natural order.
+
+    Where no dtype is known elements count instead of bytes, and unknown shapes go last. What is of another
+    shape is as large as it was found.
+    """
+    key = _by_size if by == "size" else _by_name
+    return replace(
+        comparison,
+        missing=tuple(sorted(comparison.missing, key=key)),
+        extra=tuple(sorted(comparison.extra, key=key)),
+        different=tuple(sorted(comparison.different, key=lambda each: key(each.got))),
+    )
+
+
+_Key = tuple[int, list[tuple[int, int | str]]]
+
+
+def _by_name(spec: Spec) -> _Key:
+    return 0, natural(spec.path)
+
+
+def _by_size(spec: Spec) -> _Key:
+    bits = DTYPES[spec.dtype].bits if spec.dtype else 1
+    return 1 if spec.shape is None else -prod(spec.shape) * bits, natural(spec.path)
