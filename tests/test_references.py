@@ -738,7 +738,7 @@ def test_an_interrupted_conversion_goes_on(model, tmp_path):
 
 
 KILLED = """
-import os, signal, sys, time
+import os, pathlib, signal, sys, time
 from ckpttools import plan_to_maxtext
 from ckpttools.formats import references
 from ckpttools.formats.orbax_write import OrbaxWriter
@@ -746,17 +746,18 @@ from ckpttools.formats.references import ReferenceMode, References
 from ckpttools.plan import plan
 from ckpttools.run import executor
 from ckpttools.run.events import TaskDone
+from ckpttools.run.journal import NAME
 references.SMALLEST_CHUNK, executor._SYNC_SECONDS = 1, 0.001
 plan.LARGEST_TASK, plan._SMALLEST_TASK = 1 << 12, 1 << 10
-done = []
+source, out, entries = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
 def observe(event):
-    done.append(event)
     if isinstance(event, TaskDone):
         time.sleep(0.02)
-    if len(done) == int(sys.argv[3]):
+    # Its first line is the plan's.
+    if 0 <= entries < (out.with_name("out.partial") / NAME).read_bytes().count(b"\\n"):
         os.kill(os.getpid(), signal.SIGKILL)
 writer = OrbaxWriter(references=References(ReferenceMode.ANY_ORDER))
-print(plan_to_maxtext(sys.argv[1], writer=writer).run(sys.argv[2], observe=observe).tasks_resumed)
+print(plan_to_maxtext(source, writer=writer).run(out, observe=observe).tasks_resumed)
 """
 
 
@@ -764,12 +765,12 @@ def test_kill_nine_loses_nothing(model, tmp_path):
     before = digests(model)
     out = tmp_path / "out"
     command = [sys.executable, "-c", KILLED, str(model), str(out)]
-    for after in ("1", "8"):
-        assert subprocess.run([*command, after], check=False).returncode == -9
+    for entries in ("0", "8"):
+        assert subprocess.run([*command, entries], check=False).returncode == -9
         assert not out.exists()
     assert list((tmp_path / "out.partial" / "0" / "items" / "d").glob("linked-*"))
-    ended = subprocess.run([*command, "0"], check=True, capture_output=True, text=True)
-    assert int(ended.stdout) > 0
+    ended = subprocess.run([*command, "-1"], check=True, capture_output=True, text=True)
+    assert int(ended.stdout) >= 8
     assert not (tmp_path / "out.partial").exists()
     assert all_described(arrays_by_tensorstore(out / "0" / "items")) == golden_arrays("llama3.1", True)
     assert digests(model) == before
