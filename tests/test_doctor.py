@@ -310,6 +310,16 @@ class TestSteps:
         assert told(run) == {("warning", "leftovers")}
         assert "set aside" in examine(run).findings[0].what
 
+    @pytest.mark.parametrize("lost", ["_CHECKPOINT_METADATA", "items/_METADATA"])
+    def test_a_damaged_latest_step(self, tmp_path, lost):
+        """Whatever is an error in it, the run is what users give to commands."""
+        run = copy(FIXTURES / "maxtext_run", tmp_path) / "checkpoints"
+        (run / "4" / lost).write_text("{") if lost[0] == "_" else (run / "4" / lost).unlink()
+        found = [each for each in examine(run).findings if each.check == "latest"]
+        assert [(each.level, each.place) for each in found] == [("warning", str(run))]
+        assert "step 4" in found[0].what and "--step" in found[0].do
+        assert "latest" not in told(run / "4", "warning")
+
     def test_an_item_that_is_gone(self, tmp_path):
         run = copy(FIXTURES / "maxtext_run", tmp_path)
         shutil.rmtree(run / "checkpoints/4/items")
