@@ -287,6 +287,52 @@ class TestSteps:
             mend(step, "commit-marker")
         assert not (step / "commit_success.txt").exists()
 
+    def unmarked(self, tmp_path):
+        """Two steps without markers; the first that is mended is whole, the second is not."""
+        run = copy(FIXTURES / "cm_default", tmp_path)
+        for path in run.rglob("commit_success.txt"):
+            path.unlink()
+        (run / "5" / "default" / "_METADATA").write_text("{")
+        return run
+
+    def test_one_refusal_does_not_keep_a_fix_from_the_rest(self, tmp_path):
+        run = self.unmarked(tmp_path)
+        diagnosis = mend(run, "commit-marker")
+        assert (run / "0" / "commit_success.txt").exists()
+        assert all(f"{run}/0" in line for line in diagnosis.fixed)
+        assert {each.place for each in diagnosis.refused} == {f"{run}/5", f"{run}/5/default"}
+        assert all("cannot be said to be whole" in each.what for each in diagnosis.refused)
+        with pytest.raises(FormatError, match="could mend nothing") as caught:
+            mend(run, "commit-marker")
+        assert f"{run}/5/default" in caught.value.message
+
+    def test_a_refusal_is_told_beside_what_was_fixed(self, tmp_path):
+        run = self.unmarked(tmp_path / "text")
+        result = CliRunner().invoke(main, ["doctor", str(run), "--fix", "commit-marker"])
+        assert (result.exit_code, result.stderr) == (3, "")
+        assert f"fixed: {run}/0/commit_success.txt was written" in result.stdout
+        assert f"refused: {run}/5: " in result.stdout
+        run = self.unmarked(tmp_path / "json")
+        result = CliRunner().invoke(main, ["doctor", str(run), "--fix", "commit-marker", "--json"])
+        report = json.loads(result.stdout)
+        assert (result.exit_code, report["healthy"]) == (3, False)
+        assert [len(report["fixed"]), len(report["refused"])] == [2, 2]
+        assert report["refused"][0]["do"]
+
+    def test_what_the_system_does_not_allow_is_refused(self, tmp_path, monkeypatch):
+        run = self.unmarked(tmp_path)
+        opened = Path.open
+
+        def refuse(path, *arguments, **more):
+            if path.name == "commit_success.txt" and "default" not in path.parts:
+                raise OSError(30, "Read-only file system", str(path))
+            return opened(path, *arguments, **more)
+
+        monkeypatch.setattr(Path, "open", refuse)
+        diagnosis = mend(run, "commit-marker")
+        assert (diagnosis.exit_code, len(diagnosis.fixed)) == (5, 1)
+        assert "Read-only file system" in diagnosis.refused[0].what
+
     def test_an_unfinished_step_is_set_aside(self, tmp_path):
         import orbax.checkpoint as ocp
 
