@@ -324,7 +324,7 @@ class TestSteps:
         opened = Path.open
 
         def refuse(path, *arguments, **more):
-            if path.name == "commit_success.txt" and "default" not in path.parts:
+            if path.name.startswith("commit_success.txt") and "default" not in path.parts:
                 raise OSError(30, "Read-only file system", str(path))
             return opened(path, *arguments, **more)
 
@@ -483,6 +483,17 @@ class TestSafetensors:
         assert examine(folder).findings == ()
         assert {path: data for path, data in content(folder).items() if path.name != index.name} == before
 
+    def test_an_interrupted_index_is_written_again(self, tmp_path):
+        folder = self.folder(tmp_path)
+        index = folder / "model.safetensors.index.json"
+        index.unlink()
+        mend(folder, "index")
+        wanted = content(folder)
+        index.with_name(index.name + ".new").write_bytes(index.read_bytes()[:30])
+        index.unlink()
+        assert len(mend(folder, "index").fixed) == 1
+        assert content(folder) == wanted
+
     def test_no_index_over_two_copies_of_a_tensor(self, tmp_path):
         folder = self.folder(tmp_path)
         (folder / "model.safetensors.index.json").unlink()
@@ -539,6 +550,34 @@ class TestMerge:
         assert content(item) == before
         with pytest.raises(FormatError, match="is there already"):
             fixes()["merge"].apply(item)
+
+    @pytest.mark.parametrize("left", ["node", "half a node", "half a manifest"])
+    def test_an_interrupted_merge_is_repeated(self, tmp_path, left):
+        item = self.unmerged(tmp_path)
+        mend(item, "merge")
+        wanted = content(item)
+        manifest, (node,) = item / "manifest.ocdbt", (item / "d").iterdir()
+        half = {"half a node": node, "half a manifest": manifest}.get(left)
+        if half:
+            half.with_name(half.name + ".new").write_bytes(half.read_bytes()[:20])
+        for path in [manifest] + [node] * (left == "half a node"):
+            path.unlink()
+        assert len(mend(item, "merge").fixed) == 1
+        assert content(item) == wanted
+
+    @pytest.mark.parametrize("name", ["node", "node.new", "manifest.ocdbt.new"])
+    def test_other_files_are_not_replaced(self, tmp_path, name):
+        item = self.unmerged(tmp_path)
+        mend(item, "merge")
+        (node,) = (item / "d").iterdir()
+        for path in (item / "manifest.ocdbt", node):
+            path.unlink()
+        other = node.with_name(name.replace("node", node.name)) if name.startswith("node") else item / name
+        other.write_bytes(b"something of the user's")
+        with pytest.raises(FormatError, match="is there already"):
+            mend(item, "merge")
+        assert other.read_bytes() == b"something of the user's"
+        assert not (item / "manifest.ocdbt").exists()
 
     def test_not_without_all_processes(self, tmp_path):
         item = self.unmerged(tmp_path)

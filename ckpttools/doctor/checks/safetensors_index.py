@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,12 +10,12 @@ from pathlib import Path, PurePosixPath
 
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, Fix, mending, told
 from ckpttools.doctor.looking import is_file
+from ckpttools.doctor.new_files import write_new
 from ckpttools.doctor.scene import INDEX, SAFETENSORS, Scene, Weights, json_or_error
 from ckpttools.doctor.shards import header_of
 from ckpttools.errors import CheckpointError, FormatError
 from ckpttools.formats.safetensors_header import Header
 from ckpttools.names import folded
-from ckpttools.stores.local import storage_error
 
 _WHOLE = f"model{SAFETENSORS}"
 _NAME = f"model{INDEX}"
@@ -175,13 +174,7 @@ def rebuild(folder: Path) -> str:
     weight_map = {tensor: files[0] for tensor, files in sorted(_places(headers).items())}
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n"
     path = folder / _NAME
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise storage_error("cannot write", path, error) from error
+    write_new(path, text.encode())
     return f"{path} was written: {len(weight_map):,} tensors in {len(names)} files"
 
 
