@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from test_orbax_damaged import change_index, damage_node
 
 from ckpttools.cli.main import main
 from ckpttools.doctor import checks as checks_room
-from ckpttools.doctor.base import LEVELS
+from ckpttools.doctor.base import LEVELS, pasted
 from ckpttools.doctor.examine import checks, examine, fixes, mend
 from ckpttools.errors import CheckpointError, FormatError, UsageError
 from ckpttools.formats.databases import read_database
@@ -600,6 +601,55 @@ class TestMerge:
         with pytest.raises(FormatError, match="two processes disagree"):
             mend(item, "merge")
         assert content(item) == before
+
+
+class TestCommandsToPaste:
+    """A path is one word to the shell, whatever is in it."""
+
+    NAME = "a dir; $(false) 'x"
+
+    def scenes(self, tmp_path):
+        """Damaged things under that name, for each check that suggests a command with a path."""
+        top = tmp_path / self.NAME
+        item = copy(FIXTURES / "pytree_ocdbt0_zarr31", top, "ocdbt")
+        change_json(item / "_METADATA", use_ocdbt=True)
+        weights = copy(SHARDED, top, "weights")
+        min(weights.glob("*.safetensors")).unlink()
+        (weights / "config.json").unlink()
+        unnamed = copy(SHARDED, top, "unnamed")
+        (unnamed / "model.safetensors.index.json").write_text('{"weight_map": {"x": "a.safetensors"}}')
+        named = copy(SHARDED, top, "named")
+        shards = sorted(named.glob("*.safetensors"))
+        (named / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": shards[0].name}}))
+        bare = copy(FIXTURES / "handmade_bare", top, "bare")
+        several = copy(FIXTURES / "v1_checkpointables", top, "several")
+        stray = copy(FIXTURES / "standard", top, "stray")
+        (stray / "d" / "stray").write_bytes(bytes(50))
+        unmerged = copy(FIXTURES / "lazy_2proc", top, "unmerged") / "7" / "items"
+        (unmerged / "manifest.ocdbt").unlink()
+        partly = copy(FIXTURES / "lazy_2proc", top, "partly") / "7" / "items"
+        change_index(partly, lambda entries: entries.pop(b"params.params.w/c/1/0"))
+        left = copy(FIXTURES / "unfinished_atomic_rename", top, "left")
+        run = copy(FIXTURES / "maxtext_run", top, "run") / "checkpoints"
+        (run / "4" / "_CHECKPOINT_METADATA").write_text("{")
+        return [item, weights, unnamed, named, bare, several, stray, unmerged, partly, left, run]
+
+    def test_paths_are_quoted(self, tmp_path):
+        found = [each for scene in self.scenes(tmp_path) for each in examine(scene).findings]
+        commands = [each.do for each in found if "a dir" in each.do]
+        assert len(commands) >= 9
+        for command in commands:
+            words = [word for word in shlex.split(command) if "a dir" in word]
+            assert all(word.startswith(f"{tmp_path}/{self.NAME}/") for word in words), command
+
+    def test_of_errors_too(self, tmp_path):
+        *_, run = self.scenes(tmp_path)
+        with pytest.raises(FormatError) as caught:
+            open_tree(run)
+        assert shlex.quote(str(run)) in caught.value.hint
+
+    def test_a_path_that_looks_like_an_option(self):
+        assert pasted(Path("-rf x")) == "'./-rf x'"
 
 
 class TestCommand:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, told
+from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, pasted, told
 from ckpttools.doctor.chunk_files import POINTER, bad_chunks
 from ckpttools.doctor.looking import is_directory
 from ckpttools.doctor.scene import Item
@@ -14,7 +14,7 @@ from ckpttools.errors import CheckpointError
 from ckpttools.formats import zarr2, zarr3
 from ckpttools.formats.databases import Database
 from ckpttools.formats.ocdbt import Extent
-from ckpttools.formats.orbax_metadata import SavedLeaf, parse_tree
+from ckpttools.formats.orbax_metadata import TREE_FILE, SavedLeaf, parse_tree
 from ckpttools.formats.zarr_chunks import ChunkTable
 from ckpttools.ir.tree import dotted
 from ckpttools.names import folded
@@ -165,4 +165,4 @@ def _flavour(item: Item, names: Sequence[str]) -> Iterator[Finding]:
 
 
 def _edited(item: Item, field: str, wrong: str, right: str) -> str:
-    return f"""sed -i.bak 's/"{field}": *{wrong}/"{field}": {right}/' '{item.path}/_METADATA'"""
+    return f"""sed -i.bak 's/"{field}": *{wrong}/"{field}": {right}/' {pasted(item.path / TREE_FILE)}"""

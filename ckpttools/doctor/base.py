@@ -73,7 +73,17 @@ class Check:
 
 def mending(scene: Scene, fix: str) -> str:
     """The command that mends what was found."""
-    return f"ckpt doctor {quote(str(scene.path))} --fix {fix}"
+    return f"ckpt doctor {pasted(scene.path)} --fix {fix}"
+
+
+def pasted(path: Path) -> str:
+    """A path as a command takes it: what the shell or the command would read in it is plain text."""
+    return quote(f"./{path}" if str(path).startswith("-") else str(path))
+
+
+def set_aside(path: Path) -> str:
+    """The command that gives a file another name, and replaces none by it."""
+    return f"mv -n {pasted(path)} {pasted(path.with_name(path.name + '.aside'))}"
 
 
 def told(error: CheckpointError, place: Path, level: str = ERROR, why: str = "") -> Finding:

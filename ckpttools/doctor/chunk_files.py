@@ -1,8 +1,8 @@
 """What is wrong with single chunks, told from their lengths, and where each is a file from their headers.
 
 In an OCDBT database the index tells the length of a chunk, and files are cut at their end only: lengths tell
-all. Chunks in files of their own are cut one by one. Files cached, to look at an item took 0.06 s with 1.07 GB
-of bfloat16 weights in zstd in 16 chunks, and 1.2 s with 20,000 chunks of 128 bytes.
+all. Chunks in files of their own are cut one by one. With files cached, looking at an item took 0.06 s for 16
+chunks of zstd, 1.07 GB of bfloat16 weights, and 1.2 s for 20,000 chunks of 128 bytes.
 """
 
 from __future__ import annotations

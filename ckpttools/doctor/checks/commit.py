@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, mending
+from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, mending, pasted
 from ckpttools.doctor.new_files import write_new
 from ckpttools.doctor.scene import ORBAX_UNFINISHED, Directory, Scene, is_unfinished, json_or_error
 from ckpttools.errors import CheckpointError
@@ -29,7 +29,7 @@ def _look(scene: Scene) -> Iterator[Finding]:
     for item in scene.items:
         if item.step not in steps:
             why = "CheckpointManager and whoever looks for custom metadata such as scan_layers miss it"
-            do = f"restore it with a target, or write it anew: ckpt convert to-orbax {item.path} DST"
+            do = f"restore it with a target, or write it anew: ckpt convert to-orbax {pasted(item.path)} DST"
             yield Finding(INFO, str(item.path), f"no {CHECKPOINT_FILE} here or above", why, do)
 
 

@@ -7,8 +7,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from shlex import quote
 
-from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, Fix, mending, told
+from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, Fix, mending, pasted, set_aside, told
 from ckpttools.doctor.looking import is_file
 from ckpttools.doctor.new_files import write_new
 from ckpttools.doctor.scene import INDEX, SAFETENSORS, Scene, Weights, json_or_error
@@ -47,7 +48,7 @@ def _folder(scene: Scene, weights: Weights) -> Iterator[Finding]:
 def _missing(place: Path, names: Sequence[str], wanted: str) -> Finding:
     what = f"{len(names)} weight files missing: {_some(names)}"
     folder = place if place.is_dir() else place.parent
-    do = f"fetch them: hf download REPO --include '{names[0]}' --local-dir {folder}"
+    do = f"fetch them: hf download REPO --include {quote(names[0])} --local-dir {pasted(folder)}"
     return Finding(ERROR, str(place), what, f"{wanted}; their tensors cannot be read", do)
 
 
@@ -134,7 +135,7 @@ def _against_files(weights: Weights, place: Path, named: Mapping[str, str]) -> I
         for entry in each.entries
     }
     said = {(tensor, file) for tensor, file in named.items() if isinstance(headers.get(file), Header)}
-    hint = f"fetch the index again, or set it aside: mv {place} {place}.aside"
+    hint = f"fetch the index again, or set it aside: {set_aside(place)}"
     absent, unnamed = ({tensor for tensor, _ in pairs} for pairs in (said - there, there - said))
     if absent:
         what = f"names {len(absent)} tensors that its files do not hold: {_some(absent)}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ckpttools.doctor.arrays import array_findings
-from ckpttools.doctor.base import ERROR, INFO, Check, Finding, Fix, mending
+from ckpttools.doctor.base import ERROR, INFO, Check, Finding, Fix, mending, pasted, set_aside
 from ckpttools.doctor.looking import is_file
 from ckpttools.doctor.new_files import holds, refuse_existing, write_new
 from ckpttools.doctor.scene import Directory, Item, Scene
@@ -62,7 +62,8 @@ def _left_behind(item: Item) -> Iterator[Finding]:
         if lost:
             what = f"{len(lost)} keys, such as {min(lost)}, are not in the merged {MANIFEST}"
             why = "they cannot be read: the merge was interrupted, or the directory is of another save"
-            do = f"mv {MANIFEST} {MANIFEST}.aside in {item.path}, then ckpt doctor {item.path} --fix merge"
+            again = f"ckpt doctor {pasted(item.path)} --fix merge"
+            do = f"{set_aside(item.path / MANIFEST)} && {again}"
             yield Finding(ERROR, str(item.path / name), what, why, do)
 
 
