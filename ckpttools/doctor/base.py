@@ -90,5 +90,7 @@ def told(error: CheckpointError, place: Path, level: str = ERROR, why: str = "")
     """An error of the package as a finding."""
     details = [f"{label} {text}" for label, text in error.details() if label in ("got", "wanted")]
     what = "; ".join([*map(str.strip, error.message.splitlines()), *details])
-    hint = error.hint or "fetch it again, or restore it from another copy"
-    return Finding(level, error.place or str(place), what, why or "it cannot be read", hint)
+    # What sends the user here is no next step here.
+    hint = error.hint if error.hint and "ckpt doctor" not in error.hint else None
+    do = hint or "fetch it again, or restore it from another copy"
+    return Finding(level, error.place or str(place), what, why or "it cannot be read", do)

@@ -45,7 +45,7 @@ class LocalFile:
         try:
             status = Path(path).stat()
         except OSError as error:
-            raise storage_error("cannot look at", path, error) from error
+            raise _reading_error("cannot look at", path, error) from error
         return cls(str(path), status.st_size, str(status.st_mtime_ns))
 
     def _opened(self) -> int:
@@ -54,7 +54,7 @@ class LocalFile:
                 try:
                     self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
                 except OSError as error:
-                    raise storage_error("cannot open", self.path, error) from error
+                    raise _reading_error("cannot open", self.path, error) from error
                 self._closing = weakref.finalize(self, os.close, self._descriptor)
             return self._descriptor
 
@@ -99,7 +99,13 @@ class LocalFile:
         return f"LocalFile({self.path!r})"
 
 
-def storage_error(doing: str, path: str | Path, error: OSError) -> StorageError:
+def _reading_error(doing: str, path: str | Path, error: OSError) -> StorageError:
+    """The same for a file that a checkpoint names, not the user."""
+    hint = "it was deleted, moved or not copied: `ckpt doctor` says what else the checkpoint lacks"
+    return storage_error(doing, path, error, hint if isinstance(error, FileNotFoundError) else None)
+
+
+def storage_error(doing: str, path: str | Path, error: OSError, hint: str | None = None) -> StorageError:
     """An operating-system error in our words, the system's own kept."""
     hints = {
         "PermissionError": "check who owns it and its mode bits",
@@ -108,5 +114,5 @@ def storage_error(doing: str, path: str | Path, error: OSError) -> StorageError:
     return StorageError(
         f"{doing} {path}",
         got=f"{error.strerror} (errno {error.errno})",
-        hint=hints.get(type(error).__name__),
+        hint=hint or hints.get(type(error).__name__),
     )
