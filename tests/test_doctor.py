@@ -721,6 +721,28 @@ def test_links(tmp_path):
     assert "access" in told(folder, "error")
 
 
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors.index.json", "model-00001-of-00004.safetensors"]
+)
+def test_a_pipe_is_not_waited_for(tmp_path, name):
+    folder = copy(SHARDED, tmp_path)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert any(
+        each.what.startswith("not a file") for each in examine(folder).findings if each.level == "error"
+    )
+    with pytest.raises(CheckpointError):
+        open_tree(folder).metadata.config["model_type"]
+
+
+@pytest.mark.parametrize("name", ["_strings.json", "_sharding", "array_metadatas/process_0"])
+def test_a_pipe_in_an_item_is_not_waited_for(tmp_path, name):
+    item = copy(FIXTURES / "tree_zoo", tmp_path)
+    (item / name).unlink(missing_ok=True)
+    os.mkfifo(item / name)
+    assert told(item, "error")
+
+
 def test_a_check_is_one_file(tmp_path, monkeypatch):
     source = """
 from ckpttools.doctor.base import INFO, Check, Finding

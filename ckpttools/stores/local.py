@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import weakref
 from collections.abc import Callable
@@ -97,6 +98,22 @@ class LocalFile:
 
     def __repr__(self) -> str:
         return f"LocalFile({self.path!r})"
+
+
+def read_whole(path: Path) -> bytes:
+    """All of a small file.
+
+    Raises:
+        FormatError: it is a pipe or a device; opening a pipe would wait for who writes to it.
+        StorageError: it cannot be read.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise FormatError("not a file", place=path, got=stat.filemode(mode))
+        return path.read_bytes()
+    except OSError as error:
+        raise storage_error("cannot read", path, error) from error
 
 
 def _reading_error(doing: str, path: str | Path, error: OSError) -> StorageError:
