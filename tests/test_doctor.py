@@ -698,6 +698,19 @@ def test_no_permission(monkeypatch):
     assert [(each.level, "chmod u+r" in each.do) for each in found] == [("error", True)]
 
 
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_no_permission_for_data(tmp_path, monkeypatch, use_ocdbt):
+    arrays = {("w",): (zarr3([LITTLE], [300, 2]), values_of(F32, (600, 2)))}
+    item = write_item(tmp_path / "item", arrays, use_ocdbt=use_ocdbt)
+    if use_ocdbt:
+        change_index(item, lambda entries: None)
+    denied = extents(item)[0].file if use_ocdbt else "1/0"
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith(denied))
+    (found,) = (each for each in examine(item).findings if each.level == "error")
+    assert denied in (found.place if use_ocdbt else found.what)
+    assert "permission" in found.what or "may not be read" in found.what
+
+
 def test_a_directory_that_cannot_be_listed(monkeypatch):
     scandir = os.scandir
 
@@ -740,6 +753,16 @@ def test_a_pipe_in_an_item_is_not_waited_for(tmp_path, name):
     item = copy(FIXTURES / "tree_zoo", tmp_path)
     (item / name).unlink(missing_ok=True)
     os.mkfifo(item / name)
+    assert told(item, "error")
+
+
+@pytest.mark.parametrize("name", ["index", "chunk"])
+def test_pipes_among_data_files_are_not_waited_for(tmp_path, name):
+    arrays = {("w",): (zarr3([LITTLE, ZSTD], [300, 2]), values_of(F32, (600, 2)))}
+    item = write_item(tmp_path / "item", arrays, use_ocdbt=name == "index")
+    for file in [*item.glob("d/*")] if name == "index" else [item / "w" / "c" / "1" / "0"]:
+        file.unlink()
+        os.mkfifo(file)
     assert told(item, "error")
 
 

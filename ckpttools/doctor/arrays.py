@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -21,6 +22,7 @@ from ckpttools.names import folded
 from ckpttools.region import Shape
 
 _MOST_NAMED = 3
+_UNREAD = "the arrays in it cannot be read"
 _FETCH = "copy the checkpoint again, whole: cp -a SRC DST; it was deleted or not copied"
 _PULL = "run `git lfs pull` in that repository, or download the files with `hf download`"
 
@@ -50,8 +52,10 @@ def _files(database: Database, item: Item) -> Iterator[Finding]:
             size = path.stat().st_size
         except OSError as error:
             what = f"a data file that {len(found)} entries of the index are in: {error.strerror}"
-            yield Finding(ERROR, str(path), what, "the arrays in it cannot be read", _FETCH)
+            yield Finding(ERROR, str(path), what, _UNREAD, _FETCH)
             continue
+        if not os.access(path, os.R_OK):
+            yield Finding(ERROR, str(path), "no permission to read it", _UNREAD, f"chmod u+r {pasted(path)}")
         beyond = [end for end in found if end > size]
         if beyond:
             what = f"{len(beyond)} of {len(found)} entries end beyond its {size} bytes, at {max(beyond)}"

@@ -7,6 +7,7 @@ chunks of zstd, 1.07 GB of bfloat16 weights, and 1.2 s for 20,000 chunks of 128 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -22,6 +23,7 @@ from ckpttools.stores.local import LocalFile
 
 _WRONG_LENGTH = "have the wrong length"
 _CUT = "are cut, or are something else: their headers and lengths do not agree"
+_DENIED = "may not be read"
 POINTER = "are Git LFS pointers, not the data"
 # Codecs that make no bytes of bytes, as `ChunkTable.codecs` words them.
 _OF_SHARDS = ("sharded", "in shards of")
@@ -63,10 +65,13 @@ def _fits(table: ChunkTable, entry: Entry) -> bool:
 
 def _in_file(table: ChunkTable, database: Database, entry: Extent, fault: str | None) -> str | None:
     """What is wrong with a chunk that is a file; nothing more than `fault` is looked for if it is plain."""
+    path = database.directory / entry.file
+    if not os.access(path, os.R_OK):
+        return _DENIED
     if fault is None and table.chunk_bytes is not None:
         return None
     try:
-        source = LocalFile.at(database.directory / entry.file)
+        source = LocalFile.at(path)
         try:
             return _looked_into(table, Encoded(source, entry.offset, entry.length), fault)
         finally:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Linux transfers at most 2**31 - 4096 bytes a call (read(2)); ask for less, in whole pages.
 _MOST_AT_ONCE = 1 << 30
+# A named pipe is opened without waiting for who writes to it, and refused when it is read by position.
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class LocalFile:
@@ -53,7 +55,7 @@ class LocalFile:
         with self._opening:
             if self._descriptor is None:
                 try:
-                    self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                    self._descriptor = os.open(self.path, _FLAGS)
                 except OSError as error:
                     raise _reading_error("cannot open", self.path, error) from error
                 self._closing = weakref.finalize(self, os.close, self._descriptor)
@@ -113,7 +115,7 @@ def read_whole(path: Path) -> bytes:
             raise FormatError("not a file", place=path, got=stat.filemode(mode))
         return path.read_bytes()
     except OSError as error:
-        raise storage_error("cannot read", path, error) from error
+        raise _reading_error("cannot read", path, error) from error
 
 
 def _reading_error(doing: str, path: str | Path, error: OSError) -> StorageError:
