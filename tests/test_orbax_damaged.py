@@ -76,6 +76,16 @@ class TestDamaged:
         assert "a data file is missing: " in error.message
         assert str(item / "d") in error.message
 
+    @pytest.mark.parametrize("file", ["_CHECKPOINT_METADATA", "_METADATA"])
+    def test_custom_metadata_that_is_none(self, tmp_path, file):
+        item = shutil.copytree(FIXTURES / "standard", tmp_path / "item")
+        change_json(item / file, custom_metadata=3)
+        with pytest.raises(FormatError, match="no JSON object") as caught:
+            open_tree(item)
+        assert caught.value.place == str(item / file)
+        (found,) = (each for each in examine(item).findings if each.level == "error")
+        assert "no JSON object" in found.what
+
     def test_a_deleted_node(self, tmp_path):
         item = self.item(tmp_path)
         change_index(item, lambda entries: None)
