@@ -180,6 +180,8 @@ class TestDamaged:
             ({"shape": [600, -2]}, "a shape that is none"),
             ({"fill_value": "none"}, "a fill value that is none"),
             ({"chunk_key_encoding": {"name": "v9"}}, "an unknown encoding of chunk keys"),
+            ({"codecs": [3]}, "not the metadata of a zarr array"),
+            ({"codecs": 3}, "not the metadata of a zarr array"),
         ],
     )
     def test_metadata_of_an_array_that_is_none(self, tmp_path, changed, message):
