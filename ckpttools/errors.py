@@ -108,6 +108,10 @@ class StorageError(CheckpointError):
     exit_code = 5
 
 
+class UnfinishedStepWarning(Warning):
+    """An earlier step was opened, because the save of a later one has not ended."""
+
+
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """Known names that look like `name`, best first; empty when none does."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -479,3 +480,37 @@ class TestLines:
         lines(Started(plan, 5, 261_608))
         lines(TaskDone(50_000, 50_000))
         assert capsys.readouterr().err.startswith("86 %  312 of 362 kB  5.00 kB/s  0:00:10 left")
+
+
+class TestLaterSteps:
+    """Whatever command opens a run says on stderr which later step it has passed over."""
+
+    RUN = Path(__file__).parents[1] / "fixtures" / "orbax" / "unfinished_commit_file"
+    COMMANDS = (
+        ("inspect", "tree"),
+        ("inspect", "stats"),
+        ("inspect", "chunks"),
+        ("hash",),
+        ("diff", RUN / "1"),
+        ("verify", "--against", RUN / "1"),
+    )
+
+    @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+    def test_an_unfinished_one(self, command: tuple[object, ...]):
+        result = succeed(*command, self.RUN, "--json")
+        assert result.stderr.startswith(f"Warning: step 1 of {self.RUN} is opened; later ones are unfinished")
+        assert "step 2: no _METADATA, commit timestamp null" in result.stderr
+        json.loads(result.stdout)
+        if command[0] not in ("diff", "verify"):
+            assert "Warning" not in succeed(*command, self.RUN, "--json", "--step", 1).stderr
+
+    def test_a_conversion(self, tmp_path: Path):
+        assert "unfinished" in succeed("convert", "to-zarr3", self.RUN, tmp_path / "out").stderr
+
+    def test_a_damaged_one(self, tmp_path: Path):
+        run = shutil.copytree(self.RUN.parent / "cm_default", tmp_path / "a run")
+        (run / "5" / "_CHECKPOINT_METADATA").write_text("{")
+        result = ckpt("convert", "to-zarr3", run, tmp_path / "out")
+        assert (result.exit_code, (tmp_path / "out").exists()) == (3, False)
+        assert f"ckpt doctor '{run}'" in result.stderr and "--step 0" in result.stderr
+        succeed("convert", "to-zarr3", run, tmp_path / "out", "--step", 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from test_orbax_damaged import change_index, damage_node
 
 from ckpttools.cli.main import main
 from ckpttools.doctor import checks as checks_room
-from ckpttools.doctor.base import LEVELS
+from ckpttools.doctor.base import LEVELS, pasted
 from ckpttools.doctor.examine import checks, examine, fixes, mend
 from ckpttools.errors import CheckpointError, FormatError, UsageError
 from ckpttools.formats.databases import read_database
@@ -287,6 +288,52 @@ class TestSteps:
             mend(step, "commit-marker")
         assert not (step / "commit_success.txt").exists()
 
+    def unmarked(self, tmp_path):
+        """Two steps without markers; the first that is mended is whole, the second is not."""
+        run = copy(FIXTURES / "cm_default", tmp_path)
+        for path in run.rglob("commit_success.txt"):
+            path.unlink()
+        (run / "5" / "default" / "_METADATA").write_text("{")
+        return run
+
+    def test_one_refusal_does_not_keep_a_fix_from_the_rest(self, tmp_path):
+        run = self.unmarked(tmp_path)
+        diagnosis = mend(run, "commit-marker")
+        assert (run / "0" / "commit_success.txt").exists()
+        assert all(f"{run}/0" in line for line in diagnosis.fixed)
+        assert {each.place for each in diagnosis.refused} == {f"{run}/5", f"{run}/5/default"}
+        assert all("cannot be said to be whole" in each.what for each in diagnosis.refused)
+        with pytest.raises(FormatError, match="could mend nothing") as caught:
+            mend(run, "commit-marker")
+        assert f"{run}/5/default" in caught.value.message
+
+    def test_a_refusal_is_told_beside_what_was_fixed(self, tmp_path):
+        run = self.unmarked(tmp_path / "text")
+        result = CliRunner().invoke(main, ["doctor", str(run), "--fix", "commit-marker"])
+        assert (result.exit_code, result.stderr) == (3, "")
+        assert f"fixed: {run}/0/commit_success.txt was written" in result.stdout
+        assert f"refused: {run}/5: " in result.stdout
+        run = self.unmarked(tmp_path / "json")
+        result = CliRunner().invoke(main, ["doctor", str(run), "--fix", "commit-marker", "--json"])
+        report = json.loads(result.stdout)
+        assert (result.exit_code, report["healthy"]) == (3, False)
+        assert [len(report["fixed"]), len(report["refused"])] == [2, 2]
+        assert report["refused"][0]["do"]
+
+    def test_what_the_system_does_not_allow_is_refused(self, tmp_path, monkeypatch):
+        run = self.unmarked(tmp_path)
+        opened = Path.open
+
+        def refuse(path, *arguments, **more):
+            if path.name.startswith("commit_success.txt") and "default" not in path.parts:
+                raise OSError(30, "Read-only file system", str(path))
+            return opened(path, *arguments, **more)
+
+        monkeypatch.setattr(Path, "open", refuse)
+        diagnosis = mend(run, "commit-marker")
+        assert (diagnosis.exit_code, len(diagnosis.fixed)) == (5, 1)
+        assert "Read-only file system" in diagnosis.refused[0].what
+
     def test_an_unfinished_step_is_set_aside(self, tmp_path):
         import orbax.checkpoint as ocp
 
@@ -309,6 +356,16 @@ class TestSteps:
         (run / "2").rename(run / "2.unfinished")
         assert told(run) == {("warning", "leftovers")}
         assert "set aside" in examine(run).findings[0].what
+
+    @pytest.mark.parametrize("lost", ["_CHECKPOINT_METADATA", "items/_METADATA"])
+    def test_a_damaged_latest_step(self, tmp_path, lost):
+        """Whatever is an error in it, the run is what users give to commands."""
+        run = copy(FIXTURES / "maxtext_run", tmp_path) / "checkpoints"
+        (run / "4" / lost).write_text("{") if lost[0] == "_" else (run / "4" / lost).unlink()
+        found = [each for each in examine(run).findings if each.check == "latest"]
+        assert [(each.level, each.place) for each in found] == [("warning", str(run))]
+        assert "step 4" in found[0].what and "--step" in found[0].do
+        assert "latest" not in told(run / "4", "warning")
 
     def test_an_item_that_is_gone(self, tmp_path):
         run = copy(FIXTURES / "maxtext_run", tmp_path)
@@ -427,6 +484,17 @@ class TestSafetensors:
         assert examine(folder).findings == ()
         assert {path: data for path, data in content(folder).items() if path.name != index.name} == before
 
+    def test_an_interrupted_index_is_written_again(self, tmp_path):
+        folder = self.folder(tmp_path)
+        index = folder / "model.safetensors.index.json"
+        index.unlink()
+        mend(folder, "index")
+        wanted = content(folder)
+        index.with_name(index.name + ".new").write_bytes(index.read_bytes()[:30])
+        index.unlink()
+        assert len(mend(folder, "index").fixed) == 1
+        assert content(folder) == wanted
+
     def test_no_index_over_two_copies_of_a_tensor(self, tmp_path):
         folder = self.folder(tmp_path)
         (folder / "model.safetensors.index.json").unlink()
@@ -484,6 +552,34 @@ class TestMerge:
         with pytest.raises(FormatError, match="is there already"):
             fixes()["merge"].apply(item)
 
+    @pytest.mark.parametrize("left", ["node", "half a node", "half a manifest"])
+    def test_an_interrupted_merge_is_repeated(self, tmp_path, left):
+        item = self.unmerged(tmp_path)
+        mend(item, "merge")
+        wanted = content(item)
+        manifest, (node,) = item / "manifest.ocdbt", (item / "d").iterdir()
+        half = {"half a node": node, "half a manifest": manifest}.get(left)
+        if half:
+            half.with_name(half.name + ".new").write_bytes(half.read_bytes()[:20])
+        for path in [manifest] + [node] * (left == "half a node"):
+            path.unlink()
+        assert len(mend(item, "merge").fixed) == 1
+        assert content(item) == wanted
+
+    @pytest.mark.parametrize("name", ["node", "node.new", "manifest.ocdbt.new"])
+    def test_other_files_are_not_replaced(self, tmp_path, name):
+        item = self.unmerged(tmp_path)
+        mend(item, "merge")
+        (node,) = (item / "d").iterdir()
+        for path in (item / "manifest.ocdbt", node):
+            path.unlink()
+        other = node.with_name(name.replace("node", node.name)) if name.startswith("node") else item / name
+        other.write_bytes(b"something of the user's")
+        with pytest.raises(FormatError, match="is there already"):
+            mend(item, "merge")
+        assert other.read_bytes() == b"something of the user's"
+        assert not (item / "manifest.ocdbt").exists()
+
     def test_not_without_all_processes(self, tmp_path):
         item = self.unmerged(tmp_path)
         shutil.rmtree(item / "ocdbt.process_1")
@@ -505,6 +601,55 @@ class TestMerge:
         with pytest.raises(FormatError, match="two processes disagree"):
             mend(item, "merge")
         assert content(item) == before
+
+
+class TestCommandsToPaste:
+    """A path is one word to the shell, whatever is in it."""
+
+    NAME = "a dir; $(false) 'x"
+
+    def scenes(self, tmp_path):
+        """Damaged things under that name, for each check that suggests a command with a path."""
+        top = tmp_path / self.NAME
+        item = copy(FIXTURES / "pytree_ocdbt0_zarr31", top, "ocdbt")
+        change_json(item / "_METADATA", use_ocdbt=True)
+        weights = copy(SHARDED, top, "weights")
+        min(weights.glob("*.safetensors")).unlink()
+        (weights / "config.json").unlink()
+        unnamed = copy(SHARDED, top, "unnamed")
+        (unnamed / "model.safetensors.index.json").write_text('{"weight_map": {"x": "a.safetensors"}}')
+        named = copy(SHARDED, top, "named")
+        shards = sorted(named.glob("*.safetensors"))
+        (named / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": shards[0].name}}))
+        bare = copy(FIXTURES / "handmade_bare", top, "bare")
+        several = copy(FIXTURES / "v1_checkpointables", top, "several")
+        stray = copy(FIXTURES / "standard", top, "stray")
+        (stray / "d" / "stray").write_bytes(bytes(50))
+        unmerged = copy(FIXTURES / "lazy_2proc", top, "unmerged") / "7" / "items"
+        (unmerged / "manifest.ocdbt").unlink()
+        partly = copy(FIXTURES / "lazy_2proc", top, "partly") / "7" / "items"
+        change_index(partly, lambda entries: entries.pop(b"params.params.w/c/1/0"))
+        left = copy(FIXTURES / "unfinished_atomic_rename", top, "left")
+        run = copy(FIXTURES / "maxtext_run", top, "run") / "checkpoints"
+        (run / "4" / "_CHECKPOINT_METADATA").write_text("{")
+        return [item, weights, unnamed, named, bare, several, stray, unmerged, partly, left, run]
+
+    def test_paths_are_quoted(self, tmp_path):
+        found = [each for scene in self.scenes(tmp_path) for each in examine(scene).findings]
+        commands = [each.do for each in found if "a dir" in each.do]
+        assert len(commands) >= 9
+        for command in commands:
+            words = [word for word in shlex.split(command) if "a dir" in word]
+            assert all(word.startswith(f"{tmp_path}/{self.NAME}/") for word in words), command
+
+    def test_of_errors_too(self, tmp_path):
+        *_, run = self.scenes(tmp_path)
+        with pytest.raises(FormatError) as caught:
+            open_tree(run)
+        assert shlex.quote(str(run)) in caught.value.hint
+
+    def test_a_path_that_looks_like_an_option(self):
+        assert pasted(Path("-rf x")) == "'./-rf x'"
 
 
 class TestCommand:
@@ -553,6 +698,19 @@ def test_no_permission(monkeypatch):
     assert [(each.level, "chmod u+r" in each.do) for each in found] == [("error", True)]
 
 
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_no_permission_for_data(tmp_path, monkeypatch, use_ocdbt):
+    arrays = {("w",): (zarr3([LITTLE], [300, 2]), values_of(F32, (600, 2)))}
+    item = write_item(tmp_path / "item", arrays, use_ocdbt=use_ocdbt)
+    if use_ocdbt:
+        change_index(item, lambda entries: None)
+    denied = extents(item)[0].file if use_ocdbt else "1/0"
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith(denied))
+    (found,) = (each for each in examine(item).findings if each.level == "error")
+    assert denied in (found.place if use_ocdbt else found.what)
+    assert "permission" in found.what or "may not be read" in found.what
+
+
 def test_a_directory_that_cannot_be_listed(monkeypatch):
     scandir = os.scandir
 
@@ -574,6 +732,38 @@ def test_links(tmp_path):
     shard.symlink_to(tmp_path / "gone")
     (folder / "round").symlink_to(folder)
     assert "access" in told(folder, "error")
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors.index.json", "model-00001-of-00004.safetensors"]
+)
+def test_a_pipe_is_not_waited_for(tmp_path, name):
+    folder = copy(SHARDED, tmp_path)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert any(
+        each.what.startswith("not a file") for each in examine(folder).findings if each.level == "error"
+    )
+    with pytest.raises(CheckpointError):
+        open_tree(folder).metadata.config["model_type"]
+
+
+@pytest.mark.parametrize("name", ["_strings.json", "_sharding", "array_metadatas/process_0"])
+def test_a_pipe_in_an_item_is_not_waited_for(tmp_path, name):
+    item = copy(FIXTURES / "tree_zoo", tmp_path)
+    (item / name).unlink(missing_ok=True)
+    os.mkfifo(item / name)
+    assert told(item, "error")
+
+
+@pytest.mark.parametrize("name", ["index", "chunk"])
+def test_pipes_among_data_files_are_not_waited_for(tmp_path, name):
+    arrays = {("w",): (zarr3([LITTLE, ZSTD], [300, 2]), values_of(F32, (600, 2)))}
+    item = write_item(tmp_path / "item", arrays, use_ocdbt=name == "index")
+    for file in [*item.glob("d/*")] if name == "index" else [item / "w" / "c" / "1" / "0"]:
+        file.unlink()
+        os.mkfifo(file)
+    assert told(item, "error")
 
 
 def test_a_check_is_one_file(tmp_path, monkeypatch):

@@ -23,10 +23,12 @@ from orbax_items import (
     zarr3,
 )
 
+from ckpttools.doctor.examine import examine
 from ckpttools.errors import FormatError, StorageError
 from ckpttools.formats import ocdbt, orbax_pieces
 from ckpttools.formats.registry import open_tree
 from ckpttools.region import Region
+from ckpttools.stores.local import LocalFile
 
 F32 = np.dtype("float32")
 OCDBT = pytest.mark.parametrize("use_ocdbt", [True, False], ids=["ocdbt", "files"])
@@ -73,6 +75,40 @@ class TestDamaged:
         error = self.error(item, StorageError)
         assert "a data file is missing: " in error.message
         assert str(item / "d") in error.message
+
+    @pytest.mark.parametrize("file", ["_CHECKPOINT_METADATA", "_METADATA"])
+    def test_custom_metadata_that_is_none(self, tmp_path, file):
+        item = shutil.copytree(FIXTURES / "standard", tmp_path / "item")
+        change_json(item / file, custom_metadata=3)
+        with pytest.raises(FormatError, match="no JSON object") as caught:
+            open_tree(item)
+        assert caught.value.place == str(item / file)
+        (found,) = (each for each in examine(item).findings if each.level == "error")
+        assert "no JSON object" in found.what
+
+    def test_a_deleted_node(self, tmp_path):
+        item = self.item(tmp_path)
+        change_index(item, lambda entries: None)
+        (item / "d" / "index").unlink()
+        with pytest.raises(StorageError, match="a file of the index is missing") as caught:
+            open_tree(item)
+        assert str(item / "d" / "index") in caught.value.message
+        assert f"ckpt doctor {item}" in caught.value.hint
+        (found,) = (each for each in examine(item).findings if each.level == "error")
+        assert found.check == "index" and "a file of the index is missing" in found.what
+        assert "ckpt doctor" not in found.do
+
+    def test_a_file_that_goes_after_it_was_looked_at(self, tmp_path):
+        item = self.item(tmp_path, use_ocdbt=False)
+        array = open_tree(item).arrays["w",]
+        path = item / "w" / "c" / "1" / "0"
+        source = LocalFile.at(path)
+        path.unlink()
+        with pytest.raises(StorageError, match="cannot open") as caught:
+            source.read(0, 1)
+        assert "ckpt doctor" in caught.value.hint
+        with pytest.raises(FormatError, match="a chunk is missing"):
+            array.read()
 
     def test_a_deleted_chunk(self, tmp_path):
         item = self.item(tmp_path, use_ocdbt=False)
@@ -144,6 +180,8 @@ class TestDamaged:
             ({"shape": [600, -2]}, "a shape that is none"),
             ({"fill_value": "none"}, "a fill value that is none"),
             ({"chunk_key_encoding": {"name": "v9"}}, "an unknown encoding of chunk keys"),
+            ({"codecs": [3]}, "not the metadata of a zarr array"),
+            ({"codecs": 3}, "not the metadata of a zarr array"),
         ],
     )
     def test_metadata_of_an_array_that_is_none(self, tmp_path, changed, message):

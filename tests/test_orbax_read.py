@@ -17,9 +17,10 @@ from golden_data import (
     opened_by_tensorstore,
 )
 
-from ckpttools.errors import CheckpointError, FormatError, StorageError, UsageError
+from ckpttools.errors import CheckpointError, FormatError, StorageError, UnfinishedStepWarning, UsageError
 from ckpttools.formats import ocdbt
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.orbax_steps import DamagedStepError
 from ckpttools.formats.orbax_write import INDEX_FILE
 from ckpttools.formats.registry import open_tree
 from ckpttools.ir.kinds import kind_of
@@ -170,9 +171,45 @@ class TestSteps:
             open_tree(run / "10" / level, ReadOptions(step=0))
         assert caught.value.got == "step 10"
 
-    def test_a_damaged_checkpoint_metadata_is_a_reason(self, run):
-        (run / "10" / "_CHECKPOINT_METADATA").write_text("{")
-        assert self.opened(run).step == 0
+    @pytest.mark.parametrize(
+        ("damage", "reason"),
+        [
+            (lambda step: (step / "_CHECKPOINT_METADATA").write_text("{"), "not a JSON file"),
+            (lambda step: (step / "items" / "_METADATA").unlink(), "no _METADATA"),
+            (lambda step: (step / "items" / "manifest.ocdbt").unlink(), "no manifest.ocdbt in items"),
+            (lambda step: shutil.rmtree(step / "items"), "no _METADATA"),
+            (lambda step: [file.unlink() for file in step.rglob("_*METADATA")], "no _METADATA"),
+        ],
+    )
+    def test_an_older_step_does_not_take_the_place_of_a_damaged_one(self, run, damage, reason):
+        """Orbax takes the damaged one for the latest; another one would be stale weights."""
+        shutil.rmtree(run / "2")
+        damage(run / "10")
+        with pytest.raises(DamagedStepError, match="the latest step is damaged") as caught:
+            self.opened(run)
+        assert f"step 10: {reason}" in caught.value.message
+        assert "--step 0" in caught.value.hint
+        assert self.opened(run, 0).step == 0
+
+    def test_orbax_takes_the_damaged_one(self, run):
+        import orbax.checkpoint as ocp
+
+        for unfinished in (run / "30", run / "40.orbax-checkpoint-tmp"):
+            shutil.rmtree(unfinished)
+        (run / "10" / "items" / "_METADATA").unlink()
+        assert ocp.CheckpointManager(run).latest_step() == 10
+
+    def test_unfinished_ones_are_told(self, run):
+        with pytest.warns(UnfinishedStepWarning) as caught:
+            self.opened(run)
+        (told,) = map(str, (each.message for each in caught))
+        assert f"step 10 of {run} is opened" in told
+        assert "step 30: commit timestamp null" in told and "step 40: its name is still" in told
+        assert "step 2" not in told
+
+    def test_who_names_the_step_is_told_nothing(self, run, recwarn):
+        assert self.opened(run, 10).step == 10
+        assert not recwarn.list
 
     def test_several_items_must_be_chosen_from(self, run):
         shutil.copytree(run / "10" / "items", run / "10" / "other")
@@ -206,6 +243,14 @@ class TestBareSteps:
         assert open_tree(run).metadata.step == 5
         with pytest.raises(FormatError, match="unfinished save"):
             open_tree(run / "6")
+
+    @pytest.mark.parametrize("old", [("5",), ("5", "6")])
+    def test_steps_of_old_versions_are_steps_too(self, run, old):
+        """Not items of the run, of which one would be taken for all there is."""
+        for step in old:
+            (run / step / "_CHECKPOINT_METADATA").unlink()
+        assert open_tree(run).metadata.step == 6
+        assert open_tree(run / "5").metadata.step == 5
 
     def test_any_name_will_do(self, run):
         (run / "6").rename(run / "final")

@@ -31,7 +31,8 @@ def doctor(ctx: click.Context, path: Path | None, as_json: bool, fix: str | None
 
     PATH is anything: a run, a step, an item, a directory or file of safetensors, a zarr v3 hierarchy, whole
     or damaged. Indexes, headers and metadata are read, arrays are not. Exits with 1 if something is an
-    error; warnings and infos leave it at 0.
+    error; warnings and infos leave it at 0. A fix mends what it can, and says where it was refused: then it
+    exits with 3, or with 5 where the system did not allow it.
 
     \b
     Example:
@@ -55,7 +56,7 @@ def doctor(ctx: click.Context, path: Path | None, as_json: bool, fix: str | None
         print_json(diagnosis)
     else:
         show(_view(diagnosis, fix))
-    ctx.exit(0 if diagnosis.healthy else 1)
+    ctx.exit(diagnosis.exit_code)
 
 
 def _view(diagnosis: Diagnosis, fix: str | None) -> Iterator[str]:
@@ -64,6 +65,8 @@ def _view(diagnosis: Diagnosis, fix: str | None) -> Iterator[str]:
         yield ", ".join(diagnosis.looked_at)
     for line in diagnosis.fixed:
         yield click.style("fixed: ", fg="green") + printable(line)
+    for each in diagnosis.refused:
+        yield click.style("refused: ", fg="red") + printable(f"{each.place}: {each.what}; {each.do}")
     if fix is not None and not diagnosis.fixed:
         yield f"nothing here that --fix {fix} could mend"
     for finding in diagnosis.findings:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, told
+from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, pasted, told
+from ckpttools.doctor.chunk_files import POINTER, bad_chunks
 from ckpttools.doctor.looking import is_directory
 from ckpttools.doctor.scene import Item
 from ckpttools.errors import CheckpointError
 from ckpttools.formats import zarr2, zarr3
 from ckpttools.formats.databases import Database
-from ckpttools.formats.ocdbt import Entry, Extent
-from ckpttools.formats.orbax_metadata import SavedLeaf, parse_tree
+from ckpttools.formats.ocdbt import Extent
+from ckpttools.formats.orbax_metadata import TREE_FILE, SavedLeaf, parse_tree
 from ckpttools.formats.zarr_chunks import ChunkTable
 from ckpttools.ir.tree import dotted
 from ckpttools.names import folded
-from ckpttools.region import grid_shape
+from ckpttools.region import Shape
 
 _MOST_NAMED = 3
+_UNREAD = "the arrays in it cannot be read"
 _FETCH = "copy the checkpoint again, whole: cp -a SRC DST; it was deleted or not copied"
+_PULL = "run `git lfs pull` in that repository, or download the files with `hf download`"
 
 
 def array_findings(item: Item) -> Iterator[Finding]:
@@ -31,7 +35,7 @@ def array_findings(item: Item) -> Iterator[Finding]:
         yield told(error, item.path)
     yield from _files(item.database, item)
     for table in item.tables.tables.values():
-        yield from _chunks(item, table)
+        yield from _chunks(item, item.database, table)
     yield from _missing(item, [table for table in item.tables.tables.values() if table.missing])
     yield from _names(item)
 
@@ -48,36 +52,29 @@ def _files(database: Database, item: Item) -> Iterator[Finding]:
             size = path.stat().st_size
         except OSError as error:
             what = f"a data file that {len(found)} entries of the index are in: {error.strerror}"
-            yield Finding(ERROR, str(path), what, "the arrays in it cannot be read", _FETCH)
+            yield Finding(ERROR, str(path), what, _UNREAD, _FETCH)
             continue
+        if not os.access(path, os.R_OK):
+            yield Finding(ERROR, str(path), "no permission to read it", _UNREAD, f"chmod u+r {pasted(path)}")
         beyond = [end for end in found if end > size]
         if beyond:
             what = f"{len(beyond)} of {len(found)} entries end beyond its {size} bytes, at {max(beyond)}"
             yield Finding(ERROR, str(path), what, "it was cut short: those chunks cannot be read", _FETCH)
 
 
-def _chunks(item: Item, table: ChunkTable) -> Iterator[Finding]:
+def _chunks(item: Item, database: Database, table: ChunkTable) -> Iterator[Finding]:
     place = f"{item.path}: {table.name}" if table.name else str(item.path)
     if table.strays:
         grid = f"{list(table.grid)} of chunks {list(table.array.chunk)} for shape {list(table.array.shape)}"
         what = f"{len(table.strays)} chunks, such as {table.strays[0]}, are outside the grid {grid}"
         yield Finding(ERROR, place, what, "the metadata is of another array than the chunks", _FETCH)
-    wrong = [index for index, entry in table.chunks.items() if not _fits(table, entry)]
-    if wrong:
-        some = f"{len(wrong)} of {len(table.chunks)} chunks, such as {table.key(wrong[0])},"
-        what = f"{some} have the wrong length"
-        yield Finding(ERROR, place, what, "they cannot be read", _FETCH)
-
-
-def _fits(table: ChunkTable, entry: Entry) -> bool:
-    """Whether the length of a chunk can be right."""
-    length = entry.length if isinstance(entry, Extent) else len(entry)
-    if table.chunk_bytes is not None:
-        return length == table.chunk_bytes
-    if table.array.shard_index_at_start is not None:
-        pieces = prod(grid_shape(table.array.chunk, table.array.coding.shape))
-        return length >= 16 * pieces + 4
-    return length > 0
+    faults: dict[str, list[Shape]] = defaultdict(list)
+    for bad in bad_chunks(table, database):
+        faults[bad.fault].append(bad.index)
+    for fault, indices in faults.items():
+        what = f"{len(indices)} of {len(table.chunks)} chunks, such as {table.key(indices[0])}, {fault}"
+        do = _PULL if fault == POINTER else _FETCH
+        yield Finding(ERROR, place, what, "they cannot be read", do)
 
 
 def _missing(item: Item, tables: Sequence[ChunkTable]) -> Iterator[Finding]:
@@ -172,4 +169,4 @@ def _flavour(item: Item, names: Sequence[str]) -> Iterator[Finding]:
 
 
 def _edited(item: Item, field: str, wrong: str, right: str) -> str:
-    return f"""sed -i.bak 's/"{field}": *{wrong}/"{field}": {right}/' '{item.path}/_METADATA'"""
+    return f"""sed -i.bak 's/"{field}": *{wrong}/"{field}": {right}/' {pasted(item.path / TREE_FILE)}"""

@@ -73,12 +73,24 @@ class Check:
 
 def mending(scene: Scene, fix: str) -> str:
     """The command that mends what was found."""
-    return f"ckpt doctor {quote(str(scene.path))} --fix {fix}"
+    return f"ckpt doctor {pasted(scene.path)} --fix {fix}"
+
+
+def pasted(path: Path) -> str:
+    """A path as a command takes it: what the shell or the command would read in it is plain text."""
+    return quote(f"./{path}" if str(path).startswith("-") else str(path))
+
+
+def set_aside(path: Path) -> str:
+    """The command that gives a file another name, and replaces none by it."""
+    return f"mv -n {pasted(path)} {pasted(path.with_name(path.name + '.aside'))}"
 
 
 def told(error: CheckpointError, place: Path, level: str = ERROR, why: str = "") -> Finding:
     """An error of the package as a finding."""
     details = [f"{label} {text}" for label, text in error.details() if label in ("got", "wanted")]
     what = "; ".join([*map(str.strip, error.message.splitlines()), *details])
-    hint = error.hint or "fetch it again, or restore it from another copy"
-    return Finding(level, error.place or str(place), what, why or "it cannot be read", hint)
+    # What sends the user here is no next step here.
+    hint = error.hint if error.hint and "ckpt doctor" not in error.hint else None
+    do = hint or "fetch it again, or restore it from another copy"
+    return Finding(level, error.place or str(place), what, why or "it cannot be read", do)

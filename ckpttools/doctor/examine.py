@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import os
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 from ckpttools.doctor import checks as checks_room
-from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix
+from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, told
 from ckpttools.doctor.scene import Scene, scene_at
-from ckpttools.errors import FormatError, UsageError
+from ckpttools.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.stores.local import storage_error
 
 # The check that opens everything: what it finds is only said where no other check says more.
 LAST_RESORT = "opens"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A place where a fix was asked for and not applied.
+
+    Attributes:
+        place: file or directory.
+        what: why it was not safe or not possible.
+        do: the next step.
+        exit_code: of the error that it is.
+    """
+
+    place: str
+    what: str
+    do: str
+    exit_code: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +47,7 @@ class Diagnosis:
         looked_at: what there is, in words: "2 steps", "1 item".
         findings: errors first.
         fixed: what was changed, when a fix was asked for.
+        refused: where that fix was not applied.
     """
 
     path: str
@@ -36,6 +55,12 @@ class Diagnosis:
     looked_at: tuple[str, ...]
     findings: tuple[Finding, ...]
     fixed: tuple[str, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """Of the process: that of the first refusal; else 0, or 1 where something is an error."""
+        return self.refused[0].exit_code if self.refused else int(not self.healthy)
 
 
 @cache
@@ -121,25 +146,53 @@ def _is_at(place: str, top: str) -> bool:
 
 
 def mend(path: Path, name: str) -> Diagnosis:
-    """Applies a fix wherever a finding asks for it, then looks again.
+    """Applies a fix wherever a finding asks for it, then looks again; goes on where it is refused.
 
     Raises:
         UsageError: no fix has this name.
-        CheckpointError: it was not safe or not possible; places before have been mended.
+        CheckpointError: it was not safe or not possible anywhere; nothing was changed.
     """
     known = fixes()
     if name not in known:
         raise UsageError(f"there is no fix {name!r}", wanted=" or ".join(known), hint="ckpt doctor --list")
     found = examine(path).findings
-    places = dict.fromkeys(each.place for each in found if each.fix == name)
-    done = []
-    for place in places:
-        if known[name].needs_health:
-            _refuse_ill(place, found)
-        done.append(known[name].apply(Path(place)))
-    if not os.path.lexists(path):
-        return Diagnosis(str(path), True, (), (), tuple(done))
-    return replace(examine(path), fixed=tuple(done))
+    done: list[str] = []
+    refused: dict[str, CheckpointError] = {}
+    for place in dict.fromkeys(each.place for each in found if each.fix == name):
+        try:
+            done.append(_applied(known[name], place, found))
+        except CheckpointError as error:
+            refused[place] = error
+    if refused and not done:
+        raise _together(name, refused)
+    after = examine(path) if os.path.lexists(path) else Diagnosis(str(path), True, (), ())
+    refusals = tuple(_refusal(place, error) for place, error in refused.items())
+    return replace(after, fixed=tuple(done), refused=refusals)
+
+
+def _applied(fix: Fix, place: str, found: Iterable[Finding]) -> str:
+    if fix.needs_health:
+        _refuse_ill(place, found)
+    try:
+        return fix.apply(Path(place))
+    except OSError as error:
+        raise storage_error("cannot mend", error.filename or place, error) from error
+
+
+def _together(name: str, refused: Mapping[str, CheckpointError]) -> CheckpointError:
+    """One error for all."""
+    first = next(iter(refused.values()))
+    if len(refused) == 1:
+        return first
+    reasons = listing([f"{place}: {_refusal(place, error).what}" for place, error in refused.items()])
+    return type(first)(f"--fix {name} could mend nothing{reasons}", hint=first.hint)
+
+
+def _refusal(place: str, error: CheckpointError) -> Refusal:
+    as_finding = told(error, Path(place))
+    where = f"{as_finding.place}: " if as_finding.place != place else ""
+    do = error.hint or "see to that, and run the same command again"
+    return Refusal(place, where + as_finding.what, do, error.exit_code)
 
 
 def _refuse_ill(place: str, found: Iterable[Finding]) -> None:

@@ -21,7 +21,7 @@ from ckpttools.formats.safetensors_header import json_object
 from ckpttools.formats.zarr3 import DOCUMENT as ZARR3
 from ckpttools.formats.zarr_chunks import ChunkTables, chunk_tables
 from ckpttools.run.staging import SUFFIX
-from ckpttools.stores.local import storage_error
+from ckpttools.stores.local import read_whole, storage_error
 
 # What Orbax appends to the name of a directory that it is still writing; old versions add a time.
 ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"
@@ -163,13 +163,9 @@ class Scene:
 
 def json_or_error(path: Path) -> Mapping[str, Any] | CheckpointError:
     """The JSON object in a file, or what is wrong with it."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        return storage_error("cannot read", path, error)
     hint = "fetch the file again, or restore it from another copy"
     try:
-        return json_object(raw, str(path), FormatError, hint, unique=False)
+        return json_object(read_whole(path), str(path), FormatError, hint, unique=False)
     except CheckpointError as error:
         return error
 

@@ -16,7 +16,7 @@ from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors_write import SafetensorsWriter
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.tree import Metadata, Path, Tree
-from ckpttools.stores.local import storage_error
+from ckpttools.stores.local import read_whole
 
 CARRIED = "carried"
 # What transformers and tokenizers read beside the weights; not the weights, their index, or pictures.
@@ -149,10 +149,7 @@ def read_file(path: FilePath) -> bytes:
     Raises:
         StorageError: it cannot be read.
     """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise storage_error("cannot read", path, error) from error
+    return read_whole(path)
 
 
 def write_synced(path: FilePath, content: bytes) -> None:

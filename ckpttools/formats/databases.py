@@ -13,7 +13,7 @@ from pathlib import Path
 from ckpttools.errors import FormatError
 from ckpttools.formats import ocdbt
 from ckpttools.formats.ocdbt import MANIFEST, Entry, Extent
-from ckpttools.formats.orbax_entries import processes_of
+from ckpttools.formats.orbax_entries import named_file, processes_of
 from ckpttools.stores.local import LocalFile, storage_error
 
 
@@ -75,7 +75,7 @@ def read_database(directory: Path) -> Database:
     nodes: list[Extent] = []
 
     def fetch(file: str, offset: int, length: int | None) -> bytes:
-        source = LocalFile.at(directory / file)
+        source = named_file(directory, file, "a file of the index")
         try:
             rest = max(0, source.size - offset)
             nodes.append(Extent(file, offset, rest if length is None else length))

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ckpttools.errors import FormatError, StorageError
+from ckpttools.errors import FormatError
+from ckpttools.stores.local import read_whole
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -16,10 +17,9 @@ def read_json(path: Path) -> dict[str, Any]:
         StorageError: the file cannot be read.
         FormatError: it holds no JSON object.
     """
+    text = read_whole(path)
     try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise StorageError(f"cannot read {path}", got=error.strerror) from error
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FormatError("not a JSON file", place=path, got=error) from error
     if not isinstance(document, dict):

@@ -38,7 +38,7 @@ class Orbax:
             format=self.name,
             step=item.step,
             item=item.name,
-            custom=_custom_metadata(item) or document.get("custom_metadata") or {},
+            custom=_custom_metadata(item) or _object(document, place),
             scalars=frozenset(each.path for each in saved if each.value_type == "scalar"),
             key_impls={names[name]: impl for name, impl in impls.items() if name in names},
             config=_config(item.directory),
@@ -88,10 +88,22 @@ def _custom_metadata(item: orbax_steps.Item) -> Mapping[str, object]:
     for directory in (item.step_directory, item.directory):
         path = directory / orbax_metadata.CHECKPOINT_FILE
         if path.is_file():
-            custom = read_json(path).get("custom_metadata")
+            custom = _object(read_json(path), path)
             if custom:
-                return dict(custom)
+                return custom
     return {}
+
+
+def _object(document: Mapping[str, Any], place: FilePath) -> Mapping[str, object]:
+    """What a document says of the user's.
+
+    Raises:
+        FormatError: it is no JSON object.
+    """
+    custom = document.get("custom_metadata") or {}
+    if not isinstance(custom, dict):
+        raise FormatError("the custom metadata is no JSON object", place=place, got=type(custom).__name__)
+    return custom
 
 
 class _Leaves:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -13,17 +13,13 @@ from ckpttools.formats import zarr2, zarr3
 from ckpttools.formats.ocdbt import Entry
 from ckpttools.formats.orbax_entries import Entries, Files
 from ckpttools.formats.orbax_pieces import Piece, Shard, piece_array, scratch_of
+from ckpttools.formats.zarr_chunks import parse_array
 from ckpttools.formats.zarr_codecs import ZarrArray
 from ckpttools.ir.array import ByteSource, LazyArray
 from ckpttools.ir.nodes import Chunked, Constant, Stored
 from ckpttools.ir.tree import Path, dotted, spelled
 from ckpttools.region import Shape, grid_cell, grid_indices, grid_shape
 from ckpttools.stores.memory import Bytes
-
-_PARSERS: dict[str, Callable[[bytes, str], ZarrArray]] = {
-    zarr3.DOCUMENT: zarr3.parse_array,
-    zarr2.DOCUMENT: zarr2.parse_array,
-}
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ class Arrays:
                 document = self._bytes(entry)
                 if document not in self._parsed:
                     place = f"{self.directory}: {prefix}{file}"
-                    self._parsed[document] = _PARSERS[file](document, place)
+                    self._parsed[document] = parse_array(file, document, place)
                 return self._parsed[document]
         raise self._no_document(prefix)
 

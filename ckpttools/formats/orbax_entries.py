@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Protocol
 
 from ckpttools.errors import FormatError, StorageError
@@ -72,7 +73,7 @@ def processes_of(directory: Path) -> list[Path]:
 
 def _index(directory: Path) -> dict[bytes, Entry]:
     def fetch(file: str, offset: int, length: int | None) -> bytes:
-        source = LocalFile.at(directory / file)
+        source = named_file(directory, file, "a file of the index")
         try:
             return source.read(offset, max(0, source.size - offset) if length is None else length)
         finally:
@@ -142,18 +143,25 @@ class Indexed:
 
     def file(self, extent: Extent) -> LocalFile:
         if extent.file not in self._files:
-            self._files[extent.file] = _data_file(self._directory / extent.file)
+            self._files[extent.file] = named_file(self._directory, extent.file)
         return self._files[extent.file]
 
 
-def _data_file(path: Path) -> LocalFile:
+def named_file(directory: Path, name: str, what: str = "a data file") -> LocalFile:
+    """A file that an item names.
+
+    Raises:
+        StorageError: it is not there or may not be looked at.
+    """
+    path = directory / name
     try:
         path.stat()
     except FileNotFoundError as error:
         raise StorageError(
-            f"a data file is missing: {path}",
+            f"{what} is missing: {path}",
             got="no such file",
-            hint="it was deleted or not copied: fetch the checkpoint again",
+            hint="it was deleted or not copied: fetch the checkpoint again; "
+            f"`ckpt doctor {quote(str(directory))}` says what else is missing",
         ) from error
     except OSError:
         pass  # said by the next line, with the reason
@@ -187,4 +195,4 @@ class Files:
             yield from (os.path.relpath(f"{directory}/{file}", top) for file in files)
 
     def file(self, extent: Extent) -> LocalFile:
-        return _data_file(self._directory / extent.file)
+        return named_file(self._directory, extent.file)

@@ -61,6 +61,14 @@ class Shard:
         Raises:
             FormatError: the index is not one.
         """
+        return self._place(self._index(source, offset, nbytes), number, offset, nbytes)
+
+    def places(self, source: ByteSource, offset: int, nbytes: int) -> list[tuple[int, int] | None]:
+        """The same for all pieces; errors as `locate`."""
+        index = self._index(source, offset, nbytes)
+        return [self._place(index, number, offset, nbytes) for number in range(self.pieces)]
+
+    def _index(self, source: ByteSource, offset: int, nbytes: int) -> bytes:
         if nbytes < self.index_bytes:
             raise FormatError(
                 "a shard is shorter than its index", got=nbytes, wanted=f"{self.index_bytes} bytes"
@@ -68,8 +76,11 @@ class Shard:
         start = offset if self.at_start else offset + nbytes - self.index_bytes
         index = fetched(source, start, self.index_bytes)
         _check_crc(index)
-        place = int.from_bytes(index[16 * number :][:8], "little")
-        length = int.from_bytes(index[16 * number + 8 :][:8], "little")
+        return index
+
+    def _place(self, index: bytes, number: int, offset: int, nbytes: int) -> tuple[int, int] | None:
+        place = int.from_bytes(index[16 * number : 16 * number + 8], "little")
+        length = int.from_bytes(index[16 * number + 8 : 16 * number + 16], "little")
         if place == length == _MISSING:
             return None
         if place + length > nbytes:

@@ -2,19 +2,25 @@
 
 Whether a step is finished is judged by what is in it. Orbax judges by the scheme of the path (a rename, or a
 commit file on gs://), so a copy from one kind of store to the other misleads it.
+
+Of a run the latest finished step is opened. A later one whose save has not ended is passed over with a
+warning: a job that runs leaves such a step. A later one whose save has ended, and which cannot be read now,
+is an error: Orbax (0.12.8), too, takes it for the latest, and fails; nobody would notice older weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
-from ckpttools.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.errors import CheckpointError, FormatError, UnfinishedStepWarning, UsageError, listing
 from ckpttools.formats.json_file import read_json
-from ckpttools.formats.orbax_entries import MANIFEST, processes_of
-from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, TREE_FILE
+from ckpttools.formats.orbax_entries import MANIFEST, PROCESSES, processes_of
+from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARDING_FILE, TREE_FILE
 from ckpttools.ir.tree import Tree
 from ckpttools.stores.local import storage_error
 
@@ -44,6 +50,10 @@ class Item:
         return self.directory.name if named else None
 
 
+class DamagedStepError(FormatError):
+    """A step was saved to the end, is later than all whole ones, and cannot be read."""
+
+
 def why_not(path: Path) -> str | None:
     """None if there is an Orbax pytree at or below `path`, or the start of one; else what is missing.
 
@@ -67,7 +77,10 @@ def why_not(path: Path) -> str | None:
 def find_item(path: Path, step: int | None) -> Item:
     """The item that a path and a step mean; without a step the latest finished one.
 
+    Warns with `UnfinishedStepWarning` of later steps whose save has not ended.
+
     Raises:
+        DamagedStepError: the latest that was finished is not whole.
         FormatError: an unfinished step, no finished one, or several items to choose from.
         StorageError: a directory may not be looked into.
         UsageError: the step asked for is not there.
@@ -157,10 +170,46 @@ def _in_run(path: Path, step: int | None) -> Item:
     for number in sorted(steps, reverse=True):
         reason = _unfinished(steps[number])
         if reason is None:
+            _refuse_damaged(path, steps, number, reasons)
+            _warn_of_unfinished(path, number, reasons)
             return _only(_items(steps[number]), steps[number])
         reasons[number] = reason
-    lines = [f"step {number}: {reason}" for number, reason in sorted(reasons.items())]
-    raise FormatError("no step is a finished save" + listing(lines), place=path)
+    raise FormatError("no step is a finished save" + _listed_reasons(reasons), place=path)
+
+
+def _listed_reasons(reasons: Mapping[int, str]) -> str:
+    return listing([f"step {number}: {reason}" for number, reason in sorted(reasons.items())])
+
+
+def _refuse_damaged(path: Path, steps: Mapping[int, Path], whole: int, reasons: Mapping[int, str]) -> None:
+    """An error if a step later than the whole one was saved to the end."""
+    damaged = {number: reason for number, reason in reasons.items() if _was_finished(steps[number])}
+    if damaged:
+        raise DamagedStepError(
+            "the latest step is damaged, and an older one is not taken in its place"
+            + _listed_reasons(damaged),
+            place=path,
+            hint=f"`ckpt doctor {quote(str(path))}` says more; --step {whole} opens the latest that is whole",
+        )
+
+
+def _warn_of_unfinished(path: Path, whole: int, reasons: Mapping[int, str]) -> None:
+    if reasons:
+        text = (
+            f"step {whole} of {path} is opened; later ones are unfinished saves{_listed_reasons(reasons)}\n"
+            f"  next   `ckpt doctor {quote(str(path))}` says more; with --step {whole} this is not said"
+        )
+        warnings.warn(text, UnfinishedStepWarning, stacklevel=2)
+
+
+def _was_finished(step_directory: Path) -> bool:
+    """Whether the save of a step has ended: what it lacks was then lost later, or not copied."""
+    if _IN_PROGRESS in step_directory.name:
+        return False
+    try:
+        return _checkpoint(step_directory).get("commit_timestamp_nsecs", 0) is not None
+    except CheckpointError:
+        return True
 
 
 def _only(items: list[Path], step_directory: Path) -> Item:
@@ -244,9 +293,20 @@ def _steps(path: Path) -> dict[int, Path]:
     steps: dict[int, Path] = {}
     for place in sorted(_directories(path), key=lambda place: _IN_PROGRESS not in place.name):
         number = _number(place)
-        if number is not None and _is_step(place):
+        if number is not None and (_is_step(place) or _was_step(place)):
             steps[number] = place
     return steps
+
+
+def _was_step(path: Path) -> bool:
+    """Whether something is left of a step that has lost the files by which it is told."""
+    if path.match(PROCESSES):
+        return False  # the number is that of a process
+    return (path / COMMIT_FILE).is_file() or any(map(_was_item, [path, *_directories(path)]))
+
+
+def _was_item(path: Path) -> bool:
+    return any((path / name).is_file() for name in (MANIFEST, SHARDING_FILE)) or bool(processes_of(path))
 
 
 def _is_step(path: Path) -> bool:
@@ -262,8 +322,12 @@ def _is_item(path: Path) -> bool:
 
 
 def _is_bare(path: Path) -> bool:
-    """Whether an item is a step of its own: `Checkpointer.save` puts both levels into one directory."""
-    return _is_item(path) and _has_checkpoint_file(path) and not _has_checkpoint_file(path.parent)
+    """Whether an item is a step of its own: `Checkpointer.save` puts both levels into one directory.
+
+    Old versions wrote nothing at the step; then its name tells.
+    """
+    may_be = _has_checkpoint_file(path) or path.name.isdecimal()
+    return may_be and _is_item(path) and not _has_checkpoint_file(path.parent)
 
 
 def _items(path: Path) -> list[Path]:

@@ -27,7 +27,7 @@ from ckpttools.formats.safetensors_header import (
 from ckpttools.ir.nodes import Stored
 from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.ir.tree import Path as TreePath
-from ckpttools.stores.local import LocalFile, storage_error
+from ckpttools.stores.local import LocalFile, read_whole, storage_error
 
 __all__ = ["FORMAT", "Header", "SafetensorsFormat", "TensorEntry", "parse_header"]
 
@@ -187,10 +187,7 @@ def _refuse_missing(missing: Sequence[str], place: Path, wanted: str) -> NoRetur
 
 def _json_file(path: Path, kind: type[CheckpointError], hint: str, unique: bool = True) -> dict[str, Any]:
     """The JSON object in a file; see `json_object`."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise storage_error("cannot read", path, error) from error
+    raw = read_whole(path)
     if not raw.lstrip().startswith((b"{", b"[")):
         refuse_disguise(raw[:1024], str(path), kind, "JSON")
     return json_object(raw, str(path), kind, hint, unique)

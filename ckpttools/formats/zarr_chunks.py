@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -174,10 +175,31 @@ def _parsed(document: str, text: bytes, place: str) -> tuple[ZarrArray, tuple[st
     fields = _json(text, place)
     if fields.get("node_type") == "group":
         return None
-    try:
+    with _of_a_wrong_build(place):
         return PARSERS[document](text, place), _codecs(fields)
+
+
+def parse_array(document: str, text: bytes, place: str) -> ZarrArray:
+    """What a metadata document says.
+
+    Args:
+        document: file name of it, one of `PARSERS`.
+        text: its content.
+        place: for messages.
+
+    Raises:
+        FormatError: it is not the metadata of an array.
+    """
+    with _of_a_wrong_build(place):
+        return PARSERS[document](text, place)
+
+
+@contextmanager
+def _of_a_wrong_build(place: str) -> Iterator[None]:
+    """Documents of a wrong build, such as codecs that are no list of objects, are an error of the format."""
+    try:
+        yield
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        # Documents of a wrong build, such as codecs that are no list of objects.
         raise FormatError(
             "not the metadata of a zarr array", place=place, got=f"{type(error).__name__}: {error}"
         ) from error

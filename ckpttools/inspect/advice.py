@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from shlex import quote
 
 from ckpttools.inspect.chunks import ArrayChunks, ChunksReport
 
@@ -59,7 +60,7 @@ def _missing(report: ChunksReport) -> Iterator[Advice]:
         "they read as the fill value where the metadata allows that, and are an error elsewhere; "
         "a host's part of a local checkpoint has only its own"
     )
-    yield from _about("missing chunks", found, text, f"ckpt doctor {report.path}")
+    yield from _about("missing chunks", found, text, f"ckpt doctor {quote(report.path)}")
 
 
 def _lost(report: ChunksReport) -> Iterator[Advice]:
@@ -68,13 +69,13 @@ def _lost(report: ChunksReport) -> Iterator[Advice]:
         first, more = found[0], f" and {len(found) - 1} more" if len(found) > 1 else ""
         state = "is not there" if first.kind == "missing" else f"has only {first.nbytes:,} bytes"
         text = f"{first.name}{more} {state}, and the index looks for data behind that: the copy is not whole"
-        yield Advice("missing data", (), text, f"ckpt doctor {report.path}")
+        yield Advice("missing data", (), text, f"ckpt doctor {quote(report.path)}")
 
 
 def _unmerged(report: ChunksReport) -> Iterator[Advice]:
     if any("/" in name for name in report.indexes):
         text = "the processes of the save each left an index and none for all, so Orbax cannot read it"
-        yield Advice("unmerged index", (), text, f"ckpt doctor {report.path} --fix merge")
+        yield Advice("unmerged index", (), text, f"ckpt doctor {quote(report.path)} --fix merge")
 
 
 def _giant(report: ChunksReport) -> Iterator[Advice]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # Linux transfers at most 2**31 - 4096 bytes a call (read(2)); ask for less, in whole pages.
 _MOST_AT_ONCE = 1 << 30
+# A named pipe is opened without waiting for who writes to it, and refused when it is read by position.
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class LocalFile:
@@ -45,16 +48,16 @@ class LocalFile:
         try:
             status = Path(path).stat()
         except OSError as error:
-            raise storage_error("cannot look at", path, error) from error
+            raise _reading_error("cannot look at", path, error) from error
         return cls(str(path), status.st_size, str(status.st_mtime_ns))
 
     def _opened(self) -> int:
         with self._opening:
             if self._descriptor is None:
                 try:
-                    self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                    self._descriptor = os.open(self.path, _FLAGS)
                 except OSError as error:
-                    raise storage_error("cannot open", self.path, error) from error
+                    raise _reading_error("cannot open", self.path, error) from error
                 self._closing = weakref.finalize(self, os.close, self._descriptor)
             return self._descriptor
 
@@ -99,7 +102,29 @@ class LocalFile:
         return f"LocalFile({self.path!r})"
 
 
-def storage_error(doing: str, path: str | Path, error: OSError) -> StorageError:
+def read_whole(path: Path) -> bytes:
+    """All of a small file.
+
+    Raises:
+        FormatError: it is a pipe or a device; opening a pipe would wait for who writes to it.
+        StorageError: it cannot be read.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise FormatError("not a file", place=path, got=stat.filemode(mode))
+        return path.read_bytes()
+    except OSError as error:
+        raise _reading_error("cannot read", path, error) from error
+
+
+def _reading_error(doing: str, path: str | Path, error: OSError) -> StorageError:
+    """The same for a file that a checkpoint names, not the user."""
+    hint = "it was deleted, moved or not copied: `ckpt doctor` says what else the checkpoint lacks"
+    return storage_error(doing, path, error, hint if isinstance(error, FileNotFoundError) else None)
+
+
+def storage_error(doing: str, path: str | Path, error: OSError, hint: str | None = None) -> StorageError:
     """An operating-system error in our words, the system's own kept."""
     hints = {
         "PermissionError": "check who owns it and its mode bits",
@@ -108,5 +133,5 @@ def storage_error(doing: str, path: str | Path, error: OSError) -> StorageError:
     return StorageError(
         f"{doing} {path}",
         got=f"{error.strerror} (errno {error.errno})",
-        hint=hints.get(type(error).__name__),
+        hint=hint or hints.get(type(error).__name__),
     )

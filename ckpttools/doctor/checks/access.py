@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from shlex import quote
 
-from ckpttools.doctor.base import ERROR, Check, Finding
+from ckpttools.doctor.base import ERROR, Check, Finding, pasted
 from ckpttools.doctor.scene import Scene
 
 
@@ -37,7 +36,7 @@ def _leads_somewhere(path: Path) -> bool:
 
 
 def _finding(path: Path, what: str, bits: str) -> Finding:
-    return Finding(ERROR, str(path), what, "nothing in it can be read", f"chmod u+{bits} {quote(str(path))}")
+    return Finding(ERROR, str(path), what, "nothing in it can be read", f"chmod u+{bits} {pasted(path)}")
 
 
 CHECK = Check("access", "files and directories that may not be read, links to nothing", _look)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, mending
+from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, mending, pasted
+from ckpttools.doctor.new_files import write_new
 from ckpttools.doctor.scene import ORBAX_UNFINISHED, Directory, Scene, is_unfinished, json_or_error
 from ckpttools.errors import CheckpointError
 from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, COMMIT_FILE
-from ckpttools.stores.local import storage_error
 
 # Orbax v1 marks with it what it saved.
 _V1_FILE = "orbax.checkpoint"
@@ -30,7 +29,7 @@ def _look(scene: Scene) -> Iterator[Finding]:
     for item in scene.items:
         if item.step not in steps:
             why = "CheckpointManager and whoever looks for custom metadata such as scan_layers miss it"
-            do = f"restore it with a target, or write it anew: ckpt convert to-orbax {item.path} DST"
+            do = f"restore it with a target, or write it anew: ckpt convert to-orbax {pasted(item.path)} DST"
             yield Finding(INFO, str(item.path), f"no {CHECKPOINT_FILE} here or above", why, do)
 
 
@@ -55,13 +54,7 @@ def _is_v1(step: Directory) -> bool:
 
 def _mark(place: Path) -> str:
     path = place / COMMIT_FILE
-    try:
-        with path.open("xb") as file:
-            file.write(b"Checkpoint commit was successful")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise storage_error("cannot write", path, error) from error
+    write_new(path, b"Checkpoint commit was successful")
     return f"{path} was written"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckpttools.doctor.base import WARNING, Check, Finding, told
+from ckpttools.doctor.base import WARNING, Check, Finding, pasted, told
 from ckpttools.doctor.scene import Scene, json_or_error
 from ckpttools.errors import CheckpointError
 
@@ -28,7 +28,7 @@ def _look(scene: Scene) -> Iterator[Finding]:
 
 def _without(folder: Path) -> Finding:
     why = "conversions to and from MaxText, and transformers, take the family and sizes of the model from it"
-    do = f"fetch it: hf download REPO {_CONFIG} --local-dir {folder}; other commands do without"
+    do = f"fetch it: hf download REPO {_CONFIG} --local-dir {pasted(folder)}; other commands do without"
     return Finding(WARNING, str(folder), f"no {_CONFIG} beside the weights", why, do)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from shlex import quote
 
-from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, told
+from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, pasted, told
 from ckpttools.doctor.scene import Item, Scene
 from ckpttools.errors import CheckpointError
 from ckpttools.formats.databases import Database, files_below
@@ -54,7 +53,7 @@ def _named(level: str, item: Item, files: Mapping[str, int], why: str) -> Findin
     largest = max(files, key=lambda name: files[name])
     number = "a data file" if len(files) == 1 else f"{len(files)} data files"
     what = f"{number} that the index does not name: {sum(files.values()):,} bytes, the largest {largest}"
-    do = f"ckpt convert to-orbax {quote(str(item.path))} DST writes a checkpoint without"
+    do = f"ckpt convert to-orbax {pasted(item.path)} DST writes a checkpoint without"
     return Finding(level, str(item.path), what, why, do)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckpttools.doctor.base import INFO, Check, Finding
+from ckpttools.doctor.base import INFO, Check, Finding, pasted
 from ckpttools.doctor.scene import Scene
 
 
@@ -14,7 +14,9 @@ def _look(scene: Scene) -> Iterator[Finding]:
         if len(items) > 1:
             what = f"{len(items)} items: {', '.join(item.path.name for item in items)}"
             why = "commands that open one tree cannot choose"
-            yield Finding(INFO, str(step.path), what, why, f"name one: ckpt inspect tree {items[0].path}")
+            yield Finding(
+                INFO, str(step.path), what, why, f"name one: ckpt inspect tree {pasted(items[0].path)}"
+            )
 
 
 CHECK = Check("items", "several items in a step, where one must be named", _look)

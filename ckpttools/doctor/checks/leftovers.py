@@ -6,9 +6,8 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from shlex import quote
 
-from ckpttools.doctor.base import INFO, WARNING, Check, Finding
+from ckpttools.doctor.base import INFO, WARNING, Check, Finding, pasted
 from ckpttools.doctor.looking import is_directory
 from ckpttools.doctor.scene import ORBAX_UNFINISHED, REPLACED, SET_ASIDE, Scene
 from ckpttools.run.staging import SUFFIX
@@ -47,11 +46,11 @@ def _why(place: Path) -> str:
 
 def _do(place: Path) -> str:
     if place.name.endswith(SUFFIX):
-        return f"run the same command again to go on; or, to give it up, rm -r {quote(str(place))}"
+        return f"run the same command again to go on; or, to give it up, rm -r {pasted(place)}"
     verified = (
         "the checkpoint beside it is sound" if place.name.endswith(REPLACED) else "nothing writes to it"
     )
-    return f"when {verified}: rm -r {quote(str(place))}"
+    return f"when {verified}: rm -r {pasted(place)}"
 
 
 def _measured(top: Path) -> tuple[int, str]:

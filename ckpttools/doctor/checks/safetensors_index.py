@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from shlex import quote
 
-from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, Fix, mending, told
+from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, Fix, mending, pasted, set_aside, told
 from ckpttools.doctor.looking import is_file
+from ckpttools.doctor.new_files import write_new
 from ckpttools.doctor.scene import INDEX, SAFETENSORS, Scene, Weights, json_or_error
 from ckpttools.doctor.shards import header_of
 from ckpttools.errors import CheckpointError, FormatError
 from ckpttools.formats.safetensors_header import Header
 from ckpttools.names import folded
-from ckpttools.stores.local import storage_error
 
 _WHOLE = f"model{SAFETENSORS}"
 _NAME = f"model{INDEX}"
@@ -48,7 +48,7 @@ def _folder(scene: Scene, weights: Weights) -> Iterator[Finding]:
 def _missing(place: Path, names: Sequence[str], wanted: str) -> Finding:
     what = f"{len(names)} weight files missing: {_some(names)}"
     folder = place if place.is_dir() else place.parent
-    do = f"fetch them: hf download REPO --include '{names[0]}' --local-dir {folder}"
+    do = f"fetch them: hf download REPO --include {quote(names[0])} --local-dir {pasted(folder)}"
     return Finding(ERROR, str(place), what, f"{wanted}; their tensors cannot be read", do)
 
 
@@ -135,7 +135,7 @@ def _against_files(weights: Weights, place: Path, named: Mapping[str, str]) -> I
         for entry in each.entries
     }
     said = {(tensor, file) for tensor, file in named.items() if isinstance(headers.get(file), Header)}
-    hint = f"fetch the index again, or set it aside: mv {place} {place}.aside"
+    hint = f"fetch the index again, or set it aside: {set_aside(place)}"
     absent, unnamed = ({tensor for tensor, _ in pairs} for pairs in (said - there, there - said))
     if absent:
         what = f"names {len(absent)} tensors that its files do not hold: {_some(absent)}"
@@ -175,13 +175,7 @@ def rebuild(folder: Path) -> str:
     weight_map = {tensor: files[0] for tensor, files in sorted(_places(headers).items())}
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n"
     path = folder / _NAME
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise storage_error("cannot write", path, error) from error
+    write_new(path, text.encode())
     return f"{path} was written: {len(weight_map):,} tensors in {len(names)} files"
 
 

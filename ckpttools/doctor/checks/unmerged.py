@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ckpttools.doctor.arrays import array_findings
-from ckpttools.doctor.base import ERROR, INFO, Check, Finding, Fix, mending
+from ckpttools.doctor.base import ERROR, INFO, Check, Finding, Fix, mending, pasted, set_aside
 from ckpttools.doctor.looking import is_file
+from ckpttools.doctor.new_files import holds, refuse_existing, write_new
 from ckpttools.doctor.scene import Directory, Item, Scene
 from ckpttools.errors import CheckpointError, FormatError
 from ckpttools.formats import ocdbt
@@ -61,7 +62,8 @@ def _left_behind(item: Item) -> Iterator[Finding]:
         if lost:
             what = f"{len(lost)} keys, such as {min(lost)}, are not in the merged {MANIFEST}"
             why = "they cannot be read: the merge was interrupted, or the directory is of another save"
-            do = f"mv {MANIFEST} {MANIFEST}.aside in {item.path}, then ckpt doctor {item.path} --fix merge"
+            again = f"ckpt doctor {pasted(item.path)} --fix merge"
+            do = f"{set_aside(item.path / MANIFEST)} && {again}"
             yield Finding(ERROR, str(item.path / name), what, why, do)
 
 
@@ -85,29 +87,19 @@ def merge(path: Path) -> str:
         sorted(entries.items())
     ):
         raise FormatError("the merged index does not read back as it was made", place=path)
+    refuse_existing(path / MANIFEST)
     try:
         (path / "d").mkdir(exist_ok=True)
-        _publish(path / node_file, index.nodes)
-        _publish(path / MANIFEST, index.manifest)
     except OSError as error:
-        raise storage_error("cannot write", error.filename or path, error) from error
+        raise storage_error("cannot make", path / "d", error) from error
+    if not holds(path / node_file, index.nodes):  # an interrupted merge leaves it
+        write_new(path / node_file, index.nodes)
+    write_new(path / MANIFEST, index.manifest)
     return f"{path / MANIFEST} was written: {len(entries):,} keys of {len(processes_of(path))} processes"
 
 
 def _part(data: bytes, start: int, length: int | None) -> bytes:
     return data[start:] if length is None else data[start : start + length]
-
-
-def _publish(path: Path, content: bytes) -> None:
-    """Writes a new file under another name first; an existing one is an error."""
-    if os.path.lexists(path):
-        raise FormatError(f"{path} is there already", hint="look again: ckpt doctor")
-    beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.rename(path)
 
 
 def _united(path: Path) -> Mapping[str, Entry]:

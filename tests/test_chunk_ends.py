@@ -1,0 +1,172 @@
+"""Chunks that are cut are told from whole ones by their headers, whoever wrote them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from pathlib import Path
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
+
+from ckpttools.doctor.examine import examine
+from ckpttools.formats.chunk_ends import Encoded, is_whole
+from ckpttools.stores.memory import Bytes
+
+F32 = np.dtype("float32")
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4" * 64 + b"\nsize 99\n"
+# Chunks of 160 kB, some of them beyond the array: several blocks of zstd.
+SHAPE, CHUNK = (500, 250), [200, 200]
+TENSORSTORE = {
+    "zarr2-zstd": zarr2({"id": "zstd", "level": 1}, CHUNK),
+    "zarr2-gzip": zarr2({"id": "gzip", "level": 5}, CHUNK),
+    "zarr2-blosc": zarr2(
+        {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}, CHUNK, order="F"
+    ),
+    "zstd": zarr3([LITTLE, ZSTD], CHUNK),
+    "zstd-crc": zarr3([LITTLE, ZSTD, CRC], CHUNK),
+    "gzip": zarr3([{"name": "transpose", "configuration": {"order": [1, 0]}}, LITTLE, GZIP], CHUNK),
+    "blosc": zarr3([LITTLE, BLOSC], CHUNK),
+    "crc": zarr3([LITTLE, CRC], CHUNK),
+    "shards": zarr3([sharded([100, 200], [LITTLE, ZSTD])], CHUNK),
+    "plain-shards": zarr3([sharded([100, 50], [LITTLE, CRC])], CHUNK),
+    "one-piece": zarr3([sharded(CHUNK, [LITTLE, ZSTD])], CHUNK),
+    "shards-at-start": zarr3([sharded([100, 200], [LITTLE, GZIP], "start")], CHUNK),
+}
+# zlib and bz2 do not say where they end.
+SILENT = {
+    "zarr2-zlib": zarr2({"id": "zlib", "level": 5}, CHUNK),
+    "zarr2-bz2": zarr2({"id": "bz2", "level": 5}, CHUNK),
+}
+KINDS = {"random": values_of(F32, SHAPE), "constant": np.full(SHAPE, 3, F32)}
+TWICE = np.repeat(values_of(F32, (500, 125)), 2, axis=1)
+
+
+def item(tmp_path: Path, created, values=TWICE) -> tuple[Path, Path]:
+    """An item, and its first chunk."""
+    place = write_item(tmp_path / "item", {("w",): (created, values)}, use_ocdbt=False)
+    return place, next(path for path in sorted((place / "w").rglob("*0")) if path.is_file())
+
+
+def faults(place: Path) -> list[str]:
+    return [each.what for each in examine(place).findings if each.level == "error"]
+
+
+@pytest.mark.parametrize("values", [*KINDS.values(), TWICE], ids=[*KINDS, "repetitive"])
+@pytest.mark.parametrize("created", [*TENSORSTORE.values(), *SILENT.values()], ids=[*TENSORSTORE, *SILENT])
+def test_whole_ones_of_tensorstore(tmp_path, created, values):
+    assert faults(item(tmp_path, created, values)[0]) == []
+
+
+@pytest.mark.parametrize("created", TENSORSTORE.values(), ids=TENSORSTORE)
+def test_cut_ones(tmp_path, created):
+    place, chunk = item(tmp_path, created)
+    data = chunk.read_bytes()
+    for changed in (data[:-1], data[: len(data) // 2], data[:40], data[:-60] + b"<html>"):
+        chunk.write_bytes(changed)
+        (what,) = faults(place)
+        assert "1 of 6 chunks, such as w/" in what
+    chunk.write_bytes(data)
+    assert faults(place) == []
+
+
+@pytest.mark.parametrize("created", [*TENSORSTORE.values(), *SILENT.values(), zarr3([LITTLE], CHUNK)])
+def test_pointers(tmp_path, created):
+    place, chunk = item(tmp_path, created)
+    chunk.write_bytes(POINTER)
+    (found,) = (each for each in examine(place).findings if each.level == "error")
+    assert "Git LFS pointers" in found.what and "git lfs pull" in found.do
+
+
+@pytest.mark.parametrize("name", sorted(TENSORSTORE.keys() - {"crc"}))
+def test_holes(tmp_path, name):
+    """A file of the right size that was never filled; of bare elements only `ckpt verify` can tell."""
+    place, chunk = item(tmp_path, TENSORSTORE[name])
+    chunk.write_bytes(bytes(chunk.stat().st_size))
+    assert len(faults(place)) == 1
+
+
+def test_a_shard_whose_index_names_more_than_there_is(tmp_path):
+    place, chunk = item(tmp_path, TENSORSTORE["shards"])
+    data = chunk.read_bytes()
+    chunk.write_bytes(data[-36:])  # the index alone, which is sound
+    assert "names more than there is" in faults(place)[0]
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        None,
+        zarr.codecs.ZstdCodec(level=3),
+        zarr.codecs.ZstdCodec(level=3, checksum=True),
+        zarr.codecs.BloscCodec(),
+        zarr.codecs.GzipCodec(),
+    ],
+)
+@pytest.mark.parametrize("shards", [None, (200, 200)])
+def test_whole_ones_of_zarr(tmp_path, codec, shards):
+    group = zarr.open_group(str(tmp_path / "z"), mode="w")
+    compressors = None if codec is None else [codec]
+    array = group.create_array(
+        "a", shape=SHAPE, chunks=(100, 200), shards=shards, dtype="f4", compressors=compressors
+    )
+    array[:] = TWICE
+    assert faults(tmp_path / "z") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "encoded"),
+    [
+        ("zstd", numcodecs.Zstd(level=1)),
+        ("zstd", numcodecs.Zstd(level=22, checksum=True)),
+        ("gzip", numcodecs.GZip()),
+        ("blosc", numcodecs.Blosc(cname="zstd", shuffle=numcodecs.Blosc.BITSHUFFLE)),
+        ("blosc", numcodecs.Blosc(cname="lz4", clevel=0)),
+    ],
+)
+@pytest.mark.parametrize("values", KINDS.values(), ids=KINDS)
+def test_whole_and_cut_ones_of_numcodecs(name, encoded, values):
+    data = bytes(encoded.encode(values))
+    assert whole(data, [name], values.nbytes)
+    assert not any(whole(data[:length], [name], values.nbytes) for length in (0, 1, 9, 17, len(data) - 1))
+
+
+@given(
+    st.lists(st.binary(max_size=300).map(lambda part: part * 1000), min_size=1, max_size=3),
+    st.booleans(),
+    st.booleans(),
+    st.data(),
+)
+def test_frames_of_zstd(parts, checksum, sized, data):
+    """Any number of frames, also such as are skipped; no beginning is whole that does not end with one."""
+    compressor = zstandard.ZstdCompressor(write_checksum=checksum, write_content_size=sized)
+    frames = [compressor.compress(part) for part in parts]
+    frames.append(bytes.fromhex("5f2a4d18") + (7).to_bytes(4, "little") + b"skipped")
+    encoded = b"".join(frames)
+    ends = {sum(map(len, frames[:count])) for count in range(1, len(frames) + 1)}
+    for length in (*ends, data.draw(st.integers(0, len(encoded) - 1))):
+        assert whole(encoded[:length], ["zstd"], 0) is (length in ends)
+
+
+def test_a_stream_of_zstd():
+    out = io.BytesIO()
+    with zstandard.ZstdCompressor().stream_writer(out, closefd=False) as writer:
+        for _ in range(40):
+            writer.write(values_of(F32, (5000,)).tobytes())
+    assert whole(out.getvalue(), ["zstd"], 0)
+    assert not whole(out.getvalue()[:-2], ["zstd"], 0)
+
+
+def test_codecs_that_nobody_knows_are_left_in_peace():
+    assert whole(b"anything", ["numcodecs.lzma"], 3)
+    assert whole(gzip.compress(b"abc"), ["numcodecs.delta", "gzip"], 99)
+
+
+def whole(data: bytes, codecs: list[str], decoded: int) -> bool:
+    return is_whole(Encoded(Bytes("", data), 0, len(data)), codecs, decoded)
