@@ -121,10 +121,10 @@ class Browser:
             assert time.monotonic() < until, f"never true: {expression}; {self.complaints()}"
             time.sleep(0.02)
 
-    def click(self, selector: str) -> None:
-        """Clicks near the upper left corner of an element, as a mouse does."""
+    def click(self, selector: str, number: int = 0) -> None:
+        """Clicks near the upper left corner of the first, second, … element, as a mouse does."""
         box = self.value(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); "
+            f"(() => {{ const e = document.querySelectorAll({json.dumps(selector)})[{number}]; "
             "e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect(); "
             "return [b.left + Math.min(8, b.width / 2), b.top + Math.min(8, b.height / 2)]; })()"
         )
