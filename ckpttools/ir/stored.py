@@ -104,6 +104,13 @@ class Stored(LazyArray):
         first, last = start * bits // 8, -(-(start + length) * bits // 8)
         raw = np.empty(last - first, np.uint8)
         self.source.read_into(self.offset + first, raw.data)
+        if 8 % bits == 0:
+            # 8.4 million elements of 4 bits: 4 ms, bit by bit 71.
+            loose = np.empty((raw.size, 8 // bits), np.uint8)
+            for place, column in enumerate(loose.T):
+                np.right_shift(raw, place * bits, out=column)
+            np.bitwise_and(loose, (1 << bits) - 1, out=loose)
+            return loose.reshape(-1)[start - first * 8 // bits :][:length]
         loose = np.unpackbits(raw, bitorder="little")[start * bits - first * 8 :][: length * bits]
         return np.packbits(loose.reshape(length, bits), axis=1, bitorder="little")[:, 0]
 
