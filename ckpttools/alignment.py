@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckpttools import tying
-from ckpttools.errors import CheckpointError, ConfigError
+from ckpttools.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families, family_called, family_of
 from ckpttools.ir.array import LazyArray
@@ -105,6 +105,7 @@ def aligned(a: Tree, b: Tree, options: AlignOptions | None = None) -> Aligned:
     """Both trees under one set of names. Reads no array.
 
     Raises:
+        UsageError: a RoPE layout is told, and nothing is mapped.
         CheckpointError: what `options` name is not there.
     """
     options = options or AlignOptions()
@@ -116,6 +117,11 @@ def aligned(a: Tree, b: Tree, options: AlignOptions | None = None) -> Aligned:
         first = as_maxtext(trees[0], options, trees[1])
     elif first is None or second is None:
         first, second = _spelled_alike(trees[0], trees[1], options)
+    if options.model.rope_layout is not None and _is_maxtext(trees[0]) == _is_maxtext(trees[1]):
+        raise UsageError(
+            "--rope-layout is for Hugging Face against MaxText; both sides spell names alike",
+            hint="leave it out",
+        )
     both = _with_what_both_have(first, second)
     told = _told_sizes(trees, options)
     return both if both.sizes else replace(both, sizes=told)

@@ -14,10 +14,11 @@ from ckpttools.ir.array import LazyArray
 from ckpttools.ir.kinds import kind_of
 from ckpttools.ir.tree import Tree, dotted
 from ckpttools.maxtext_to_hf import ToHuggingFace, to_huggingface
-from ckpttools.model import ModelOptions
+from ckpttools.model import ModelOptions, family_for
 from ckpttools.model_files import ModelFiles
 from ckpttools.names import array_count
 from ckpttools.prove.canonical import per_layer
+from ckpttools.tying import right_head
 
 _EMBEDDING = "token_embedder/embedding"
 _HEAD = "decoder/logits_dense/kernel"
@@ -60,7 +61,7 @@ def in_maxtext_names(tree: Tree, wording: Wording | None = None) -> Counterpart:
         require_none(wording, "the names are MaxText's")
         return Counterpart(per_layer(tree))
     wording = wording or Wording()
-    return _converted(tree, ToMaxText(model=wording.model, drop=wording.drop))
+    return _converted(tree, ToMaxText(model=wording.model, drop=wording.drop), "--tied drop says so")
 
 
 def counterpart(source: Tree, made: Tree, wording: Wording | None = None) -> Counterpart | None:
@@ -92,9 +93,10 @@ def counterpart(source: Tree, made: Tree, wording: Wording | None = None) -> Cou
         return _as_huggingface(source, made, wording.model)
     there = per_layer(made)
     options = _options(source, there, wording)
-    wanted = _converted(source, options)
+    why_headless = "--tied drop says so" if wording.model.tied else f"{made.metadata.place} has none"
+    wanted = _converted(source, options, why_headless)
     widened = any(_is_wider(there.get(name), array) for name, array in wanted.arrays.items())
-    return _converted(source, replace(options, exact=True)) if widened else wanted
+    return _converted(source, replace(options, exact=True), why_headless) if widened else wanted
 
 
 def require_none(wording: Wording | None, why: str) -> None:
@@ -117,12 +119,24 @@ def _is_maxtext(tree: Tree) -> bool:
     return kind_of(tree).kind is not None
 
 
-def _converted(tree: Tree, options: ToMaxText) -> Counterpart:
+def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> Counterpart:
     made = to_maxtext(tree, replace(options, scan=False))
     parameters = Tree({path: leaf for path, leaf in made.state.items() if path[0] == "params"})
-    dropped = made.notes.dropped
-    remark = f"left out, as MaxText has no place for it or --drop says so: {array_count(dropped)}"
-    return Counterpart(per_layer(parameters), (remark,) if dropped else ())
+    head, remarks = _head(tree, options), []
+    dropped = [name for name in made.notes.dropped if name != head]
+    if dropped:
+        said = " or --drop says so" if options.drop else ""
+        remarks.append(f"left out, as MaxText has no place for it{said}: {array_count(dropped)}")
+    if head in made.notes.dropped:
+        remarks.append(f"left out, as {why_headless}: the output head, {head}")
+    return Counterpart(per_layer(parameters), tuple(remarks))
+
+
+def _head(tree: Tree, options: ToMaxText) -> str | None:
+    """What the output head of a Hugging Face tree is called, if its family has one."""
+    family = family_for(tree.metadata.config, options.model, tree.metadata.place)
+    head = right_head(family, family.spelling_of([dotted(path) for path in tree.arrays]))
+    return head.head if head else None
 
 
 def _options(source: Tree, there: Mapping[str, LazyArray], wording: Wording) -> ToMaxText:

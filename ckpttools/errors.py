@@ -108,8 +108,8 @@ class StorageError(CheckpointError):
     exit_code = 5
 
 
-class UnfinishedStepWarning(Warning):
-    """An earlier step was opened, because the save of a later one has not ended."""
+class LaterStepWarning(Warning):
+    """An earlier step was opened than the latest, which has no finished tree."""
 
 
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:

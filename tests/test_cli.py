@@ -498,19 +498,19 @@ class TestLaterSteps:
     @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
     def test_an_unfinished_one(self, command: tuple[object, ...]):
         result = succeed(*command, self.RUN, "--json")
-        assert result.stderr.startswith(f"Warning: step 1 of {self.RUN} is opened; later ones are unfinished")
+        assert result.stderr.startswith(f"Warning: step 1 of {self.RUN} is opened; later ones have no")
         assert "step 2: no _METADATA, commit timestamp null" in result.stderr
         json.loads(result.stdout)
         if command[0] not in ("diff", "verify"):
             assert "Warning" not in succeed(*command, self.RUN, "--json", "--step", 1).stderr
 
     def test_a_conversion(self, tmp_path: Path):
-        assert "unfinished" in succeed("convert", "to-zarr3", self.RUN, tmp_path / "out").stderr
+        assert "no finished tree" in succeed("convert", "to-zarr3", self.RUN, tmp_path / "out").stderr
 
     def test_a_damaged_one(self, tmp_path: Path):
         run = shutil.copytree(self.RUN.parent / "cm_default", tmp_path / "a run")
         (run / "5" / "_CHECKPOINT_METADATA").write_text("{")
         result = ckpt("convert", "to-zarr3", run, tmp_path / "out")
         assert (result.exit_code, (tmp_path / "out").exists()) == (3, False)
-        assert f"ckpt doctor '{run}'" in result.stderr and "--step 0" in result.stderr
+        assert f"ckpt doctor '{run}'" in result.stderr and f"'{run}/0'" in result.stderr
         succeed("convert", "to-zarr3", run, tmp_path / "out", "--step", 0)

@@ -20,6 +20,7 @@ from ckpttools.formats.safetensors_write import SafetensorsWriter
 from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext, to_maxtext
 from ckpttools.ir.tree import Tree
 from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
+from ckpttools.model import ModelOptions
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
@@ -113,10 +114,22 @@ def test_what_was_dropped_is_named(tmp_path):
         assert result.exit_code == 0, result.output
 
 
+def test_a_head_that_was_left_out_is_told(tmp_path):
+    """MaxText would have a place for it."""
+    options = ToMaxText(model=ModelOptions(tied="drop"))
+    plan_to_maxtext(hf("llama3.1"), options, Resources(jobs=2)).run(tmp_path / "maxtext")
+    result = verify(tmp_path / "maxtext", hf("llama3.1"))
+    assert result.exit_code == 0, result.output
+    place = tmp_path / "maxtext" / "0" / "items"
+    assert f"left out, as {place} has none: the output head, lm_head.weight\n" in result.stdout
+    result = verify(tmp_path / "maxtext", hf("llama3.1"), "--tied", "drop")
+    assert "left out, as --tied drop says so: the output head, lm_head.weight\n" in result.stdout
+
+
 def test_what_has_no_place_is_told(tmp_path):
     convert(tmp_path / "maxtext", "gemma3")
     result = verify(tmp_path / "maxtext", hf("gemma3"))
-    assert "left out, as MaxText has no place for it or --drop says so: 34 arrays\n" in result.stdout
+    assert "left out, as MaxText has no place for it: 34 arrays\n" in result.stdout
     remarks = json.loads(verify(tmp_path / "maxtext", hf("gemma3"), "--json").stdout)["remarks"]
     assert len(remarks) == 1
     hashed = CliRunner().invoke(main, ["hash", str(hf("gemma3")), "--as", "maxtext", "--no-progress"])

@@ -417,6 +417,9 @@ class TestCommand:
         """Also where names are equal anyway."""
         assert value in ckpt(HF, HF, option, value, code=code).stderr
 
+    def test_a_rope_layout_is_for_what_is_mapped(self):
+        assert "--rope-layout is for" in ckpt(HF, HF, "--rope-layout", "halves", code=2).stderr
+
     def test_state_alone_is_compared(self, tmp_path: Path):
         for name, number in (("a", 1), ("b", 1), ("c", 2)):
             save_file({"step": np.array(number, np.int32)}, tmp_path / f"{name}.safetensors")

@@ -364,8 +364,18 @@ class TestSteps:
         (run / "4" / lost).write_text("{") if lost[0] == "_" else (run / "4" / lost).unlink()
         found = [each for each in examine(run).findings if each.check == "latest"]
         assert [(each.level, each.place) for each in found] == [("warning", str(run))]
-        assert "step 4" in found[0].what and "--step" in found[0].do
+        assert "step 4" in found[0].what and "directory of the step" in found[0].do
         assert "latest" not in told(run / "4", "warning")
+
+    def test_little_is_left_of_a_step(self, tmp_path):
+        """Commands pass it over; of what is named otherwise nothing is said."""
+        run = copy(FIXTURES / "maxtext_run", tmp_path) / "checkpoints"
+        (run / "7" / "items").mkdir(parents=True)
+        (run / "finetune_9").mkdir()
+        (found,) = (each for each in examine(run).findings if each.check == "latest")
+        assert (found.level, found.place) == ("warning", str(run / "7"))
+        (run / "7" / "items").rename(run / "7" / "items.orbax-checkpoint-tmp")
+        assert "latest" not in {each.check for each in examine(run).findings}
 
     def test_an_item_that_is_gone(self, tmp_path):
         run = copy(FIXTURES / "maxtext_run", tmp_path)

@@ -289,6 +289,16 @@ class TestPlanted:
             f"{each}k_proj.weight": "rope-layout" for each in layers
         }
 
+    def test_a_model_without_one_of_its_axes(self):
+        """DeepSeek V2 Lite has no low rank for its queries: that length is 0."""
+        hf = hugging_face("deepseek2")
+        leaves = {
+            path: lazy(times(0.25)(leaf.read())) if spelled(path).endswith("q_proj.weight") else leaf
+            for path, leaf in hf.items()
+        }
+        found = causes(compared(hf, Tree(leaves, hf.metadata)))
+        assert found and set(found.values()) <= {"factor", "query-scale"}
+
     def test_two_causes_at_once(self):
         """Queries of one family converted with the rows of another: neither scaled nor interleaved."""
         values = values_of("llama3.1", model=ModelOptions(rope_layout="halves"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from golden_data import (
+    GOLDEN,
     SCAN_NAMES,
     convert,
     golden_arrays,
@@ -17,10 +19,10 @@ from golden_data import (
     opened_by_tensorstore,
 )
 
-from ckpttools.errors import CheckpointError, FormatError, StorageError, UnfinishedStepWarning, UsageError
+from ckpttools.errors import CheckpointError, FormatError, LaterStepWarning, StorageError, UsageError
 from ckpttools.formats import ocdbt
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax_steps import DamagedStepError
+from ckpttools.formats.orbax_runs import DamagedStepError
 from ckpttools.formats.orbax_write import INDEX_FILE
 from ckpttools.formats.registry import open_tree
 from ckpttools.ir.kinds import kind_of
@@ -112,6 +114,18 @@ def index_files_of(item: Path) -> set[str]:
     return fetched | {entry.file for entry in documents if isinstance(entry, ocdbt.Extent)}
 
 
+def without_tree(step: Path) -> None:
+    handlers = {"metrics": "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"}
+    document = {"item_handlers": handlers, "init_timestamp_nsecs": 1, "commit_timestamp_nsecs": 2}
+    (step / "_CHECKPOINT_METADATA").write_text(json.dumps(document))
+
+
+def without_files(directory: Path, pattern: str) -> None:
+    for file in directory.rglob("*"):
+        if re.search(pattern, file.name):
+            file.unlink()
+
+
 class TestSteps:
     """Of several steps the latest finished one is taken, judged by content."""
 
@@ -178,7 +192,6 @@ class TestSteps:
             (lambda step: (step / "items" / "_METADATA").unlink(), "no _METADATA"),
             (lambda step: (step / "items" / "manifest.ocdbt").unlink(), "no manifest.ocdbt in items"),
             (lambda step: shutil.rmtree(step / "items"), "no _METADATA"),
-            (lambda step: [file.unlink() for file in step.rglob("_*METADATA")], "no _METADATA"),
         ],
     )
     def test_an_older_step_does_not_take_the_place_of_a_damaged_one(self, run, damage, reason):
@@ -188,8 +201,58 @@ class TestSteps:
         with pytest.raises(DamagedStepError, match="the latest step is damaged") as caught:
             self.opened(run)
         assert f"step 10: {reason}" in caught.value.message
-        assert "--step 0" in caught.value.hint
+        assert str(run / "0") in caught.value.hint
         assert self.opened(run, 0).step == 0
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            (lambda step: without_files(step, "METADATA|commit"), "no _METADATA"),
+            (lambda step: (step / "items").rename(step / "items.orbax-checkpoint-tmp"), "no _METADATA"),
+            (lambda step: [shutil.rmtree(step), step.mkdir()], "no _METADATA"),
+            (lambda step: [shutil.rmtree(step / "items"), without_tree(step)], "no tree, but metrics"),
+            (
+                lambda step: [shutil.rmtree(step / "items"), (step / "_CHECKPOINT_METADATA").write_text("")],
+                "no _METADATA, not a JSON file",
+            ),
+        ],
+        ids=["nothing says that it was finished", "an item is written", "begun", "metrics", "metadata begun"],
+    )
+    def test_what_need_not_be_damaged_is_told(self, run, change, reason):
+        for other in ("2", "30", "40.orbax-checkpoint-tmp"):
+            shutil.rmtree(run / other)
+        change(run / "10")
+        with pytest.warns(LaterStepWarning, match=f"step 10: {reason}"):
+            assert self.opened(run).step == 0
+
+    def test_a_commit_marker_says_that_it_was_finished(self, run):
+        """As steps of old versions on gs:// have it."""
+        assert (run / "10" / "commit_success.txt").is_file()
+        without_files(run / "10", "METADATA")
+        with pytest.raises(DamagedStepError):
+            self.opened(run)
+
+    def test_what_lies_beside_steps_is_none_of_them(self, run, recwarn):
+        for other in ("30", "40.orbax-checkpoint-tmp"):
+            shutil.rmtree(run / other)
+        shutil.copytree(run / "10", run / "finetune_2024" / "100")
+        (run / "cache_77").mkdir()
+        (run / "cache_77" / "manifest.ocdbt").write_bytes(b"")
+        assert self.opened(run).step == 10
+        assert not recwarn.list
+
+    @pytest.mark.parametrize("beside", ["export_2/100", "checkpoints_old_2"])
+    def test_a_step_below_claims_no_directory(self, run, tmp_path, beside):
+        """Neither one of safetensors, nor a run whose steps are in `checkpoints`."""
+        hf = shutil.copytree(GOLDEN / "qwen3" / "hf", tmp_path / "hf")
+        above = tmp_path / "above"
+        shutil.copytree(run / "10", above / "checkpoints" / "10")
+        for place in (hf, above):
+            (place / beside).mkdir(parents=True)
+            (place / beside / "commit_success.txt").write_text("")
+            (place / beside / "manifest.ocdbt").write_text("")
+        assert open_tree(hf).metadata.format == "safetensors"
+        assert self.opened(above).step == 10
 
     def test_orbax_takes_the_damaged_one(self, run):
         import orbax.checkpoint as ocp
@@ -200,7 +263,7 @@ class TestSteps:
         assert ocp.CheckpointManager(run).latest_step() == 10
 
     def test_unfinished_ones_are_told(self, run):
-        with pytest.warns(UnfinishedStepWarning) as caught:
+        with pytest.warns(LaterStepWarning) as caught:
             self.opened(run)
         (told,) = map(str, (each.message for each in caught))
         assert f"step 10 of {run} is opened" in told

@@ -113,8 +113,8 @@ def _without_collection() -> Iterator[None]:
 def _look(path: Path, view: _View, read: ReadOptions) -> tuple[TreeReport, Comparison | None]:
     from ckpttools.cli.against import compare
     from ckpttools.families.registry import families
+    from ckpttools.formats.orbax_runs import unfinished_beside
     from ckpttools.formats.orbax_sharding import stored_shardings
-    from ckpttools.formats.orbax_steps import unfinished_beside
     from ckpttools.formats.registry import open_tree
     from ckpttools.inspect.comparison import arranged
     from ckpttools.inspect.folding import ordered

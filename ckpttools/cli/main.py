@@ -10,7 +10,7 @@ import click
 
 from ckpttools import __version__
 from ckpttools.cli.lazy import Lazy, LazyGroup
-from ckpttools.errors import CheckpointError, StorageError, UnfinishedStepWarning
+from ckpttools.errors import CheckpointError, LaterStepWarning, StorageError
 
 # As a shell reports a program that a signal ended: 128 and the signal's number.
 _INTERRUPTED, _PIPE_CLOSED = 130, 141
@@ -41,7 +41,7 @@ class _Root(LazyGroup):
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
-                warnings.simplefilter("default", UnfinishedStepWarning)
+                warnings.simplefilter("default", LaterStepWarning)
                 return super().invoke(ctx)
         except BrokenPipeError:
             _drop_output()

@@ -9,7 +9,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from ckpttools.errors import FormatError
-from ckpttools.formats import orbax_metadata, orbax_steps
+from ckpttools.formats import orbax_metadata, orbax_runs
 from ckpttools.formats.base import COMPANIONS, ReadOptions
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax_arrays import Arrays
@@ -25,10 +25,10 @@ class Orbax:
     name: str = "orbax"
 
     def why_not(self, path: FilePath) -> str | None:
-        return orbax_steps.why_not(path)
+        return orbax_runs.why_not(path)
 
     def open(self, path: FilePath, options: ReadOptions) -> Tree:
-        item = orbax_steps.find_item(path, options.step)
+        item = orbax_runs.find_item(path, options.step)
         place = item.directory / orbax_metadata.TREE_FILE
         document = read_json(place)
         saved = orbax_metadata.parse_tree(document, str(place))
@@ -83,7 +83,7 @@ def _names(saved: Iterable[SavedLeaf], place: FilePath) -> dict[str, Path]:
     return names
 
 
-def _custom_metadata(item: orbax_steps.Item) -> Mapping[str, object]:
+def _custom_metadata(item: orbax_runs.Item) -> Mapping[str, object]:
     """What the user said when saving; at the step, or in the item's own copy."""
     for directory in (item.step_directory, item.directory):
         path = directory / orbax_metadata.CHECKPOINT_FILE

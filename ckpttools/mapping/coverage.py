@@ -11,6 +11,7 @@ from ckpttools.errors import CoverageError, listing, near_names
 from ckpttools.ir.array import LazyArray
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.sizes import Size
+from ckpttools.names import folded
 from ckpttools.region import Shape
 
 # Beyond this many lines a list says only how many more there are.
@@ -101,10 +102,11 @@ def check_coverage(
         _section("not expected", extra),
         _section("of another shape", list(map(str, misshapen))),
     ]
+    lost = [key for key in missing if key in dropped]
     alternatives = {key for each in unwanted for key in _keys(each, lengths)}
     hints = [
         *_remedies(extra, remedies or {}),
-        *(f"{key} is missing because it was dropped" for key in missing if key in dropped),
+        *(f"{key} is missing because it was dropped" for key in folded(lost)),
         *_flag_hints([key for key in missing if key not in alternatives], wanted, lengths, "wanted"),
         *_flag_hints(extra, unwanted, lengths, "not expected"),
         *_beyond_hints(extra, wanted, sizes),

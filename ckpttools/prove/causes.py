@@ -352,9 +352,10 @@ def _of_factor(case: Case, ratio: float) -> Cause:
     tolerance = max(1e-4, epsilon(case.alike[0].dtype))
     lengths = {n: f"axis {k}" for k, n in reversed(list(enumerate(case.a.shape)))}
     lengths |= {n: axis for axis, n in case.sizes.items()} if case.sizes else {}
-    for length, what in lengths.items():
+    # An axis that a model does without has the length 0.
+    for length, what in ((length, what) for length, what in lengths.items() if length > 1):
         for value, text in ((sqrt(length), f"sqrt({length})"), (1 / sqrt(length), f"1/sqrt({length})")):
-            if length > 1 and isclose(abs(ratio), value, rel_tol=tolerance):
+            if isclose(abs(ratio), value, rel_tol=tolerance):
                 return _of_root(name, "-" * (ratio < 0) + text, what)
     return Cause("factor", f"B is A times {ratio:.6g}")
 

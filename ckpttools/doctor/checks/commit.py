@@ -27,7 +27,7 @@ def _look(scene: Scene) -> Iterator[Finding]:
                     yield _unmarked(scene, each.path)
     steps = {step.path for step in scene.steps}
     for item in scene.items:
-        if item.step not in steps:
+        if steps.isdisjoint((item.step, *item.step.parents)):
             why = "CheckpointManager and whoever looks for custom metadata such as scan_layers miss it"
             do = f"restore it with a target, or write it anew: ckpt convert to-orbax {pasted(item.path)} DST"
             yield Finding(INFO, str(item.path), f"no {CHECKPOINT_FILE} here or above", why, do)

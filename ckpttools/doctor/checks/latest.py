@@ -1,4 +1,4 @@
-"""Runs of which no command opens the latest step, because it is damaged."""
+"""Runs of which no command opens the latest step: it is damaged, or next to nothing is left of it."""
 
 from __future__ import annotations
 
@@ -8,34 +8,38 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpttools.doctor.base import WARNING, Check, Finding, told
-from ckpttools.doctor.scene import Scene
-from ckpttools.errors import CheckpointError, UnfinishedStepWarning
-from ckpttools.formats.orbax_steps import DamagedStepError, find_item
+from ckpttools.doctor.scene import ORBAX_UNFINISHED, Scene
+from ckpttools.errors import CheckpointError, LaterStepWarning
+from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, TREE_FILE
+from ckpttools.formats.orbax_runs import DamagedStepError, find_item, remains_after
 
 _WHY = "Orbax takes it for the latest and fails; an older step would be other weights, without a word"
-_DO = "fetch that step again; until then say with --step N which one is to be opened"
+_DO = "fetch that step again; until then name the directory of the step that is to be opened"
+_LOST = "every command passes it over: it has lost too much to be told for a step, or was only begun"
 
 
 def _look(scene: Scene) -> Iterator[Finding]:
     listed = {directory.path for directory in scene.directories}
     steps = [*(step.path for step in scene.steps), *(item.step for item in scene.items)]
     for run in sorted({step.parent for step in steps} & listed):
-        error = _damaged(run)
-        if error is not None:
-            # What is wrong with the step is an error of another check.
-            yield replace(told(error, run, WARNING, _WHY), do=_DO)
+        yield from _later(run)
 
 
-def _damaged(run: Path) -> DamagedStepError | None:
+def _later(run: Path) -> Iterator[Finding]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UnfinishedStepWarning)
-            find_item(run, None)
+            warnings.simplefilter("ignore", LaterStepWarning)
+            opened = find_item(run, None).step_directory
     except DamagedStepError as error:
-        return error
+        # What is wrong with the step is an error of another check.
+        yield replace(told(error, run, WARNING, _WHY), do=_DO)
+        return
     except CheckpointError:
-        pass  # said by other checks
-    return None
+        return  # said by other checks
+    for place in remains_after(opened):
+        if not any(ORBAX_UNFINISHED in each.name for each in (place, *place.iterdir())):
+            what = f"named as a step after {opened.name}, but without {TREE_FILE} and {CHECKPOINT_FILE}"
+            yield Finding(WARNING, str(place), what, _LOST, "fetch it again, if it was a step")
 
 
-CHECK = Check("latest", "runs whose latest step is damaged, so that no command opens it", _look)
+CHECK = Check("latest", "runs whose latest step no command opens: damaged, or little is left of it", _look)
