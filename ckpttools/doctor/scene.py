@@ -17,6 +17,7 @@ from ckpttools.errors import CheckpointError, FormatError
 from ckpttools.formats.databases import Database, database_of
 from ckpttools.formats.ocdbt import MANIFEST
 from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, SHARDING_FILE, TREE_FILE
+from ckpttools.formats.orbax_steps import IN_PROGRESS
 from ckpttools.formats.safetensors_header import json_object
 from ckpttools.formats.zarr3 import DOCUMENT as ZARR3
 from ckpttools.formats.zarr_chunks import ChunkTables, chunk_tables
@@ -24,7 +25,6 @@ from ckpttools.run.staging import SUFFIX
 from ckpttools.stores.local import read_whole, storage_error
 
 # What Orbax appends to the name of a directory that it is still writing; old versions add a time.
-ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"
 REPLACED = ".replaced"
 # What the fix set-aside appends.
 SET_ASIDE = ".unfinished"
@@ -226,7 +226,7 @@ class _Walk:
         if _is_item(directory):
             self._items.append(path)
             # Another save may have begun beside the arrays.
-            unfinished = [name for name in directory.directories if ORBAX_UNFINISHED in name]
+            unfinished = [name for name in directory.directories if IN_PROGRESS in name]
             self._leftovers += [path / name for name in unfinished]
         elif ZARR3 in directory.files:
             self._hierarchies.append(path)
@@ -235,7 +235,7 @@ class _Walk:
                 self._step_into(path / name, depth)
 
     def _step_into(self, path: Path, depth: int) -> None:
-        if ORBAX_UNFINISHED in path.name or path.name.endswith((SUFFIX, REPLACED, SET_ASIDE)):
+        if IN_PROGRESS in path.name or path.name.endswith((SUFFIX, REPLACED, SET_ASIDE)):
             self._leftovers.append(path)
         elif depth < _DEEPEST:
             self.visit(path, depth + 1)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, mending, pasted
 from ckpttools.doctor.new_files import write_new
-from ckpttools.doctor.scene import ORBAX_UNFINISHED, Directory, Scene, is_unfinished, json_or_error
+from ckpttools.doctor.scene import Directory, Scene, is_unfinished, json_or_error
 from ckpttools.errors import CheckpointError
 from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, COMMIT_FILE
+from ckpttools.formats.orbax_steps import IN_PROGRESS
 
 # Orbax v1 marks with it what it saved.
 _V1_FILE = "orbax.checkpoint"
@@ -40,7 +41,7 @@ def _unmarked(scene: Scene, place: Path) -> Finding:
 
 def _is_finished(step: Directory) -> bool:
     document = json_or_error(step.path / CHECKPOINT_FILE)
-    if isinstance(document, CheckpointError) or ORBAX_UNFINISHED in step.path.name:
+    if isinstance(document, CheckpointError) or IN_PROGRESS in step.path.name:
         return False
     return not is_unfinished(document)
 

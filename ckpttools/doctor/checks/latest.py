@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpttools.doctor.base import WARNING, Check, Finding, told
-from ckpttools.doctor.scene import ORBAX_UNFINISHED, Scene
+from ckpttools.doctor.scene import Scene
 from ckpttools.errors import CheckpointError, LaterStepWarning
 from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax_runs import DamagedStepError, find_item, remains_after
+from ckpttools.formats.orbax_steps import IN_PROGRESS
 
 _WHY = "Orbax takes it for the latest and fails; an older step would be other weights, without a word"
 _DO = "fetch that step again; until then name the directory of the step that is to be opened"
@@ -37,7 +38,7 @@ def _later(run: Path) -> Iterator[Finding]:
     except CheckpointError:
         return  # said by other checks
     for place in remains_after(opened):
-        if not any(ORBAX_UNFINISHED in each.name for each in (place, *place.iterdir())):
+        if not any(IN_PROGRESS in each.name for each in (place, *place.iterdir())):
             what = f"named as a step after {opened.name}, but without {TREE_FILE} and {CHECKPOINT_FILE}"
             yield Finding(WARNING, str(place), what, _LOST, "fetch it again, if it was a step")
 

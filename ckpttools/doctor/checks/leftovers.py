@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, pasted
 from ckpttools.doctor.looking import is_directory
-from ckpttools.doctor.scene import ORBAX_UNFINISHED, REPLACED, SET_ASIDE, Scene
+from ckpttools.doctor.scene import REPLACED, SET_ASIDE, Scene
+from ckpttools.formats.orbax_steps import IN_PROGRESS
 from ckpttools.run.staging import SUFFIX
 
 _UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
@@ -21,7 +22,7 @@ def _look(scene: Scene) -> Iterator[Finding]:
         size, age = _measured(place)
         what = f"{_kind(place)}: {size:,} bytes, last changed {age} ago"
         yield Finding(WARNING, str(place), what, _why(place), _do(place))
-    if ORBAX_UNFINISHED in scene.path.name:
+    if IN_PROGRESS in scene.path.name:
         why = "Orbax renames such a directory when the save is finished; this one was not, or not yet"
         yield Finding(
             INFO, str(scene.path), "the directory of an unfinished save", why, "open a finished step"
@@ -29,7 +30,7 @@ def _look(scene: Scene) -> Iterator[Finding]:
 
 
 def _kind(place: Path) -> str:
-    if ORBAX_UNFINISHED in place.name:
+    if IN_PROGRESS in place.name:
         return "an unfinished save of Orbax"
     if place.name.endswith(SET_ASIDE):
         return "an unfinished save that was set aside"
@@ -37,7 +38,7 @@ def _kind(place: Path) -> str:
 
 
 def _why(place: Path) -> str:
-    if ORBAX_UNFINISHED in place.name or place.name.endswith(SET_ASIDE):
+    if IN_PROGRESS in place.name or place.name.endswith(SET_ASIDE):
         return "no loader takes it, but it keeps its space, and a save under the same name may fail on it"
     if place.name.endswith(SUFFIX):
         return "it is no checkpoint yet; its finished parts need not be made again"
@@ -69,6 +70,4 @@ def _measured(top: Path) -> tuple[int, str]:
     return size, f"{count} {unit}"
 
 
-CHECK = Check(
-    "leftovers", f"unfinished saves ({ORBAX_UNFINISHED}*), interrupted conversions ({SUFFIX})", _look
-)
+CHECK = Check("leftovers", f"unfinished saves ({IN_PROGRESS}*), interrupted conversions ({SUFFIX})", _look)

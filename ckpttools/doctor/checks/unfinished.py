@@ -10,7 +10,6 @@ from typing import Any
 
 from ckpttools.doctor.base import ERROR, Check, Finding, Fix, mending
 from ckpttools.doctor.scene import (
-    ORBAX_UNFINISHED,
     SET_ASIDE,
     Directory,
     Item,
@@ -20,6 +19,7 @@ from ckpttools.doctor.scene import (
 )
 from ckpttools.errors import CheckpointError, FormatError
 from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, TREE_FILE
+from ckpttools.formats.orbax_steps import IN_PROGRESS
 from ckpttools.stores.local import storage_error
 
 # A save that still runs touches its files more often than that.
@@ -45,7 +45,7 @@ def _unfinished(step: Directory, scene: Scene) -> Finding:
     why = (
         "Orbax tells a finished step by its name on a local disk, takes this one for it, and fails to load it"
     )
-    if ORBAX_UNFINISHED in step.path.name:
+    if IN_PROGRESS in step.path.name:
         return Finding(ERROR, str(step.path), what, "it has no complete arrays", earlier)
     do = f"{earlier}; or rename it, so that Orbax passes over it: {mending(scene, 'set-aside')}"
     return Finding(ERROR, str(step.path), what, why, do, "set-aside")
