@@ -24,7 +24,6 @@ from ckpttools.formats.zarr_chunks import ChunkTables, chunk_tables
 from ckpttools.run.staging import SUFFIX
 from ckpttools.stores.local import read_whole, storage_error
 
-# What Orbax appends to the name of a directory that it is still writing; old versions add a time.
 REPLACED = ".replaced"
 # What the fix set-aside appends.
 SET_ASIDE = ".unfinished"
