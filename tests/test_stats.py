@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
+from ml_dtypes import finfo
 from safetensors.numpy import save_file
 
 from ckpttools.cli.main import main
@@ -26,7 +27,7 @@ from ckpttools.inspect.layer_rows import layer_rows
 from ckpttools.inspect.moments import Moments
 from ckpttools.inspect.stats import ArrayStats, Statistics, inspect_stats, statistics_of
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.elements import smallest_normal, table
+from ckpttools.ir.elements import LAYOUTS, smallest_normal, table, widen
 from ckpttools.ir.nodes import Constant, Stored
 from ckpttools.ir.scratch import ALIGNMENT, Scratch
 from ckpttools.ir.tree import Path as TreePath
@@ -38,6 +39,7 @@ from ckpttools.testing.strategies import lazy_arrays, noise, shapes, stored
 
 MIB = 1 << 20
 BF16, F16, F32, F64 = (DTYPES[name] for name in ("bfloat16", "float16", "float32", "float64"))
+LAID_OUT = [DTYPES[name] for name in LAYOUTS]
 
 
 def numbers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
@@ -58,7 +60,7 @@ def extremes_of(x: np.ndarray) -> Extremes:
 class TestExtremes:
     @given(st.data())
     def test_are_those_of_the_numbers(self, data: st.DataObject):
-        dtype = data.draw(st.sampled_from((BF16, F16, F32, F64)))
+        dtype = data.draw(st.sampled_from(LAID_OUT))
         patterns = st.integers(0, (1 << dtype.bits) - 1)
         carriers = np.array(data.draw(st.lists(patterns, min_size=1, max_size=9)), dtype.carrier)
         x = numbers(carriers, dtype)
@@ -76,14 +78,42 @@ class TestExtremes:
 
     def test_dtypes_with_another_layout_are_left_to_their_numbers(self):
         carriers = np.zeros(3, np.uint8)
-        others = [d for d in DTYPES.values() if d not in (BF16, F16, F32, F64) and d.itemsize == 1]
+        others = [d for d in DTYPES.values() if d not in LAID_OUT and d.itemsize == 1]
         assert [extremes(carriers, dtype) for dtype in others] == [None] * len(others)
+
+
+class TestWidening:
+    @pytest.mark.parametrize("name", [name for name, dtype in DTYPES.items() if dtype.itemsize <= 2])
+    @pytest.mark.parametrize("only_finite", [True, False])
+    def test_every_pattern_becomes_its_number(self, name: str, only_finite: bool):
+        dtype = DTYPES[name]
+        carriers = np.arange(1 << dtype.bits, dtype=np.uint32).astype(dtype.carrier)
+        with np.errstate(invalid="ignore"):
+            truth = numbers(carriers, dtype).astype(np.float32)
+        keep = np.isfinite(truth) | (not only_finite)
+        for some in (carriers[keep], np.repeat(carriers[keep], 2)[::2]):
+            made = np.empty(some.shape, np.float32)
+            widen(some, dtype, made)
+            assert np.array_equal(made, truth[keep], equal_nan=True)
+            assert (np.signbit(made) == np.signbit(truth[keep]))[~np.isnan(made)].all()
+
+    @pytest.mark.parametrize("name", LAYOUTS)
+    def test_layouts_are_those_of_the_dtypes(self, name: str):
+        dtype, layout = DTYPES[name], LAYOUTS[name]
+        edges = np.array([layout.infinity - 1, layout.infinity, layout.normal], dtype.carrier)
+        most, beyond, normal = numbers(edges, dtype)
+        assert most == float(finfo(dtype.numpy).max)
+        assert not np.isfinite(beyond)
+        assert normal == smallest_normal(dtype)
+
+    def test_nothing_is_as_good(self):
+        widen(np.empty(0, np.uint16), F16, np.empty(0, np.float32))
 
 
 class TestNearZero:
     @given(st.data())
     def test_zeros_and_subnormals_anywhere(self, data: st.DataObject):
-        dtype = data.draw(st.sampled_from((BF16, F16, F32, F64)))
+        dtype = data.draw(st.sampled_from(LAID_OUT))
         size = data.draw(st.integers(1, 30_000))
         x = np.random.default_rng(0).standard_normal(size).astype(dtype.numpy)
         planted = st.sampled_from([0.0, -0.0, *(smallest_normal(dtype) * k for k in (1, -1, 0.5, -0.5))])
