@@ -76,6 +76,14 @@ class TestMeshes:
             parse_mesh(text)
 
     @pytest.mark.parametrize(
+        ("text", "reason"), [("a=2,a=2", "named twice"), ("99999999999", "at most 1,048,576 devices")]
+    )
+    def test_why_it_is_none(self, text, reason):
+        with pytest.raises(UsageError) as caught:
+            parse_mesh(text)
+        assert reason in str(caught.value)
+
+    @pytest.mark.parametrize(
         ("text", "pieces"),
         [
             ("axis0", (8, 1, 1)),

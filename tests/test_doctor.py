@@ -693,6 +693,18 @@ class TestCommand:
         assert all(f"fix    {name} " in output for name in fixes())
         assert {each["kind"] for each in json.loads(self.run("--list", "--json").output)} == {"check", "fix"}
 
+    def test_a_list_looks_at_nothing(self, tmp_path):
+        assert self.run("--list", "--fix", "merge").exit_code == 2
+        assert self.run(tmp_path, "--list").exit_code == 2
+
+    def test_what_has_another_name_now_is_not_called_healthy(self, tmp_path):
+        run = copy(FIXTURES / "unfinished_commit_file", tmp_path)
+        for file in (run / "2").rglob("*"):
+            os.utime(file, (0, 0))
+        os.utime(run / "2", (0, 0))
+        result = self.run(run / "2", "--fix", "set-aside")
+        assert "is now" in result.output and "healthy" not in result.output
+
     def test_nothing_to_fix(self):
         result = self.run(FIXTURES / "standard", "--fix", "merge")
         assert (result.exit_code, "nothing here" in result.output) == (0, True)

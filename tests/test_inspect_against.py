@@ -249,6 +249,11 @@ class TestCommand:
         assert result.exit_code == 2
         assert "--against is empty" in result.stderr
 
+    def test_sharding_is_for_trees(self):
+        result = ckpt("inspect", "tree", LLAMA / "hf", "--against", "llama", "--sharding")
+        assert result.exit_code == 2
+        assert "leave out --sharding" in result.stderr
+
     def test_depth_is_for_trees(self):
         arguments = ("inspect", "tree", LLAMA / "hf", "--against", "llama", "--depth", 1)
         result = ckpt(*arguments)

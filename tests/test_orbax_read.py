@@ -22,7 +22,7 @@ from golden_data import (
 from ckpttools.errors import CheckpointError, FormatError, LaterStepWarning, StorageError, UsageError
 from ckpttools.formats import ocdbt
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax_runs import DamagedStepError
+from ckpttools.formats.orbax_runs import DamagedStepError, not_whole_beside
 from ckpttools.formats.orbax_write import INDEX_FILE
 from ckpttools.formats.registry import open_tree
 from ckpttools.ir.kinds import kind_of
@@ -240,6 +240,25 @@ class TestSteps:
         (run / "cache_77" / "manifest.ocdbt").write_bytes(b"")
         assert self.opened(run).step == 10
         assert not recwarn.list
+
+    @pytest.mark.parametrize("name", ["backup_99", "backup_10"])
+    def test_steps_of_another_name_are_none_of_the_run(self, run, name, recwarn):
+        """Orbax's manager looks for one prefix only. They are opened by their own path."""
+        for other in ("30", "40.orbax-checkpoint-tmp"):
+            shutil.rmtree(run / other)
+        shutil.copytree(run / "0", run / name)
+        for opened in (self.opened(run), self.opened(run, 10)):
+            assert opened.place == str(run / "10" / "items")
+        (run / name / "items" / "_METADATA").unlink()
+        assert self.opened(run).step == 10
+        assert not recwarn.list
+        assert not_whole_beside(open_tree(run)) == ({}, {})
+
+    def test_what_is_damaged_beside_a_step_is_no_unfinished_save(self, run):
+        shutil.rmtree(run / "10" / "items")
+        beside = not_whole_beside(open_tree(run / "0"))
+        assert beside.damaged == {"2": "no _METADATA", "10": "no _METADATA"}
+        assert beside.unfinished.keys() == {"30", "40.orbax-checkpoint-tmp"}
 
     @pytest.mark.parametrize("beside", ["export_2/100", "checkpoints_old_2"])
     def test_a_step_below_claims_no_directory(self, run, tmp_path, beside):

@@ -206,6 +206,30 @@ class TestCommand:
                 ckpt("inspect", "report", tmp_path, "-o", tmp_path / "a.html", "--overwrite").exit_code == 0
             )
 
+    def test_nothing_but_a_page_is_replaced(self, tmp_path: Path):
+        """Neither what a link into a cache leads to, nor a shard that an index names, nor what is no file."""
+        blob, text = tmp_path / "blob", tmp_path / "notes.txt"
+        save_file({"a": np.ones(3, np.float32)}, blob)
+        text.write_text("mine")
+        (tmp_path / "snapshot").mkdir()
+        link, page_link = tmp_path / "snapshot" / "model.safetensors", tmp_path / "a.html"
+        link.symlink_to(blob)
+        page_link.symlink_to(blob)
+        os.mkfifo(tmp_path / "pipe")
+        for output in (link, page_link, text, tmp_path / "pipe"):
+            result = ckpt("inspect", "report", link, "-o", output, "--overwrite", "--no-stats")
+            assert result.exit_code == 2
+            assert "is no page" in result.stderr or "is a part of" in result.stderr
+        assert link.is_symlink() and text.read_text() == "mine"
+        assert open_tree(link).arrays["a",].read().tolist() == [1, 1, 1]
+
+    def test_a_link_keeps_leading_to_the_page(self, tmp_path: Path):
+        link, place = tmp_path / "link.html", tmp_path / "page.html"
+        link.symlink_to(place)
+        assert ckpt("inspect", "report", HF, "-o", link, "--no-stats").exit_code == 2
+        assert ckpt("inspect", "report", HF, "-o", link, "--no-stats", "--overwrite").exit_code == 0
+        assert link.is_symlink() and place.read_text().startswith("<!doctype html>")
+
     def test_a_directory_that_is_not_there(self, tmp_path: Path):
         result = ckpt("inspect", "report", HF, "-o", tmp_path / "none" / "a.html")
         assert result.exit_code == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,8 @@ def doctor(ctx: click.Context, path: Path | None, as_json: bool, fix: str | None
     """
     from ckpttools.doctor.examine import checks, examine, fixes, mend
 
+    if as_list and (path is not None or fix is not None):
+        raise click.UsageError("--list looks at nothing: leave out PATH and --fix, or --list")
     if as_list:
         listed = [("check", each.name, each.summary) for each in checks()]
         listed += [("fix", each.name, each.summary) for each in fixes().values()]
@@ -73,7 +76,8 @@ def _view(diagnosis: Diagnosis, fix: str | None) -> Iterator[str]:
         yield ""
         yield from _lines(finding)
     yield ""
-    yield _verdict(diagnosis)
+    is_gone = bool(diagnosis.fixed) and not os.path.lexists(diagnosis.path)
+    yield "nothing has this name any more" if is_gone else _verdict(diagnosis)
 
 
 def _lines(finding: Finding) -> Iterator[str]:

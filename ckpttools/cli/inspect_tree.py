@@ -89,6 +89,8 @@ def tree(path: Path, view: _View, as_json: bool, read: ReadOptions) -> None:
         raise click.UsageError("--against is empty: name a family, a config.json or a checkpoint")
     if view.against and view.depth and not as_json:
         raise click.UsageError("--against shows lists, which have no levels: leave out --depth")
+    if view.against and view.sharding and not as_json:
+        raise click.UsageError("--against compares names, shapes and dtypes: leave out --sharding")
     with _without_collection():
         report, comparison = _look(path, view, read)
         if as_json:
@@ -113,7 +115,7 @@ def _without_collection() -> Iterator[None]:
 def _look(path: Path, view: _View, read: ReadOptions) -> tuple[TreeReport, Comparison | None]:
     from ckpttools.cli.against import compare
     from ckpttools.families.registry import families
-    from ckpttools.formats.orbax_runs import unfinished_beside
+    from ckpttools.formats.orbax_runs import not_whole_beside
     from ckpttools.formats.orbax_sharding import stored_shardings
     from ckpttools.formats.registry import open_tree
     from ckpttools.inspect.comparison import arranged
@@ -122,12 +124,14 @@ def _look(path: Path, view: _View, read: ReadOptions) -> tuple[TreeReport, Compa
 
     opened = open_tree(path, read)
     shardings = stored_shardings(opened) if view.sharding else {}
+    beside = not_whole_beside(opened)
     comparison = compare(opened, view.against, view.pattern, read) if view.against else None
     report = inspect_tree(
         opened,
         view.pattern,
         shardings=shardings,
-        unfinished=unfinished_beside(opened),
+        unfinished=beside.unfinished,
+        damaged=beside.damaged,
         families=families().values(),
         # The pattern may mean what is missing.
         or_none=comparison is not None,

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ckpttools.ir.tree import Tree
 
 
+_PAGES = (".html", ".htm")
+_DOCTYPE = b"<!doctype html"
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """The page that was written.
@@ -119,7 +123,8 @@ def _check(output: Path, source: Path, overwrite: bool) -> None:
     """Refuses before anything is read."""
     if output.is_dir():
         raise DestinationExistsError(f"{output} is a directory", wanted="the name of a file")
-    if output.exists() and not overwrite:
+    # A link that leads nowhere is something, too.
+    if os.path.lexists(output) and not overwrite:
         raise DestinationExistsError(
             f"{output} exists",
             wanted="a new name",
@@ -128,6 +133,10 @@ def _check(output: Path, source: Path, overwrite: bool) -> None:
     if output.exists() and _is_part(output.resolve(), source.resolve()):
         raise DestinationExistsError(
             f"{output} is a part of the checkpoint", wanted="a name outside of it, or one in .html"
+        )
+    if output.exists() and not _is_page(output.resolve()):
+        raise DestinationExistsError(
+            f"{output} is no page, and nothing else is replaced by one", wanted="another name"
         )
     if not output.absolute().parent.is_dir():
         raise StorageError(
@@ -140,10 +149,19 @@ def _is_part(output: Path, source: Path) -> bool:
     return output == source or (source in output.parents and output.suffix != ".html")
 
 
+def _is_page(path: Path) -> bool:
+    """Whether a file is named as a page, or begins as one."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return path.suffix.lower() in _PAGES or file.read(len(_DOCTYPE)).lower() == _DOCTYPE
+
+
 def _write(output: Path, text: str) -> None:
-    """Writes beside the name and renames, so that nobody finds half a page."""
+    """Writes beside the name and renames, so that nobody finds half a page; of a link, what it leads to."""
     from ckpttools.run.staging import write_error
 
+    output = output.resolve()
     partial = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         partial.write_text(text, "utf-8")

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from typing import NamedTuple
 
 from ckpttools.errors import FormatError, LaterStepWarning, UsageError, listing
 from ckpttools.formats.orbax_entries import MANIFEST, processes_of
@@ -97,8 +98,20 @@ def find_item(path: Path, step: int | None) -> Item:
         raise storage_error("cannot look at", error.filename, error) from error
 
 
-def unfinished_beside(tree: Tree) -> dict[str, str]:
-    """Later or half-written steps of the run that a tree is of: name of the directory -> what is missing.
+class Beside(NamedTuple):
+    """Other steps of a run that cannot be read: name of the directory -> what is missing.
+
+    Attributes:
+        unfinished: those whose save has not ended.
+        damaged: those whose save has.
+    """
+
+    unfinished: dict[str, str]
+    damaged: dict[str, str]
+
+
+def not_whole_beside(tree: Tree) -> Beside:
+    """Later or half-written steps of the run that a tree is of.
 
     Args:
         tree: as its format opened it; there is nothing to say of formats without steps.
@@ -108,16 +121,18 @@ def unfinished_beside(tree: Tree) -> dict[str, str]:
     """
     item = Path(tree.metadata.place)
     step = item if is_bare(item) else item.parent
-    number = number_of(step)
-    if tree.metadata.format != "orbax" or number is None:
-        return {}
+    if tree.metadata.format != "orbax" or number_of(step) is None:
+        return Beside({}, {})
+    found = Beside({}, {})
     try:
-        later = [place for place in directories(step.parent) if _may_be_later(place, number)]
-        steps = [place for place in later if is_step(place) and not other_items(place)]
-        reasons = {place.name: why_unfinished(place) for place in steps}
+        for place in directories(step.parent):
+            if _may_be_later(place, step) and not other_items(place):
+                reason = why_unfinished(place)
+                if reason:
+                    (found.damaged if is_damaged(place) else found.unfinished)[place.name] = reason
     except OSError as error:
         raise storage_error("cannot look at", error.filename, error) from error
-    return {name: reason for name, reason in reasons.items() if reason}
+    return found
 
 
 def remains_after(step_directory: Path) -> list[Path]:
@@ -136,9 +151,12 @@ def remains_after(step_directory: Path) -> list[Path]:
     ]
 
 
-def _may_be_later(place: Path, number: int) -> bool:
-    other = number_of(place)
-    return other is not None and (other > number or IN_PROGRESS in place.name)
+def _may_be_later(place: Path, step_directory: Path) -> bool:
+    if prefix_of(place) != prefix_of(step_directory) or number_of(place) is None:
+        return False
+    if (number_of(place) or 0) > (number_of(step_directory) or 0):
+        return is_step(place) or place in remains_after(step_directory)
+    return IN_PROGRESS in place.name and is_step(place)
 
 
 def _found(path: Path, step: int | None) -> Item:
@@ -223,8 +241,10 @@ def _tell_of_later(opened: Path, later: Collection[Path]) -> None:
     if reasons:
         text = (
             f"step {number_of(opened)} of {opened.parent} is opened; later ones have no finished tree"
-            f"{listing(list(reasons.values()))}\n  next   `ckpt doctor {run}` says more"
+            + listing(list(reasons.values()))
         )
+        if not all(map(other_items, ordered)):
+            text += f"\n  next   `ckpt doctor {run}` says more"
         warnings.warn(text, LaterStepWarning, stacklevel=2)
 
 
@@ -250,13 +270,17 @@ def _finished_step(path: Path, steps: dict[int, Path], step: int) -> Path:
 
 
 def _steps(path: Path) -> dict[int, Path]:
-    """Sub-directories whose name ends in a number and that look like a step, finished or not."""
-    steps: dict[int, Path] = {}
+    """Sub-directories that look like a step, finished or not, and are named alike but for their number.
+
+    Plain numbers go first, as Orbax looks for one prefix only, and for none unless it is told; else the
+    prefix that most have.
+    """
+    named: dict[str, dict[int, Path]] = {}
     for place in sorted(directories(path), key=lambda place: IN_PROGRESS not in place.name):
         number = number_of(place)
         if number is not None and is_step(place):
-            steps[number] = place
-    return steps
+            named.setdefault(prefix_of(place), {})[number] = place
+    return named.get("") or max(named.values(), key=len, default={})
 
 
 def _listed(path: Path) -> None:

@@ -131,7 +131,7 @@ def distribution(counts: Counts, found: Moments, dtype: DType) -> Distribution |
     held = _values(dtype)[counts.patterns]
     finite = np.isfinite(held)
     held, times = held[finite], counts.times[finite]
-    quantiles = {share: min(max(each, found.min), found.max) for share, each in _quantiles(held, times)}
+    quantiles = {share: min(max(each, found.min), found.max) + 0 for share, each in _quantiles(held, times)}
     zeros = int(times[held == 0].sum())
     return Distribution(zeros, _least(dtype), _bins(held, times), quantiles, dtype.bits <= 16)
 

@@ -76,7 +76,9 @@ def parse_mesh(text: str) -> Mesh:
     pairs = [word.partition("=") for word in words]
     named = {name.strip(): size for name, _, size in pairs} if "=" in text else {}
     sizes = list(named.values()) if named else words
-    if len(sizes) != len(words) or not all(re.fullmatch(r"\s*[1-9][0-9]{0,6}\s*", size) for size in sizes):
+    if named and len(sizes) != len(words):
+        raise UsageError(f"{text!r} is no mesh", got="an axis that is named twice", wanted=_MESH)
+    if not all(re.fullmatch(r"\s*[1-9][0-9]{0,17}\s*", size) for size in sizes):
         raise UsageError(f"{text!r} is no mesh", wanted=_MESH)
     names = list(named) if named else [str(number) for number in range(len(sizes))]
     mesh = Mesh(dict(zip(names, map(int, sizes), strict=True)))

@@ -258,4 +258,5 @@ def statistics_of(found: Moments) -> Statistics:
 
 def _held(number: float | None) -> float | None:
     """The number, unless float64 could not hold what led to it."""
-    return number if number is not None and isfinite(number) else None
+    # -0 is a zero: adding one takes its sign.
+    return number + 0 if number is not None and isfinite(number) else None

@@ -92,6 +92,7 @@ def inspect_tree(
     *,
     shardings: Mapping[Path, Sharding] = MappingProxyType({}),
     unfinished: Mapping[str, str] = MappingProxyType({}),
+    damaged: Mapping[str, str] = MappingProxyType({}),
     families: Iterable[Family] = (),
     or_none: bool = False,
 ) -> TreeReport:
@@ -102,6 +103,7 @@ def inspect_tree(
         pattern: shell pattern of the paths to report; kind and warnings are told from all of them.
         shardings: how arrays lay on devices when they were saved.
         unfinished: later steps of its run that are no finished saves: directory name -> what is missing.
+        damaged: those that were finished, and are not whole any more.
         families: those that it may be of.
         or_none: whether the pattern may mean arrays that are not there.
 
@@ -129,7 +131,7 @@ def inspect_tree(
         families=guess_families(tree, kind, families),
         roles=_totals((each.role, each) for each in arrays),
         parameter_dtypes=_totals((each.dtype, each) for each in parameters),
-        warnings=warnings_of(tree, kind, unfinished),
+        warnings=warnings_of(tree, kind, unfinished, damaged),
     )
 
 

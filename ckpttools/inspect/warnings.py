@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.kinds import KindOfTree, role
@@ -24,8 +25,8 @@ class TreeWarning:
     """One thing to know before loading.
 
     Attributes:
-        name: "unfinished-step", "contradiction", "no-scan-layers", "giant-chunk", "fine-chunks" or
-            "mixed-dtypes".
+        name: "damaged-step", "unfinished-step", "contradiction", "no-scan-layers", "giant-chunk",
+            "fine-chunks" or "mixed-dtypes".
         text: the finished sentence.
         arrays: paths of those it is about; empty where it is about the whole.
     """
@@ -35,16 +36,23 @@ class TreeWarning:
     arrays: tuple[str, ...] = ()
 
 
-def warnings_of(tree: Tree, kind: KindOfTree, unfinished: Mapping[str, str]) -> tuple[TreeWarning, ...]:
+def warnings_of(
+    tree: Tree,
+    kind: KindOfTree,
+    unfinished: Mapping[str, str],
+    damaged: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[TreeWarning, ...]:
     """All that is to say of a tree, what hinders most first.
 
     Args:
         tree: any checkpoint.
         kind: of the tree.
         unfinished: later steps of its run that are no finished saves: directory name -> what is missing.
+        damaged: those that were finished, and are not whole any more.
     """
     return (
-        *_unfinished_steps(tree, unfinished),
+        *_other_steps(tree, "damaged-step", "is damaged", damaged),
+        *_other_steps(tree, "unfinished-step", "is an unfinished save", unfinished),
         *(TreeWarning("contradiction", text) for text in kind.warnings),
         *_no_scan_layers(tree, kind),
         *_giant_chunks(tree),
@@ -53,10 +61,9 @@ def warnings_of(tree: Tree, kind: KindOfTree, unfinished: Mapping[str, str]) -> 
     )
 
 
-def _unfinished_steps(tree: Tree, unfinished: Mapping[str, str]) -> Iterator[TreeWarning]:
-    for name, reason in unfinished.items():
-        text = f"{name}, beside step {tree.metadata.step}, is an unfinished save: {reason}"
-        yield TreeWarning("unfinished-step", text)
+def _other_steps(tree: Tree, name: str, what: str, steps: Mapping[str, str]) -> Iterator[TreeWarning]:
+    for directory, reason in steps.items():
+        yield TreeWarning(name, f"{directory}, beside step {tree.metadata.step}, {what}: {reason}")
 
 
 def _no_scan_layers(tree: Tree, kind: KindOfTree) -> Iterator[TreeWarning]:

@@ -95,7 +95,12 @@ def merge(path: Path) -> str:
     if not holds(path / node_file, index.nodes):  # an interrupted merge leaves it
         write_new(path / node_file, index.nodes)
     write_new(path / MANIFEST, index.manifest)
-    return f"{path / MANIFEST} was written: {len(entries):,} keys of {len(processes_of(path))} processes"
+    return f"{path / MANIFEST} was written: {len(entries):,} keys of {_processes(path)}"
+
+
+def _processes(path: Path) -> str:
+    number = len(processes_of(path))
+    return f"{number} process{'es' * (number != 1)}"
 
 
 def _part(data: bytes, start: int, length: int | None) -> bytes:

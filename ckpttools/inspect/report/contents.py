@@ -19,7 +19,7 @@ from ckpttools.inspect.tree import ArrayReport, TreeReport
 from ckpttools.ir.tree import Path, spelled
 
 # Digits that can be told apart on a screen.
-_DIGITS = 5
+_DIGITS = 8
 _COLUMNS = ("min", "max", "mean", "std", "norm", "zeros", "subnormals", "nan", "inf")
 # What is beyond makes the page large, and nobody finds it there: the largest are kept.
 _MOST_HISTOGRAMS, _MOST_HEAT_ROWS = 2000, 500
