@@ -474,6 +474,23 @@ class TestOddPages:
         assert count(chromium, ".tile") == 3
         assert chromium.complaints() == []
 
+    def test_nothing_spills_out_of_its_card(self, chromium: Browser, tmp_path: Path):
+        """Exponents of three digits, at both ends of the chart and in the quantiles."""
+        values = np.ldexp(np.ones(20, np.float64), np.arange(-1000, 1000, 100))
+        chromium.look(390, 800)
+        self.show(chromium, tmp_path, {"w": values})
+        spilt = """(() => {
+          const out = (inner, outer) => {
+            const a = inner.getBoundingClientRect(), b = outer.getBoundingClientRect();
+            return a.left < b.left - 1 || a.right > b.right + 1;
+          };
+          const within = (inner, outer) => [...document.querySelectorAll(inner)]
+            .filter((each) => out(each, each.closest(outer))).map((each) => each.textContent);
+          return [...within(".tick", "svg"), ...within(".quantiles dd", ".card")];
+        })()"""
+        assert chromium.value(spilt) == []
+        assert chromium.value("document.documentElement.scrollWidth") <= 390
+
     @pytest.mark.parametrize(
         ("values", "words"),
         [

@@ -141,12 +141,17 @@ function withoutTail(bins, total) {
   return bins.slice(from);
 }
 
+/** Half of the longest label, 2⁻¹⁰⁷⁴. */
+const TICK_ROOM = 18;
+
 function ticks(low, high, step) {
   const every = [1, 2, 5, 10, 20, 50, 100, 500].find((each) => each * step >= 40);
   const marks = [];
   for (let exponent = Math.ceil(low / every) * every; exponent <= high; exponent += every) {
-    const x = Math.min(Math.max((exponent - low) * step, 10), CHART.width - 10);
-    marks.push(drawn("text", { class: "tick", x, y: CHART.height - 5 }, powerOfTwo(exponent)));
+    const x = (exponent - low) * step;
+    // At both ends there is room on one side only.
+    const anchor = x < TICK_ROOM ? "start" : x > CHART.width - TICK_ROOM ? "end" : "middle";
+    marks.push(drawn("text", { class: "tick", x, y: CHART.height - 5, "text-anchor": anchor }, powerOfTwo(exponent)));
   }
   return marks;
 }
