@@ -1,4 +1,4 @@
-"""Many names as few lines: those that differ in one number become one, with its range in braces."""
+"""Names for people: many as few lines, in an order that numbers follow, and none that steers a terminal."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ def array_count(names: Collection[str]) -> str:
 def in_natural_order(names: Iterable[str]) -> list[str]:
     """The names sorted with numbers as numbers: `layers.2` before `layers.10`."""
     return sorted(names, key=_natural)
+
+
+def printable(text: str) -> str:
+    """Names out of a file as they can be shown: what would steer the terminal is spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:

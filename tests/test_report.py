@@ -451,6 +451,11 @@ class TestOddPages:
         self.show(chromium, tmp_path, {})
         assert "No array holds any bytes" in text(chromium, ".treemap")
 
+    def test_names_steer_nothing(self, chromium: Browser, tmp_path: Path):
+        """As in the text of other commands, what is not printable is spelled out."""
+        self.show(chromium, tmp_path, {"a\u202ebc\x1b[31m\n": np.ones(3, np.float32)})
+        assert text(chromium, ".tile .name") == r"a\u202ebc\x1b[31m\n"
+
     def test_an_array_above_others_can_be_chosen(self, chromium: Browser, tmp_path: Path):
         """Quantized weights have such names: w, w.absmax, and here one more w below it."""
         names = ("head", "layers.0.w", "layers.0.w.absmax", "layers.0.w.w")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.output import printable, wrapped
+from ckpttools.cli.output import wrapped
 from ckpttools.cli.units import counted
+from ckpttools.names import printable
 
 if TYPE_CHECKING:
     from ckpttools.formats.base import ReadOptions

@@ -10,12 +10,12 @@ from math import prod
 
 import click
 
-from ckpttools.cli.output import printable, show, width, wrapped
+from ckpttools.cli.output import show, width, wrapped
 from ckpttools.cli.table import Column, table
 from ckpttools.cli.units import count, counted, disk
 from ckpttools.inspect.advice import Advice
 from ckpttools.inspect.chunks import ArrayChunks, ChunksReport, FileChunks
-from ckpttools.names import folded
+from ckpttools.names import folded, printable
 
 _MOST_FILES = 12
 _MOST_PATHS = 3

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.output import printable, show, width
+from ckpttools.cli.output import show, width
 from ckpttools.cli.units import counted, disk
-from ckpttools.names import folded
+from ckpttools.names import folded, printable
 from ckpttools.prove.relatives import indices
 
 if TYPE_CHECKING:

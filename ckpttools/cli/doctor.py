@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option
-from ckpttools.cli.output import print_json, printable, show, width
+from ckpttools.cli.output import print_json, show, width
 from ckpttools.cli.units import counted
+from ckpttools.names import printable
 
 if TYPE_CHECKING:
     from ckpttools.doctor.base import Finding

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option
-from ckpttools.cli.output import print_json, printable, show, width
+from ckpttools.cli.output import print_json, show, width
 from ckpttools.cli.units import counted
 from ckpttools.errors import CheckpointError
+from ckpttools.names import printable
 
 if TYPE_CHECKING:
     from ckpttools.families.family import Family

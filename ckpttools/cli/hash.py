@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, bundled, json_option, read_options, resource_options
-from ckpttools.cli.output import print_json, printable, show
+from ckpttools.cli.output import print_json, show
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.wording import wording_options
 from ckpttools.errors import UsageError
+from ckpttools.names import printable
 
 if TYPE_CHECKING:
     from ckpttools.convert import Resources

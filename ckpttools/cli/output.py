@@ -45,10 +45,3 @@ def width() -> int | None:
 def wrapped(text: str, room: int | None) -> list[str]:
     """The text in lines that fit into so many columns, broken between words only."""
     return [text] if room is None else wrap(text, room, break_long_words=False, break_on_hyphens=False)
-
-
-def printable(text: str) -> str:
-    """Names out of a file as they can be shown: what would steer the terminal is spelled out."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
-from ckpttools.cli.output import print_json, printable
+from ckpttools.cli.output import print_json
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.units import counted, disk
 from ckpttools.errors import DestinationExistsError, StorageError
+from ckpttools.names import printable
 
 if TYPE_CHECKING:
     from ckpttools.convert import Resources

@@ -8,11 +8,11 @@ from textwrap import wrap
 
 import click
 
-from ckpttools.cli.output import printable
 from ckpttools.cli.units import count, counted, disk
 from ckpttools.inspect.family import FamilyGuess
 from ckpttools.inspect.tree import Total, TreeReport
 from ckpttools.ir.layers import LayerGroup
+from ckpttools.names import printable
 
 _INDENT, _LABEL = 2, 12
 # Metadata may hold anything; --json shows all of it.

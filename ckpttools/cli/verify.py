@@ -12,12 +12,12 @@ import click
 
 from ckpttools.cli.hash import selection_options
 from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
-from ckpttools.cli.output import print_json, printable, show
+from ckpttools.cli.output import print_json, show
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.units import counted, disk
 from ckpttools.cli.wording import wording_options
 from ckpttools.errors import UsageError
-from ckpttools.names import folded
+from ckpttools.names import folded, printable
 
 if TYPE_CHECKING:
     from ckpttools.convert import Resources

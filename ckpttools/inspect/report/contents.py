@@ -17,6 +17,7 @@ from ckpttools.inspect.stats import ArrayStats, Statistics, StatsReport
 from ckpttools.inspect.sums import Spread, joined
 from ckpttools.inspect.tree import ArrayReport, TreeReport
 from ckpttools.ir.tree import Path, spelled
+from ckpttools.names import printable
 
 # Digits that can be told apart on a screen.
 _DIGITS = 8
@@ -44,7 +45,7 @@ def contents(tree: TreeReport, stats: StatsReport | None, rows: Mapping[Path, La
 
 def _facts(tree: TreeReport) -> dict[str, Any]:
     return {
-        "path": tree.path,
+        "path": printable(tree.path),
         "format": tree.format,
         "kind": tree.kind,
         "flavour": tree.flavour,
@@ -59,7 +60,7 @@ def _facts(tree: TreeReport) -> dict[str, Any]:
 
 
 def _columns(arrays: Sequence[ArrayReport]) -> dict[str, Any]:
-    paths = [each.path for each in arrays]
+    paths = [printable(each.path) for each in arrays]
     return {
         "joint": "/" if any("/" in path for path in paths) else ".",
         "paths": list(_front_coded(paths)),
@@ -153,7 +154,7 @@ class _HeatRow:
 
     def packed(self) -> dict[str, Any]:
         layers = {str(layer): cell.packed() for layer, cell in sorted(self.cells.items())}
-        return {"name": self.name, "role": self.role, "layers": layers}
+        return {"name": printable(self.name), "role": self.role, "layers": layers}
 
 
 def _heat(arrays: Sequence[ArrayStats], rows: Mapping[Path, LayerRow]) -> list[dict[str, Any]]:
