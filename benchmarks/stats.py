@@ -3,8 +3,8 @@
     python benchmarks/stats.py [--directory DIR] [--rounds N] [--layers N]
 
 The checkpoint has the shapes of Llama 3.2 1B (2.47 GB, bfloat16) and is in the page cache. Target: a ratio of
-at least 0.25, which against buffers that stay in the cache (8 MiB) is reached in few runs. Last, the time of
-the command as a process.
+at least 0.25, which against buffers that stay in the cache (8 MiB) is reached in some runs only. Last, the
+time of the command as a process.
 """
 
 from __future__ import annotations
