@@ -254,6 +254,15 @@ class TestSteps:
         assert not recwarn.list
         assert not_whole_beside(open_tree(run)) == ({}, {})
 
+    def test_a_backup_beside_checkpoints_is_none_either(self, run, tmp_path, recwarn):
+        above = tmp_path / "above"
+        shutil.copytree(run / "10", above / "checkpoints" / "10")
+        shutil.copytree(run / "0", above / "backup_99")
+        assert self.opened(above).step == 10
+        shutil.rmtree(above / "checkpoints" / "10")
+        assert self.opened(above).step == 99
+        assert not recwarn.list
+
     def test_what_is_damaged_beside_a_step_is_no_unfinished_save(self, run):
         shutil.rmtree(run / "10" / "items")
         beside = not_whole_beside(open_tree(run / "0"))

@@ -173,8 +173,11 @@ def _found(path: Path, step: int | None) -> Item:
 
 def _run(path: Path) -> Path:
     """The directory with the steps; MaxText keeps them one level below the run."""
-    below = path / "checkpoints"
-    return below if below.is_dir() and not _steps(path) else path
+    below, beside = path / "checkpoints", _steps(path)
+    if not below.is_dir() or any(not prefix_of(place) for place in beside.values()):
+        return path
+    # A backup beside `checkpoints` is no step of the run.
+    return below if _steps(below) or not beside else path
 
 
 def _checked(item: Item, step: int | None) -> Item:
