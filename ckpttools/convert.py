@@ -88,10 +88,27 @@ class Conversion:
         from ckpttools.run.executor import execute
 
         run = partial(
-            execute, self.plan, self.writer, Path(destination), overwrite=overwrite, observe=observe
+            execute,
+            self.plan,
+            self.writer,
+            Path(destination),
+            overwrite=overwrite,
+            check_replaced=self._check_replaced,
+            observe=observe,
         )
         if manifest is None:
             return run()
         from ckpttools.prove.watching import run_hashing
 
         return run_hashing(self.plan, run, Path(manifest), overwrite=overwrite)
+
+    def check(self, destination: str | Path, *, overwrite: bool = False) -> None:
+        """Raises what would stop `run` before it writes anything."""
+        from ckpttools.run.executor import check
+
+        check(self.plan, self.writer, Path(destination), overwrite, self._check_replaced)
+
+    def _check_replaced(self, destination: Path) -> None:
+        from ckpttools.formats.occupant import check_replaceable
+
+        check_replaceable(destination, self.plan.tree, self.writer.name)

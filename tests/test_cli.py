@@ -213,10 +213,11 @@ class TestConvert:
         assert result.stderr == "INEXACT  11 arrays: cast from bfloat16 to float16: rounded\n"
 
     def test_overwrite(self, llama: Path, tmp_path: Path):
-        (tmp_path / "old").mkdir()
-        (tmp_path / "old" / "file").touch()
+        succeed("convert", "hf-to-maxtext", llama, tmp_path / "old", "--no-scan")
+        result = ckpt("convert", "hf-to-maxtext", llama, tmp_path / "old")
+        assert result.exit_code == 2 and "--overwrite" in result.stderr
         succeed("convert", "hf-to-maxtext", llama, tmp_path / "old", "--overwrite")
-        assert [each.name for each in (tmp_path / "old").iterdir()] == ["0"]
+        assert json.loads(succeed("inspect", "tree", tmp_path / "old", "--json").stdout)["scan_axis"] == 1
 
     def test_an_interrupted_conversion_goes_on(self, llama: Path, tmp_path: Path):
         (tmp_path / "new.partial").mkdir()
@@ -328,8 +329,9 @@ class TestErrors:
         assert text == f"Error: {tmp_path}/nothing is not there\n  next   check the spelling of the path\n"
 
     def test_a_source_that_is_no_checkpoint(self, tmp_path: Path):
-        text = self.converts(3, tmp_path, tmp_path / "new")
-        assert text.startswith(f"Error: {tmp_path} is no checkpoint of a known format\n")
+        (tmp_path / "empty").mkdir()
+        text = self.converts(3, tmp_path / "empty", tmp_path / "new")
+        assert text.startswith(f"Error: {tmp_path}/empty is no checkpoint of a known format\n")
         assert "\n    safetensors: " in text
 
     def test_no_configuration(self, tmp_path: Path):
@@ -376,10 +378,11 @@ class TestErrors:
 
     @pytest.mark.parametrize("command", ["inspect", "convert"])
     def test_a_git_lfs_pointer(self, tmp_path: Path, command: str):
-        (tmp_path / "model.safetensors").write_text(LFS_POINTER)
+        (tmp_path / "hf").mkdir()
+        (tmp_path / "hf" / "model.safetensors").write_text(LFS_POINTER)
         words = ("inspect", "tree") if command == "inspect" else ("convert", "hf-to-maxtext")
         target = () if command == "inspect" else (tmp_path / "new",)
-        assert "Git LFS pointer" in self.fails(3, *words, tmp_path, *target)
+        assert "Git LFS pointer" in self.fails(3, *words, tmp_path / "hf", *target)
 
     def test_a_header_that_is_too_long(self, llama: Path, tmp_path: Path):
         text = self.converts(3, llama, tmp_path / "new", "--max-header-bytes", 100)

@@ -387,15 +387,27 @@ class TestSteps:
         (run / "checkpoints/4/items/_METADATA").unlink()
         assert told(run, "error") == {"unfinished"}
 
-    @pytest.mark.parametrize("name", ["copy.partial", "run/3.orbax-checkpoint-tmp-17", "run/1.replaced"])
+    @pytest.mark.parametrize("name", ["copy.partial", "run/3.orbax-checkpoint-tmp-17"])
     def test_leftovers(self, tmp_path, name):
         run = copy(FIXTURES / "cm_default", tmp_path, "run" if name.startswith("run") else "copy")
         (tmp_path / name).mkdir()
-        (tmp_path / name / "data").write_bytes(bytes(77))
+        (tmp_path / name / "journal.ckpttools").write_bytes(bytes(77))
         found = [each for each in examine(run).findings if each.check == "leftovers"]
         assert [each.place for each in found] == [str(tmp_path / name)]
         assert "77 bytes" in found[0].what
         assert f"rm -r {tmp_path / name}" in found[0].do
+
+    def test_what_only_has_the_name_of_an_interrupted_conversion_is_somebody_elses(self, tmp_path):
+        run = copy(FIXTURES / "cm_default", tmp_path, "copy")
+        (tmp_path / "copy.partial").mkdir()
+        (tmp_path / "copy.partial" / "precious").touch()
+        assert not [each for each in examine(run).findings if each.check == "leftovers"]
+
+    def test_what_was_to_be_replaced_is_not_to_be_deleted(self, tmp_path):
+        copy(FIXTURES / "cm_default", tmp_path, "copy.partial/replaced")
+        (tmp_path / "copy.partial/journal.ckpttools").touch()
+        result = CliRunner().invoke(main, ["doctor", str(tmp_path / "copy")])
+        assert "replaced holds what it was" in " ".join(result.output.split())
 
 
 class TestSafetensors:
@@ -711,6 +723,7 @@ class TestCommand:
 
     def test_an_interrupted_conversion_where_nothing_else_is(self, tmp_path):
         (tmp_path / "dst.partial").mkdir()
+        (tmp_path / "dst.partial/journal.ckpttools").touch()
         assert "interrupted conversion" in self.run(tmp_path / "dst").output
 
 

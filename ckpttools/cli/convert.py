@@ -41,6 +41,9 @@ def convert() -> None:
 
 def perform(plan: Callable[[], Conversion], source: Path, destination: Path, output: Output) -> None:
     """Plans, then prints the plan or carries it out, as the user asked for."""
+    from ckpttools.run.apart import check_apart
+
+    check_apart(source, destination)
     if output.resume:
         _require_partial(destination)
     if output.manifest is not None and not output.overwrite:
@@ -56,7 +59,6 @@ def perform(plan: Callable[[], Conversion], source: Path, destination: Path, out
 
 def _print_plan(conversion: Conversion, source: Path, destination: Path, output: Output) -> None:
     from ckpttools.cli.plan_text import describe, print_plan
-    from ckpttools.run.staging import Staging
 
     report = describe(conversion.plan, source, destination)
     if output.as_json:
@@ -64,7 +66,7 @@ def _print_plan(conversion: Conversion, source: Path, destination: Path, output:
     else:
         print_plan(report)
     # What would stop the conversion is an error of its plan, too; the plan is worth seeing all the same.
-    Staging(destination, output.overwrite).check(conversion.plan.layout.nbytes)
+    conversion.check(destination, overwrite=output.overwrite)
 
 
 def _carry_out(conversion: Conversion, destination: Path, output: Output) -> None:

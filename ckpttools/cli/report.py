@@ -160,7 +160,7 @@ def _is_page(path: Path) -> bool:
 
 def _write(output: Path, text: str) -> None:
     """Writes beside the name and renames, so that nobody finds half a page; of a link, what it leads to."""
-    from ckpttools.run.staging import write_error
+    from ckpttools.stores.files import write_error
 
     output = output.resolve()
     partial = output.with_name(f".{output.name}.{os.getpid()}")

@@ -21,10 +21,9 @@ from ckpttools.formats.orbax_steps import IN_PROGRESS
 from ckpttools.formats.safetensors_header import json_object
 from ckpttools.formats.zarr3 import DOCUMENT as ZARR3
 from ckpttools.formats.zarr_chunks import ChunkTables, chunk_tables
-from ckpttools.run.staging import SUFFIX
+from ckpttools.run.staging import REPLACED, SUFFIX, is_staging
 from ckpttools.stores.local import read_whole, storage_error
 
-REPLACED = ".replaced"
 # What the fix set-aside appends.
 SET_ASIDE = ".unfinished"
 SAFETENSORS, INDEX = ".safetensors", ".safetensors.index.json"
@@ -192,8 +191,10 @@ def scene_at(path: Path) -> Scene:
 
 
 def _hint(path: Path) -> str:
-    partial = path.with_name(path.name + SUFFIX)
-    if path.name and is_directory(partial):
+    partial = path.with_name(path.name + SUFFIX) if path.name else path
+    if is_directory(partial / REPLACED):
+        return f"{partial / REPLACED} holds what it was before it was to be replaced: move it back"
+    if is_staging(partial):
         return f"{partial} is an interrupted conversion: run its command again, and it goes on"
     return "check the spelling of the path"
 
@@ -234,7 +235,7 @@ class _Walk:
                 self._step_into(path / name, depth)
 
     def _step_into(self, path: Path, depth: int) -> None:
-        if IN_PROGRESS in path.name or path.name.endswith((SUFFIX, REPLACED, SET_ASIDE)):
+        if IN_PROGRESS in path.name or path.name.endswith(SET_ASIDE) or is_staging(path):
             self._leftovers.append(path)
         elif depth < _DEEPEST:
             self.visit(path, depth + 1)

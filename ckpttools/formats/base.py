@@ -20,6 +20,9 @@ from ckpttools.region import Shape
 COMPANIONS = "hf"
 """Directory inside an Orbax item for what belongs to the model besides its arrays: see `formats.beside`."""
 
+PLAN_MARK = ".ckpttools-plan"
+"""File in a checkpoint that is being published: the fingerprint of its plan. The last thing to leave it."""
+
 
 @dataclass(frozen=True)
 class ReadOptions:

@@ -6,7 +6,6 @@ were tried); beside the items it would be taken for one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
@@ -16,6 +15,7 @@ from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors_write import SafetensorsWriter
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.tree import Metadata, Path, Tree
+from ckpttools.stores.files import write_file
 from ckpttools.stores.local import read_whole
 
 CARRIED = "carried"
@@ -47,7 +47,7 @@ class Companions:
     """
 
     files: Mapping[str, FilePath] = field(default_factory=dict)
-    arrays: Mapping[str, LazyArray] = field(default_factory=dict)
+    arrays: Mapping[str, LazyArray] = field(default_factory=dict, repr=False)
 
     def __bool__(self) -> bool:
         return bool(self.files or self.arrays)
@@ -117,11 +117,10 @@ class Beside:
         """As `Writer.finish`; files are copied before the writer says that all is there."""
         own, carried = _apart(tree)
         place = directory / self.directory
-        place.mkdir(parents=True, exist_ok=True)
         for name, path in self.companions.files.items():
-            write_synced(place / name, read_file(path))
+            write_file(place / name, read_file(path))
         for name, content in self.made.items():
-            write_synced(place / name, content)
+            write_file(place / name, content)
         if carried:
             _WRITER.finish(place, carried, _WRITER.layout(carried, 1), {})
         self.writer.finish(directory, own, _without_companions(layout), extents)
@@ -150,11 +149,3 @@ def read_file(path: FilePath) -> bytes:
         StorageError: it cannot be read.
     """
     return read_whole(path)
-
-
-def write_synced(path: FilePath, content: bytes) -> None:
-    """Writes a small file so that it survives a power cut."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

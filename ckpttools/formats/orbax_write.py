@@ -25,6 +25,7 @@ from ckpttools.formats.zarr3 import DOCUMENT, RAW_CODECS, ArrayDocument, chunk_k
 from ckpttools.ir.nodes import stacked_axes
 from ckpttools.ir.tree import Path, Tree, dotted, spelled
 from ckpttools.region import Shape, ceil_div, grid_indices
+from ckpttools.stores.files import write_file
 
 DATA_DIRECTORY = "d"
 DATA_FILE = f"{DATA_DIRECTORY}/data"
@@ -114,17 +115,17 @@ class OrbaxWriter:
         item = directory / self._base(tree)
         if self.ocdbt:
             index = encode(self._entries(tree, layout, extents), INDEX_FILE)
-            _write(item / INDEX_FILE, index.nodes)
-            _write(item / MANIFEST, index.manifest)
+            write_file(item / INDEX_FILE, index.nodes)
+            write_file(item / MANIFEST, index.manifest)
         else:
             for key, document in self._documents(tree, layout):
-                _write(item / key, document)
+                write_file(item / key, document)
         for name, content in self._metadata(tree, layout).items():
-            _write(item / name, json.dumps(content).encode())
+            write_file(item / name, json.dumps(content).encode())
         outer = orbax_metadata.checkpoint_document(self.item, tree.metadata.custom)
-        _write(item.parent / orbax_metadata.CHECKPOINT_FILE, json.dumps(outer).encode())
+        write_file(item.parent / orbax_metadata.CHECKPOINT_FILE, json.dumps(outer).encode())
         for place in (item, item.parent):
-            _write(place / orbax_metadata.COMMIT_FILE, b"Checkpoint commit was successful")
+            write_file(place / orbax_metadata.COMMIT_FILE, b"Checkpoint commit was successful")
 
     def _documents(self, tree: Tree, layout: Layout) -> Iterator[tuple[str, bytes]]:
         """Key and content of each array's own metadata."""
@@ -281,8 +282,3 @@ def _check_directories(tree: Tree) -> None:
             wanted=f"names without '/', of at most {LONGEST_NAME} bytes, that Orbax does not use itself",
             hint="write with --ocdbt, or rename them",
         )
-
-
-def _write(path: FilePath, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)

@@ -80,7 +80,7 @@ class References:
     """
 
     mode: ReferenceMode = ReferenceMode.NONE
-    destination: FilePath | None = None
+    destination: FilePath | None = field(default=None, repr=False)
 
 
 NO_REFERENCES = References()

@@ -18,6 +18,7 @@ from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors_header import MAX_HEADER_BYTES
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.tree import Path, Tree, spelled
+from ckpttools.stores.files import write_file
 
 STEM = "model"
 # What huggingface_hub takes (MAX_SHARD_SIZE); transformers takes 50 GB from version 5 on.
@@ -67,7 +68,7 @@ class SafetensorsWriter:
         if len(shards) > 1:
             document = _index(shards, flat.names(tree, self.separator), tree)
             text = json.dumps(document, indent=2, sort_keys=True) + "\n"
-            (directory / f"{self.stem}.safetensors.index.json").write_text(text)
+            write_file(directory / f"{self.stem}.safetensors.index.json", text.encode())
 
     def _shards(self, tree: Tree) -> list[_Shard]:
         """What goes into which file, with the headers; the same for the same tree."""

@@ -24,6 +24,7 @@ from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import stacked_axes
 from ckpttools.ir.tree import Path, Tree, spelled
 from ckpttools.region import Shape
+from ckpttools.stores.files import write_file
 
 SEPARATOR = "/"
 
@@ -97,9 +98,8 @@ def _chunk_file(path: Path, index: Shape) -> str:
 
 
 def _write(directory: FilePath, path: Path, document: dict[str, Any]) -> None:
-    place = directory.joinpath(*_names(path), DOCUMENT)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(json.dumps(document, separators=(",", ":")))
+    text = json.dumps(document, separators=(",", ":"))
+    write_file(directory.joinpath(*_names(path), DOCUMENT), text.encode())
 
 
 def _check_names(tree: Tree) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from ckpttools.run.events import Receipt, Watch
 class Run(Protocol):
     """Carries a plan out."""
 
-    def __call__(self, *, watch: Watch) -> Receipt: ...
+    def __call__(self, *, watch: Watch, conclude: Callable[[], None]) -> Receipt: ...
 
 
 def run_hashing(plan: Plan, run: Run, path: Path, *, overwrite: bool) -> Receipt:
@@ -40,7 +41,9 @@ def run_hashing(plan: Plan, run: Run, path: Path, *, overwrite: bool) -> Receipt
     everything = Selection()
     room = plan.memory - plan.projected_peak
     digester = Digester(everything.arrays(plan.tree), DEFAULT_ALGORITHM, room)
-    receipt = run(watch=digester.watching(plan.tree))
-    digests = digester.digests(memory=plan.memory, jobs=plan.jobs)
-    manifest_of(digests, everything, DEFAULT_ALGORITHM).write(path)
-    return receipt
+
+    def conclude() -> None:
+        digests = digester.digests(memory=plan.memory, jobs=plan.jobs)
+        manifest_of(digests, everything, DEFAULT_ALGORITHM).write(path)
+
+    return run(watch=digester.watching(plan.tree), conclude=conclude)

@@ -6,12 +6,12 @@ import errno
 import os
 import resource
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from ckpttools.formats.placement import Range
-from ckpttools.run.staging import MOST_SINGLE_SYNCS, write_error
+from ckpttools.stores.files import MOST_SINGLE_SYNCS, sync_directory, write_error
 
 # Direct writes need memory, offset and length in whole blocks; a page is a multiple of every block size.
 _BLOCK = 4096
@@ -38,7 +38,7 @@ class DataFiles:
         self._paths = {name: directory / name for name in sizes}
         self._ending = threading.Lock()
         self._ends: dict[str, tuple[int, int]] = {}
-        self._unsynced: set[str] = set()
+        self._unsynced: set[str] = set(sizes)
         _allow_descriptors(2 * len(sizes))
         self._cached: dict[str, int] = {}
         self._direct: dict[str, int] = {}
@@ -150,7 +150,8 @@ class DataFiles:
     def sync(self) -> None:
         """Returns when everything written so far is durable."""
         with self._ending:
-            loose, self._unsynced = self._unsynced, set()
+            written, self._unsynced = self._unsynced, set()
+        loose = written - self._cached.keys()
         for name, descriptor in self._cached.items():
             self._sync_one(name, descriptor)
         if len(loose) > MOST_SINGLE_SYNCS:
@@ -158,6 +159,18 @@ class DataFiles:
         for name in loose:
             with _opened(self._paths[name]) as descriptor:
                 self._sync_one(name, descriptor)
+        self._sync_names(written)
+
+    def _sync_names(self, written: Iterable[str]) -> None:
+        """A file that was made survives a power cut only if the directories down to it do."""
+        changed = {
+            place for name in written for place in self._paths[name].relative_to(self._directory).parents
+        }
+        for place in changed:
+            try:
+                sync_directory(self._directory / place)
+            except OSError as error:
+                raise write_error(self._directory / place, error) from error
 
     def _sync_one(self, name: str, descriptor: int) -> None:
         try:

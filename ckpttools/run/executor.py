@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
+from ckpttools.errors import FormatError
 from ckpttools.formats.base import Extents, Writer
 from ckpttools.formats.placement import Range
 from ckpttools.ir.scratch import Scratch
 from ckpttools.ir.tree import Path, spelled
 from ckpttools.plan.plan import Plan
 from ckpttools.region import Shape
+from ckpttools.run.apart import check_unread
 from ckpttools.run.data_files import DataFiles
 from ckpttools.run.events import Observer, Publishing, Receipt, Started, TaskDone, Watch
 from ckpttools.run.journal import Entry, Journal
 from ckpttools.run.linking import link_files
 from ckpttools.run.making import make
 from ckpttools.run.memory import peak_bytes
-from ckpttools.run.staging import Staging, write_error
+from ckpttools.run.resuming import kept
+from ckpttools.run.staging import Staging
+from ckpttools.stores.files import write_error
+from ckpttools.stores.unchanged import check_unchanged
 
 # How often finished tasks become durable: the most work that a kill can lose. Syncing early also keeps
 # the disk busy from the start instead of leaving it all to the end.
@@ -34,8 +41,10 @@ def execute(
     destination: FilePath,
     *,
     overwrite: bool = False,
+    check_replaced: Callable[[FilePath], None] = lambda destination: None,
     observe: Observer = lambda event: None,
     watch: Watch = lambda path, region, values: None,
+    conclude: Callable[[], None] = lambda: None,
 ) -> Receipt:
     """Makes the checkpoint that the plan describes, or goes on where an earlier run stopped.
 
@@ -44,69 +53,110 @@ def execute(
         writer: the one it was planned with.
         destination: final name; it appears only when everything is written.
         overwrite: whether what has that name, or an unfinished other conversion to it, may be replaced.
+        check_replaced: see `Staging`.
         observe: called with every event, from several threads but never at once.
         watch: sees everything that is written; not what an earlier run wrote or what is only referenced.
+        conclude: called when the checkpoint has its name, before the journal goes: what it raises leaves the
+            same command something to go on with.
 
     Raises:
         CheckpointError: of any kind; the destination is then as it was, and `<destination>.partial` keeps
             what was done.
     """
     started = time.monotonic()
-    staging = Staging(destination, overwrite)
-    staging.check(plan.layout.nbytes)
-    staging.create()
-    with ExitStack() as stack:
-        journal = _journal(staging, plan.fingerprint())
-        stack.callback(journal.close)
-        done = journal.done
-        bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
-        observe(Started(plan, len(done), bytes_done))
-        unlinked = link_files(plan.layout, staging.directory)
-        files = stack.enter_context(closing(DataFiles(staging.directory, plan.layout.files)))
-        run = _Run(plan, files, journal, observe, watch)
-        extents = run.work(done)
-        observe(Publishing())
-        _finish(plan, writer, staging, journal, extents)
+    staging = Staging(destination, overwrite, check_replaced)
+    own = _checked(plan, writer, staging)
+    with staging.opened(own) as journal:
+        if staging.is_published(own):
+            done, unlinked = _Work(len(plan.tasks), plan.bytes_out), 0
+            observe(Started(plan, done.tasks, done.bytes_out))
+        else:
+            done, unlinked = _made(plan, writer, staging, journal, observe, watch)
+            staging.publish(own)
+        conclude()
+        staging.conclude(journal)
     receipt = Receipt(
         destination=destination,
         arrays=len(plan.tree.arrays),
         tasks=len(plan.tasks),
-        tasks_resumed=len(done),
+        tasks_resumed=done.tasks,
         bytes_in=plan.bytes_in,
         bytes_out=plan.bytes_out,
-        bytes_resumed=bytes_done,
+        bytes_resumed=done.bytes_out,
         seconds=time.monotonic() - started,
         peak_bytes=peak_bytes(),
         bytes_referenced=plan.bytes_referenced,
         bytes_dead=plan.bytes_dead,
         bytes_unlinked=unlinked,
-        counts=run.counts,
+        counts=done.counts,
     )
     observe(receipt)
     return receipt
 
 
-def _journal(staging: Staging, fingerprint: str) -> Journal:
-    """The journal of this plan; that of another one is discarded where overwriting is allowed."""
-    from ckpttools.errors import UsageError
+def check(
+    plan: Plan,
+    writer: Writer,
+    destination: FilePath,
+    overwrite: bool,
+    check_replaced: Callable[[FilePath], None],
+) -> None:
+    """Raises what stops `execute` before it writes anything; arguments as there."""
+    _checked(plan, writer, Staging(destination, overwrite, check_replaced))
 
-    try:
-        return Journal(staging.directory, fingerprint)
-    except UsageError:
-        if not staging.overwrite:
+
+def _checked(plan: Plan, writer: Writer, staging: Staging) -> str:
+    """The fingerprint of a run that nothing stops before it writes anything."""
+    own = fingerprint(plan, writer)
+    check_unread(plan.sources, staging)
+    staging.check(own, plan.layout.nbytes)
+    return own
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What of a run was done before it: tasks and their bytes; and what was counted in all of it."""
+
+    tasks: int
+    bytes_out: int
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def fingerprint(plan: Plan, writer: Writer) -> str:
+    """The same for two runs that make the same files of the same sources by the same tasks."""
+    metadata = plan.tree.metadata
+    leaves = [(path, leaf) for path, leaf in plan.tree.items() if path not in plan.tree.arrays]
+    marks = sorted(map(repr, metadata.scalars)), metadata.key_impls
+    rest = writer, leaves, metadata.step, metadata.item, marks
+    return hashlib.sha256(f"{plan.fingerprint()} {rest!r}".encode()).hexdigest()
+
+
+def _made(
+    plan: Plan, writer: Writer, staging: Staging, journal: Journal, observe: Observer, watch: Watch
+) -> tuple[_Work, int]:
+    """Makes the content, all but its name.
+
+    Returns:
+        What an earlier run had done, and the bytes that were copied where links were refused.
+    """
+    done = kept(journal.done, plan, staging.content)
+    bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
+    observe(Started(plan, len(done), bytes_done))
+    unlinked = link_files(plan.layout, staging.content)
+    with closing(DataFiles(staging.content, plan.layout.files)) as files:
+        run = _Run(plan, files, journal, observe, watch)
+        extents = run.work(done)
+        observe(Publishing())
+        try:
+            check_unchanged(plan.sources)
+        except FormatError:
+            staging.discard(journal)
             raise
-        staging.discard()
-        staging.create()
-        return Journal(staging.directory, fingerprint)
-
-
-def _finish(plan: Plan, writer: Writer, staging: Staging, journal: Journal, extents: Extents) -> None:
-    try:
-        writer.finish(staging.directory, plan.tree, plan.layout, extents)
-        journal.remove()
-    except OSError as error:
-        raise write_error(staging.directory, error) from error
-    staging.publish()
+        try:
+            writer.finish(staging.content, plan.tree, plan.layout, extents)
+        except OSError as error:
+            raise write_error(error.filename or staging.content, error) from error
+    return _Work(len(done), bytes_done, run.counts), unlinked
 
 
 class _Run:
@@ -146,8 +196,8 @@ class _Run:
             self._stop.set()
             for thread in (*workers, syncer):
                 thread.join()
-        # Also after an error: what is done need not be done again.
-        self._sync_last()
+            # Also after an error or an interruption: what is done need not be done again.
+            self._sync_last()
         self._raise()
         return self._extents
 

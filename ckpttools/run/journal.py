@@ -1,7 +1,8 @@
 """Which tasks are done, in a file beside the data, so that the same command can go on after `kill -9`.
 
-One line names the plan, then there is one line for each finished task. A task is entered only after its
-bytes were synced, so the journal never promises more than the disk holds.
+The first line names the plan, and with it whose directory this is; then there is a line for each finished
+task. A task is entered only after its bytes were synced, so the journal never promises more than the disk
+holds. Every line carries a checksum; one that does not match does not count.
 """
 
 from __future__ import annotations
@@ -9,16 +10,22 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpttools.errors import UsageError
 from ckpttools.formats.placement import Range
 from ckpttools.region import Shape
-from ckpttools.run.staging import write_error
+from ckpttools.stores.files import write_error
 
 NAME = "journal.ckpttools"
+_PLAN, _TASK = "plan", "task"
+
+
+class LockedError(UsageError):
+    """Another process is at work on the same destination."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,79 +42,147 @@ class Entry:
     chunks: Mapping[Shape, Range]
     counts: Mapping[str, int] = field(default_factory=dict)
 
-    def to_json(self) -> str:
+    def to_json(self) -> list[object]:
         chunks = [[index, each.file, each.offset, each.nbytes] for index, each in self.chunks.items()]
-        return json.dumps([self.task, chunks, dict(self.counts)], separators=(",", ":"))
+        return [self.task, chunks, dict(self.counts)]
 
     @classmethod
-    def from_json(cls, line: str) -> Entry:
-        task, chunks, counts = json.loads(line)
-        return cls(task, {tuple(index): Range(*place) for index, *place in chunks}, counts)
+    def from_json(cls, task: int, chunks: list[list[object]], counts: Mapping[str, int]) -> Entry:
+        """The inverse of `to_json`, of its items.
+
+        Raises:
+            TypeError, ValueError: they are not such items.
+        """
+        places: dict[Shape, Range] = {tuple(index): Range(*place) for index, *place in chunks}  # type: ignore
+        return cls(int(task), places, dict(counts))
 
 
 class Journal:
-    """The journal of one plan, open and locked as long as this object is."""
+    """The journal in one directory, open and locked as long as this object is.
 
-    def __init__(self, directory: Path, fingerprint: str) -> None:
-        """Opens or begins the journal.
+    Attributes:
+        plan: fingerprint of the plan whose work this is; None where none is noted, or none can be read.
+        done: the tasks that are finished.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Opens and locks the journal, which is made if there is none.
 
         Raises:
-            UsageError: the directory belongs to another plan, or another process is at work in it.
-            StorageError: the file cannot be written.
+            FileNotFoundError: the directory is not there, or the file was removed before it was locked.
+            LockedError: another process is at work here.
+            OSError: it cannot be opened.
         """
         self._path = directory / NAME
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(self._path, flags, 0o666)
         try:
-            self._file = self._path.open("a+")
-        except OSError as error:
-            raise write_error(self._path, error) from error
-        self._lock()
-        self.done = self._read(fingerprint)
+            self._lock()
+            self.plan: str | None = None
+            self.done: list[Entry] = []
+            self._load()
+        except BaseException:
+            self.close()
+            raise
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise UsageError(
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockedError(
                 "another process is writing this checkpoint",
                 place=self._path.parent,
                 hint="wait for it, or choose another destination",
             ) from None
+        # Who had the lock before may have removed the file as its last act.
+        if not self._is_in_place():
+            raise FileNotFoundError(self._path)
 
-    def _read(self, fingerprint: str) -> list[Entry]:
-        self._file.seek(0)
-        head, *lines = self._file.read().split("\n")
-        if not head:
-            self._append(fingerprint)
-            return []
-        if head != fingerprint:
-            self._file.close()
-            raise UsageError(
-                f"{self._path.parent} holds the beginning of another conversion",
-                got=f"plan {head[:12]}",
-                wanted=f"plan {fingerprint[:12]}",
-                hint="run the command that began it, delete it, or discard it with --overwrite",
-            )
-        # A line without its newline was being written when the process died.
-        return [Entry.from_json(line) for line in lines[:-1]]
+    def _is_in_place(self) -> bool:
+        """Whether the file that is open is the one of this name."""
+        try:
+            return os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
+    def _load(self) -> None:
+        data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            # A line was being written when the process died: the next one must not be joined to it.
+            os.ftruncate(self._descriptor, whole)
+        for kind, content in _lines(data[:whole]):
+            if kind == _PLAN and isinstance(content, str):
+                self.plan = content
+            elif kind == _TASK and isinstance(content, list):
+                self.done += _entry(content)
+        if self.plan is None:
+            self.done = []
+
+    def begin(self, plan: str) -> None:
+        """Makes this the journal of a plan of which nothing is done.
+
+        Raises:
+            StorageError, NoSpaceError: the file cannot be written.
+        """
+        try:
+            os.ftruncate(self._descriptor, 0)
+        except OSError as error:
+            raise write_error(self._path, error) from error
+        self.plan, self.done = plan, []
+        self._append([(_PLAN, plan)])
 
     def enter(self, entries: Iterable[Entry]) -> None:
-        """Notes that the bytes of these tasks are durable."""
-        self._append("\n".join(entry.to_json() for entry in entries))
+        """Notes that the bytes of these tasks are durable; errors as `begin`."""
+        self._append([(_TASK, entry.to_json()) for entry in entries])
 
-    def _append(self, line: str) -> None:
+    def _append(self, lines: Iterable[tuple[str, object]]) -> None:
+        rest = memoryview(b"".join(_line(kind, content) for kind, content in lines))
         try:
-            self._file.write(line + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+            os.fsync(self._descriptor)
         except OSError as error:
             raise write_error(self._path, error) from error
 
     def close(self) -> None:
         """Gives up the lock."""
-        self._file.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
-    def remove(self) -> None:
-        """Deletes the journal: the checkpoint is complete."""
-        self._path.unlink()
-        self._file.close()
+    def remove(self) -> bool:
+        """Deletes the file, while it is locked; returns whether it was still there.
+
+        Raises:
+            OSError: the system reports an error.
+        """
+        there = self._is_in_place()
+        if there:
+            self._path.unlink()
+        return there
+
+
+def _line(kind: str, content: object) -> bytes:
+    text = json.dumps([kind, content], separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _lines(data: bytes) -> Iterator[tuple[str, object]]:
+    """Kind and content of each line whose checksum matches."""
+    for line in data.split(b"\n"):
+        checksum, _, text = line.partition(b" ")
+        if text and checksum == b"%08x" % zlib.crc32(text):
+            try:
+                kind, content = json.loads(text)
+            except (ValueError, TypeError, RecursionError):
+                continue
+            yield kind, content
+
+
+def _entry(content: list[object]) -> Iterator[Entry]:
+    """The entry that a line holds; none where it is not one of ours, whatever its checksum says."""
+    try:
+        yield Entry.from_json(*content)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckpttools.formats.base import Layout
-from ckpttools.run.staging import write_error
+from ckpttools.stores.files import write_error
 from ckpttools.stores.links import copy_parts, link
 from ckpttools.stores.local import LocalFile
 

@@ -8,17 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, pasted
-from ckpttools.doctor.looking import is_directory
-from ckpttools.doctor.scene import REPLACED, SET_ASIDE, Scene
+from ckpttools.doctor.scene import SET_ASIDE, Scene
 from ckpttools.formats.orbax_steps import IN_PROGRESS
-from ckpttools.run.staging import SUFFIX
+from ckpttools.run.staging import SUFFIX, is_staging
 
 _UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
 def _look(scene: Scene) -> Iterator[Finding]:
     beside = scene.path.with_name(scene.path.name + SUFFIX) if scene.path.name else scene.path
-    for place in [*scene.leftovers, *([beside] if beside != scene.path and is_directory(beside) else [])]:
+    for place in [*scene.leftovers, *([beside] if beside != scene.path and is_staging(beside) else [])]:
         size, age = _measured(place)
         what = f"{_kind(place)}: {size:,} bytes, last changed {age} ago"
         yield Finding(WARNING, str(place), what, _why(place), _do(place))
@@ -34,24 +33,19 @@ def _kind(place: Path) -> str:
         return "an unfinished save of Orbax"
     if place.name.endswith(SET_ASIDE):
         return "an unfinished save that was set aside"
-    return "an interrupted conversion" if place.name.endswith(SUFFIX) else "a replaced checkpoint"
+    return "an interrupted conversion"
 
 
 def _why(place: Path) -> str:
-    if IN_PROGRESS in place.name or place.name.endswith(SET_ASIDE):
-        return "no loader takes it, but it keeps its space, and a save under the same name may fail on it"
-    if place.name.endswith(SUFFIX):
+    if is_staging(place):
         return "it is no checkpoint yet; its finished parts need not be made again"
-    return "it keeps its space; it was to be removed when its successor was in place"
+    return "no loader takes it, but it keeps its space, and a save under the same name may fail on it"
 
 
 def _do(place: Path) -> str:
-    if place.name.endswith(SUFFIX):
+    if is_staging(place):
         return f"run the same command again to go on; or, to give it up, rm -r {pasted(place)}"
-    verified = (
-        "the checkpoint beside it is sound" if place.name.endswith(REPLACED) else "nothing writes to it"
-    )
-    return f"when {verified}: rm -r {pasted(place)}"
+    return f"when nothing writes to it: rm -r {pasted(place)}"
 
 
 def _measured(top: Path) -> tuple[int, str]:

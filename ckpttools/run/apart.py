@@ -1,0 +1,59 @@
+"""Source and destination must be apart: what is read must not be replaced by what is made of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ckpttools.errors import UsageError
+from ckpttools.ir.array import ByteSource
+from ckpttools.run.staging import Staging, check_name
+
+
+def check_apart(source: Path, destination: Path) -> None:
+    """Refuses a destination that is the source, contains it or lies in it, through links and `..` as well.
+
+    Raises:
+        UsageError: it does, or it is no name that a directory can be given.
+    """
+    check_name(destination)
+    read, written = _real(source), _real(destination)
+    if read == written:
+        how = "is SRC itself"
+    elif written in read.parents:
+        how = "contains SRC"
+    elif read in written.parents:
+        how = "lies in SRC"
+    else:
+        return
+    raise _refused(destination, how, source)
+
+
+def check_unread(sources: Iterable[ByteSource], staging: Staging) -> None:
+    """Refuses a destination that holds a file which is going to be read.
+
+    Raises:
+        UsageError: it does.
+    """
+    kept = {_real(staging.destination), _real(staging.directory)}
+    directories: set[Path] = set()
+    for source in sources:
+        name = Path(os.path.abspath(source.path))  # noqa: PTH100  links are followed below
+        for place in (name.parent, _real(name).parent):
+            if place not in directories and not kept.isdisjoint((place, *place.parents)):
+                raise _refused(staging.destination, "holds what is read", Path(source.path))
+            directories.add(place)
+
+
+def _refused(destination: Path, how: str, source: Path) -> UsageError:
+    return UsageError(
+        f"DST {how}: {destination}",
+        got=f"SRC {source}",
+        wanted="a destination apart from the source, which stays as it is",
+        hint="choose another destination",
+    )
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))

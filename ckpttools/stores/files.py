@@ -1,0 +1,167 @@
+"""Changes to the local file system, each in one place: what is made durable, what is atomic, what removes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from ckpttools.errors import CheckpointError, NoSpaceError
+from ckpttools.stores.local import storage_error
+
+# A file's own sync waits for the disk; beyond so many files one sync of all file systems comes first,
+# which is quicker but silent about errors. Each file's own then only asks for them.
+MOST_SINGLE_SYNCS = 64
+_SYNCS_AT_ONCE = 16
+_RENAME_EXCHANGE = 2  # linux/fs.h
+_AT_FDCWD = -100
+# What kernels and file systems answer that know no exchange.
+_NO_EXCHANGE = frozenset((errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP))
+
+
+def write_error(path: Path | str, error: OSError) -> CheckpointError:
+    """An error of a write in our words; a full disk is one of its own."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpaceError(
+            "the disk is full",
+            place=path,
+            got=error.strerror,
+            hint="free some space and run the same command again: it goes on where it stopped",
+        )
+    return storage_error("cannot write", path, error)
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory and those above it, as far as they are not there, and their names durable.
+
+    Raises:
+        OSError: the system reports an error, or something else has the name.
+    """
+    missing = []
+    for place in (path, *path.absolute().parents):
+        if place.is_dir():
+            break
+        missing.append(place)
+    for place in reversed(missing):
+        place.mkdir(exist_ok=True)
+        sync_directory(place.absolute().parent)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a small file, in directories that are made if need be; it is durable when its tree is synced.
+
+    Raises:
+        OSError: the system reports an error.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Writes a small file so that its content is durable; its name is when its directory is synced.
+
+    Raises:
+        OSError: the system reports an error.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(path: Path) -> None:
+    """Makes every file and directory at and below `path` durable; symbolic links are not followed."""
+    places = [path, *(Path(top, name) for top, dirs, files in os.walk(path) for name in (*dirs, *files))]
+    if len(places) > MOST_SINGLE_SYNCS:
+        os.sync()
+        # Each waits for the disk's journal, and those that wait together are served together.
+        with ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
+            for _ in pool.map(_sync_place, places):
+                pass
+    else:
+        for place in places:
+            _sync_place(place)
+
+
+def _sync_place(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        sync_directory(place)
+        return
+    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def exchange(a: Path, b: Path) -> bool:
+    """Swaps two names of one file system in one step: at every instant both are there.
+
+    Returns:
+        Whether that was done; False where the kernel or the file system knows no exchange (renameat2(2)).
+
+    Raises:
+        OSError: anything else that the system reports.
+    """
+    call = _renameat2()
+    if call is None:
+        return False
+    code = call(os.fsencode(a), os.fsencode(b))
+    if code in _NO_EXCHANGE:
+        return False
+    if code:
+        raise OSError(code, os.strerror(code), str(b))
+    return True
+
+
+@cache
+def _renameat2() -> Callable[[bytes, bytes], int] | None:
+    """The exchange of two paths by the C library, which returns an error number; None if it has none."""
+    import ctypes
+
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return None
+
+    def exchanged(a: bytes, b: bytes) -> int:
+        failed = call(_AT_FDCWD, a, _AT_FDCWD, b, _RENAME_EXCHANGE)
+        return ctypes.get_errno() if failed else 0
+
+    return exchanged
+
+
+def names_in(directory: Path) -> list[str]:
+    """The names of what is in a directory, sorted.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    return sorted(place.name for place in directory.iterdir())
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a directory and all below it, if it is there; symbolic links are removed, not followed.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    if os.path.lexists(path):
+        shutil.rmtree(path)

@@ -1,0 +1,370 @@
+"""Where a checkpoint grows: whose it is, who may write, what is put back, and when the old one goes."""
+
+import errno
+import fcntl
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from ckpttools.errors import CheckpointError, DestinationExistsError, StorageError, UsageError
+from ckpttools.formats.base import PLAN_MARK
+from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
+from ckpttools.run import staging as staging_module
+from ckpttools.run.events import Publishing, TaskDone
+from ckpttools.run.journal import NAME, Entry, Journal, LockedError
+from ckpttools.run.staging import Staging
+from ckpttools.stores.files import exchange
+from ckpttools.testing.models import LlamaSizes, write_llama
+
+TIMES = re.compile(rb'"[a-z]+_timestamp_nsecs": \d+')
+SIZES = LlamaSizes(layers=2, hidden=64, mlp=128, heads=4, kv_heads=2, head_dim=16, vocab=256)
+
+
+class StopError(Exception):
+    """What ends a run at a chosen moment."""
+
+
+def stop_when(kind):
+    def observe(event):
+        if isinstance(event, kind):
+            raise StopError
+
+    return observe
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two models of the same shapes and different weights."""
+    place = tmp_path_factory.mktemp("models")
+    write_llama(place / "a", SIZES)
+    weights = bytearray(write_llama(place / "b", SIZES).read_bytes())
+    weights[-4096:] = bytes(4096)
+    (place / "b" / "model.safetensors").write_bytes(weights)
+    return place
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def content(directory):
+    """Every file of a directory by its name; times of saving are left out."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    texts = ((path, path.read_bytes()) for path in files)
+    return {path.relative_to(directory).as_posix(): TIMES.sub(b"", text) for path, text in texts}
+
+
+def converted(models, name, tmp_path):
+    plan_to_maxtext(models / name).run(tmp_path / f"whole-{name}")
+    return content(tmp_path / f"whole-{name}")
+
+
+def names(directory):
+    return sorted(place.name for place in directory.iterdir())
+
+
+class TestWhatIsSomebodyElses:
+    def test_a_directory_named_partial(self, models, out):
+        partial = out.with_name("out.partial")
+        (partial / "0" / "items").mkdir(parents=True)
+        (partial / "0" / "items" / "precious").write_text("x")
+        before = content(partial)
+        for overwrite in (False, True):
+            with pytest.raises(UsageError, match=r"out\.partial is there and was not made by ckpttools"):
+                plan_to_maxtext(models / "a").run(out, overwrite=overwrite)
+        assert content(partial) == before and not out.exists()
+
+    def test_a_link_named_partial(self, models, out, tmp_path):
+        (tmp_path / "elsewhere").mkdir()
+        out.with_name("out.partial").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(UsageError, match="was not made by ckpttools"):
+            plan_to_maxtext(models / "a").run(out)
+        assert names(tmp_path / "elsewhere") == []
+
+    def test_a_directory_named_replaced(self, models, out):
+        beside = out.with_name("out.replaced")
+        beside.mkdir()
+        (beside / "precious").write_text("x")
+        plan_to_maxtext(models / "b").run(out)
+        plan_to_maxtext(models / "a").run(out, overwrite=True)
+        assert content(beside) == {"precious": b"x"}
+
+    def test_what_others_put_beside_the_journal_stays(self, models, out):
+        with pytest.raises(StopError):
+            plan_to_maxtext(models / "a").run(out, observe=stop_when(TaskDone))
+        note = out.with_name("out.partial") / "note"
+        note.write_text("mine")
+        plan_to_maxtext(models / "a").run(out)
+        assert note.read_text() == "mine" and (out / "0").is_dir()
+
+
+class TestAnotherModel:
+    """Whatever state a run leaves, a conversion of another model does not take it for its own."""
+
+    @pytest.mark.parametrize("moment", [TaskDone, Publishing])
+    def test_after_an_interruption(self, models, out, tmp_path, moment):
+        with pytest.raises(StopError):
+            plan_to_maxtext(models / "a").run(out, observe=stop_when(moment))
+        with pytest.raises(UsageError, match="another conversion"):
+            plan_to_maxtext(models / "b").run(out)
+        plan_to_maxtext(models / "b").run(out, overwrite=True)
+        assert content(out) == converted(models, "b", tmp_path)
+
+    def test_after_a_sync_that_failed(self, models, out, tmp_path, monkeypatch):
+        def failing(path):
+            raise OSError(errno.EIO, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(staging_module, "sync_tree", failing)
+            with pytest.raises(StorageError, match="Input/output error"):
+                plan_to_maxtext(models / "a").run(out)
+        assert not out.exists()
+        with pytest.raises(UsageError, match="another conversion"):
+            plan_to_maxtext(models / "b").run(out)
+        receipt = plan_to_maxtext(models / "a").run(out)
+        assert receipt.tasks_resumed == receipt.tasks
+        assert content(out) == converted(models, "a", tmp_path)
+
+    def test_the_same_arrays_with_other_metadata(self, models, out, tmp_path):
+        """A copy with a tokenizer has the same arrays, and other companions."""
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        for file in (models / "a").iterdir():
+            os.link(file, copy / file.name)
+        (copy / "tokenizer.json").write_text("{}")
+        with pytest.raises(StopError):
+            plan_to_maxtext(models / "a").run(out, observe=stop_when(Publishing))
+        with pytest.raises(UsageError, match="another conversion"):
+            plan_to_maxtext(copy).run(out)
+
+
+HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "a")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+class TestLock:
+    def test_a_locked_directory_is_not_anothers(self, models, out):
+        """Asked to overwrite, too: who is at work there is not thrown out."""
+        with pytest.raises(StopError):
+            plan_to_maxtext(models / "a").run(out, observe=stop_when(TaskDone))
+        partial = out.with_name("out.partial")
+        before = content(partial)
+        command = [sys.executable, "-c", HOLDER, str(partial / NAME)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+            holder.stdout.readline()
+            for name in ("a", "b"):
+                with pytest.raises(LockedError, match="another process is writing this checkpoint"):
+                    plan_to_maxtext(models / name).run(out, overwrite=True)
+            assert content(partial) == before
+            holder.kill()
+        plan_to_maxtext(models / "a").run(out)
+
+    @pytest.mark.parametrize("moment", ["_sync_names", "_remove_replaced", "conclude"])
+    def test_nobody_else_begins_while_it_is_published(self, models, out, tmp_path, monkeypatch, moment):
+        tried = []
+        real = getattr(Staging, moment)
+
+        def watched(self, *arguments):
+            if not tried:
+                tried.append(moment)
+                with pytest.raises(LockedError):
+                    plan_to_maxtext(models / "b").run(out, overwrite=True)
+            return real(self, *arguments)
+
+        monkeypatch.setattr(Staging, moment, watched)
+        plan_to_maxtext(models / "a").run(out)
+        assert tried and content(out) == converted(models, "a", tmp_path)
+
+    def test_a_journal_that_was_removed_before_it_was_locked_is_none(self, tmp_path, monkeypatch):
+        real = fcntl.flock
+
+        def removing(descriptor, how):
+            monkeypatch.undo()
+            (tmp_path / NAME).unlink()
+            real(descriptor, how)
+
+        monkeypatch.setattr(fcntl, "flock", removing)
+        with pytest.raises(FileNotFoundError):
+            Journal(tmp_path)
+        Journal(tmp_path).close()
+
+
+class TestReplacing:
+    """At every instant the old or the new one has the name, or the next command puts it back."""
+
+    @pytest.fixture(params=[True, False], ids=["exchange", "two renames"])
+    def swaps(self, request, monkeypatch, tmp_path):
+        if not request.param:
+            monkeypatch.setattr(staging_module, "exchange", lambda a, b: False)
+        else:
+            (tmp_path / "x").mkdir(), (tmp_path / "y").mkdir()
+            if not exchange(tmp_path / "x", tmp_path / "y"):
+                pytest.skip("this file system has no exchange")
+        return request.param
+
+    def test_it_can_be_stopped_at_every_call(self, models, out, tmp_path, monkeypatch, swaps):
+        old, new = converted(models, "b", tmp_path), converted(models, "a", tmp_path)
+        plan = plan_to_maxtext(models / "a")
+        stopped = count = 0
+        while True:
+            count += 4
+            plan_to_maxtext(models / "b").run(out, overwrite=True)
+            with monkeypatch.context() as patch:
+                stop_at_change(patch, count)
+                try:
+                    plan.run(out, overwrite=True)
+                    break
+                except StopError:
+                    stopped += 1
+            found = content(out)
+            found.pop(PLAN_MARK, None)
+            if out.exists():
+                assert found in (old, new)
+            if count % 8 == 0:
+                # Another command puts it back, or leaves what is complete, and refuses.
+                with pytest.raises(CheckpointError):
+                    plan_to_maxtext(models / "a", ToMaxText(scan=False)).run(out)
+                found = content(out)
+                found.pop(PLAN_MARK, None)
+                assert found in (old, new)
+            plan.run(out, overwrite=True)
+            assert content(out) == new
+            assert not out.with_name("out.partial").exists()
+        assert stopped >= 5
+
+    def test_what_was_moved_away_is_never_deleted_for_something_new(self, models, out, tmp_path):
+        plan_to_maxtext(models / "b").run(out)
+        before = content(out)
+        with pytest.raises(StopError):
+            plan_to_maxtext(models / "a").run(tmp_path / "other", observe=stop_when(TaskDone))
+        (tmp_path / "other.partial").rename(out.with_name("out.partial"))
+        out.rename(out.with_name("out.partial") / "replaced")
+        out.mkdir()
+        (out / "new").touch()
+        for overwrite in (False, True):
+            with pytest.raises(CheckpointError):
+                plan_to_maxtext(models / "a").run(out, overwrite=overwrite)
+        assert content(out.with_name("out.partial") / "replaced") == before
+
+    def test_a_published_checkpoint_is_not_made_again(self, models, out, tmp_path, monkeypatch):
+        with monkeypatch.context() as patch:
+            patch.setattr(Staging, "conclude", lambda *_: (_ for _ in ()).throw(StopError))
+            with pytest.raises(StopError):
+                plan_to_maxtext(models / "a").run(out)
+        before = (out / "0" / "items" / "d" / "data").stat()
+        receipt = plan_to_maxtext(models / "a").run(out)
+        assert receipt.tasks_resumed == receipt.tasks and receipt.bytes_resumed == receipt.bytes_out
+        assert (out / "0" / "items" / "d" / "data").stat().st_mtime_ns == before.st_mtime_ns
+        assert content(out) == converted(models, "a", tmp_path)
+        with pytest.raises(DestinationExistsError):
+            plan_to_maxtext(models / "a").run(out)
+
+
+def stop_at_change(patch, count):
+    """Ends the run at the `count`-th change of names from the first on that publishes."""
+    publishing = []
+
+    def watching(name):
+        real = getattr(os, name)
+
+        def call(*arguments, **options):
+            if publishing:
+                publishing.append(name)
+                if len(publishing) > count:
+                    publishing.clear()
+                    raise StopError
+            return real(*arguments, **options)
+
+        return call
+
+    begin = Staging.publish
+
+    def published(self, plan):
+        publishing.append("publish")
+        begin(self, plan)
+
+    patch.setattr(Staging, "publish", published)
+    for name in ("rename", "unlink", "rmdir", "fsync", "open"):
+        patch.setattr(os, name, watching(name))
+
+
+class TestJournal:
+    def entries(self, count):
+        return [
+            Entry(number, {(number,): name_range(number)}, {"overflowed": number}) for number in range(count)
+        ]
+
+    def test_it_says_what_was_entered(self, tmp_path):
+        journal = Journal(tmp_path)
+        journal.begin("plan")
+        journal.enter(self.entries(3))
+        journal.close()
+        again = Journal(tmp_path)
+        assert (again.plan, again.done) == ("plan", self.entries(3))
+
+    @pytest.mark.parametrize("damage", range(0, 400, 7))
+    def test_no_damage_is_believed(self, tmp_path, damage):
+        journal = Journal(tmp_path)
+        journal.begin("plan")
+        journal.enter(self.entries(5))
+        journal.close()
+        data = bytearray((tmp_path / NAME).read_bytes())
+        data[damage % len(data)] ^= 0x15
+        (tmp_path / NAME).write_bytes(data)
+        again = Journal(tmp_path)
+        assert again.plan in ("plan", None)
+        assert all(entry in self.entries(5) for entry in again.done)
+        again.enter(self.entries(6)[5:])
+        again.close()
+        assert again.plan is None or Entry.from_json(*self.entries(6)[5].to_json()) in Journal(tmp_path).done
+
+    @pytest.mark.parametrize("junk", [b"\xff\xfe\x00", b"{}", b"[" * 100_000, b"\n\n\n", b"deadbeef []\n"])
+    def test_junk(self, models, out, junk):
+        with pytest.raises(StopError):
+            plan_to_maxtext(models / "a").run(out, observe=stop_when(TaskDone))
+        (out.with_name("out.partial") / NAME).write_bytes(junk)
+        with pytest.raises(UsageError, match=r"the journal in .* is damaged"):
+            plan_to_maxtext(models / "a").run(out)
+        plan_to_maxtext(models / "a").run(out, overwrite=True)
+        assert (out / "0" / "items" / "_METADATA").is_file()
+
+    def test_bytes_that_are_gone_are_made_again(self, models, out, tmp_path):
+        with pytest.raises(StopError):
+            plan_to_maxtext(models / "a").run(out, observe=stop_when(Publishing))
+        (data,) = out.with_name("out.partial").glob("content/0/items/d/data")
+        data.unlink()
+        receipt = plan_to_maxtext(models / "a").run(out)
+        assert receipt.tasks_resumed == 0
+        assert content(out) == converted(models, "a", tmp_path)
+
+
+def name_range(number):
+    from ckpttools.formats.placement import Range
+
+    return Range(f"d/data-{number:05d}", 7 * number, 5)
+
+
+class TestASourceThatChanges:
+    def test_while_it_is_read(self, models, out, tmp_path):
+        write_llama(tmp_path / "hf", SIZES)
+        path = tmp_path / "hf" / "model.safetensors"
+
+        def changing(event):
+            if isinstance(event, Publishing):
+                with path.open("r+b") as file:
+                    file.seek(-4, os.SEEK_END)
+                    file.write(b"\x01\x02\x03\x04")
+
+        with pytest.raises(CheckpointError, match=r"model\.safetensors was changed while it was read"):
+            plan_to_maxtext(tmp_path / "hf").run(out, observe=changing)
+        assert names(tmp_path) == ["hf"]
+        plan_to_maxtext(tmp_path / "hf").run(out)
