@@ -39,11 +39,27 @@ def convert() -> None:
     """
 
 
-def perform(plan: Callable[[], Conversion], source: Path, destination: Path, output: Output) -> None:
-    """Plans, then prints the plan or carries it out, as the user asked for."""
+def perform(
+    plan: Callable[[], Conversion],
+    source: Path,
+    destination: Path,
+    output: Output,
+    *,
+    like: Path | None = None,
+) -> None:
+    """Plans, then prints the plan or carries it out, as the user asked for.
+
+    Args:
+        plan: makes the plan.
+        source, destination: what is read and what is written; they must be apart.
+        output: what the user wants to see.
+        like: what is read beside the source.
+    """
     from ckpttools.run.apart import check_apart
 
     check_apart(source, destination)
+    if like is not None:
+        check_apart(like, destination, "--like")
     if output.resume:
         _require_partial(destination)
     if output.manifest is not None and not output.overwrite:

@@ -236,4 +236,11 @@ def maxtext_to_hf(
     from ckpttools.maxtext_to_hf import plan_to_huggingface
 
     writer = SafetensorsWriter(max_shard_size)
-    perform(lambda: plan_to_huggingface(source, options, resources, writer), source, destination, output)
+    like = None if options.like is None else Path(options.like)
+    perform(
+        lambda: plan_to_huggingface(source, options, resources, writer),
+        source,
+        destination,
+        output,
+        like=like,
+    )

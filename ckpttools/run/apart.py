@@ -11,8 +11,13 @@ from ckpttools.ir.array import ByteSource
 from ckpttools.run.staging import Staging, check_name
 
 
-def check_apart(source: Path, destination: Path) -> None:
+def check_apart(source: Path, destination: Path, name: str = "SRC") -> None:
     """Refuses a destination that is the source, contains it or lies in it, through links and `..` as well.
+
+    Args:
+        source: what is read.
+        destination: what is written.
+        name: of the source in messages.
 
     Raises:
         UsageError: it does, or it is no name that a directory can be given.
@@ -20,14 +25,14 @@ def check_apart(source: Path, destination: Path) -> None:
     check_name(destination)
     read, written = _real(source), _real(destination)
     if read == written:
-        how = "is SRC itself"
+        how = f"is {name} itself"
     elif written in read.parents:
-        how = "contains SRC"
+        how = f"contains {name}"
     elif read in written.parents:
-        how = "lies in SRC"
+        how = f"lies in {name}"
     else:
         return
-    raise _refused(destination, how, source)
+    raise _refused(destination, how, f"{name} {source}")
 
 
 def check_unread(sources: Iterable[ByteSource], staging: Staging) -> None:
@@ -42,14 +47,14 @@ def check_unread(sources: Iterable[ByteSource], staging: Staging) -> None:
         name = Path(os.path.abspath(source.path))  # noqa: PTH100  links are followed below
         for place in (name.parent, _real(name).parent):
             if place not in directories and not kept.isdisjoint((place, *place.parents)):
-                raise _refused(staging.destination, "holds what is read", Path(source.path))
+                raise _refused(staging.destination, "holds what is read", source.path)
             directories.add(place)
 
 
-def _refused(destination: Path, how: str, source: Path) -> UsageError:
+def _refused(destination: Path, how: str, source: str) -> UsageError:
     return UsageError(
         f"DST {how}: {destination}",
-        got=f"SRC {source}",
+        got=source,
         wanted="a destination apart from the source, which stays as it is",
         hint="choose another destination",
     )

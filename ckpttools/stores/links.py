@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,8 @@ _REFUSALS = frozenset(
     )
 )
 _COPY_BYTES = 8 << 20
+# A trial is a second name for weights, for as long as a system call takes.
+_TRIAL = re.compile(r"\.ckpttools-trial-[0-9a-f]{16}")
 
 
 class Trials:
@@ -37,6 +40,7 @@ class Trials:
         """
         self._near = next(place for place in (directory, *directory.absolute().parents) if place.is_dir())
         self._known: dict[tuple[object, ...], str | None] = {}
+        _remove_trials(self._near)
 
     def refusal(self, path: str) -> str | None:
         """Why this file cannot be linked, in the system's words; None if it can."""
@@ -60,6 +64,17 @@ class Trials:
             with suppress(OSError):
                 name.unlink()
         return None
+
+
+def _remove_trials(directory: Path) -> None:
+    """Removes trials that a killed process left: they would keep the weights from being deleted.
+
+    One that is going on right now loses nothing by it: that its link was made is known already.
+    """
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if _TRIAL.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                Path(entry.path).unlink(missing_ok=True)
 
 
 def link(source: LocalFile, target: Path) -> bool:

@@ -1,0 +1,219 @@
+"""What a destination may be: apart from the source, and replaced only where it is what was meant."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ckpttools.cli.main import main
+from ckpttools.testing.models import LlamaSizes, write_llama
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+SIZES = LlamaSizes(layers=2, hidden=64, mlp=128, heads=4, kv_heads=2, head_dim=16, vocab=256)
+
+
+def ckpt(*arguments):
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    place = tmp_path_factory.mktemp("originals")
+    write_llama(place / "hf", SIZES)
+    assert ckpt("convert", "hf-to-maxtext", place / "hf", place / "mt").exit_code == 0
+    run = place / "run" / "checkpoints"
+    for step in ("1", "2"):
+        shutil.copytree(FIXTURES / "train" / "llama_scanned" / "1", run / step)
+    return place
+
+
+@pytest.fixture
+def place(originals, tmp_path):
+    return Path(shutil.copytree(originals, tmp_path / "place"))
+
+
+def state(directory):
+    """Everything below a directory: files by content, links by target."""
+    return {
+        path.relative_to(directory).as_posix(): path.readlink() if path.is_symlink() else path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() or path.is_symlink()
+    }
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def refused(place, *arguments, words, suggests=False):
+    """The command is refused with these words, suggests the flag or not, and changes nothing at all."""
+    before = state(place)
+    result = ckpt(*arguments)
+    assert result.exit_code == 2, result.output
+    text = " ".join(result.stderr.split())
+    assert words in text
+    assert ("allow its replacement with --overwrite" in text) == suggests
+    assert state(place) == before
+    return text
+
+
+APART = {
+    "is SRC itself": ("mt", "mt"),
+    "is SRC itself, through a link": ("mt", "link"),
+    "is SRC itself, through ..": ("mt", "hf/../mt"),
+    "contains SRC": ("run/checkpoints/1", "run/checkpoints"),
+    "contains SRC, through a link": ("run/checkpoints/1", "link-to-run"),
+    "lies in SRC": ("run/checkpoints", "run/checkpoints/3"),
+}
+
+
+class TestApartFromTheSource:
+    @pytest.mark.parametrize("overwrite", [(), ("--overwrite",), ("--dry-run",)], ids=str)
+    @pytest.mark.parametrize("case", APART)
+    def test_every_case(self, place, case, overwrite):
+        (place / "link").symlink_to("mt")
+        (place / "link-to-run").symlink_to("run/checkpoints")
+        source, destination = APART[case]
+        words = f"DST {case.split(',')[0]}"
+        refused(
+            place, "cast", place / source, place / destination, "--dtype=float32", *overwrite, words=words
+        )
+
+    def test_nothing_is_read_before(self, place):
+        """A source that is no checkpoint is no reason to say something else first."""
+        (place / "junk").mkdir()
+        refused(place, "cast", place / "junk", place / "junk", "--dtype=float32", words="DST is SRC itself")
+
+    def test_a_file_that_is_read_lies_in_the_destination(self, place):
+        """The Hugging Face cache: a snapshot is links into another directory."""
+        (place / "snapshot").mkdir()
+        for file in (place / "hf").iterdir():
+            (place / "snapshot" / file.name).symlink_to(f"../hf/{file.name}")
+        arguments = ("convert", "to-safetensors", place / "snapshot", place / "hf", "--overwrite")
+        refused(place, *arguments, words="DST holds what is read")
+
+    def test_the_model_it_is_like_is_not_replaced(self, place):
+        arguments = ("convert", "maxtext-to-hf", place / "mt", place / "hf", "--like", place / "hf")
+        refused(place, *arguments, "--overwrite", words="DST is --like itself")
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", [".", "", "..", "/", "x/..", "./"])
+    def test_what_is_no_name(self, place, monkeypatch, name):
+        monkeypatch.chdir(place)
+        for extra in ((), ("--overwrite",), ("--dry-run",)):
+            refused(place, "cast", "mt", name, "--dtype=float32", *extra, words="cannot be a destination")
+
+    def test_a_slash_at_the_end_is_none(self, place):
+        assert ckpt("cast", place / "mt", f"{place}/new/", "--dtype=float32").exit_code == 0
+        assert (place / "new" / "0" / "items").is_dir()
+
+
+class TestWhatIsThere:
+    """Refused with and without --overwrite, which is never suggested."""
+
+    def check(self, place, destination, words, command=("cast", "mt", "--dtype=float32")):
+        verb, source, *options = command
+        arguments = (*verb.split(), place / source, place / destination, *options)
+        refused(place, *arguments, words=words)
+        refused(place, *arguments, "--overwrite", words=words)
+        refused(place, *arguments, "--overwrite", "--dry-run", words=words)
+
+    def test_a_plain_file(self, place):
+        (place / "notes").write_text("mine")
+        self.check(place, "notes", "is a file")
+
+    def test_a_link(self, place):
+        shutil.copytree(place / "mt", place / "other")
+        (place / "link").symlink_to("other")
+        self.check(place, "link", "is a symbolic link to other")
+        (place / "dangling").symlink_to("nowhere")
+        self.check(place, "dangling", "is a symbolic link to nowhere")
+
+    def test_an_unrelated_directory(self, place):
+        (place / "home").mkdir()
+        (place / "home" / "thesis.tex").write_text("mine")
+        self.check(place, "home", "is no checkpoint that can be read thesis.tex")
+
+    def test_a_checkpoint_of_another_format(self, place):
+        self.check(place, "hf", "holds a checkpoint of format safetensors")
+
+    def test_a_run_of_several_steps(self, place):
+        shutil.copytree(place / "run/checkpoints", place / "steps")
+        self.check(place, "steps", "holds more than one checkpoint: 1")
+
+    def test_a_step_or_an_item(self, place):
+        (place / "5").mkdir()
+        shutil.copytree(place / "mt" / "0" / "items", place / "5" / "items")
+        self.check(place, "5", "holds more than one checkpoint: items")
+        self.check(place, "5/items", "an item of Orbax")
+
+    def test_other_items_of_the_step(self, place):
+        shutil.copytree(place / "mt", place / "old")
+        (place / "old" / "0" / "iter").mkdir()
+        (place / "old" / "0" / "iter" / "process_0.json").write_text("{}")
+        self.check(place, "old", "holds more than one checkpoint: 0/iter")
+
+    def test_a_training_checkpoint_by_its_parameters(self, place):
+        (place / "old").mkdir()
+        shutil.copytree(place / "run/checkpoints/1", place / "old" / "1")
+        command = ("strip-optimizer", "run/checkpoints/2")
+        self.check(place, "old", "holds a training checkpoint of step 1, with the state of its", command)
+
+    @pytest.mark.parametrize("name", ["optimizer.pt", "training_args.bin", "checkpoint-500", ".git"])
+    def test_what_a_trainer_or_git_leaves_beside_the_weights(self, place, name):
+        shutil.copytree(place / "hf", place / "tuned")
+        if "." in name[1:]:
+            (place / "tuned" / name).write_text("mine")
+        else:
+            (place / "tuned" / name).mkdir()
+        command = ("convert maxtext-to-hf", "mt", "--json")
+        self.check(place, "tuned", f"holds more than one checkpoint: {name}", command)
+
+
+class TestWhatMayBeReplaced:
+    def test_the_flag_is_suggested_and_does_it(self, place):
+        for command, source in (
+            ("convert maxtext-to-hf", "mt"),
+            ("convert to-zarr3", "hf"),
+            ("stack", "flat"),
+        ):
+            if source == "flat":
+                assert ckpt("unstack", place / "mt", place / "flat").exit_code == 0
+            arguments = (*command.split(), place / source, place / "out")
+            shutil.rmtree(place / "out", ignore_errors=True)
+            assert ckpt(*arguments).exit_code == 0
+            refused(place, *arguments, words="out exists", suggests=True)
+            result = ckpt(*arguments, "--overwrite", "--json")
+            assert result.exit_code == 0, result.output
+            assert json.loads(result.stdout)["destination"] == str(place / "out")
+
+    def test_a_training_checkpoint_by_another(self, place):
+        (place / "old").mkdir()
+        shutil.copytree(place / "run/checkpoints/1", place / "old" / "1")
+        result = ckpt("cast", place / "run/checkpoints/2", place / "old", "--dtype=bfloat16", "--overwrite")
+        assert result.exit_code == 0, result.output
+
+
+KILLED = """
+import os, signal, sys
+unlink = os.unlink
+from pathlib import Path
+Path.unlink = lambda self, missing_ok=False: os.kill(os.getpid(), signal.SIGKILL)
+from ckpttools.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+def test_a_trial_that_was_killed_does_not_keep_the_weights(place):
+    arguments = ["unstack", str(place / "mt"), str(place / "flat"), "--dry-run"]
+    assert subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False).returncode == -9
+    left = [name for name in names(place) if name.startswith(".ckpttools-trial-")]
+    assert len(left) == 1
+    (place / ".ckpttools-trial-notes").write_text("mine")
+    assert ckpt(*arguments).exit_code == 0
+    assert [name for name in names(place) if name.startswith(".")] == [".ckpttools-trial-notes"]
