@@ -216,6 +216,18 @@ def test_cutting_keeps_to_the_limit(shape, most, data):
     assert (seen == 1).all()
 
 
+@given(shapes(min_rank=1, most=3000), st.integers(1, 300), st.data())
+def test_tasks_that_hold_more_than_a_chunk_hold_whole_ones(shape, most, data):
+    """A chunk that two tasks share is written in two goes, or encoded from half its elements."""
+    array = stored(noise(shape, BF16), BF16)
+    placement = Placement(shape, 2, data.draw(chunk_shapes(shape)), DataFile("data"))
+    for task in cut(("w",), array, placement, 2 * most):
+        for start, stop, whole, chunk in zip(
+            task.region.start, task.region.stop, shape, placement.chunk, strict=True
+        ):
+            assert stop - start <= chunk or (start % chunk == 0 and (stop % chunk == 0 or stop == whole))
+
+
 def test_a_matrix_is_cut_along_the_axis_it_is_stored_along():
     array = Stored((4096, 4096), BF16, Refusing("f"), 0)
     placement = Placement((4096, 4096), 2, (512, 4096), DataFile("data"))
