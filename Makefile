@@ -15,7 +15,7 @@ demo: $(STAMP)
 	$(BIN)/ckpt demo
 
 test: $(STAMP) lint types
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -28,6 +28,8 @@ from ckpttools.mapping.row import row
 from ckpttools.mapping.values import Scale
 
 BUILT_IN = tuple(families())
+# The others take most of the time, as many settings of their flags are tried: 24 and 8.
+QUICK = tuple(name for name in BUILT_IN if name not in ("deepseek", "gemma4"))
 MODELS = tuple(sorted(path.name for path in GOLDEN.iterdir() if (path / "hf" / "config.json").is_file()))
 ALL_LAYOUTS = ["unscanned", "scanned on axis 0", "scanned on axis 1"]
 F32 = DTYPES["float32"]
@@ -193,7 +195,7 @@ class TestMutations:
         assert {each.kind for each in check.findings} & {"not expected", "size"}
 
     @settings(max_examples=30)
-    @given(name=st.sampled_from(BUILT_IN), data=st.data())
+    @given(name=st.sampled_from(QUICK), data=st.data())
     def test_a_row_that_is_there_twice(self, name, data):
         of = families()[name]
         group, _, each = data.draw(a_row_of(of))
@@ -253,7 +255,7 @@ class TestMutations:
         assert check.sound == (not names_of(model, each, group))
 
     @settings(max_examples=15)
-    @given(name=st.sampled_from(BUILT_IN), data=st.data())
+    @given(name=st.sampled_from(QUICK), data=st.data())
     def test_a_flag_under_another_name(self, name, data):
         of = families()[name]
         flag = data.draw(st.sampled_from(sorted(of.flags)))

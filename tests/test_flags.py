@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.errors import ConfigError
-from ckpttools.mapping.flags import refuse_open, told_by_names
+from ckpttools.mapping.flags import Flag, refuse_open, told_by_names
 from ckpttools.mapping.row import row
 
 ROWS = (
@@ -40,6 +40,35 @@ def test_the_names_of_a_model_tell_its_flags(tied, experts, biased, layers):
     assert all(flag.source for flag in flags.values())
 
 
+@given(
+    rules=st.lists(
+        st.tuples(st.sampled_from(("bias", "biased", "as")), st.booleans()), min_size=1, max_size=6
+    ),
+    present=st.sets(st.sampled_from(("bias", "biased", "as"))),
+)
+def test_names_that_are_parts_of_others_are_not_mixed_up(rules, present):
+    rows = [
+        row(f"w{k}", "embed", f"w{k}", "embed", **{"when" if when else "unless": name})
+        for k, (name, when) in enumerate(rules)
+    ]
+    names = sorted({name for name, _ in rules})
+    keys = [str(each.left.key) for each in rows if each.applies(present)]
+    flags = told_by_names(names, [(each, each.left) for each in rows], keys)
+    assert {name for name in names if flags[name].value} == present & set(names)
+
+
+def test_rows_of_two_flags():
+    rows = [
+        row("scale", "embed", "scale", "embed", unless="tied fused"),
+        row("bias", "embed", "bias", "embed", when="tied fused"),
+    ]
+    sides = [(each, each.left) for each in rows]
+    for name in ("tied", "fused"):
+        assert told_by_names([name], sides, ["scale"])[name] == Flag(False, "scale, which is there")
+        assert told_by_names([name], sides, ["bias"])[name] == Flag(True, "bias, which is there")
+        assert told_by_names([name], sides, [])[name] == Flag(False, "bias, which is not there")
+
+
 def test_who_says_so():
     keys = ["embedding", "layers_0.wi", "layers_0.query"]
     flags = told(["tied", "experts"], keys)
@@ -58,6 +87,23 @@ def test_a_flag_that_changes_no_name_is_open():
     assert caught.value.place == "here"
     assert "--like" in caught.value.hint
     refuse_open({"tied": flags["tied"]}, "here")
+
+
+def test_a_key_that_is_there_either_way_tells_nothing_beside_one_that_does():
+    rows = (
+        row("attention", "embed", "attention", "embed", when="fused"),
+        row("attention", "embed", "attention", "embed", unless="fused"),
+        row("scale", "embed", "scale", "embed", when="fused"),
+        row("key", "embed", "key", "embed", unless="fused"),
+    )
+
+    def fused(*keys):
+        return told_by_names(["fused"], [(each, each.left) for each in rows], keys)["fused"]
+
+    assert fused("attention", "scale") == Flag(True, "scale, which is there")
+    assert fused("attention", "key") == Flag(False, "key, which is there")
+    assert fused("attention").open_key == "attention"
+    assert not fused("attention").source
 
 
 def test_nothing_is_told_where_nothing_is_asked():

@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 import ckpttools.errors
 
 ROOT = Path(ckpttools.errors.__file__).parent
@@ -49,7 +47,22 @@ ONLY_IN = {
     "hypothesis": {"testing"},
 }
 MECHANISM = ("__init__", "family", "file", "registry", "summary", "toml_read", "toml_values", "toml_write")
-DATA = [path for path in (ROOT / "families").glob("*.py") if path.stem not in MECHANISM]
+BRANCHING = (
+    ast.If,
+    ast.IfExp,
+    ast.For,
+    ast.While,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.Lambda,
+    ast.comprehension,
+    ast.Try,
+    ast.ClassDef,
+    ast.Match,
+)
+HEAVY = {"jax", "orbax", "tensorstore", "huggingface_hub", "transformers", "torch"}
+TREES = {path: ast.parse(path.read_text(), str(path)) for path in FILES}
+DATA = [path for path in FILES if path.parent.name == "families" and path.stem not in MECHANISM]
 
 
 def name(path):
@@ -62,10 +75,6 @@ def room(path):
     return first if first in ROOMS else ""
 
 
-def parsed(path):
-    return ast.parse(path.read_text(), name(path))
-
-
 def imported(tree):
     """Every dotted name that a file imports, wherever in it."""
     for node in ast.walk(tree):
@@ -76,13 +85,20 @@ def imported(tree):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def called(tree):
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return {function.id for function in calls if isinstance(function, ast.Name)}
+IMPORTED = {path: list(imported(tree)) for path, tree in TREES.items()}
+
+
+def packages(path):
+    """The foreign and own packages of which a file imports something."""
+    return {target.split(".")[0] for target in IMPORTED[path]}
 
 
 def in_rooms(*rooms):
-    return pytest.mark.parametrize("path", [path for path in FILES if room(path) in rooms], ids=name)
+    return [path for path in FILES if room(path) in rooms]
+
+
+def outside(*rooms):
+    return [path for path in FILES if room(path) not in rooms]
 
 
 def allowed(target, own, may):
@@ -98,91 +114,103 @@ def test_the_rules_find_something():
     assert not allowed("planning", "plan", set())
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_who_imports_whom(path):
-    own = room(path)
-    may = MAY[own] | MAY_ALSO.get(name(path), set()) if own in MAY else None
-    for each in imported(parsed(path)):
-        if each.startswith("ckpttools."):
-            target = each.removeprefix("ckpttools.")
-            assert may is None or allowed(target, own, may), f"{own} may not import {target}"
-            top = target.split(".")[0]
-            assert own in ("cli", "testing") or top not in ("cli", "testing"), (
-                f"{name(path)} imports {target}"
-            )
+def targets(path):
+    """What a file imports of this package, without `ckpttools.`."""
+    return [each.removeprefix("ckpttools.") for each in IMPORTED[path] if each.startswith("ckpttools.")]
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_foreign_packages_stay_in_their_rooms(path):
-    for target in imported(parsed(path)):
-        rooms = ONLY_IN.get(target.split(".")[0])
-        assert rooms is None or room(path) in rooms, f"{target} belongs in {rooms}"
+def test_who_imports_whom():
+    assert [
+        f"{name(path)} imports {target}"
+        for path in in_rooms(*MAY)
+        for target in targets(path)
+        if not allowed(target, room(path), MAY[room(path)] | MAY_ALSO.get(name(path), set()))
+    ] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_only_the_command_line_prints(path):
-    if room(path) != "cli":
-        assert "print" not in called(parsed(path))
+def test_nothing_imports_the_command_line():
+    assert [
+        f"{name(path)} imports {target}"
+        for path in outside("cli", "testing")
+        for target in targets(path)
+        if target.split(".")[0] in ("cli", "testing")
+    ] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_nothing_heavy_at_import(path):
+def test_foreign_packages_stay_in_their_rooms():
+    assert [
+        f"{name(path)} imports {package}, which belongs in {ONLY_IN[package]}"
+        for path in FILES
+        for package in packages(path) & set(ONLY_IN)
+        if room(path) not in ONLY_IN[package]
+    ] == []
+
+
+def test_only_the_command_line_prints():
+    assert [
+        f"{name(path)}:{node.lineno}"
+        for path in outside("cli")
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ] == []
+
+
+def test_nothing_heavy_at_import():
     """jax, orbax, tensorstore and huggingface_hub are imported inside the functions that need them."""
-    if room(path) in ("testing", "sharding"):
-        return
-    tops = [node for node in parsed(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = {target.split(".")[0] for node in tops for target in imported(ast.Module([node], []))}
-    assert not names & {"jax", "orbax", "tensorstore", "huggingface_hub", "transformers", "torch"}
+    assert [
+        f"{name(path)}:{node.lineno} imports {target}"
+        for path in outside("testing", "sharding")
+        for node in TREES[path].body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for target in imported(node)
+        if target.split(".")[0] in HEAVY
+    ] == []
 
 
-@pytest.mark.parametrize("path", DATA, ids=name)
-def test_families_are_data(path):
+def test_families_are_data():
     """No branch, loop, function or arithmetic on arrays: adding a family is writing down what it is."""
-    code = (
-        ast.If,
-        ast.IfExp,
-        ast.For,
-        ast.While,
-        ast.FunctionDef,
-        ast.AsyncFunctionDef,
-        ast.Lambda,
-        ast.comprehension,
-        ast.Try,
-        ast.ClassDef,
-        ast.Match,
-    )
-    tree = parsed(path)
-    assert [type(node).__name__ for node in ast.walk(tree) if isinstance(node, code)] == []
-    assert not {target.split(".")[0] for target in imported(tree)} & {"numpy", "re", "ml_dtypes", "jax"}
+    assert [
+        f"{name(path)}: {type(node).__name__}"
+        for path in DATA
+        for node in ast.walk(TREES[path])
+        if isinstance(node, BRANCHING)
+    ] == []
+    assert {
+        name(path): found for path in DATA if (found := packages(path) & {"numpy", "re", "ml_dtypes", "jax"})
+    } == {}
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in FILES if room(p) in ("mapping", "families", "transforms")], ids=name
-)
-def test_no_regular_expressions_in_what_maps(path):
-    assert not {target.split(".")[0] for target in imported(parsed(path))} & {"re", "regex"}
+def test_no_regular_expressions_in_what_maps():
+    rooms = in_rooms("mapping", "families", "transforms")
+    assert [name(path) for path in rooms if packages(path) & {"re", "regex"}] == []
 
 
-@in_rooms("mapping", "families")
-def test_no_twins_for_the_two_directions(path):
-    words = set()
-    for node in ast.walk(parsed(path)):
-        words |= {getattr(node, field, None) for field in ("id", "attr", "name", "arg")} - {None}
+def test_no_twins_for_the_two_directions():
     twins = ("to_hf", "to_maxtext", "saving_to", "reverse")
-    assert [word for word in words if any(twin in word.lower() for twin in twins)] == []
+    assert [
+        f"{name(path)}:{node.lineno} {word}"
+        for path in in_rooms("mapping", "families")
+        for node in ast.walk(TREES[path])
+        for field in ("id", "attr", "name", "arg")
+        if (word := getattr(node, field, None)) and any(twin in word.lower() for twin in twins)
+    ] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_model_names_stand_in_families_only(path):
-    if room(path) not in ("families", "testing", "cli"):
-        texts = [
-            node.value
-            for node in ast.walk(parsed(path))
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        ]
-        documented = {
-            ast.get_docstring(node, clean=False)
-            for node in ast.walk(parsed(path))
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        }
-        assert [text for text in texts if "model.layers" in text and text not in documented] == []
+def test_model_names_stand_in_families_only():
+    assert [
+        f"{name(path)}: {text}"
+        for path in outside("families", "testing", "cli")
+        for text in texts(TREES[path]) - docstrings(TREES[path])
+        if "model.layers" in text
+    ] == []
+
+
+def texts(tree):
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return {value for value in constants if isinstance(value, str)}
+
+
+def docstrings(tree):
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = (node for node in ast.walk(tree) if isinstance(node, documented))
+    return {ast.get_docstring(node, clean=False) for node in nodes}

@@ -254,6 +254,17 @@ class TestSteps:
         assert not recwarn.list
         assert not_whole_beside(open_tree(run)) == ({}, {})
 
+    def test_plain_numbers_are_the_steps_however_many_have_another_name(self, run, recwarn):
+        """Orbax looks for no prefix unless it is told one."""
+        for other in ("0", "2", "30", "40.orbax-checkpoint-tmp"):
+            shutil.rmtree(run / other)
+        for number in (98, 99):
+            shutil.copytree(run / "10", run / f"backup_{number}")
+        assert self.opened(run).place == str(run / "10" / "items")
+        shutil.rmtree(run / "10")
+        assert self.opened(run).place == str(run / "backup_99" / "items")
+        assert not recwarn.list
+
     def test_a_backup_beside_checkpoints_is_none_either(self, run, tmp_path, recwarn):
         above = tmp_path / "above"
         shutil.copytree(run / "10", above / "checkpoints" / "10")

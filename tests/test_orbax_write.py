@@ -337,6 +337,21 @@ def test_an_interrupted_compression_goes_on(tmp_path, monkeypatch, name):
         assert described(opened.read().result()) == described(leaf.read())
 
 
+def test_what_an_encoded_chunk_has_beyond_the_edge_is_zeros(runs):
+    """Not what the worker's memory held before: the same input gives the same bytes."""
+    directory = runs / "arrays" / "files-zarr3-zstd:3" / str(STEP) / ITEM / "ranks.2.kernel"
+    chunk = json.loads((directory / "zarr.json").read_bytes())["chunk_grid"]["configuration"]["chunk_shape"]
+    truth = ARRAYS.arrays["ranks", 2, "kernel"].read()
+    padding = [(0, -n % c) for n, c in zip(truth.shape, chunk, strict=True)]
+    assert any(after for _, after in padding)
+    whole = np.pad(truth, padding)
+    for file in (directory / "c").rglob("*"):
+        if file.is_file():
+            index = map(int, file.relative_to(directory / "c").parts)
+            part = tuple(slice(i * c, (i + 1) * c) for i, c in zip(index, chunk, strict=True))
+            assert zstandard.ZstdDecompressor().decompress(file.read_bytes()) == whole[part].tobytes()
+
+
 class TestEncodedChunks:
     """Chunks that are encoded are made whole, so they must fit."""
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import MemoryBudgetError
 from ckpttools.formats.base import Layout
+from ckpttools.formats.chunk_codecs import Zstd
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.ir import nodes, slabs
@@ -214,6 +215,17 @@ def test_cutting_keeps_to_the_limit(shape, most, data):
         assert 0 < task.region.size <= most
         seen[task.region.slices] += 1
     assert (seen == 1).all()
+
+
+@given(shapes(min_rank=1, most=3000), st.integers(1, 300), st.sampled_from((None, Zstd(1))), st.data())
+def test_tasks_that_hold_more_than_a_chunk_hold_whole_ones(shape, most, codec, data):
+    """A chunk that two tasks share is written in two goes; one that is encoded must not be shared at all."""
+    array, chunk = stored(noise(shape, BF16), BF16), data.draw(chunk_shapes(shape))
+    placement = Placement(shape, 2, chunk, DataFile("data"), codec)
+    for task in cut(("w",), array, placement, 2 * max(most, prod(chunk) if codec else 1)):
+        for start, stop, whole, length in zip(task.region.start, task.region.stop, shape, chunk, strict=True):
+            is_whole = start % length == 0 and (stop % length == 0 or stop == whole)
+            assert is_whole or (codec is None and stop - start <= length)
 
 
 def test_a_matrix_is_cut_along_the_axis_it_is_stored_along():

@@ -154,6 +154,18 @@ class TestNames:
         assert ("all", "rng", "key") in made.metadata.key_impls
         assert_same(made.pipe(renames({"all/{...}": "{...}"})), EVERYTHING)
 
+    def test_what_replaces_an_array_is_neither_a_key_nor_a_number_for_that(self):
+        """Orbax restores what is marked as a key as one: other numbers in its place are not."""
+
+        def replaced(path, array):
+            if path in ("rng/key", "number"):
+                return stored(noise((4,), F32), F32)
+            return ("moved/keys", array) if path == "rng/keys" else path
+
+        made = EVERYTHING.pipe(remap(replaced)).metadata
+        assert dict(made.key_impls) == {("moved", "keys"): "threefry2x32"}
+        assert made.scalars == {("yes",)}
+
 
 class TestRefusals:
     def test_collisions_name_both(self):

@@ -262,11 +262,15 @@ def test_a_source_that_shrinks_while_it_is_read_is_named(tmp_path, small_tasks):
     assert not (tmp_path / "out").exists()
 
 
-def test_writes_of_any_alignment_land_where_they_should(tmp_path):
+@pytest.mark.parametrize("most", [None, 512 << 10], ids=["whole", "cut short"])
+def test_writes_of_any_alignment_land_where_they_should(tmp_path, monkeypatch, most):
+    """Also where the system writes less than it was given, as near the end of a quota."""
     import numpy as np
 
     from ckpttools.ir.scratch import Scratch
 
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: write(descriptor, data[:most], at))
     size = 5 << 20
     rng = np.random.default_rng(0)
     truth = np.zeros(size, np.uint8)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from golden_data import GOLDEN, golden_checkpoint
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_dtypes import finfo
 from safetensors.numpy import save_file
@@ -181,6 +181,7 @@ def test_any_lazy_array(known):
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@settings(max_examples=30)
 @given(shape=shapes(max_rank=2, most=200), seed=st.integers(0, 1 << 30))
 def test_noise_of_every_dtype(dtype: DType, shape, seed: int):
     truth = noise(shape, dtype, seed)
@@ -356,6 +357,7 @@ class TestPieces:
 
 class TestDistribution:
     @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+    @settings(max_examples=30)
     @given(seed=st.integers(0, 1 << 30), size=st.integers(1, 300))
     def test_bins_and_quantiles(self, dtype: DType, seed: int, size: int):
         truth = noise((size,), dtype, seed)

@@ -3,7 +3,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ckpttools.dtypes import DTYPES
@@ -373,6 +373,15 @@ def test_blocks_of_one_long_row(block, shape):
     seed=st.integers(0, 99),
     odd=st.sampled_from([None, 0.0, -0.0, float("inf"), float("nan"), 1e-7]),
 )
+@example("bfloat16", -3, False, 0, float("inf"))
+@example("bfloat16", 3, False, 0, float("-inf"))
+@example("float16", -3, False, 0, float("inf"))
+@example("float32", 3, True, 0, float("inf"))
+@example("float64", -3, False, 0, float("-inf"))
+@example("bfloat16", -3, False, 0, 0.0)
+@example("float32", 3, False, 0, 0.0)
+@example("bfloat16", 100, False, 0, 1e30)
+@example("float32", -100, False, 0, 1e-30)
 def test_powers_of_two_equal_plain_arithmetic(name, power, divide, seed, odd):
     """Blocks of normal numbers are scaled by their exponents, others by multiplying: nobody can tell."""
     dtype = DTYPES[name]

@@ -1,0 +1,184 @@
+"""What is on the disk when: seen at every write and sync that a real run asks the system for."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stored_trees import ARRAYS, EVERYTHING
+
+from ckpttools.convert import Conversion
+from ckpttools.convert_any import plan_tree
+from ckpttools.formats.base import Writer
+from ckpttools.formats.chunk_codecs import Zstd
+from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.safetensors_write import SafetensorsWriter
+from ckpttools.formats.zarr3_write import ZarrWriter
+from ckpttools.ir.tree import Tree
+from ckpttools.run import executor
+from ckpttools.run.journal import NAME as JOURNAL
+from ckpttools.transforms.select import Select
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="tells what a descriptor is of")
+
+MOST = 1 << 20
+NUMBERS = ARRAYS.pipe(Select(["ranks", "sharded"]))
+WRITERS: dict[str, tuple[Tree, Writer]] = {
+    "ocdbt": (EVERYTHING, OrbaxWriter()),
+    "ocdbt-zstd": (EVERYTHING, OrbaxWriter(compression=Zstd())),
+    "files": (NUMBERS, OrbaxWriter(ocdbt=False)),
+    "safetensors": (NUMBERS, SafetensorsWriter()),
+    "zarr3": (NUMBERS, ZarrWriter()),
+}
+Sync = Callable[[int], None]
+
+
+def at_every_sync(patch: pytest.MonkeyPatch, made: Callable[[Sync], Sync]) -> None:
+    for name in ("fsync", "fdatasync"):
+        patch.setattr(os, name, made(getattr(os, name)))
+
+
+def place_of(descriptor: int) -> Path:
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
+
+
+class Durable:
+    """Which bytes of which file a sync has made durable since they were written last."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._lock = threading.Lock()
+        self._written: dict[Path, np.ndarray] = defaultdict(lambda: np.zeros(MOST, bool))
+        self._durable: dict[Path, np.ndarray] = defaultdict(lambda: np.zeros(MOST, bool))
+        pwrite = os.pwrite
+
+        def write(descriptor: int, data: memoryview, offset: int) -> int:
+            count = pwrite(descriptor, data, offset)
+            with self._lock:
+                self._written[place_of(descriptor)][offset : offset + count] = True
+                self._durable[place_of(descriptor)][offset : offset + count] = False
+            return count
+
+        patch.setattr(os, "pwrite", write)
+        at_every_sync(patch, self._noted)
+
+    def _noted(self, sync: Sync) -> Sync:
+        def noted(descriptor: int) -> None:
+            with self._lock:
+                written = self._written[place_of(descriptor)].copy()
+            sync(descriptor)
+            with self._lock:
+                self._durable[place_of(descriptor)] |= written
+
+        return noted
+
+    def holds(self, file: Path, offset: int, nbytes: int) -> bool:
+        with self._lock:
+            return offset + nbytes <= MOST and bool(self._durable[file][offset : offset + nbytes].all())
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_the_journal_promises_no_more_than_the_disk_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    """Whenever something is synced, all bytes of the tasks that the journal names are durable."""
+    monkeypatch.setattr(executor, "_SYNC_SECONDS", 0.001)
+    durable, conversion = Durable(monkeypatch), plan_tree(*WRITERS[kind])
+    promised: set[int] = set()
+    broken: set[int] = set()
+
+    def checked(sync: Sync) -> Sync:
+        def check(descriptor: int) -> None:
+            for number, ranges in entered(conversion, tmp_path):
+                promised.add(number)
+                if not all(durable.holds(*each) for each in ranges):
+                    broken.add(number)
+            sync(descriptor)
+
+        return check
+
+    at_every_sync(monkeypatch, checked)
+    conversion.run(tmp_path / "out")
+    assert promised == set(range(len(conversion.plan.tasks)))
+    assert broken == set()
+
+
+def entered(conversion: Conversion, directory: Path) -> Iterator[tuple[int, list[tuple[Path, int, int]]]]:
+    """Each task that a journal below `directory` names, with file, offset and length of what it wrote."""
+    for journal in directory.rglob(JOURNAL):
+        files = [place for place in journal.parent.rglob("*") if place.is_file()]
+        for line in journal.read_text().split("\n")[:-1]:
+            if line.startswith("["):
+                number, chunks, _ = json.loads(line)
+                ranges = [place for _, *place in chunks] or as_they_are(conversion, number)
+                yield number, [(ending_in(name, files), *place) for name, *place in ranges]
+
+
+def as_they_are(conversion: Conversion, number: int) -> list[tuple[str, int, int]]:
+    """What a task writes whose chunks are not encoded."""
+    task = conversion.plan.tasks[number]
+    runs = conversion.plan.layout.placements[task.path].runs(task.region)
+    return [(run.file, run.offset, run.nbytes) for run in runs]
+
+
+def ending_in(name: str, files: list[Path]) -> Path:
+    return next(file for file in files if file.as_posix().endswith(f"/{name}"))
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_is_published_is_durable_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
+    """Every file and directory was synced as it is now before it had its name, and the name after."""
+    out, synced = tmp_path / "out", Synced(monkeypatch, tmp_path / "out")
+    for overwrite in (False, True):
+        synced.clear()
+        plan_tree(*WRITERS[kind]).run(out, overwrite=overwrite)
+        unlike = [p for p in (out, *out.rglob("*")) if synced.before.get(inode(p)) != state(p)]
+        assert unlike == []
+        assert "out" in synced.after[inode(tmp_path)]
+
+
+class Synced:
+    """The state of every file and directory when it was synced last.
+
+    Attributes:
+        before: inode -> state, of syncs before the inode that `out` has in the end had that name.
+        after: the same of those since.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, out: Path) -> None:
+        self._out = out
+        self._syncs: list[tuple[int, int, Any]] = []
+        at_every_sync(patch, self._noted)
+
+    def clear(self) -> None:
+        self._syncs.clear()
+
+    def _noted(self, sync: Sync) -> Sync:
+        def noted(descriptor: int) -> None:
+            place = place_of(descriptor)
+            self._syncs.append((inode(self._out), inode(place), state(place)))
+            sync(descriptor)
+
+        return noted
+
+    @property
+    def before(self) -> dict[int, Any]:
+        return {file: what for name, file, what in self._syncs if name != inode(self._out)}
+
+    @property
+    def after(self) -> dict[int, Any]:
+        return {file: what for name, file, what in self._syncs if name == inode(self._out)}
+
+
+def inode(place: Path) -> int:
+    return place.stat().st_ino if place.exists() else 0
+
+
+def state(place: Path) -> Any:
+    return sorted(each.name for each in place.iterdir()) if place.is_dir() else place.read_bytes()
