@@ -163,7 +163,7 @@ def json_or_error(path: Path) -> Mapping[str, Any] | CheckpointError:
     """The JSON object in a file, or what is wrong with it."""
     hint = "fetch the file again, or restore it from another copy"
     try:
-        return json_object(read_whole(path), str(path), FormatError, hint, unique=False)
+        return json_object(read_whole(path), str(path), FormatError, hint, make=None)
     except CheckpointError as error:
         return error
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from ckpttools.formats.placement import Appended, ChunkFiles, Placement, Range, Referenced
+from ckpttools.formats.placement import ChunkFiles, Placement, Range, Referenced
 from ckpttools.ir.array import ByteSource
 from ckpttools.ir.tree import Path as TreePath
 from ckpttools.ir.tree import Tree
@@ -74,9 +74,15 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes written to disk at most, as far as they can be known before chunks are encoded."""
-        others = (p for p in self.placements.values() if isinstance(p.home, Appended | ChunkFiles))
-        return sum(self.files.values()) + sum(placement.nbytes for placement in others)
+        """Bytes that are certainly written to disk.
+
+        What encoded chunks take is not known before they are encoded, and what is linked or referenced takes
+        none; a disk that fills up while they are written can be cleared, and the run goes on.
+        """
+        files = sum(
+            p.nbytes for p in self.placements.values() if isinstance(p.home, ChunkFiles) and not p.codec
+        )
+        return sum(self.files.values()) + files
 
     @property
     def referenced(self) -> Iterator[Referenced]:

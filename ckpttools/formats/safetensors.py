@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -23,6 +24,7 @@ from ckpttools.formats.safetensors_header import (
     json_object,
     parse_header,
     refuse_disguise,
+    without_duplicates,
 )
 from ckpttools.ir.nodes import Stored
 from ckpttools.ir.tree import Metadata, Tree
@@ -186,18 +188,19 @@ def _refuse_missing(missing: Sequence[str], place: Path, wanted: str) -> NoRetur
 
 
 def _json_file(path: Path, kind: type[CheckpointError], hint: str, unique: bool = True) -> dict[str, Any]:
-    """The JSON object in a file; see `json_object`."""
+    """The JSON object in a file; `unique` refuses an object that names a key twice."""
     raw = read_whole(path)
     if not raw.lstrip().startswith((b"{", b"[")):
         refuse_disguise(raw[:1024], str(path), kind, "JSON")
-    return json_object(raw, str(path), kind, hint, unique)
+    return json_object(raw, str(path), kind, hint, without_duplicates if unique else None)
 
 
 def _weight_map(path: Path) -> dict[str, str]:
     """Tensor name to file name. The index's `metadata.total_size` is often wrong and not looked at."""
     found = _json_file(path, FormatError, _INDEX_HINT).get("weight_map")
     if isinstance(found, dict) and found and all(type(name) is str for name in found.values()):
-        return found
+        # Few files have many tensors.
+        return {tensor: sys.intern(name) for tensor, name in found.items()}
     raise FormatError(
         "the index has no usable weight_map",
         place=path,
@@ -241,32 +244,33 @@ def _opened(folder: Path, name: str, options: ReadOptions) -> _File:
         source.close()  # a checkpoint may have more shards than a process may have open files
 
 
-def _check_once(files: Iterable[_File]) -> None:
+def _check_once(files: Sequence[_File]) -> None:
     """Checks that no tensor is in two files."""
-    places: dict[str, list[str]] = defaultdict(list)
-    for file in files:
-        for entry in file.header.entries:
-            places[entry.name].append(str(file.source.path))
-    twice = {name: where for name, where in places.items() if len(where) > 1}
+    counts = Counter(entry.name for file in files for entry in file.header.entries)
+    twice = {name for name, count in counts.items() if count > 1}
     if twice:
+        places: dict[str, list[str]] = defaultdict(list)
+        for file in files:
+            for entry in file.header.entries:
+                if entry.name in twice:
+                    places[entry.name].append(str(file.source.path))
         raise FormatError(
             "the same tensor in two files:"
-            + listing([f"{name}: {' and '.join(where)}" for name, where in twice.items()]),
+            + listing([f"{name}: {' and '.join(where)}" for name, where in places.items()]),
             wanted="each tensor in one file",
             hint="move files of another checkpoint out of the directory, or name one file",
         )
 
 
 def _check_index(named: Mapping[str, str], files: Iterable[_File], index: Path) -> None:
-    """Checks that the index and the shards name the same tensors, in the same files."""
-    there = {(entry.name, file.name) for file in files for entry in file.header.entries}
-    said = set(named.items())
-    if there == said:
+    """Checks that the index and the shards, which have each tensor once, name the same, in the same files."""
+    there = {entry.name: file.name for file in files for entry in file.header.entries}
+    if there == named:
         return
     raise FormatError(
         "the index and its files do not hold the same tensors"
-        + _differing("named by the index, not in the file", said - there)
-        + _differing("in the file, not named by the index", there - said),
+        + _differing("named by the index, not in the file", named.items() - there.items())
+        + _differing("in the file, not named by the index", there.items() - named.items()),
         place=index,
         wanted="every tensor of the files in the index, with its file, and no other",
         hint=_INDEX_HINT,

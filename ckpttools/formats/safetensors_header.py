@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 import reprlib
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from ckpttools.dtypes import DTYPES, DType, from_safetensors
 from ckpttools.errors import CheckpointError, FormatError, near_names
@@ -71,10 +72,13 @@ def parse_header(source: ByteSource, max_header_bytes: int = MAX_HEADER_BYTES) -
         StorageError: the system reports an error.
     """
     length = _header_length(source, max_header_bytes)
-    raw = _read(source, _LENGTH_BYTES, length)
-    fields = json_object(raw, f"{source.path} (header)", FormatError, _REWRITE)
+    raw = bytearray(length)
+    source.read_into(_LENGTH_BYTES, raw)
+    fields = json_object(raw, f"{source.path} (header)", FormatError, _REWRITE, _compact)
+    del raw
     metadata = _metadata(fields.pop(_METADATA, None), source.path)
     entries = [_entry(name, value, source.path) for name, value in fields.items()]
+    del fields
     entries.sort(key=lambda entry: (entry.begin, entry.end))
     data_start = _LENGTH_BYTES + length
     _check_cover(entries, source, data_start)
@@ -184,8 +188,21 @@ class _UnusableError(ValueError):
     """Text that json.loads takes but that means nothing here."""
 
 
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """What `json_object` makes of an object unless told otherwise; refuses one that names a key twice."""
+    made = dict(pairs)
+    if len(made) == len(pairs):
+        return made
+    twice = [repr(key) for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+    raise _UnusableError(f"duplicate key {', '.join(twice[:5])}")
+
+
 def json_object(
-    raw: bytes, place: str, kind: type[CheckpointError], hint: str, unique: bool = True
+    raw: bytes | bytearray,
+    place: str,
+    kind: type[CheckpointError],
+    hint: str,
+    make: Callable[[list[tuple[str, Any]]], Any] | None = without_duplicates,
 ) -> dict[str, Any]:
     """The JSON object in `raw`.
 
@@ -194,13 +211,13 @@ def json_object(
         place: what `raw` is; line and column are added in messages.
         kind: the error to raise.
         hint: the next step in it.
-        unique: refuse an object that names a key twice.
+        make: what to make of the keys and values of an object; None for a dictionary, equal keys or not.
 
     Raises:
         CheckpointError: of the given kind; `raw` is no UTF-8, no JSON or no object.
     """
     try:
-        value = _loaded(raw.decode("utf-8"), unique)
+        value = _loaded(raw.decode("utf-8"), make)
     except UnicodeDecodeError as error:
         where = _line_and_column(raw, error.start)
         message, got = "not UTF-8 text", f"byte 0x{raw[error.start]:02x}"
@@ -216,8 +233,8 @@ def json_object(
     raise kind(message, place=place + where, got=got, wanted="a JSON object in UTF-8", hint=hint)
 
 
-def _loaded(text: str, unique: bool) -> object:
-    value = json.loads(text, object_pairs_hook=_without_duplicates if unique else None)
+def _loaded(text: str, make: Callable[[list[tuple[str, Any]]], Any] | None) -> object:
+    value = json.loads(text, object_pairs_hook=make)
     # A lone surrogate can only be written as an escape; a name that has one cannot be printed.
     if "\\u" in text:
         try:
@@ -227,15 +244,37 @@ def _loaded(text: str, unique: bool) -> object:
     return value
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) == len(pairs):
-        return made
-    twice = [repr(key) for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-    raise _UnusableError(f"duplicate key {', '.join(twice[:5])}")
+class _Fields(NamedTuple):
+    """An entry whose fields have the types that they should have: a header may have a hundred thousand."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, ...]
 
 
-def _line_and_column(raw: bytes, position: int) -> str:
+def _compact(pairs: list[tuple[str, Any]]) -> Any:
+    """A third of the memory of a dictionary; what is not as it should be stays one, for the message."""
+    if len(pairs) == len(_FIELDS):
+        fields = without_duplicates(pairs)
+        code, shape, offsets = map(fields.get, _FIELDS)
+        if type(code) is str and _are_whole(shape) and _are_whole(offsets):
+            return _Fields(sys.intern(code), _shared(tuple(shape)), tuple(offsets))
+        return fields
+    return without_duplicates(pairs)
+
+
+def _are_whole(value: object) -> TypeGuard[list[int]]:
+    """`type is` keeps booleans out."""
+    return type(value) is list and all(type(n) is int for n in value)
+
+
+@lru_cache(maxsize=1024)
+def _shared(shape: Shape) -> Shape:
+    """One object for all equal shapes."""
+    return shape
+
+
+def _line_and_column(raw: bytes | bytearray, position: int) -> str:
     """A byte's place as ":line:column", both counted from one."""
     before = raw[:position]
     return f":{before.count(10) + 1}:{position - before.rfind(10)}"
@@ -269,6 +308,8 @@ def _entry(name: str, value: object, path: str) -> TensorEntry:
 
 
 def _three_fields(value: object, place: str) -> tuple[object, object, object]:
+    if isinstance(value, _Fields):
+        return value
     if not isinstance(value, dict):
         _refuse_field("the entry is not an object", place, value, "an object with " + ", ".join(_FIELDS))
     missing = [field for field in _FIELDS if field not in value]
@@ -299,18 +340,22 @@ def _known_dtypes() -> tuple[str, ...]:
 
 
 def _naturals(value: object, field: str, place: str) -> Shape:
-    """A list of integers from zero to what a signed 64-bit number holds; `type is` keeps booleans out."""
-    if type(value) is list and all(type(n) is int and 0 <= n <= _MOST_BYTES for n in value):
-        return tuple(value)
-    _refuse_field(f"{field} is not a list of whole numbers from zero", place, value, "such as [2, 3]")
+    """Whole numbers from zero to what a signed 64-bit number holds."""
+    if isinstance(value, tuple) and all(0 <= n <= _MOST_BYTES for n in value):
+        return value
+    got = list(value) if isinstance(value, tuple) else value
+    if _are_whole(got) and all(0 <= n <= _MOST_BYTES for n in got):
+        return tuple(got)
+    _refuse_field(f"{field} is not a list of whole numbers from zero", place, got, "such as [2, 3]")
 
 
 def _offsets(value: object, place: str) -> tuple[int, int]:
     offsets = _naturals(value, "data_offsets", place)
     if len(offsets) != 2:
-        _refuse_field("data_offsets is not a pair", place, value, "[begin, end]")
+        _refuse_field("data_offsets is not a pair", place, list(offsets), "[begin, end]")
     if offsets[0] > offsets[1]:
-        _refuse_field("data_offsets end before they begin", place, value, "[begin, end], begin not above end")
+        wanted = "[begin, end], begin not above end"
+        _refuse_field("data_offsets end before they begin", place, list(offsets), wanted)
     return offsets[0], offsets[1]
 
 

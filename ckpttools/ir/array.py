@@ -52,7 +52,7 @@ class ReadCost:
         return ReadCost(self.nbytes * count, self.reads * count)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class LazyArray(ABC):
     """An array of `shape` and `dtype` of which any region can be had at the cost of that region.
 
@@ -132,7 +132,7 @@ class LazyArray(ABC):
         return f"{type(self).__name__}({self.dtype}{list(self.shape)})"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Derived(LazyArray):
     """An array made from one other.
 

@@ -37,7 +37,7 @@ _PACKED_SLAB = 1 << 16
 # Allocation granularity of scratch: every buffer taken may be rounded up to a page.
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Stored(LazyArray):
     """A C-ordered, little-endian array that lies in one piece in a file.
 
@@ -183,7 +183,7 @@ def _spans(start: int, stop: int, chunk: int) -> list[_Span]:
     return [*ends, _Span(0, chunk, between)] if between else ends
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Chunked(LazyArray):
     """An array stored as a grid of equal chunks, each a lazy array of its own.
 
@@ -273,7 +273,7 @@ class Encoded(Protocol):
         """As `LazyArray.read_into`."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Decoded(LazyArray):
     """An array stored under a code: compressed, for instance. Read from its start, not anywhere.
 
@@ -307,7 +307,7 @@ class Decoded(LazyArray):
         return self.encoded.source.path, self.encoded.offset + ahead
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Constant(LazyArray):
     """One element, repeated: a scalar such as the step, or rows of zeros.
 

@@ -59,6 +59,25 @@ class BlockHasher:
         nbytes: of the array.
     """
 
+    # A checkpoint may have a hundred thousand arrays.
+    __slots__ = (
+        "_algorithm",
+        "_digest_bytes",
+        "_digests",
+        "_dtype",
+        "_entered",
+        "_fragments",
+        "_given_up",
+        "_hash",
+        "_held",
+        "_lock",
+        "_missing",
+        "_room",
+        "_shape",
+        "_whole",
+        "nbytes",
+    )
+
     def __init__(self, shape: Shape, dtype: DType, algorithm: str, room: Room) -> None:
         self._shape, self._dtype = shape, dtype
         self._algorithm, self._hash = algorithm, algorithm_named(algorithm)

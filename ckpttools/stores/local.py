@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-import threading
 import weakref
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttools.errors import FormatError, StorageError
+from ckpttools.stores.descriptors import Reopened
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -21,22 +21,34 @@ _MOST_AT_ONCE = 1 << 30
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
+class Status(NamedTuple):
+    """Which file a path names, how many names it has, and when it or they were changed, in nanoseconds."""
+
+    device: int
+    inode: int
+    links: int
+    changed: int
+
+
 class LocalFile:
-    """One file, opened at the first read and shared by all threads.
+    """One file, read by all threads; opened at the first read, and again where it had to be closed meanwhile.
 
     Attributes:
         path: where it is.
         size: its length in bytes when it was looked at; a later, shorter file is an error.
         version: when it was last changed, in nanoseconds.
+        status: what else the system said of it then; None if it was not asked.
     """
 
-    def __init__(self, path: str, size: int, version: str = "") -> None:
+    __slots__ = ("__weakref__", "_file", "path", "size", "status", "version")
+
+    def __init__(self, path: str, size: int, version: str = "", status: Status | None = None) -> None:
         self.path = path
         self.size = size
         self.version = version
-        self._descriptor: int | None = None
-        self._closing: Callable[[], object] = lambda: None
-        self._opening = threading.Lock()
+        self.status = status
+        self._file = Reopened(_Opener(path))
+        weakref.finalize(self, self._file.close).atexit = False
 
     @classmethod
     def at(cls, path: str | Path) -> LocalFile:
@@ -49,27 +61,33 @@ class LocalFile:
             status = Path(path).stat()
         except OSError as error:
             raise _reading_error("cannot look at", path, error) from error
-        return cls(str(path), status.st_size, str(status.st_mtime_ns))
+        more = Status(status.st_dev, status.st_ino, status.st_nlink, status.st_ctime_ns)
+        return cls(str(path), status.st_size, str(status.st_mtime_ns), more)
 
-    def _opened(self) -> int:
-        with self._opening:
-            if self._descriptor is None:
-                try:
-                    self._descriptor = os.open(self.path, _FLAGS)
-                except OSError as error:
-                    raise _reading_error("cannot open", self.path, error) from error
-                self._closing = weakref.finalize(self, os.close, self._descriptor)
-            return self._descriptor
+    def is_as(self, other: LocalFile) -> bool:
+        """Whether two looks at a path have seen the same file in the same state, as far as that shows."""
+        if (self.size, self.version) != (other.size, other.version):
+            return False
+        if self.status is None or other.status is None:
+            return True
+        # A write changes the status, too, whatever time it gives the file afterwards; so does a new name.
+        as_many_names = self.status.links == other.status.links
+        return self.status[:2] == other.status[:2] and (
+            not as_many_names or self.status.changed == other.status.changed
+        )
 
     def read_into(self, offset: int, out: Buffer) -> None:
         """Fills `out` with the bytes from `offset` on.
 
         Raises:
-            FormatError: the file ends before.
+            FormatError: the file ends before, or was replaced or changed after it had been read.
             StorageError: the system reports an error.
         """
-        descriptor = self._opened()
         rest = memoryview(out).cast("B")
+        with self._file.lent() as descriptor:
+            self._fill(descriptor, offset, rest)
+
+    def _fill(self, descriptor: int, offset: int, rest: memoryview) -> None:
         wanted = len(rest)
         while rest:
             try:
@@ -94,12 +112,50 @@ class LocalFile:
 
     def close(self) -> None:
         """Gives the descriptor back; a later read opens the file again. Not while others read."""
-        with self._opening:
-            self._closing()
-            self._descriptor = None
+        self._file.close()
 
     def __repr__(self) -> str:
         return f"LocalFile({self.path!r})"
+
+
+class _Opener:
+    """Opens a file for reading, and refuses another one that has its name by then."""
+
+    __slots__ = ("_first", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._first: tuple[int, ...] | None = None
+
+    def __call__(self) -> int:
+        """
+        Raises:
+            FormatError: it is not the file, or not as long and as old, as when it was opened first.
+            StorageError: the system reports an error other than too many open files.
+        """
+        try:
+            descriptor = os.open(self._path, _FLAGS)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise _reading_error("cannot open", self._path, error) from error
+        status = os.fstat(descriptor)
+        now = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        self._first = self._first or now
+        if now != self._first:
+            os.close(descriptor)
+            raise self._changed(now)
+        return descriptor
+
+    def _changed(self, now: tuple[int, ...]) -> FormatError:
+        first = self._first or now
+        what = "ends too early" if now[2] < first[2] else "was changed while it was read"
+        return FormatError(
+            f"{self._path} {what}",
+            got="another file" if now[:2] != first[:2] else f"{now[2]} bytes, changed at {now[3]}",
+            wanted=f"the file of {first[2]} bytes, changed at {first[3]}, that was read before",
+            hint="wait until nothing writes to it, then run the command again",
+        )
 
 
 def read_whole(path: Path) -> bytes:

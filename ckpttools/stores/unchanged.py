@@ -9,7 +9,7 @@ from ckpttools.stores.local import LocalFile
 
 
 def check_unchanged(sources: Iterable[object]) -> None:
-    """Compares files with what they were when they were first looked at: length and time of change.
+    """Compares files with what they were when they were first looked at.
 
     Args:
         sources: what was read; others than local files cannot change.
@@ -21,7 +21,7 @@ def check_unchanged(sources: Iterable[object]) -> None:
     for source in sources:
         if isinstance(source, LocalFile):
             now = LocalFile.at(source.path)
-            if (now.size, now.version) != (source.size, source.version):
+            if not now.is_as(source):
                 raise FormatError(
                     f"{source.path} was changed while it was read",
                     got=f"{now.size} bytes, changed at {now.version}",
