@@ -112,7 +112,9 @@ def test_the_journal_promises_no_more_than_the_disk_holds(
 def entered(conversion: Conversion, directory: Path) -> Iterator[tuple[int, list[tuple[Path, int, int]]]]:
     """Each task that a journal below `directory` names, with file, offset and length of what it wrote."""
     for journal in directory.rglob(JOURNAL):
-        files = [place for place in journal.parent.rglob("*") if place.is_file()]
+        files = [place for place in journal.parent.rglob("content/**/*") if place.is_file()]
+        if not files:  # it has its name
+            continue
         for line in journal.read_text().split("\n")[:-1]:
             kind, content = json.loads(line.partition(" ")[2])
             if kind == "task":
