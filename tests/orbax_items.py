@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorstore as ts
 
+from ckpttools.formats import ocdbt
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.scratch import Scratch
 from ckpttools.ir.tree import Path as TreePath
@@ -133,3 +134,27 @@ def change_json(path: Path, **changes: object) -> None:
     """Changes entries of a JSON file; those that are None go."""
     document = json.loads(path.read_bytes()) | changes
     path.write_text(json.dumps({key: value for key, value in document.items() if value is not None}))
+
+
+def change_index(item: Path, change: Callable[[dict[bytes, ocdbt.Entry]], object]) -> None:
+    """Writes the item's index again with some entries changed."""
+
+    def fetch(file: str, offset: int, length: int | None) -> bytes:
+        data = (item / file).read_bytes()
+        return data[offset:] if length is None else data[offset : offset + length]
+
+    entries = ocdbt.read(fetch)
+    change(entries)
+    index = ocdbt.encode(entries.items(), "d/index")
+    (item / "d" / "index").write_bytes(index.nodes)
+    (item / "manifest.ocdbt").write_bytes(index.manifest)
+
+
+def damage_node(file: Path) -> bool:
+    """Changes a byte of the first B+tree node in a file, if there is one."""
+    data = bytearray(file.read_bytes())
+    start = data.find(bytes.fromhex("0cdb20de"))
+    if start >= 0:
+        data[start + 20] ^= 1
+        file.write_bytes(data)
+    return start >= 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from golden_data import FAMILIES, GOLDEN, golden_checkpoint
-from test_explain import hugging_face, lazy, tree_of, values_of
+from trees import hugging_face, lazy, parameters_of, values_of
 
 from ckpttools.alignment import Aligned, AlignOptions, aligned, as_maxtext
 from ckpttools.dtypes import DTYPES
@@ -221,7 +221,7 @@ class TestMaxTextAgainstMaxText:
 
     def test_stacks_that_cannot_be_taken_apart(self):
         values = values_of("qwen3")
-        scanned = dict(tree_of(values, scan=True))
+        scanned = dict(parameters_of(values, scan=True))
         path = next(path for path in scanned if spelled(path).endswith("mlp/wi_0/kernel"))
         scanned[path] = lazy(np.ones((64, 3, 128), np.float32))
         both = aligned(Tree(scanned), Tree(scanned))

@@ -7,12 +7,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import ended as run
 from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.cli.main import main
 from ckpttools.convert_any import plan_save, save
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import MappingError, UnknownNameError, UsageError
@@ -319,12 +318,6 @@ class TestRuns:
         assert json.loads(done.stdout)["counts"] == {}
         done = run("cast", tmp_path / "src", tmp_path / "map", "--dtype-map", "a=int8", "--force", "--json")
         assert json.loads(done.stdout)["counts"] == {"a": {"saturated": 4, "underflowed": 1, "nan_lost": 1}}
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(main, [*map(str, arguments), "--no-progress"])
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.mark.parametrize("source", [HF, golden_checkpoint(True)], ids=["safetensors", "orbax"])

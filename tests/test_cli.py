@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from command_line import ckpt, succeed
 from hf_models import write_llama
 
 from ckpttools.cli import units
@@ -25,16 +25,6 @@ from ckpttools.cli.progress import Lines
 from ckpttools.run.events import Publishing, Started, TaskDone
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "4" * 64 + "\nsize 12345\n"
-
-
-def ckpt(*arguments: object, **environment: str) -> Result:
-    return CliRunner(env=environment).invoke(main, [str(each) for each in arguments])
-
-
-def succeed(*arguments: object, **environment: str) -> Result:
-    result = ckpt(*arguments, **environment)
-    assert result.exit_code == 0, result.output
-    return result
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:

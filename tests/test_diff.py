@@ -6,19 +6,19 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from command_line import ended
 from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from stored_trees import write
 
-from ckpttools.cli.main import main
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import MemoryBudgetError
 from ckpttools.formats.chunk_codecs import Zstd
@@ -36,6 +36,8 @@ from ckpttools.prove.measure import deviation
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, lazy_arrays, noise, shapes, stored
+
+ckpt = partial(ended, "diff")
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]
@@ -295,13 +297,6 @@ class TestMeasures:
 
 
 _FIELDS = Deviation.__dataclass_fields__
-
-
-def ckpt(*arguments: object, code: int = 0, **environment: str) -> Result:
-    command = ["diff", *map(str, arguments), "--no-progress"]
-    result = CliRunner(env=environment).invoke(main, command)
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture(scope="module")

@@ -42,10 +42,16 @@ def install(
     (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:{attribute}\n")
 
 
-def ckpt(*arguments: object, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(path)} if path else None
+def with_path(path: Path | None) -> dict[str, str]:
+    """The environment, with one more place for modules."""
+    places = [str(path)] if path else []
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*places, *sys.path])}
+
+
+def ckpt_process(*arguments: object, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """What a new process does, which finds what is installed in `path`."""
     command = [sys.executable, "-c", "from ckpttools.cli.main import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=with_path(path), check=False)
 
 
 @pytest.mark.parametrize("name", ["cli.md", "families.md"])
@@ -120,12 +126,12 @@ def assert_tiny(model: Path, made: Path) -> None:
 def test_a_family_in_a_file_goes_both_ways_as_the_page_says(tmp_path, tiny):
     file = tmp_path / "tiny.toml"
     for against in ([], ["--against", tiny]):
-        checked = ckpt("families", "check", file, *against)
+        checked = ckpt_process("families", "check", file, *against)
         assert checked.returncode == 0, checked.stdout
-    there = ckpt("convert", "hf-to-maxtext", tiny, tmp_path / "out", "--family", file)
+    there = ckpt_process("convert", "hf-to-maxtext", tiny, tmp_path / "out", "--family", file)
     assert there.returncode == 0, there.stderr
     assert_tiny(tiny, tmp_path / "out")
-    back = ckpt("convert", "maxtext-to-hf", tmp_path / "out", tmp_path / "back", "--family", file)
+    back = ckpt_process("convert", "maxtext-to-hf", tmp_path / "out", tmp_path / "back", "--family", file)
     assert back.returncode == 0, back.stderr
     one, other = (path / "model.safetensors" for path in (tiny, tmp_path / "back"))
     from safetensors.numpy import load_file
@@ -137,8 +143,8 @@ def test_a_family_in_a_file_goes_both_ways_as_the_page_says(tmp_path, tiny):
 
 def test_a_family_can_be_added_by_a_package_as_the_page_says(tmp_path, tiny):
     install(tmp_path, "add-a-family.md", "my_family", "ckpttools.families", "tiny", "FAMILY", block=1)
-    assert "tiny" in ckpt("families", path=tmp_path).stdout
-    done = ckpt("convert", "hf-to-maxtext", tiny, tmp_path / "out", path=tmp_path)
+    assert "tiny" in ckpt_process("families", path=tmp_path).stdout
+    done = ckpt_process("convert", "hf-to-maxtext", tiny, tmp_path / "out", path=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_tiny(tiny, tmp_path / "out")
 
@@ -159,8 +165,9 @@ def test_a_format_can_be_added_as_the_page_says(tmp_path):
     install(tmp_path, page, "npy_format", "ckpttools.formats", "npy", "FORMAT")
     (tmp_path / "test_npy_format.py").write_text(code_blocks(ROOT / "docs" / page, "python")[1])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_npy_format.py"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=with_path(tmp_path), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
 
@@ -178,7 +185,7 @@ def test_the_added_format_is_found_and_is_what_it_says(tmp_path, monkeypatch):
     truth = noise((3, 4), dtype)
     write(Tree({("a", "w"): stored(truth, dtype)}, Metadata()), npy_format.NpyWriter(), tmp_path / "out")
     assert np.array_equal(np.load(tmp_path / "out" / "0.npy"), truth.view(dtype.numpy))
-    done = ckpt("inspect", "tree", tmp_path / "out", path=tmp_path)
+    done = ckpt_process("inspect", "tree", tmp_path / "out", path=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "npy" in done.stdout
     assert "float32[3,4]" in done.stdout
@@ -187,7 +194,7 @@ def test_the_added_format_is_found_and_is_what_it_says(tmp_path, monkeypatch):
 def test_a_plug_in_that_cannot_be_loaded_is_named_and_breaks_nothing(tmp_path):
     install(tmp_path, "add-a-family.md", "my_family", "ckpttools.families", "tiny", "FAMILY", block=1)
     (tmp_path / "my_family.py").write_text("raise RuntimeError('boom')\n")
-    done = ckpt("families", path=tmp_path)
+    done = ckpt_process("families", path=tmp_path)
     assert done.returncode == 0
     assert "llama" in done.stdout
     assert "my_family" in done.stderr

@@ -14,8 +14,19 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from orbax_items import EXPECTED, FIXTURES, LITTLE, ZSTD, change_json, sharded, values_of, write_item, zarr3
-from test_orbax_damaged import change_index, damage_node
+from orbax_items import (
+    EXPECTED,
+    FIXTURES,
+    LITTLE,
+    ZSTD,
+    change_index,
+    change_json,
+    damage_node,
+    sharded,
+    values_of,
+    write_item,
+    zarr3,
+)
 
 from ckpttools.cli.main import main
 from ckpttools.doctor import checks as checks_room

@@ -9,10 +9,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from golden_data import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_trees import write
+from trees import Values, hugging_face, lazy, parameters_of, values_of
 
 from ckpttools.alignment import aligned
 from ckpttools.dtypes import DTYPES
@@ -20,7 +20,6 @@ from ckpttools.formats.chunk_codecs import Zstd
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
-from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import Stored
 from ckpttools.ir.tree import Tree, spelled
 from ckpttools.model import ModelOptions
@@ -31,13 +30,11 @@ from ckpttools.prove.relatives import moves
 from ckpttools.prove.reshape import reshaped, transposes
 from ckpttools.prove.samples import in_memory
 from ckpttools.testing.strategies import noise, shapes, stored
-from ckpttools.transforms.scan import StackLayers
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}
 BF16, F32 = DTYPES["bfloat16"], DTYPES["float32"]
 LAYERS = range(4)
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unscanned"])
-Values = dict[str, np.ndarray]
 Edit = Callable[[Values], None]
 
 
@@ -48,27 +45,6 @@ def numbered(name: str) -> list[str]:
 
 QUERY, KEY, VALUE = (f"self_attention/{name}/kernel" for name in ("query", "key", "value"))
 GATE, UP, DOWN = (f"mlp/{name}/kernel" for name in ("wi_0", "wi_1", "wo"))
-
-
-def hugging_face(family: str) -> Tree:
-    return open_tree(GOLDEN / family / "hf")
-
-
-def values_of(family: str, **options: object) -> Values:
-    """What a golden model becomes, unscanned, as numpy arrays that may be written to."""
-    state = to_maxtext(hugging_face(family), ToMaxText(scan=False, **options)).state
-    paths = [path for path in state.arrays if path[:1] == ("params",)]
-    return {"/".join(map(str, path[2:])): state.arrays[path].read() for path in paths}
-
-
-def lazy(values: np.ndarray) -> LazyArray:
-    dtype = DTYPES[values.dtype.name]
-    return stored(np.ascontiguousarray(values).view(dtype.carrier), dtype)
-
-
-def tree_of(values: Values, *, scan: bool = False) -> Tree:
-    tree = Tree({("params", "params", *name.split("/")): lazy(each) for name, each in values.items()})
-    return StackLayers()(tree).tree if scan else tree
 
 
 def compared(a: Tree, b: Tree, tolerances: Tolerances = EXACT) -> dict[str, ArrayDiff]:
@@ -175,10 +151,10 @@ class TestPlanted:
             pytest.skip("layers of several kinds are not stacked in one")
         values = values_of(family)
         edit(values)
-        found = compared(hugging_face(family), tree_of(values, scan=scan))
+        found = compared(hugging_face(family), parameters_of(values, scan=scan))
         assert causes(found) == dict.fromkeys(names, cause)
         # And the other way round.
-        assert causes(compared(tree_of(values, scan=scan), hugging_face(family))) == dict.fromkeys(
+        assert causes(compared(parameters_of(values, scan=scan), hugging_face(family))) == dict.fromkeys(
             names, cause
         )
 
@@ -202,7 +178,7 @@ class TestPlanted:
         for name in names:
             for k in reversed(LAYERS[1:]):
                 values[f"decoder/layers_{k}/{name}"] = values[f"decoder/layers_{k - 1}/{name}"]
-        found = compared(hugging_face("llama3.1"), tree_of(values, scan=scan))
+        found = compared(hugging_face("llama3.1"), parameters_of(values, scan=scan))
         wanted = {f"decoder/layers_{k}/{name}" for name in names for k in LAYERS[1:]}
         assert causes(found) == dict.fromkeys(wanted, "shifted")
         assert {e.cause.text for e in found.values() if e.cause} == {
@@ -215,7 +191,7 @@ class TestPlanted:
         for k, theirs in zip(LAYERS, (2, 0, 3, 1), strict=True):
             for name in layer[k]:
                 values[name] = layer[theirs][name.replace(f"layers_{k}/", f"layers_{theirs}/")]
-        found = compared(hugging_face("llama3.1"), tree_of(values))
+        found = compared(hugging_face("llama3.1"), parameters_of(values))
         assert set(causes(found).values()) == {"permuted"}
         assert len(causes(found)) == 4 * 9
         assert "0 is 2, 1 is 0, 2 is 3, 3 is 1" in found[numbered(GATE)[0]].cause.text
@@ -226,7 +202,7 @@ class TestPlanted:
         values = values_of("llama3.2-tied", pad_vocab=320)
         if not filled:
             values["token_embedder/embedding"][-64:] = 1
-        found = compared(hf, tree_of(values))
+        found = compared(hf, parameters_of(values))
         assert causes(found) == {"token_embedder/embedding": "padded"}
         assert ("all zeros" in found["token_embedder/embedding"].cause.text) == filled
         assert "B has 64 more entries on axis 0" in found["token_embedder/embedding"].cause.text
@@ -234,20 +210,20 @@ class TestPlanted:
     def test_a_tied_head(self):
         values = values_of("llama3.2-tied")
         values["decoder/logits_dense/kernel"] = np.ascontiguousarray(values["token_embedder/embedding"].T)
-        found = compared(hugging_face("llama3.2-tied"), tree_of(values))
+        found = compared(hugging_face("llama3.2-tied"), parameters_of(values))
         assert causes(found) == {"decoder/logits_dense/kernel": "tied"}
 
     def test_constants_are_not_tied(self):
         zeros = {f"{name}.lora_B": np.zeros((32, 32), np.float32) for name in "ab"}
         a, b = {"w": np.ones((4, 4), np.float32), **zeros}, {"w": np.ones((4, 4), np.float32)}
-        assert set(causes(compared(tree_of(a), tree_of(b))).values()) == {None}
+        assert set(causes(compared(parameters_of(a), parameters_of(b))).values()) == {None}
 
     def test_constants_are_not_renamed(self):
         """Norms and biases often are all ones or zeros: that two are equal does not make them the same."""
         noise = np.random.default_rng(0).standard_normal(64).astype(np.float32)
         a = {"layers_0/scale": noise, "layers_1/scale": np.ones_like(noise)}
         b = {"layers_0/scale": np.ones_like(noise), "layers_1/scale": np.ones_like(noise)}
-        assert causes(compared(tree_of(a), tree_of(b))) == {"layers_0/scale": None}
+        assert causes(compared(parameters_of(a), parameters_of(b))) == {"layers_0/scale": None}
 
     @pytest.mark.parametrize("dtypes", [("bfloat16", "float16"), ("float16", "bfloat16")], ids=str)
     @pytest.mark.parametrize("back", [False, True])
@@ -255,14 +231,14 @@ class TestPlanted:
         mine, other = (DTYPES[name].numpy for name in dtypes)
         a = (np.random.default_rng(0).standard_normal((512, 512)) * 0.02).astype(mine)
         b = a.astype(other).astype(mine) if back else a.astype(other)
-        assert causes(compared(tree_of({"w": a}), tree_of({"w": b}))) == {"w": "cast"}
+        assert causes(compared(parameters_of({"w": a}), parameters_of({"w": b}))) == {"w": "cast"}
 
     @pytest.mark.parametrize("offset", [1, -1])
     def test_an_offset_that_was_rounded(self, offset: int):
         rng = np.random.default_rng(0)
         a = (rng.standard_normal(512) * 0.1 + 0.3).astype(DTYPES["bfloat16"].numpy)
         b = (a.astype(np.float32) + offset).astype(a.dtype)
-        assert causes(compared(tree_of({"norm/scale": a}), tree_of({"norm/scale": b}))) == {
+        assert causes(compared(parameters_of({"norm/scale": a}), parameters_of({"norm/scale": b}))) == {
             "norm/scale": "norm-offset"
         }
 
@@ -270,12 +246,12 @@ class TestPlanted:
         rng = np.random.default_rng(0)
         a = rng.uniform(1000, 2000, 512).astype(DTYPES["bfloat16"].numpy)
         b = (a.view(np.uint16) + rng.integers(0, 2, 512).astype(np.uint16)).view(a.dtype)
-        assert causes(compared(tree_of({"w": a}), tree_of({"w": b}))) == {"w": None}
+        assert causes(compared(parameters_of({"w": a}), parameters_of({"w": b}))) == {"w": None}
 
     def test_numbers_that_passed_through_float32(self):
         a = np.random.default_rng(0).standard_normal((64, 64))
         b = a.astype(np.float32).astype(np.float64)
-        found = compared(tree_of({"w": a}), tree_of({"w": b}))["w"]
+        found = compared(parameters_of({"w": a}), parameters_of({"w": b}))["w"]
         assert found.cause is not None and found.cause.text == "B is A rounded to float32"
 
     def test_between_two_of_hugging_face(self):
@@ -310,7 +286,7 @@ class TestPlanted:
         """Queries of one family converted with the rows of another: neither scaled nor interleaved."""
         values = values_of("llama3.1", model=ModelOptions(rope_layout="halves"))
         each(QUERY, times(4))(values)
-        found = compared(hugging_face("llama3.1"), tree_of(values))
+        found = compared(hugging_face("llama3.1"), parameters_of(values))
         assert causes(found) == dict.fromkeys(numbered(KEY), "rope-layout") | dict.fromkeys(
             numbered(QUERY), "rope-layout+query-scale"
         )
@@ -319,7 +295,7 @@ class TestPlanted:
         values = values_of("llama3.1")
         name = numbered(UP)[2]
         values[name] = np.zeros_like(values[name])
-        assert causes(compared(hugging_face("llama3.1"), tree_of(values))) == {name: "zeros"}
+        assert causes(compared(hugging_face("llama3.1"), parameters_of(values))) == {name: "zeros"}
 
     def test_layers_with_different_causes(self):
         values = values_of("llama3.1")
@@ -328,7 +304,7 @@ class TestPlanted:
         values[third] = times(3)(values[third])
         random = np.random.default_rng(0).standard_normal(values[second].shape)
         values[second] = random.astype(values[second].dtype)
-        found = causes(compared(hugging_face("llama3.1"), tree_of(values)))
+        found = causes(compared(hugging_face("llama3.1"), parameters_of(values)))
         assert found == {first: "zeros", second: None, third: "factor"}
         assert fourth not in found
 

@@ -7,25 +7,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import ckpt, succeed
 from golden_data import GOLDEN
 
-from ckpttools.cli.main import main
 from ckpttools.families.registry import families
 from ckpttools.families.toml_read import family_from_toml
 from ckpttools.families.toml_write import family_to_toml
 
 LLAMA = GOLDEN / "llama3.1"
-
-
-def ckpt(*arguments: object, **environment: str) -> Result:
-    return CliRunner(env=environment).invoke(main, [str(each) for each in arguments])
-
-
-def succeed(*arguments: object, **environment: str) -> Result:
-    result = ckpt(*arguments, **environment)
-    assert result.exit_code == 0, result.output
-    return result
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from golden_data import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trees import hugging_face
 
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import MappingError, StorageError
@@ -20,7 +21,6 @@ from ckpttools.families.toml_write import family_to_toml
 from ckpttools.family_check.check import check_against, check_alone, check_family, check_on_config
 from ckpttools.family_check.definition import Definition
 from ckpttools.family_check.made_up import Sizes, made_up
-from ckpttools.formats.registry import open_tree
 from ckpttools.ir.nodes import Constant
 from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.mapping.layers import Layers
@@ -38,11 +38,6 @@ F32 = DTYPES["float32"]
 @cache
 def config_of(model):
     return json.loads((GOLDEN / model / "hf" / "config.json").read_text())
-
-
-@cache
-def tree_of(model):
-    return open_tree(GOLDEN / model / "hf")
 
 
 def family(model):
@@ -161,7 +156,7 @@ def a_row_of(draw, of):
 @cache
 def mapped(model):
     """The model as the unbroken family maps it."""
-    arrays = {path[0]: array for path, array in tree_of(model).arrays.items()}
+    arrays = {path[0]: array for path, array in hugging_face(model).arrays.items()}
     spelling = family(model).spelling_of(arrays)
     return family(model).table(config_of(model), "config.json", spelling=spelling).to_left(arrays)
 
@@ -175,7 +170,7 @@ def names_of(model, each, group):
         return set()
     sides = [replace(spelled.right, key=spelling.key(spelled.right.key)) for spelling in of.spellings]
     keys = {key for side in sides for key in side.keys(mapped(model).sizes)}
-    return keys & {path[0] for path in tree_of(model).arrays}
+    return keys & {path[0] for path in hugging_face(model).arrays}
 
 
 class TestMutations:
@@ -188,7 +183,7 @@ class TestMutations:
         if not names_of(model, each, group):
             return
         broken = with_rows(family(model), group, lambda rows: rows[:number] + rows[number + 1 :])
-        check = check_against(broken, tree_of(model), config_of(model))
+        check = check_against(broken, hugging_face(model), config_of(model))
         if (group, number) == (None, 0):
             assert not check.sound
             return
@@ -216,8 +211,8 @@ class TestMutations:
             return
         turned = replace(each, right=replace(each.right, groups=each.right.groups[::-1]))
         broken = with_rows(of, group, lambda rows: (*rows[:number], turned, *rows[number + 1 :]))
-        check = check_against(broken, tree_of(model), config_of(model))
-        shapes = {tree_of(model).arrays[(name,)].shape for name in names}
+        check = check_against(broken, hugging_face(model), config_of(model))
+        shapes = {hugging_face(model).arrays[(name,)].shape for name in names}
         assert check.sound == all(shape == shape[::-1] for shape in shapes)
 
     @settings(max_examples=60)
@@ -251,7 +246,7 @@ class TestMutations:
         )
         broken = with_rows(of, group, lambda rows: (*rows[:number], renamed, *rows[number + 1 :]))
         broken = replace(broken, constants={**broken.constants, "other": 7919})
-        check = check_against(broken, tree_of(model), config_of(model))
+        check = check_against(broken, hugging_face(model), config_of(model))
         assert check.sound == (not names_of(model, each, group))
 
     @settings(max_examples=15)
@@ -267,7 +262,7 @@ class TestMutations:
     @settings(max_examples=40)
     @given(model=st.sampled_from(MODELS), data=st.data())
     def test_an_array_under_another_name(self, model, data):
-        arrays = dict(tree_of(model).arrays)
+        arrays = dict(hugging_face(model).arrays)
         path = data.draw(st.sampled_from(sorted(p for p in arrays if p[0] not in mapped(model).dropped)))
         name = path[0] + "x"
         arrays[(name,)] = arrays.pop(path)
@@ -439,14 +434,14 @@ class TestAgainst:
 
     def test_a_configuration_that_contradicts(self):
         config = config_of("llama3.1") | {"hidden_size": 65}
-        check = check_against(families()["llama"], tree_of("llama3.1"), config)
+        check = check_against(families()["llama"], hugging_face("llama3.1"), config)
         assert {each.kind for each in check.findings} == {"shape"}
         assert "embed 65 from config.json: hidden_size" in check.findings[0].text
 
     @pytest.mark.parametrize("config", [{"hidden_size": "x"}, {"num_hidden_layers": -1}])
     def test_a_configuration_that_is_none(self, config):
         for check in (
-            check_against(families()["llama"], tree_of("llama3.1"), config_of("llama3.1") | config),
+            check_against(families()["llama"], hugging_face("llama3.1"), config_of("llama3.1") | config),
             check_on_config(families()["llama"], config_of("llama3.1") | config, "config.json"),
         ):
             assert [each.kind for each in check.findings] == ["size"]
@@ -459,10 +454,10 @@ class TestAgainst:
 
     def test_the_flag_that_decides_is_a_hint(self):
         config = config_of("llama3.1") | {"tie_word_embeddings": True}
-        check = check_against(families()["llama"], tree_of("llama3.1"), config)
+        check = check_against(families()["llama"], hugging_face("llama3.1"), config)
         assert found(check) == {("not expected", "lm_head.weight")}
         assert any("tie_word_embeddings is true" in hint for hint in check.hints)
 
     def test_another_model_altogether(self):
-        check = check_against(families()["deepseek"], tree_of("llama3.1"), config_of("llama3.1"))
+        check = check_against(families()["deepseek"], hugging_face("llama3.1"), config_of("llama3.1"))
         assert not check.sound

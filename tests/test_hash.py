@@ -13,14 +13,13 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run
 from digests import array_digest, tree_digest
 from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from stored_trees import write
 
-from ckpttools.cli.main import main
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import FormatError, MemoryBudgetError, UnknownNameError
 from ckpttools.formats.chunk_codecs import parse_compression
@@ -56,12 +55,6 @@ SMALL_BLOCK = 48
 def blocks_of(nbytes=SMALL_BLOCK):
     with patch.object(digest, "BLOCK_BYTES", nbytes), patch.object(block_hasher, "BLOCK_BYTES", nbytes):
         yield
-
-
-def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(main, [*map(str, arguments), "--no-progress"])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 def hashed(truth, dtype, regions, *, room=MIB, algorithm="xxh3-128", arrange=lambda values: values):

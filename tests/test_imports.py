@@ -214,3 +214,15 @@ def docstrings(tree):
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     nodes = (node for node in ast.walk(tree) if isinstance(node, documented))
     return {ast.get_docstring(node, clean=False) for node in nodes}
+
+
+def test_tests_share_helpers_and_not_each_other():
+    """What two of them need is in a module of its own: command_line.py, trees.py and the like."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    trees = {path: ast.parse(path.read_text(), str(path)) for path in files}
+    assert [
+        f"{path.name} imports {target}"
+        for path, tree in trees.items()
+        for target in imported(tree)
+        if any(part.startswith("test_") for part in target.split(".")[:-1] or [target])
+    ] == []

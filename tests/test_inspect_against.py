@@ -7,12 +7,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from command_line import ckpt
 from golden_data import FAMILIES, GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
-from test_cli import ckpt
-from test_inspect_family import maxtext_tree, right_one, without
+from trees import maxtext_tree, right_one, without
 
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import UsageError

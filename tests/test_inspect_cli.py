@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from command_line import ckpt
 from hf_models import write_llama
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from ckpttools.cli.main import main
 from ckpttools.cli.output import print_json
 from ckpttools.cli.tree_columns import Row, table
 from ckpttools.cli.tree_text import shortened
@@ -27,10 +26,6 @@ from ckpttools.names import printable
 
 ORBAX = Path(__file__).parents[1] / "fixtures" / "orbax"
 GOLDEN = Path(__file__).parents[1] / "fixtures" / "golden"
-
-
-def ckpt(*arguments: object, **environment: str) -> Result:
-    return CliRunner(env=environment).invoke(main, [str(each) for each in arguments])
 
 
 def lines_of(*arguments: object, **environment: str) -> list[str]:
@@ -46,7 +41,7 @@ def facts_of(*arguments: object, **environment: str) -> dict[str, str]:
     return {line[2:14].strip(): line[14:] for line in lines[1:end]}
 
 
-def tree_of(*arguments: object, **environment: str) -> list[str]:
+def tree_lines(*arguments: object, **environment: str) -> list[str]:
     """The lines of the tree without their head."""
     lines = lines_of(*arguments, **environment)
     return lines[lines.index("") + 2 :]
@@ -240,11 +235,11 @@ class TestTree:
     def test_lines_fit_a_narrow_terminal_and_bytes_are_aligned(self, scanned: Path):
         lines = lines_of(scanned, COLUMNS="80")
         assert max(map(len, lines[1:])) <= 80
-        tree = tree_of(scanned, COLUMNS="80")
+        tree = tree_lines(scanned, COLUMNS="80")
         assert len({line.rstrip("B").rindex(" ") for line in tree if line.endswith("kB")}) == 1
 
     def test_depth(self, scanned: Path):
-        lines = tree_of(scanned, "--depth", 2)
+        lines = tree_lines(scanned, "--depth", 2)
         assert [line.split("  ")[0] for line in lines] == [
             "params/params",
             "├── decoder",
@@ -258,7 +253,7 @@ class TestTree:
             {name: np.ones(4, np.float32) for name in ("a[0]", "a0", "a[1]")}, tmp_path / "a.safetensors"
         )
         arguments = (tmp_path / "a.safetensors", "--filter", "a[0]", "--flat")
-        assert [line.split()[0] for line in tree_of(*arguments)] == ["a0", "a[0]"]
+        assert [line.split()[0] for line in tree_lines(*arguments)] == ["a0", "a[0]"]
 
     def test_a_filter_that_nothing_matches(self, llama: Path):
         result = ckpt("inspect", "tree", llama, "--filter", "nope")
@@ -289,12 +284,12 @@ class TestTree:
         assert sum("model.layers.3." in line for line in lines_of(llama, "--flat")) == 9
 
     def test_flat_by_size(self, scanned: Path):
-        names = [line.split()[0] for line in tree_of(scanned, "--flat", "--sort", "size")]
+        names = [line.split()[0] for line in tree_lines(scanned, "--flat", "--sort", "size")]
         assert names[0].endswith("wi_0/kernel")
         assert names[-1] == "step"
 
     def test_flat_by_name_is_natural(self, llama: Path):
-        names = [line.split()[0] for line in tree_of(llama, "--flat", "--sort", "name")]
+        names = [line.split()[0] for line in tree_lines(llama, "--flat", "--sort", "name")]
         assert names.index("model.layers.3.mlp.up_proj.weight") < names.index("model.norm.weight")
 
     def test_flat_and_depth(self, llama: Path):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
-from golden_data import FAMILIES, GOLDEN, golden_arrays
+from golden_data import FAMILIES, GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
+from trees import maxtext_tree, right_one, without
 
 from ckpttools.dtypes import DTYPES
-from ckpttools.families.registry import families, family_of
+from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.family import FamilyGuess, guess_families
 from ckpttools.ir.kinds import kind_of
@@ -21,27 +21,8 @@ from ckpttools.ir.tree import Path, Tree
 NUMBERS = re.compile("[0-9]+")
 
 
-def right_one(model: str) -> str:
-    config = json.loads((GOLDEN / model / "hf" / "config.json").read_bytes())
-    return family_of(config, "config.json").name
-
-
-def maxtext_tree(model: str, scan: bool) -> Tree:
-    leaves = golden_arrays(model, scan)
-    return Tree({tuple(name.split("/")): _empty(each) for name, each in leaves.items()})
-
-
-def _empty(leaf: dict[str, object]) -> Constant:
-    dtype = DTYPES[str(leaf["dtype"])]
-    return Constant(tuple(leaf["shape"]), dtype, bytes(dtype.itemsize))  # type: ignore[arg-type]
-
-
 def guessed(tree: Tree) -> dict[str, FamilyGuess]:
     return {each.name: each for each in guess_families(tree, kind_of(tree), families().values())}
-
-
-def without(tree: Tree, dropped: Path) -> Tree:
-    return Tree({path: leaf for path, leaf in tree.items() if path != dropped}, tree.metadata)
 
 
 @pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unscanned"])

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from test_round_trips import model
+from trees import model
 
 from ckpttools.errors import CoverageError
 from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext

@@ -11,14 +11,13 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run
 from digests import array_digest
 from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from stored_trees import write
 
-from ckpttools.cli.main import main
 from ckpttools.convert import Resources
 from ckpttools.convert_any import plan_tree
 from ckpttools.dtypes import DTYPES
@@ -39,12 +38,6 @@ from ckpttools.testing.trees import trees
 from ckpttools.transforms.scan import StackLayers
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}
-
-
-def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(main, [*map(str, arguments), "--no-progress"])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 @given(trees(most_leaves=6), st.sampled_from(sorted(ALGORITHMS)), st.booleans())

@@ -15,7 +15,9 @@ from orbax_items import (
     GZIP,
     LITTLE,
     ZSTD,
+    change_index,
     change_json,
+    damage_node,
     sharded,
     values_of,
     write_item,
@@ -25,7 +27,7 @@ from orbax_items import (
 
 from ckpttools.doctor.examine import examine
 from ckpttools.errors import FormatError, StorageError
-from ckpttools.formats import ocdbt, orbax_pieces
+from ckpttools.formats import orbax_pieces
 from ckpttools.formats.registry import open_tree
 from ckpttools.region import Region
 from ckpttools.stores.local import LocalFile
@@ -271,30 +273,6 @@ class TestDamaged:
         (item / "array_metadatas" / "process_0").write_text('{"array_metadatas": [1]}')
         with pytest.raises(FormatError, match="not the metadata of arrays"):
             open_tree(item)
-
-
-def change_index(item: Path, change) -> None:
-    """Writes the item's index again with some entries changed."""
-
-    def fetch(file: str, offset: int, length: int | None) -> bytes:
-        data = (item / file).read_bytes()
-        return data[offset:] if length is None else data[offset : offset + length]
-
-    entries = ocdbt.read(fetch)
-    change(entries)
-    index = ocdbt.encode(entries.items(), "d/index")
-    (item / "d" / "index").write_bytes(index.nodes)
-    (item / "manifest.ocdbt").write_bytes(index.manifest)
-
-
-def damage_node(file: Path) -> bool:
-    """Changes a byte of the first B+tree node in a file, if there is one."""
-    data = bytearray(file.read_bytes())
-    start = data.find(bytes.fromhex("0cdb20de"))
-    if start >= 0:
-        data[start + 20] ^= 1
-        file.write_bytes(data)
-    return start >= 0
 
 
 def change_document(item: Path, use_ocdbt: bool, **changes: object) -> None:

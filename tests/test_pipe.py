@@ -11,13 +11,12 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run
 from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttools
-from ckpttools.cli.main import main
 from ckpttools.convert_any import plan_tree, writer_for
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import UsageError
@@ -35,12 +34,6 @@ from ckpttools.transforms.select import Select
 HF = GOLDEN / "llama3.1" / "hf"
 PAGE = Path(__file__).parents[1] / "docs" / "transforms.md"
 F32 = DTYPES["float32"]
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(main, [*map(str, arguments), "--no-progress"])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 class TestPipe:

@@ -7,19 +7,19 @@ import warnings
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run
 from golden_data import GOLDEN, described, golden_arrays, golden_checkpoint, leaves_by_package
 from hypothesis import given
 from hypothesis import strategies as st
 from stored_trees import EVERYTHING
+from trees import tree_of
 
 import ckpttools
-from ckpttools.cli.main import main
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import CheckpointError, CoverageError, FormatError, MappingError, ShapeError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.ir.nodes import relayout, take
-from ckpttools.ir.tree import Metadata, Tree, spelled
+from ckpttools.ir.tree import Tree, spelled
 from ckpttools.mapping.axes import parse_key
 from ckpttools.testing.strategies import noise, statements, stored
 from ckpttools.testing.trees import assert_same
@@ -30,12 +30,6 @@ from ckpttools.transforms.templates import parse_template
 
 HF = GOLDEN / "llama3.1" / "hf"
 F32 = DTYPES["float32"]
-
-
-def tree_of(*paths, shape=(2,), **metadata):
-    return Tree(
-        {path: stored(noise(shape, F32, k), F32) for k, path in enumerate(paths)}, Metadata(**metadata)
-    )
 
 
 def flat(*names, shape=(2,)):
@@ -461,12 +455,6 @@ class TestFunctions:
 
 
 # The command.
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(main, [*map(str, arguments), "--no-progress"])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 DECODER = "params/params/decoder"

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 from chromium import Browser, browser, executable
-from click.testing import CliRunner, Result
+from command_line import ckpt
 from golden_data import GOLDEN, golden_checkpoint
 from safetensors.numpy import save_file
 
-from ckpttools.cli.main import main
 from ckpttools.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.layer_rows import layer_rows
@@ -36,10 +35,6 @@ HF = GOLDEN / "llama3.1" / "hf"
 SCANNED = golden_checkpoint(scan=True)
 # A name that would do something if it were taken for HTML.
 HOSTILE = "model.layers.0.</script><img src=x onerror=alert(1)>.weight"
-
-
-def ckpt(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(each) for each in arguments])
 
 
 def packed(tree: Tree, *, stats: bool = True) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import find, given, settings
+from trees import model
 
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import ConfigError
@@ -13,8 +14,6 @@ from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
 from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.maxtext_to_hf import ToHuggingFace, to_huggingface
 from ckpttools.model_files import ModelFiles
-from ckpttools.testing.models import shapes_of
-from ckpttools.testing.strategies import stored
 
 BF16 = DTYPES["bfloat16"]
 LENGTHS = st.integers(1, 5)
@@ -152,17 +151,6 @@ CONFIGS = {
     "llama4": llama4(),
 }
 EVERY_FAMILY = pytest.mark.parametrize("family", CONFIGS)
-
-
-def model(config, seed) -> Tree:
-    """A Hugging Face model of noise around 0.02, as weights are; nothing so small that 1 + x loses it."""
-    random = np.random.default_rng(seed)
-    leaves = {}
-    for name, shape in shapes_of(config).items():
-        values = random.normal(0, 0.02, shape).astype(BF16.numpy)
-        values[np.abs(values) < 2**-16] = 2**-16
-        leaves[name,] = stored(values.view(BF16.carrier), BF16, name)
-    return Tree(leaves, Metadata(config=config, place="hf"))
 
 
 def round_trip(tree: Tree, **options) -> Tree:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run as ckpt
 from golden_data import described, golden_checkpoint
 from hypothesis import given
 from train_data import ALL, RUN, Layers, golden_leaves, layered, lazy
 
-from ckpttools.cli.main import main
 from ckpttools.errors import FormatError, ShapeError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.ir.flavours import LINEN, parameters
@@ -151,12 +150,6 @@ def assert_decoders_same(got: Tree, wanted: Tree) -> None:
         for tree in (got, wanted)
     )
     assert_same(made, due)
-
-
-def ckpt(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(main, [str(each) for each in arguments])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 def decoder_tree(shapes: dict[str, tuple[int, ...]], dtype: type = np.float32) -> Tree:

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import json
 from fnmatch import fnmatchcase
+from functools import partial
 
+import command_line
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from stored_trees import EVERYTHING
+from trees import tree_of
 
-from ckpttools.cli.main import main
 from ckpttools.convert_any import save
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import FormatError, MappingError, UsageError
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.tree import Metadata, Tree, dotted, spelled
-from ckpttools.testing.strategies import noise, stored
+from ckpttools.ir.tree import dotted, spelled
 from ckpttools.testing.trees import trees
 from ckpttools.transforms.select import Select
 
+run = partial(command_line.run, "select")
+
 HF = GOLDEN / "llama3.1" / "hf"
 F32 = DTYPES["float32"]
-
-
-def tree_of(*paths, **metadata):
-    return Tree(
-        {path: stored(noise((2,), F32, k), F32) for k, path in enumerate(paths)}, Metadata(**metadata)
-    )
 
 
 @st.composite
@@ -147,12 +143,6 @@ class TestLists:
         with pytest.raises(FormatError, match="a sequence has gaps") as caught:
             Select(drop=[pattern])(self.TREE)
         assert caught.value.place == "chain"
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(main, ["select", *map(str, arguments), "--no-progress"])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 class TestCommand:

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from command_line import ckpt
 from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_dtypes import finfo
 from safetensors.numpy import save_file
 
-from ckpttools.cli.main import main
 from ckpttools.dtypes import DTYPES, DType
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect import moments as moments_module
@@ -491,10 +490,6 @@ def sparse(directory: Path) -> Path:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + 400 * MIB)
     return path
-
-
-def ckpt(*arguments: object, **environment: str) -> Result:
-    return CliRunner(env=environment).invoke(main, [str(each) for each in arguments])
 
 
 @pytest.fixture

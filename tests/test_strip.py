@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from command_line import run as ckpt
 from golden_data import described, golden_checkpoint, leaves_by_package
 from hypothesis import given
 from train_data import ALL, RUN, golden_leaves, layered, lazy
@@ -30,12 +31,6 @@ from ckpttools.transforms.strip import StripOptimizer
 
 SCRIPT = Path(__file__).with_name("train_loader_script.py")
 BFLOAT16 = DTYPES["bfloat16"]
-
-
-def ckpt(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(main, [str(each) for each in arguments])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 def narrow(tree: Tree) -> Tree:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
+import command_line
 import pytest
-from click.testing import CliRunner
 from golden_data import golden_arrays, golden_checkpoint, golden_leaves, leaves_by_package
 from safetensors_files import packed
 from stored_trees import EVERYTHING, STEP, array, write
 
-from ckpttools.cli.main import main
 from ckpttools.dtypes import DTYPES
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr3_write import ZarrWriter
 from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.testing.trees import assert_same
+
+run = partial(command_line.run, "convert")
 
 STORAGE = {
     "default": [],
@@ -27,12 +29,6 @@ STORAGE = {
     "zstd": ["--compression", "zstd"],
     "many": ["--target-data-file-size", "1kB"],
 }
-
-
-def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(main, ["convert", *map(str, arguments), "--no-progress"])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 @pytest.fixture(scope="module")

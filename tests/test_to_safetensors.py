@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import ckpt, succeed
 from golden_data import GOLDEN
 from safetensors import safe_open
 
-from ckpttools.cli.main import main
 from ckpttools.convert import Resources, open_checkpoint
 from ckpttools.convert_any import plan_any
 from ckpttools.dtypes import DTYPES
@@ -29,16 +28,6 @@ from ckpttools.testing.trees import assert_same
 
 HF = GOLDEN / "llama3.1" / "hf"
 MIB = 1 << 20
-
-
-def ckpt(*arguments):
-    return CliRunner().invoke(main, [str(each) for each in arguments])
-
-
-def succeed(*arguments):
-    result = ckpt(*arguments)
-    assert result.exit_code == 0, result.output
-    return result
 
 
 def refused(code, *arguments):

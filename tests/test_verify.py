@@ -6,7 +6,9 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 
+import command_line
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -30,14 +32,10 @@ from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, noise, shapes, stored
 from ckpttools.transforms.scan import StackLayers
 
+run = partial(command_line.run, "verify")
+
 PLENTY = {"memory": 512 << 20, "jobs": 2}
 WI = ("params", "params", "decoder", "layers", "mlp", "wi_0", "kernel")
-
-
-def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(main, ["verify", *map(str, arguments), "--no-progress"])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 @given(st.data(), shapes(min_rank=1, most=300), dtypes(packed=True))

@@ -1,0 +1,88 @@
+"""Trees of made-up arrays, and of what golden models become."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+from golden_data import GOLDEN, golden_arrays
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.families.registry import family_of
+from ckpttools.formats.registry import open_tree
+from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.nodes import Constant
+from ckpttools.ir.tree import Metadata, Path, Tree
+from ckpttools.testing.models import shapes_of
+from ckpttools.testing.strategies import noise, stored
+from ckpttools.transforms.scan import StackLayers
+
+Values = dict[str, np.ndarray]
+
+
+def tree_of(*paths: Path, shape: tuple[int, ...] = (2,), **metadata: object) -> Tree:
+    """Float32 noise at each of these paths, each another."""
+    dtype = DTYPES["float32"]
+    leaves = {path: stored(noise(shape, dtype, k), dtype) for k, path in enumerate(paths)}
+    return Tree(leaves, Metadata(**metadata))  # type: ignore[arg-type]
+
+
+def lazy(values: np.ndarray) -> LazyArray:
+    """An array of these numbers."""
+    dtype = DTYPES[values.dtype.name]
+    return stored(np.ascontiguousarray(values).view(dtype.carrier), dtype)
+
+
+@cache
+def hugging_face(model: str) -> Tree:
+    """A golden model as its family publishes it."""
+    return open_tree(GOLDEN / model / "hf")
+
+
+def values_of(model: str, **options: object) -> Values:
+    """What a golden model becomes, unscanned, as numpy arrays that may be written to."""
+    state = to_maxtext(hugging_face(model), ToMaxText(scan=False, **options)).state  # type: ignore[arg-type]
+    paths = [path for path in state.arrays if path[:1] == ("params",)]
+    return {"/".join(map(str, path[2:])): state.arrays[path].read() for path in paths}
+
+
+def parameters_of(values: Values, *, scan: bool = False) -> Tree:
+    """MaxText's parameters of these values, unscanned ones; with `scan` stacked."""
+    tree = Tree({("params", "params", *name.split("/")): lazy(each) for name, each in values.items()})
+    return StackLayers()(tree).tree if scan else tree
+
+
+def right_one(model: str) -> str:
+    """The name of the family of a golden model."""
+    config = json.loads((GOLDEN / model / "hf" / "config.json").read_bytes())
+    return family_of(config, "config.json").name
+
+
+def maxtext_tree(model: str, scan: bool) -> Tree:
+    """What MaxText made of a golden model, all zeros."""
+    leaves = golden_arrays(model, scan)
+    return Tree({tuple(name.split("/")): _empty(each) for name, each in leaves.items()})
+
+
+def _empty(leaf: dict[str, object]) -> Constant:
+    dtype = DTYPES[str(leaf["dtype"])]
+    return Constant(tuple(leaf["shape"]), dtype, bytes(dtype.itemsize))  # type: ignore[arg-type]
+
+
+def without(tree: Tree, dropped: Path) -> Tree:
+    return Tree({path: leaf for path, leaf in tree.items() if path != dropped}, tree.metadata)
+
+
+def model(config: dict[str, Any], seed: int) -> Tree:
+    """A Hugging Face model of noise around 0.02, as weights are; nothing so small that 1 + x loses it."""
+    dtype = DTYPES["bfloat16"]
+    random = np.random.default_rng(seed)
+    leaves: dict[Path, LazyArray] = {}
+    for name, shape in shapes_of(config).items():
+        values = random.normal(0, 0.02, shape).astype(dtype.numpy)
+        values[np.abs(values) < 2**-16] = 2**-16
+        leaves[name,] = stored(values.view(dtype.carrier), dtype, name)
+    return Tree(leaves, Metadata(config=config, place="hf"))
