@@ -1,0 +1,312 @@
+"""What a disk may hold after a crash, given the calls that were made before it.
+
+The model is the weakest that POSIX allows and file systems keep to in part, much as that of ALICE ("All File
+Systems Are Not Created Equal", OSDI 2014), and weaker than any journalling file system of Linux:
+
+- Each write (each page of a long one), each change of a file's size and each allocation reaches the disk on its
+  own, in any order, until `fsync` or `fdatasync` of that file, or `sync`. What is missing reads as zeros.
+- Entries of one directory reach the disk in the order in which they were made; a crash cuts that order anywhere.
+  Entries of different directories have no order. `fsync` of a directory makes its entries so far durable, not
+  the directory's own entry in its parent; `fsync` of a file does not make any entry durable.
+- A rename is one step, also between directories, also one that exchanges two names: both directories have all
+  of it or nothing.
+
+A process that is killed loses nothing: that is the state in which all calls so far were carried out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from crash.taps import Call
+
+_PAGE = 4096
+_MOST_PAGES = 4
+_ROOT = 0
+
+Node: TypeAlias = int
+Content: TypeAlias = "bytes | Path | str | None"
+State: TypeAlias = dict[str, Content]
+"""Everything below the root: bytes of a file, the file it is another name of, a link's target, None for directories."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Entries that change in one step: (directory, name, what it names from then on)."""
+
+    changes: tuple[tuple[Node, str, Node | None], ...]
+
+    @property
+    def directories(self) -> set[Node]:
+        return {directory for directory, _, _ in self.changes}
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Bytes of a file, or its size alone.
+
+    Attributes:
+        node: the file.
+        offset, data: what is written where.
+        size: that the file gets, exactly if `cut`, else at least.
+    """
+
+    node: Node
+    offset: int = 0
+    data: bytes = b""
+    size: int = 0
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """After so many calls: steps that were issued, and which of them must be on the disk."""
+
+    calls: int
+    steps: int
+    durable: frozenset[int]
+    waits: bool
+    """Whether the next call makes something durable, or there is none."""
+
+
+class Disk:
+    """A directory tree and what calls do to it."""
+
+    def __init__(self, root: Path, fixed: Sequence[str]) -> None:
+        """
+        Args:
+            root: as it is now, durable.
+            fixed: names in it below which nothing may change.
+        """
+        self._root = Path(os.path.realpath(root))
+        self._names: dict[Node, dict[str, Node]] = {_ROOT: {}}
+        self._data: dict[Node, Content] = {}
+        self._count = _ROOT
+        self._scan(self._root, _ROOT, False, fixed)
+        self._first = {node: dict(names) for node, names in self._names.items()}
+        self.steps: list[Names | Bytes] = []
+        self._last: dict[Node, int] = {}
+        self._before: dict[int, set[int]] = {}
+        self._opened: dict[int, Node] = {}
+        self._durable: set[int] = set()
+
+    def _scan(self, path: Path, directory: Node, below_fixed: bool, fixed: Sequence[str]) -> None:
+        for entry in os.scandir(path):
+            node = self._new(entry.is_dir(follow_symlinks=False))
+            self._names[directory][entry.name] = node
+            still = below_fixed or entry.name in fixed
+            if entry.is_symlink():
+                self._data[node] = os.readlink(entry.path)
+            elif entry.is_dir():
+                self._scan(Path(entry.path), node, still, () if directory == _ROOT else fixed)
+            else:
+                self._data[node] = Path(entry.path) if still else Path(entry.path).read_bytes()
+
+    def _new(self, directory: bool) -> Node:
+        self._count += 1
+        if directory:
+            self._names[self._count] = {}
+        else:
+            self._data[self._count] = b""
+        return self._count
+
+    def apply(self, calls: Sequence[Call]) -> list[Moment]:
+        """Carries calls out, in the model; returns the moments before, between and after them."""
+        moments: list[Moment] = []
+        for number, call in enumerate(calls):
+            moments.append(self._moment(number, call.name in _SYNCS))
+            getattr(self, f"_{call.name}")(call)
+        return [*moments, self._moment(len(calls), True)]
+
+    def _moment(self, calls: int, waits: bool) -> Moment:
+        return Moment(calls, len(self.steps), frozenset(self._durable), waits)
+
+    # -- what each call does
+
+    def _open(self, call: Call) -> None:
+        directory, name = self._place(call.path) if call.path != str(self._root) else (_ROOT, "")
+        node = self._names[directory].get(name) if name else _ROOT
+        if call.flags & os.O_TMPFILE == os.O_TMPFILE or (node is None and call.flags & os.O_CREAT):
+            node = self._new(False)
+            if call.flags & os.O_TMPFILE != os.O_TMPFILE:
+                self._entries((directory, name, node))
+        assert node is not None, call
+        self._opened[call.handle] = node
+        if call.flags & os.O_TRUNC:
+            self._bytes(call, cut=True)
+
+    def _mkdir(self, call: Call) -> None:
+        self._entries((*self._place(call.path), self._new(True)))
+
+    def _symlink(self, call: Call) -> None:
+        node = self._new(False)
+        self._data[node] = os.fsdecode(call.data)
+        self._entries((*self._place(call.path), node))
+
+    def _unlink(self, call: Call) -> None:
+        self._entries((*self._place(call.path), None))
+
+    _rmdir = _unlink
+
+    def _link(self, call: Call) -> None:
+        self._entries((*self._place(call.other), self._at(call.path)))
+
+    def _rename(self, call: Call) -> None:
+        self._entries((*self._place(call.path), None), (*self._place(call.other), self._at(call.path)))
+
+    def _exchange(self, call: Call) -> None:
+        first, second = self._at(call.path), self._at(call.other)
+        self._entries((*self._place(call.path), second), (*self._place(call.other), first))
+
+    def _write(self, call: Call) -> None:
+        pieces = max(1, min(_MOST_PAGES, -(-len(call.data) // _PAGE)))
+        length = -(-len(call.data) // pieces)
+        length = max(1, -(-length // _PAGE) * _PAGE)
+        for start in range(0, len(call.data), length):
+            self._bytes(call, offset=call.offset + start, data=call.data[start : start + length])
+
+    _pwrite = _write
+
+    def _ftruncate(self, call: Call) -> None:
+        self._bytes(call, size=call.size, cut=True)
+
+    def _posix_fallocate(self, call: Call) -> None:
+        self._bytes(call, size=call.offset + call.size)
+
+    def _fsync(self, call: Call) -> None:
+        node = self._opened[call.handle]
+        mine = {number for number, step in enumerate(self.steps) if _touches(step, node)}
+        self._durable |= self.with_earlier(mine)
+
+    _fdatasync = _fsync
+
+    def _sync(self, call: Call) -> None:
+        self._durable |= set(range(len(self.steps)))
+
+    def _nothing(self, call: Call) -> None:
+        pass
+
+    _read = _pread = _preadv = _nothing
+
+    # -- how
+
+    def _entries(self, *changes: tuple[Node, str, Node | None]) -> None:
+        step = Names(changes)
+        number = len(self.steps)
+        self._before[number] = {self._last[each] for each in step.directories if each in self._last}
+        self._last |= dict.fromkeys(step.directories, number)
+        self.steps.append(step)
+        _enter(self._names, step)
+
+    def _bytes(
+        self, call: Call, *, offset: int = 0, data: bytes = b"", size: int = 0, cut: bool = False
+    ) -> None:
+        node = self._opened[call.handle]
+        if isinstance(self._data[node], Path):
+            raise AssertionError(f"{call.name} into {self._data[node]}, which is only read")
+        self.steps.append(Bytes(node, offset, data, size, cut))
+
+    def _place(self, path: str) -> tuple[Node, str]:
+        head, _, name = path.rpartition("/")
+        return self._at(head), name
+
+    def _at(self, path: str) -> Node:
+        """The node that has a name now."""
+        node = _ROOT
+        for name in Path(path).relative_to(self._root).parts:
+            node = self._names[node][name]
+        return node
+
+    # -- what may be left
+
+    def with_earlier(self, steps: Iterable[int]) -> set[int]:
+        """Steps, and those that must be on the disk if these are."""
+        found: set[int] = set()
+        waiting = list(steps)
+        while waiting:
+            number = waiting.pop()
+            if number not in found:
+                found.add(number)
+                waiting.extend(self._before.get(number, ()))
+        return found
+
+    def without_later(self, steps: Iterable[int], gone: int) -> set[int]:
+        """Steps but one, and but those that cannot be on the disk without it."""
+        lost = {gone}
+        for number in sorted(steps):
+            if self._before.get(number, set()) & lost:
+                lost.add(number)
+        return set(steps) - lost
+
+    def state(self, steps: Iterable[int]) -> State:
+        """What the disk holds if these steps reached it."""
+        names = {node: dict(entries) for node, entries in self._first.items()}
+        data: dict[Node, bytearray] = {}
+        for number in sorted(steps):
+            step = self.steps[number]
+            if isinstance(step, Names):
+                _enter(names, step)
+            else:
+                _put(data.setdefault(step.node, bytearray(self._original(step.node))), step)
+        return dict(self._walk(names, data, _ROOT, ""))
+
+    def _original(self, node: Node) -> bytes:
+        content = self._data[node]
+        assert isinstance(content, bytes)
+        return content
+
+    def _walk(
+        self, names: Mapping[Node, Mapping[str, Node]], data: Mapping[Node, bytearray], node: Node, path: str
+    ) -> Iterator[tuple[str, Content]]:
+        for name, below in sorted(names.get(node, {}).items()):
+            place = f"{path}{name}"
+            if below in self._names:
+                yield place, None
+                yield from self._walk(names, data, below, f"{place}/")
+            else:
+                yield place, bytes(data[below]) if below in data else self._data[below]
+
+
+_SYNCS = ("fsync", "fdatasync", "sync")
+
+
+def _touches(step: Names | Bytes, node: Node) -> bool:
+    return node in step.directories if isinstance(step, Names) else step.node == node
+
+
+def _enter(names: dict[Node, dict[str, Node]], step: Names) -> None:
+    for directory, name, node in step.changes:
+        entries = names.setdefault(directory, {})
+        entries.pop(name, None)
+        if node is not None:
+            entries[name] = node
+
+
+def _put(content: bytearray, step: Bytes) -> None:
+    end = max(step.size, step.offset + len(step.data) if step.data else 0)
+    content.extend(bytes(max(0, end - len(content))))
+    content[step.offset : step.offset + len(step.data)] = step.data
+    if step.cut:
+        del content[step.size :]
+
+
+def lay_out(state: State, root: Path, place: str) -> None:
+    """Makes the part of a state below `root / place` real, whatever was there."""
+    shutil.rmtree(root / place, ignore_errors=True)
+    for path, content in state.items():
+        if path != place and not path.startswith(f"{place}/"):
+            continue
+        target = root / path
+        if content is None:
+            target.mkdir()
+        elif isinstance(content, Path):
+            os.link(content, target)
+        elif isinstance(content, str):
+            target.symlink_to(content)
+        else:
+            target.write_bytes(content)

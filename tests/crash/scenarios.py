@@ -1,0 +1,123 @@
+"""The commands that write, each on a tiny checkpoint, and the place where they write it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import hf_models
+
+from crash.runner import Ended, Runner
+
+TRAIN = Path(__file__).parents[2] / "fixtures" / "train" / "llama_scanned"
+SOURCES, PLACE = "src", "place"
+_SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 32,
+    "vocab_size": 48,
+}
+_RULES = """
+[[rules]]
+from = "model.norm.weight"
+to = "renamed.weight"
+"""
+# The model that is converted, another one, and that of which DST holds a conversion already.
+MODEL, OTHER, OLD = "a", "b", "c"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A command that writes.
+
+    Attributes:
+        name: of the test case.
+        command: words before SRC.
+        source: what it reads: "hf", "maxtext", "unscanned" or "train".
+        options: words after DST.
+        destination: name of DST in the place.
+        replaces: whether DST is there already and is overwritten.
+        exchange: whether the system can exchange two names.
+    """
+
+    name: str
+    command: str
+    source: str
+    options: str = ""
+    destination: str = "out"
+    replaces: bool = False
+    exchange: bool = True
+
+    def args(self, root: Path, model: str) -> tuple[str, ...]:
+        """The command line with one of the models as SRC."""
+        source, destination = root / SOURCES / f"{self.source}-{model}", root / PLACE / self.destination
+        options = self.options.format(root=root, place=root / PLACE).split()
+        overwrite = ("--overwrite",) if self.replaces else ()
+        quiet = ("--no-progress", "--jobs", "1")
+        return (*self.command.split(), str(source), str(destination), *options, *overwrite, *quiet)
+
+    def run(self, runner: Runner, model: str = MODEL, **more: object) -> Ended:
+        return runner.run(*self.args(runner.root, model), exchange=self.exchange, **more)  # type: ignore[arg-type]
+
+
+_TO_MAXTEXT, _TO_HF = "convert hf-to-maxtext", "convert maxtext-to-hf"
+SCENARIOS = (
+    Scenario("hf-to-maxtext", _TO_MAXTEXT, "hf"),
+    Scenario("hf-to-maxtext-zstd", _TO_MAXTEXT, "hf", "--compression zstd"),
+    Scenario("hf-to-maxtext-no-ocdbt", _TO_MAXTEXT, "hf", "--no-ocdbt"),
+    Scenario("hf-to-maxtext-manifest", _TO_MAXTEXT, "hf", "--manifest {place}/digests.json"),
+    Scenario("hf-to-maxtext-overwrite", _TO_MAXTEXT, "hf", replaces=True),
+    Scenario("hf-to-maxtext-overwrite-no-exchange", _TO_MAXTEXT, "hf", replaces=True, exchange=False),
+    Scenario("maxtext-to-hf", _TO_HF, "maxtext", "--max-shard-size 6kB"),
+    Scenario("maxtext-to-hf-overwrite", _TO_HF, "maxtext", replaces=True),
+    Scenario("to-safetensors", "convert to-safetensors", "maxtext"),
+    Scenario(
+        "to-safetensors-no-exchange", "convert to-safetensors", "maxtext", replaces=True, exchange=False
+    ),
+    Scenario("to-orbax-step", "convert to-orbax", "hf", destination="run/5"),
+    Scenario("to-orbax-reference", "convert to-orbax", "maxtext", "--reference"),
+    Scenario("to-zarr3", "convert to-zarr3", "maxtext"),
+    Scenario("strip-optimizer-step", "strip-optimizer", "train", destination="run/5"),
+    Scenario("strip-optimizer-overwrite", "strip-optimizer", "train", "--copy", replaces=True),
+    Scenario("stack", "stack", "unscanned"),
+    Scenario("unstack-zstd-overwrite", "unstack", "maxtext", "--compression zstd", replaces=True),
+    Scenario("remap", "remap", "hf", "--map {root}/src/rules.toml"),
+    Scenario("cast-overwrite", "cast", "maxtext", "--dtype float32 --no-ocdbt", replaces=True),
+    Scenario("select-manifest", "select", "hf", "--drop lm_head.weight --manifest {place}/digests.json"),
+)
+
+
+def make_sources(runner: Runner) -> None:
+    """Writes what the scenarios read, of three models."""
+    sources = runner.root / SOURCES
+    sources.mkdir(parents=True)
+    (sources / "rules.toml").write_text(_RULES)
+    for seed, model in enumerate((MODEL, OTHER, OLD)):
+        hf_models.write_llama(sources / f"hf-{model}", seed=seed, **_SIZES)
+        hf = str(sources / f"hf-{model}")
+        _done(runner.run(*_TO_MAXTEXT.split(), hf, str(sources / f"maxtext-{model}")))
+        _done(runner.run(*_TO_MAXTEXT.split(), hf, str(sources / f"unscanned-{model}"), "--no-scan"))
+    for model, dtype in ((MODEL, "float32"), (OTHER, "bfloat16"), (OLD, "float16")):
+        target = str(sources / f"train-{model}")
+        _done(runner.run("cast", str(TRAIN), target, "--dtype", dtype, "--copy"))
+
+
+def _done(ended: Ended) -> None:
+    assert ended.code == 0, str(ended)
+
+
+def empty_place(root: Path, scenario: Scenario) -> Path:
+    """The place, with neighbours of DST that are nobody's business; returns DST."""
+    place = root / PLACE
+    shutil.rmtree(place, ignore_errors=True)
+    destination = place / scenario.destination
+    destination.parent.mkdir(parents=True)
+    (destination.parent / "notes.txt").write_text("of the user\n")
+    backup = destination.with_name(f"{destination.name}.replaced")
+    backup.mkdir()
+    (backup / "weights").write_text("of the user\n")
+    return destination

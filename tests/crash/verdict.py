@@ -1,0 +1,167 @@
+"""What may come of a command, and what may not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from crash.disk import Disk, lay_out
+from crash.runner import Ended, Runner
+from crash.scenarios import MODEL, OLD, OTHER, PLACE, SOURCES, Scenario, empty_place
+
+Contents = Mapping[str, bytes]
+_MARK = ".ckpttools-plan"
+
+
+def contents(path: Path) -> Contents | None:
+    """Every file and directory below; None if nothing has the name. Times of writing count as given or not."""
+    if not path.exists():
+        return None
+    found = {f"{each.relative_to(path)}{'/' if each.is_dir() else ''}": each for each in path.rglob("*")}
+    return {name: _bytes(each) for name, each in sorted(found.items())}
+
+
+def _bytes(path: Path) -> bytes:
+    if path.is_dir():
+        return b""
+    data = path.read_bytes()
+    if path.name == "_CHECKPOINT_METADATA":
+        with suppress(ValueError, AttributeError):  # where a crash has torn it
+            return json.dumps({key: bool(value) for key, value in json.loads(data).items()}).encode()
+    return data
+
+
+def surroundings(root: Path, scenario: Scenario) -> Contents:
+    """Everything in the place but DST."""
+    everything, name = contents(root / PLACE) or {}, scenario.destination
+    return {key: data for key, data in everything.items() if not key.startswith(f"{name}/")}
+
+
+class WrongError(AssertionError):
+    """A promise that was not kept."""
+
+
+def spoken(ended: Ended, *codes: int) -> None:
+    """The exit code is one of these, and an error has words."""
+    if "Traceback" in ended.err or ended.code not in codes or (ended.code and "Error: " not in ended.err):
+        raise WrongError(f"{ended}\nwanted: exit {' or '.join(map(str, codes))} and a message")
+
+
+def digest(runner: Runner, path: Path) -> str:
+    """The digest of all arrays; the error where there is none."""
+    ended = runner.run("hash", str(path), "--json", "--no-progress")
+    return str(json.loads(ended.out)["digest"]) if ended.code == 0 else str(ended)
+
+
+class Case:
+    """A scenario, what it starts from, and what it makes without any trouble."""
+
+    def __init__(self, runner: Runner, scenario: Scenario) -> None:
+        self.runner, self.scenario = runner, scenario
+        self.destination = runner.root / PLACE / scenario.destination
+        self._made: dict[str, Contents] = {"": {}}
+        self._around: dict[str, Contents] = {}
+        self._digests: dict[str, str] = {}
+        empty_place(runner.root, scenario)
+        self._before = surroundings(runner.root, scenario)
+        if scenario.replaces:
+            self._make(OLD)
+        self._start = Disk(runner.root, (SOURCES,)).state(())
+        self.disk = Disk(runner.root, (SOURCES,))
+        self.recorded = self._make(MODEL)
+        self.moments = self.disk.apply(self.recorded.notes.calls)
+        self.begin()
+        self._make(OTHER)
+
+    def _make(self, model: str) -> Ended:
+        ended = self.scenario.run(self.runner, model)
+        assert ended.code == 0, f"{self.scenario.name}: {ended}"
+        self._made[model] = contents(self.destination) or {}
+        self._around[model] = surroundings(self.runner.root, self.scenario)
+        # Files that grow by appending, and those that could not be linked.
+        self._may_lie_otherwise = "zstd" in self.scenario.options or "link" in ended.notes.counts
+        if self._may_lie_otherwise:
+            self._digests[digest(self.runner, self.destination)] = model
+        self.foreign()
+        return ended
+
+    def begin(self) -> None:
+        """Makes the place what it is before the command."""
+        lay_out(self._start, self.runner.root, PLACE)
+
+    @property
+    def before(self) -> str:
+        """The model that DST holds before the command; "" for none."""
+        return OLD if self.scenario.replaces else ""
+
+    @property
+    def between(self) -> tuple[str, ...]:
+        """The models that DST may hold while the command is at work, "" for none."""
+        away = () if self.scenario.exchange else ("",)
+        return (self.before, *away, MODEL)
+
+    def model(self, *, marked: bool) -> str | None:
+        """The model that DST holds, "" if there is no DST, None if it is something else.
+
+        Args:
+            marked: whether DST may hold the mark that it has until its conversion is concluded.
+        """
+        everything = contents(self.destination) or {}
+        found = {name: data for name, data in everything.items() if not (marked and name == _MARK)}
+        for model, made in self._made.items():
+            if made == found:
+                return model
+        if self._may_lie_otherwise:
+            return self._digests.get(digest(self.runner, self.destination))
+        return None
+
+    def whole(self, *may_be: str, marked: bool = False) -> str:
+        """DST is one of these models, whole; "" stands for no DST. `marked` is as in `model`."""
+        model = self.model(marked=marked)
+        if model not in may_be:
+            wanted = " or ".join(map(_named, may_be))
+            raise WrongError(f"DST is {_named(model)}, not {wanted}: {self._listing()}")
+        return model
+
+    def tidy(self, model: str) -> None:
+        """Nothing lies beside DST but what did before and what the command writes there."""
+        around, wanted = surroundings(self.runner.root, self.scenario), self._around[model]
+        if around != wanted:
+            changed = sorted(key for key in {*around, *wanted} if around.get(key) != wanted.get(key))
+            raise WrongError(f"beside DST changed: {changed}")
+
+    def foreign(self) -> None:
+        """What lay beside DST before is as it was."""
+        around = surroundings(self.runner.root, self.scenario)
+        lost = [key for key, data in self._before.items() if around.get(key) != data]
+        if lost:
+            raise WrongError(f"somebody else's files changed: {lost}")
+
+    def again(self, model: str = MODEL) -> Ended:
+        """The command, without faults, ends with its model in DST, or is refused in words and leaves DST alone."""
+        found = self.whole("", MODEL, OTHER, OLD, marked=True)
+        ended = self.scenario.run(self.runner, model)
+        self.foreign()
+        if ended.code == 0:
+            spoken(ended, 0)
+            self.whole(model)
+            self.tidy(model)
+            return ended
+        spoken(ended, 2, 3, 4, 5)
+        self.whole(found, self.before, marked=True)
+        if "  next " not in ended.err:
+            raise WrongError(f"{ended}\nwanted: a next step")
+        if model == MODEL and found != model:
+            raise WrongError(f"the same command does not go on: {ended}")
+        return ended
+
+    def _listing(self) -> list[str]:
+        found = sorted(str(each.relative_to(self.destination)) for each in self.destination.rglob("*"))
+        return found or ["empty" if self.destination.exists() else "nothing"]
+
+
+def _named(model: str | None) -> str:
+    names = {"": "absent", None: "something else", MODEL: "new", OTHER: "of the other command", OLD: "old"}
+    return names[model]
