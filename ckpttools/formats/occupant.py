@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ckpttools.errors import CheckpointError, DestinationExistsError, LaterStepWarning, listing
+from ckpttools.errors import CheckpointError, DestinationExistsError, LaterStepWarning, StorageError, listing
 from ckpttools.formats import orbax_metadata
 from ckpttools.formats.base import PLAN_MARK
 from ckpttools.formats.registry import open_tree
@@ -49,6 +49,7 @@ def check_replaceable(destination: Path, tree: Tree, format_name: str) -> None:
 
     Raises:
         DestinationExistsError: it may not be replaced; says what is there.
+        StorageError: the system reports an error.
     """
     old = _opened(destination)
     if old.metadata.format != format_name:
@@ -78,6 +79,8 @@ def _opened(destination: Path) -> Tree:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LaterStepWarning)
             return open_tree(destination)
+    except StorageError:
+        raise
     except CheckpointError as error:
         names = names_in(destination)
         raise _refused(
