@@ -8,7 +8,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import ml_dtypes
@@ -676,15 +675,3 @@ def test_opening_reads_only_headers(tmp_path, monkeypatch):
     )
     opened(path)
     assert max(ends) <= 1024
-
-
-def test_a_thousand_tensors_take_milliseconds(tmp_path):
-    made = {f"model.layers.{k}.mlp.up_proj.weight": ("BF16", [1, 1], b"ab") for k in range(1000)}
-    source = LocalFile.at(file_at(tmp_path, packed(made)))
-    took = []
-    for _ in range(5):
-        start = time.perf_counter()
-        parse_header(source)
-        took.append(time.perf_counter() - start)
-    source.close()
-    assert min(took) < 0.05  # 3 ms on an idle machine

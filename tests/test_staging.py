@@ -354,17 +354,36 @@ def name_range(number):
 
 
 class TestASourceThatChanges:
-    def test_while_it_is_read(self, models, out, tmp_path):
+    """Nothing is published that was read of two states, and nothing of it is gone on with."""
+
+    @pytest.mark.parametrize("how", ["in place", "another file", "the header, at the same time"])
+    def test_while_it_is_read(self, out, tmp_path, how):
         write_llama(tmp_path / "hf", SIZES)
         path = tmp_path / "hf" / "model.safetensors"
 
         def changing(event):
             if isinstance(event, Publishing):
-                with path.open("r+b") as file:
-                    file.seek(-4, os.SEEK_END)
-                    file.write(b"\x01\x02\x03\x04")
+                before = path.stat()
+                if how == "another file":
+                    path.with_name("new").write_bytes(path.read_bytes())
+                    path.with_name("new").rename(path)
+                else:
+                    with path.open("r+b") as file:
+                        file.seek(9 if "header" in how else before.st_size - 4)
+                        file.write(b"\x01\x02\x03\x04")
+                if how != "in place":
+                    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
         with pytest.raises(CheckpointError, match=r"model\.safetensors was changed while it was read"):
             plan_to_maxtext(tmp_path / "hf").run(out, observe=changing)
         assert names(tmp_path) == ["hf"]
+        write_llama(tmp_path / "hf", SIZES)
         plan_to_maxtext(tmp_path / "hf").run(out)
+
+    def test_others_may_link_it(self, models, out, tmp_path):
+        def linking(event):
+            if isinstance(event, Publishing):
+                os.link(models / "a" / "model.safetensors", tmp_path / "link")
+                (tmp_path / "link").unlink()
+
+        plan_to_maxtext(models / "a").run(out, observe=linking)

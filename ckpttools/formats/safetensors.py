@@ -239,7 +239,9 @@ def _check_inside(name: str, index: Path) -> None:
 def _opened(folder: Path, name: str, options: ReadOptions) -> _File:
     source = LocalFile.at(folder / name)
     try:
-        return _File(name, source, parse_header(source, options.max_header_bytes))
+        header = parse_header(source, options.max_header_bytes)
+        source.remember_head(header.data_start)
+        return _File(name, source, header)
     finally:
         source.close()  # a checkpoint may have more shards than a process may have open files
 

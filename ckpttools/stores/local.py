@@ -6,8 +6,9 @@ import errno
 import os
 import stat
 import weakref
+import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ckpttools.errors import FormatError, StorageError
 from ckpttools.stores.descriptors import Reopened
@@ -17,17 +18,9 @@ if TYPE_CHECKING:
 
 # Linux transfers at most 2**31 - 4096 bytes a call (read(2)); ask for less, in whole pages.
 _MOST_AT_ONCE = 1 << 30
+_CHECKED_AT_ONCE = 1 << 20
 # A named pipe is opened without waiting for who writes to it, and refused when it is read by position.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-
-
-class Status(NamedTuple):
-    """Which file a path names, how many names it has, and when it or they were changed, in nanoseconds."""
-
-    device: int
-    inode: int
-    links: int
-    changed: int
 
 
 class LocalFile:
@@ -37,16 +30,19 @@ class LocalFile:
         path: where it is.
         size: its length in bytes when it was looked at; a later, shorter file is an error.
         version: when it was last changed, in nanoseconds.
-        status: what else the system said of it then; None if it was not asked.
+        identity: device and inode that had the path then; None if that was not asked.
     """
 
-    __slots__ = ("__weakref__", "_file", "path", "size", "status", "version")
+    __slots__ = ("__weakref__", "_file", "_head", "identity", "path", "size", "version")
 
-    def __init__(self, path: str, size: int, version: str = "", status: Status | None = None) -> None:
+    def __init__(
+        self, path: str, size: int, version: str = "", identity: tuple[int, int] | None = None
+    ) -> None:
         self.path = path
         self.size = size
         self.version = version
-        self.status = status
+        self.identity = identity
+        self._head = 0, 0
         self._file = Reopened(_Opener(path))
         weakref.finalize(self, self._file.close).atexit = False
 
@@ -61,20 +57,33 @@ class LocalFile:
             status = Path(path).stat()
         except OSError as error:
             raise _reading_error("cannot look at", path, error) from error
-        more = Status(status.st_dev, status.st_ino, status.st_nlink, status.st_ctime_ns)
-        return cls(str(path), status.st_size, str(status.st_mtime_ns), more)
+        identity = status.st_dev, status.st_ino
+        return cls(str(path), status.st_size, str(status.st_mtime_ns), identity)
 
-    def is_as(self, other: LocalFile) -> bool:
-        """Whether two looks at a path have seen the same file in the same state, as far as that shows."""
-        if (self.size, self.version) != (other.size, other.version):
+    def remember_head(self, nbytes: int) -> None:
+        """Takes note of the first bytes, for `is_unchanged`; errors as `read_into`."""
+        self._head = nbytes, self._checksum(nbytes)
+
+    def is_unchanged(self) -> bool:
+        """Whether the path still names the file that was looked at, of that length and time of change.
+
+        Not the time of the last change of its status: another process that links the file changes that, too.
+
+        Raises:
+            StorageError: it is not there any more, or cannot be read.
+        """
+        now = LocalFile.at(self.path)
+        same_file = self.identity in (None, now.identity)
+        if not same_file or (now.size, now.version) != (self.size, self.version):
             return False
-        if self.status is None or other.status is None:
-            return True
-        # A write changes the status, too, whatever time it gives the file afterwards; so does a new name.
-        as_many_names = self.status.links == other.status.links
-        return self.status[:2] == other.status[:2] and (
-            not as_many_names or self.status.changed == other.status.changed
-        )
+        nbytes, checksum = self._head
+        return self._checksum(nbytes) == checksum
+
+    def _checksum(self, nbytes: int) -> int:
+        checksum = 0
+        for start in range(0, nbytes, _CHECKED_AT_ONCE):
+            checksum = zlib.crc32(self.read(start, min(_CHECKED_AT_ONCE, nbytes - start)), checksum)
+        return checksum
 
     def read_into(self, offset: int, out: Buffer) -> None:
         """Fills `out` with the bytes from `offset` on.

@@ -19,12 +19,11 @@ def check_unchanged(sources: Iterable[object]) -> None:
         StorageError: it is not there any more.
     """
     for source in sources:
-        if isinstance(source, LocalFile):
+        if isinstance(source, LocalFile) and not source.is_unchanged():
             now = LocalFile.at(source.path)
-            if not now.is_as(source):
-                raise FormatError(
-                    f"{source.path} was changed while it was read",
-                    got=f"{now.size} bytes, changed at {now.version}",
-                    wanted=f"{source.size} bytes, changed at {source.version}",
-                    hint="wait until nothing writes to it, then run the command again",
-                )
+            raise FormatError(
+                f"{source.path} was changed while it was read",
+                got=f"{now.size} bytes, changed at {now.version}",
+                wanted=f"{source.size} bytes, changed at {source.version}, as when it was looked at first",
+                hint="wait until nothing writes to it, then run the command again",
+            )
