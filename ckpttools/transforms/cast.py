@@ -15,6 +15,7 @@ from ckpttools.mapping.values import Cast
 from ckpttools.notes import Note, Notes
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.conversion import Convert, has_infinity, has_nan, is_lossless
+from ckpttools.transforms.scales import refuse_casts
 from ckpttools.transforms.select import first_match, require_matches
 
 
@@ -56,6 +57,7 @@ class CastMap:
             UsageError: a pattern that matches no array.
             UnknownNameError: no dtype has this name.
             MappingError: whole numbers can be lost, without `force`; an array that cannot be cast at all.
+            FormatError: a quantised weight, which has scales.
         """
         require_matches(self.dtypes, tree.arrays, tree.metadata.place)
         wanted = dict(self._wanted(tree))
@@ -78,6 +80,7 @@ class CastMap:
                 yield path, dtype
 
     def _check(self, tree: Tree, wanted: Mapping[Path, DType]) -> None:
+        refuse_casts(tree, wanted)
         casts = {path: (tree.arrays[path].dtype, dtype) for path, dtype in wanted.items()}
         keys = tree.metadata.key_impls
         never = [path for path, pair in casts.items() if path in keys or not _can_cast(*pair)]
