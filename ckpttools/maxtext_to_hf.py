@@ -63,6 +63,13 @@ class ToHuggingFace:
     carry: bool = False
     read: ReadOptions = field(default_factory=ReadOptions)
 
+    def __post_init__(self) -> None:
+        if self.carry and self.spelling == TEXT:
+            raise UsageError(
+                "a text model alone has no place for what --carry takes from the model",
+                hint=f"leave out --carry, or --names {TEXT}",
+            )
+
 
 @dataclass(frozen=True)
 class HuggingFaceModel:

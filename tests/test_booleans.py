@@ -57,7 +57,7 @@ def orbax_of(odd, place):
 def test_every_command_that_reads_them_names_the_array(odd, tmp_path):
     orbax = orbax_of(odd, tmp_path / "orbax")
     # An interrupted conversion keeps what it has written, for the same command.
-    outs = [tmp_path / f"out-{number}" for number in range(7)]
+    outs = [tmp_path / f"out-{number}" for number in range(8)]
     for words in (
         ("convert", "to-orbax", odd, outs[0]),
         ("convert", "to-orbax", odd, outs[1], "--reference"),
@@ -66,6 +66,7 @@ def test_every_command_that_reads_them_names_the_array(odd, tmp_path):
         ("convert", "to-safetensors", orbax, outs[4]),
         ("select", orbax, outs[5], "--drop", "w"),
         ("select", orbax, outs[6], "--drop", "w", "--copy"),
+        ("cast", odd, outs[7], "--dtype-map", "mask=uint8"),
         ("inspect", "stats", odd),
         ("hash", orbax),
         ("diff", odd, orbax),

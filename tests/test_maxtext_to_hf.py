@@ -26,6 +26,7 @@ from ckpttools.model import ModelOptions
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
 from ckpttools.transforms.cast import CastMap, CastTo
+from ckpttools.transforms.select import Select
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
@@ -88,6 +89,10 @@ class TestRoundTrip:
                 plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(**options))
             assert str(error.value.got).startswith("vision_config in ")
             assert "--carry" in str(error.value.hint) and "--names text" in str(error.value.hint)
+
+    def test_a_text_model_has_no_tower_to_carry(self):
+        with pytest.raises(UsageError, match="has no place for what --carry takes"):
+            ToHuggingFace(spelling="text", carry=True)
 
     @pytest.mark.parametrize("carry", [True, False])
     def test_the_text_model_alone_has_a_configuration_of_its_own(self, tmp_path, carry):
@@ -297,6 +302,24 @@ class TestDtypes:
         assert [each.partition(" is ")[2] for each in plan.plan.remarks] == [
             "float64, as the weights are; it was bfloat16"
         ] * 2
+
+    def test_what_is_left_out_is_still_described_and_that_is_told(self, tmp_path):
+        selected = open_tree(hf("gemma3")).pipe(Select(drop=["*vision*"]))
+        (told,) = plan_save(selected).plan.remarks
+        assert told == "config.json describes the whole model, also what is left out"
+
+    @pytest.mark.parametrize(("family", "way"), [("llama3.1", "drop"), ("gemma2", "materialize")])
+    def test_a_head_against_the_default_is_said(self, tmp_path, family, way):
+        """transformers would make an output head of random numbers, or leave one out that is stored."""
+        config = json.loads((hf(family) / "config.json").read_bytes())
+        del config["tie_word_embeddings"]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        convert(tmp_path / "maxtext", family)
+        options = {"like": tmp_path / "config.json", "model": ModelOptions(tied=way)}
+        made = back(tmp_path / "maxtext", tmp_path / "hf", **options)
+        assert ("lm_head.weight" in tensors(made)) == (way == "materialize")
+        written = json.loads((made / "config.json").read_bytes())
+        assert written == {**config, "tie_word_embeddings": way == "drop"}
 
     def test_prediction_layers_that_are_not_there_are_told(self, tmp_path):
         convert(tmp_path / "maxtext", "deepseek3")

@@ -108,6 +108,22 @@ class TestToMaxText:
         with pytest.raises(FormatError, match=r"wi_.*: int8, without its scale"):
             plan_to_maxtext(source)
 
+    def test_mxfp4(self, tmp_path):
+        arrays = load_file(GOLDEN / "gpt-oss" / "hf" / "model.safetensors")
+        experts = [name for name in arrays if name.endswith(("gate_up_proj", "down_proj"))]
+        for name in experts:
+            shape = arrays.pop(name).shape
+            arrays[f"{name}_blocks"] = np.zeros((*shape[:2], 1, 16), np.uint8)
+            arrays[f"{name}_scales"] = np.zeros((*shape[:2], 1), np.uint8)
+        source = write(tmp_path / "source", "gpt-oss", arrays, said=False)
+        config = json.loads((source / "config.json").read_bytes()) | {"quantization_config": MXFP4}
+        (source / "config.json").write_text(json.dumps(config))
+        for drop in ((), ("*_scales",), ("*_blocks", "*_scales")):
+            with pytest.raises(FormatError, match=r"down_proj_blocks: uint8, scaled by .*_scales") as error:
+                plan_to_maxtext(source, ToMaxText(drop=drop))
+            assert error.value.got == "mxfp4 (quantization_config)"
+            assert "Mxfp4Config(dequantize=True)" in str(error.value.hint)
+
     def test_a_dequantised_model_whose_configuration_does_not_know(self, tmp_path):
         arrays = load_file(GOLDEN / "llama3.1" / "hf" / "model.safetensors")
         source = write(tmp_path / "source", "llama3.1", arrays)

@@ -63,7 +63,9 @@ class CastMap:
         wanted = dict(self._wanted(tree))
         self._check(tree, wanted)
         leaves = {
-            path: _converted(leaf, wanted[path]) if isinstance(leaf, LazyArray) and path in wanted else leaf
+            path: _converted(leaf, wanted[path], path)
+            if isinstance(leaf, LazyArray) and path in wanted
+            else leaf
             for path, leaf in tree.items()
         }
         notes = _notes([(tree.arrays[path].dtype, dtype) for path, dtype in wanted.items()])
@@ -105,7 +107,9 @@ def cast(array: LazyArray, dtype: DType) -> LazyArray:
     return _converted(array, dtype) if array.dtype.is_float and array.dtype != dtype else array
 
 
-def _converted(array: LazyArray, dtype: DType) -> LazyArray:
+def _converted(array: LazyArray, dtype: DType, path: Path = ()) -> LazyArray:
+    if array.dtype.kind == "bool":
+        return elementwise(array, Convert(dtype, spelled(path)))
     exact = array.dtype.is_float and Cast(dtype).exactness(array.dtype).exact
     return elementwise(array, Cast(dtype, array.dtype) if exact else Convert(dtype))
 
