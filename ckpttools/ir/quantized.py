@@ -49,8 +49,13 @@ class Quantized:
     scales: tuple[str, ...]
 
     def __str__(self) -> str:
-        scales = f"scaled by {', '.join(self.scales)}" if self.scales else "without its scale"
+        scales = f"scaled by {last_keys(self.scales)}" if self.scales else "without its scale"
         return f"{self.name}: {self.dtype}, {scales}"
+
+
+def last_keys(names: Iterable[str]) -> str:
+    """What names end in, so that lines about many layers fold into one."""
+    return ", ".join(name.removesuffix(_NNX).rpartition(".")[2] for name in names)
 
 
 def quantized(dtypes: Mapping[str, DType]) -> dict[str, Quantized]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ckpttools.errors import MappingError, listing
-from ckpttools.ir.quantized import Quantized, quantized, quantized_error, says_quantized, scheme
+from ckpttools.ir.quantized import Quantized, last_keys, quantized, quantized_error, says_quantized, scheme
 from ckpttools.ir.tree import Path, Tree, dotted
 
 
@@ -93,6 +93,6 @@ def _lost(
         missing = [scale for scale in each.scales if targets.get(scale) not in scales]
         # What a function put in their places has other names.
         if missing and len(scales) < len(each.scales):
-            yield f"{target}: without {', '.join(missing)}"
+            yield f"{target}: without {last_keys(missing)}"
     known = set(targets.values())
     yield from (str(each) for name, each in after.items() if not each.scales and name not in known)
