@@ -6,9 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run
 
-from ckpttools.cli.main import main
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import FormatError
 from ckpttools.formats.orbax_write import OrbaxWriter
@@ -20,12 +19,6 @@ from ckpttools.testing.conformance import write
 from ckpttools.testing.strategies import noise, stored
 
 BOOL, F32 = DTYPES["bool"], DTYPES["float32"]
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(main, [*map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 @pytest.fixture

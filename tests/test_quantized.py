@@ -8,11 +8,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run
 from golden_data import FAMILIES, GOLDEN, convert
 from safetensors.numpy import load_file, save_file
 
-from ckpttools.cli.main import main
 from ckpttools.convert_any import save
 from ckpttools.doctor.examine import examine
 from ckpttools.dtypes import DTYPES
@@ -35,12 +34,6 @@ INT4 = {
     "format": "pack-quantized",
     "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
 }
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(main, [*map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def fp8_arrays(family: str, *, scales: bool = True) -> dict[str, np.ndarray]:
@@ -90,8 +83,8 @@ class TestToMaxText:
 
     def test_the_message_says_the_scheme_and_what_to_do(self, llama, tmp_path):
         done = run("convert", "hf-to-maxtext", llama, tmp_path / "out", "--drop", "*_scale_inv", code=3)
-        assert "fp8, e4m3 in blocks of 128 x 128 (quantization_config)" in done.output
-        assert "FineGrainedFP8Config(dequantize=True)" in done.output
+        assert "fp8, e4m3 in blocks of 128 x 128 (quantization_config)" in done
+        assert "FineGrainedFP8Config(dequantize=True)" in done
         assert not (tmp_path / "out").exists()
 
     def test_scales_of_numbers_that_were_cast(self, tmp_path):
@@ -129,10 +122,10 @@ class TestToMaxText:
         source = write(tmp_path / "source", "llama3.1", arrays)
         config = json.loads((GOLDEN / "llama3.1" / "hf" / "config.json").read_bytes())
         done = run("convert", "hf-to-maxtext", source, tmp_path / "maxtext")
-        assert "config.json says fp8, e4m3 in blocks of 128 x 128, but no weight is quantised" in done.output
+        assert "config.json says fp8, e4m3 in blocks of 128 x 128, but no weight is quantised" in done
         for command, there in (("maxtext-to-hf", "maxtext"), ("to-safetensors", "source")):
             done = run("convert", command, tmp_path / there, tmp_path / command)
-            assert "config.json: quantization_config is left out" in done.output
+            assert "config.json: quantization_config is left out" in done
             assert json.loads((tmp_path / command / "config.json").read_bytes()) == config
 
 
@@ -262,7 +255,7 @@ class TestCommands:
             ("convert", "to-safetensors", llama, tmp_path / "out", "--dtype", "bfloat16"),
         ):
             done = run(*words, code=3)
-            assert "fp8, e4m3 in blocks of 128 x 128" in done.output
+            assert "fp8, e4m3 in blocks of 128 x 128" in done
         assert not (tmp_path / "out").exists()
 
     def test_what_keeps_them_together_keeps_all(self, llama, tmp_path):
