@@ -11,13 +11,18 @@ from ckpttools.convert import Conversion, Resources
 from ckpttools.errors import UsageError
 from ckpttools.formats.base import COMPANIONS, ReadOptions, Writer
 from ckpttools.formats.beside import Beside, Companions
+from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors_write import SafetensorsWriter
 from ckpttools.formats.zarr3_write import ZarrWriter
-from ckpttools.ir.tree import Tree
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.kinds import role
+from ckpttools.ir.tree import Tree, dotted
 from ckpttools.model import CONFIG
+from ckpttools.model_config import true_config
 from ckpttools.model_files import ModelFiles, companions_of, config_bytes
+from ckpttools.notes import Notes
 from ckpttools.plan.plan import build
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.transforms.base import Transform
@@ -57,29 +62,47 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
     """Plans writing `tree` with `writer`; errors as `plan_any`, but for those of reading."""
     resources = resources or Resources()
     notes = tree.metadata.notes
-    writer = _with_companions(writer, tree)
+    writer, remarks = _with_companions(writer, tree)
     if isinstance(writer, Beside):
         tree = writer.with_companions(tree)
+    notes += Notes(remarks=remarks)
     plan = build(tree, writer, memory=resources.memory, jobs=resources.workers, notes=notes)
     return Conversion(plan, writer)
 
 
-def _with_companions(writer: Writer, tree: Tree) -> Writer:
-    """The writer, and the model's configuration, tokenizer and so on where they belong in what it writes."""
+def _with_companions(writer: Writer, tree: Tree) -> tuple[Writer, tuple[str, ...]]:
+    """The writer, and the model's configuration, tokenizer and so on where they belong in what it writes.
+
+    With them comes what there is to say of them.
+    """
     companions = companions_of(tree)
     if not companions or isinstance(writer, ZarrWriter):
-        return writer
+        return writer, ()
     beside_weights = tree.metadata.format == "safetensors" and tree.metadata.config is not None
-    dtypes = {array.dtype for array in tree.arrays.values() if array.dtype.is_float}
-    files = ModelFiles(tree.metadata.config, companions=companions.files)
-    config = config_bytes(files, None, dtypes.pop() if len(dtypes) == 1 else None)
-    made = {} if config is None else {CONFIG: config}
+    files = ModelFiles(companions=companions.files)
+    made, remarks = {}, []
+    if CONFIG in companions.files:
+        config = true_config(_config(tree, companions), _weights(tree))
+        made = {CONFIG: config_bytes(files, config)}
+        remarks = [f"{CONFIG}: {change}" for change in config.changes]
+        if beside_weights and tree.metadata.notes.dropped:
+            remarks.append(f"{CONFIG} describes the whole model, also what is left out")
     copied = {name: path for name, path in companions.files.items() if name not in made}
     place = "" if beside_weights else COMPANIONS
     if isinstance(writer, OrbaxWriter):
         step = tree.metadata.step or 0 if writer.step is None else writer.step
         place = f"{step}/{writer.item}/{COMPANIONS}"
-    return Beside(writer, Companions(copied, companions.arrays), place, made)
+    return Beside(writer, Companions(copied, companions.arrays), place, made), tuple(remarks)
+
+
+def _config(tree: Tree, companions: Companions) -> Mapping[str, Any]:
+    """The configuration that goes along."""
+    return tree.metadata.config or read_json(companions.files[CONFIG])
+
+
+def _weights(tree: Tree) -> dict[str, LazyArray]:
+    """The arrays that a configuration speaks of, by dotted names."""
+    return {dotted(path): array for path, array in tree.arrays.items() if role(path) == "parameter"}
 
 
 def plan_save(

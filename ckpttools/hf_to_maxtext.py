@@ -17,6 +17,7 @@ from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.kinds import linen_state
+from ckpttools.ir.quantized import refuse_quantized, refuse_unmappable, says_quantized, scheme
 from ckpttools.ir.tree import Path as TreePath
 from ckpttools.ir.tree import Tree, dotted
 from ckpttools.mapping.table import Mapped, Table
@@ -118,9 +119,13 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     Raises:
         ConfigError: there is no configuration, or it is not one.
         CoverageError: the arrays do not match it.
+        FormatError: weights are quantised.
     """
     arrays = {dotted(path): array for path, array in tree.arrays.items()}
     family, table = _table(tree, arrays, options)
+    said, place = says_quantized(tree.metadata.config), tree.metadata.place
+    # Of all arrays: those that are left out may be the scales of others.
+    refuse_quantized({key: array.dtype for key, array in arrays.items()}, said, place)
     head = tying.right_head(family, family.spelling_of(arrays))
     if options.model.tied == "materialize" and head and head.head not in arrays:
         arrays[head.head] = arrays[head.embedding]
@@ -128,6 +133,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     if options.model.tied == "drop" and head and head.head in arrays:
         drop = (*drop, head.head)
     mapped = table.to_left(arrays, drop, exact=options.exact)
+    refuse_unmappable({key: array.dtype for key, array in mapped.arrays.items()}, said, place)
     carried = table.left_out_of(arrays) if options.carry else {}
     made = {
         key: cast(array, options.dtype) if options.dtype else array for key, array in mapped.arrays.items()
@@ -137,7 +143,14 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     }
     state = linen_state(parameters, 0, {"scan_layers": options.scan})
     spelling = family.spelling_of(arrays).name
-    return MaxTextState(state, carried, spelling, _notes(family, mapped, options, carried))
+    notes = _notes(family, mapped, options, carried) + Notes(remarks=tuple(_stale(said)))
+    return MaxTextState(state, carried, spelling, notes)
+
+
+def _stale(said: Mapping[str, object] | None) -> Iterator[str]:
+    """What to say of a configuration that calls plain weights quantised."""
+    if said:
+        yield f"{CONFIG} says {scheme(said)}, but no weight is quantised: they are taken as they are"
 
 
 def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> tuple[Family, Table]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,16 +20,22 @@ from ckpttools.formats.safetensors_write import SafetensorsWriter
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.flavours import parameters
 from ckpttools.ir.kinds import kind_of
+from ckpttools.ir.quantized import refuse_quantized, refuse_unmappable, says_quantized
 from ckpttools.ir.tree import Metadata, Tree, dotted
 from ckpttools.ir.tree import Path as TreePath
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.table import Mapped, Table, ValueNote
 from ckpttools.model import CONFIG, ModelOptions, family_for, overrides
+from ckpttools.model_config import TrueConfig, absent_prediction, absent_towers, text_config, true_config
 from ckpttools.model_files import ModelFiles, config_bytes
 from ckpttools.names import in_natural_order
 from ckpttools.notes import Note, Notes
 from ckpttools.plan.plan import build
 from ckpttools.transforms.cast import cast, cast_notes
+
+# The spelling of a text model's names, and the files that only a model with towers has.
+TEXT = "text"
+_OF_TOWERS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ class ToHuggingFace:
         dtype: dtype of all floating-point arrays; None keeps those stored.
         prefix: path of a model within a composite one, keys joined by "/"; only its arrays are written.
         spelling: how names are written, "hub", "transformers" or "text"; None as in the model it came from.
+            "text" is the text model of a multimodal one as a model of its own, with its own configuration.
         scan_axis: the axis on which layers are stacked, where the arrays do not tell.
         model: what the user says of the model.
         carry: arrays that MaxText has no place for are taken from `like`.
@@ -56,6 +63,13 @@ class ToHuggingFace:
     carry: bool = False
     read: ReadOptions = field(default_factory=ReadOptions)
 
+    def __post_init__(self) -> None:
+        if self.carry and self.spelling == TEXT:
+            raise UsageError(
+                "a text model alone has no place for what --carry takes from the model",
+                hint=f"leave out --carry, or --names {TEXT}",
+            )
+
 
 @dataclass(frozen=True)
 class HuggingFaceModel:
@@ -63,13 +77,15 @@ class HuggingFaceModel:
 
     Attributes:
         tree: the arrays under their Hugging Face names.
-        config: content of `config.json`, None where nothing tells it.
+        config: what `config.json` says, None where nothing tells it.
         notes: what the user should know.
+        has_text_model: whether the family has a text model without towers.
     """
 
     tree: Tree
-    config: bytes | None
+    config: TrueConfig | None
     notes: Notes
+    has_text_model: bool = False
 
 
 def plan_to_huggingface(
@@ -87,15 +103,18 @@ def plan_to_huggingface(
         writer: how safetensors are split; None for shards of 5 GB.
 
     Raises:
-        CheckpointError: the source cannot be read, nothing tells which model it is, or its arrays are not
-            those of that model; or the work does not fit into the memory.
+        CheckpointError: the source cannot be read, nothing tells which model it is, its arrays are not
+            those of that model, or it has towers that are not there; or the work does not fit into the
+            memory.
     """
     options, resources = options or ToHuggingFace(), resources or Resources()
     tree = open_tree(Path(source), options.read)
     files = ModelFiles.of(tree, options.like)
     model = to_huggingface(tree, options, files)
-    made = {} if model.config is None else {CONFIG: model.config}
-    copied = {name: path for name, path in files.companions.items() if name not in made}
+    _require_towers(model, files, tree.metadata.place)
+    made = {} if model.config is None else {CONFIG: config_bytes(files, model.config)}
+    unwanted = _OF_TOWERS if options.spelling == TEXT else ()
+    copied = {name: path for name, path in files.companions.items() if name not in (*made, *unwanted)}
     beside = Beside(writer or SafetensorsWriter(), Companions(copied), made=made)
     plan = build(model.tree, beside, memory=resources.memory, jobs=resources.workers, notes=model.notes)
     return Conversion(plan, beside)
@@ -107,27 +126,103 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     Raises:
         ConfigError: nothing tells which model it is.
         CoverageError: the arrays are not those of that model.
+        FormatError: weights are quantised.
     """
     arrays = _parameters(tree, options.prefix)
+    refuse_quantized(_dtypes(arrays), None, tree.metadata.place)
     bound = _bound(arrays, tree, options, files)
     unwanted = _unwanted_head(bound, arrays, options.model.tied)
     mapped = bound.table.to_right({key: a for key, a in arrays.items() if key not in unwanted}, ("vocab",))
+    refuse_unmappable(_dtypes(mapped.arrays), None, tree.metadata.place)
     main = _main_dtype(arrays, mapped)
     made = {key: _restored(key, array, mapped, main) for key, array in mapped.arrays.items()}
     head = tying.right_head(bound.family, bound.spelling)
     if options.model.tied == "materialize" and head and head.head not in made:
         made[head.head] = made[head.embedding]
     left_out = bound.table.left_out_of(files.weights)
-    carried = {**files.carried, **(left_out if options.carry else {})}
+    carried = _carried(left_out, options, files)
     made.update(carried)
     if options.dtype is not None:
         made = {key: cast(array, options.dtype) for key, array in made.items()}
-    missing = (*unwanted, *(key for key in left_out if key not in carried))
+    missing = (*unwanted, *(key for key in {**files.carried, **left_out} if key not in carried))
     leaves: dict[TreePath, LazyArray] = {(key,): made[key] for key in in_natural_order(made)}
     place = Metadata(place=tree.metadata.place)
     tied = None if head is None else head.head not in made
-    config = config_bytes(files, tied, options.dtype)
-    return HuggingFaceModel(Tree(leaves, place), config, _notes(mapped, main, options.dtype, missing))
+    config = _config(bound, options, files, made, tied)
+    notes = _notes(mapped, main, options.dtype, missing) + Notes(remarks=tuple(_remarks(config, made)))
+    has_text_model = any(each.name == TEXT for each in bound.family.spellings)
+    return HuggingFaceModel(Tree(leaves, place), config, notes, has_text_model)
+
+
+def _dtypes(arrays: Mapping[str, LazyArray]) -> dict[str, DType]:
+    return {key: array.dtype for key, array in arrays.items()}
+
+
+def _carried(
+    left_out: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles
+) -> dict[str, LazyArray]:
+    """The arrays that MaxText has no place for and that are written all the same.
+
+    Raises:
+        FormatError: they are quantised, unlike those that come from MaxText.
+    """
+    if options.spelling == TEXT:
+        return {}
+    carried = {**files.carried, **(left_out if options.carry else {})}
+    refuse_quantized(_dtypes(carried), says_quantized(files.config), files.place)
+    return carried
+
+
+def _config(
+    bound: _Bound,
+    options: ToHuggingFace,
+    files: ModelFiles,
+    made: Mapping[str, LazyArray],
+    tied: bool | None,
+) -> TrueConfig | None:
+    """The configuration of what is written; None where there is none."""
+    if files.config is None:
+        return None
+    rule = bound.family.flags.get(tying.FLAG)
+    by_default = rule is not None and rule.default
+    text = text_config(files.config, bound.spelling.model_types[0]) if options.spelling == TEXT else None
+    if text is None:
+        return true_config(files.config, made, tied, tied_by_default=by_default)
+    config = true_config(text, made, tied, tied_by_default=by_default)
+    return replace(config, changes=("it is that of the text model alone", *config.changes))
+
+
+def _remarks(config: TrueConfig | None, made: Mapping[str, LazyArray]) -> Iterator[str]:
+    """What to say of the configuration."""
+    if config is None:
+        yield f"no {CONFIG} is written, as nothing tells it: --like takes the one of the model it came from"
+        return
+    yield from (f"{CONFIG}: {change}" for change in config.changes)
+    prediction = absent_prediction(config.config, made)
+    if prediction:
+        yield (
+            f"{CONFIG}: {prediction} is {config.config[prediction]}, but layers that predict further tokens "
+            "are not there; --like HF_DIR --carry takes them from the model"
+        )
+
+
+def _require_towers(model: HuggingFaceModel, files: ModelFiles, place: str) -> None:
+    """Refuses a model of which transformers would make a part out of random numbers.
+
+    Raises:
+        ConfigError: it describes towers of which no array is there.
+    """
+    names = [dotted(path) for path in model.tree]
+    absent = absent_towers(model.config.config, names) if model.config else ()
+    if absent:
+        text = f", or write the text model alone with --names {TEXT}" if model.has_text_model else ""
+        raise ConfigError(
+            "the model has parts of which no array is there: what loads it would begin them anew, at random",
+            place=place,
+            got=f"{' and '.join(absent)} in {files.place}",
+            wanted="all of the model's arrays, or the configuration of a model without these parts",
+            hint=f"take them from the model with --like HF_DIR --carry{text}",
+        )
 
 
 def _unwanted_head(bound: _Bound, arrays: Mapping[str, LazyArray], way: str | None) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckpttools.dtypes import DType
 from ckpttools.errors import ConfigError, FormatError, StorageError
 from ckpttools.formats.base import COMPANIONS
 from ckpttools.formats.beside import CARRIED, Companions, files_of_model, read_file
@@ -17,11 +16,9 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.tree import Tree, dotted
 from ckpttools.model import CONFIG
+from ckpttools.model_config import TrueConfig
 
 RECORD = "ckpttools.json"
-# transformers says `dtype` from version 5 on, `torch_dtype` before.
-_DTYPE_FIELDS = ("dtype", "torch_dtype")
-_TIE_FIELD = "tie_word_embeddings"
 
 
 @dataclass(frozen=True)
@@ -116,31 +113,8 @@ def _arrays(tree: Tree) -> dict[str, LazyArray]:
     return {dotted(path): array for path, array in tree.arrays.items()}
 
 
-def config_bytes(files: ModelFiles, tied: bool | None, dtype: DType | None) -> bytes | None:
-    """The `config.json` to write: the model's, byte for byte where that still says what is so.
-
-    Args:
-        files: of the model.
-        tied: whether the arrays are without an output head; None for a family without the choice.
-        dtype: what all arrays were cast to, None where they were not.
-    """
-    if files.config is None:
-        return None
-    config = json.loads(json.dumps(files.config))
-    changed = dtype is not None and _with_dtype(config, dtype)
-    if tied is not None and config.get(_TIE_FIELD, tied) != tied:
-        config[_TIE_FIELD], changed = tied, True
-    if not changed and CONFIG in files.companions:
+def config_bytes(files: ModelFiles, made: TrueConfig) -> bytes:
+    """The `config.json` to write: the model's, byte for byte where that still says what is so."""
+    if not made.changes and CONFIG in files.companions:
         return read_file(files.companions[CONFIG])
-    return json.dumps(config, indent=2, ensure_ascii=False).encode() + b"\n"
-
-
-def _with_dtype(config: dict[str, Any], dtype: DType) -> bool:
-    """Sets the dtype wherever the configuration states one; whether that changed anything."""
-    changed = False
-    for name, value in config.items():
-        if name in _DTYPE_FIELDS and value != dtype.name:
-            config[name], changed = dtype.name, True
-        elif isinstance(value, dict) and name == "text_config":
-            changed = _with_dtype(value, dtype) or changed
-    return changed
+    return made.to_json()

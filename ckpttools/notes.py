@@ -26,11 +26,18 @@ class Notes:
         inexact: values that will not come back bit by bit, with the reason.
         values: values that are changed and come back exactly.
         dropped: source arrays left out on purpose.
+        remarks: what else the user should know, a sentence each.
     """
 
     inexact: tuple[Note, ...] = ()
     values: tuple[Note, ...] = ()
     dropped: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def __add__(self, other: Notes) -> Notes:
-        return Notes(self.inexact + other.inexact, self.values + other.values, self.dropped + other.dropped)
+        return Notes(
+            self.inexact + other.inexact,
+            self.values + other.values,
+            self.dropped + other.dropped,
+            self.remarks + other.remarks,
+        )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from trees import model
 
-from ckpttools.errors import CoverageError
+from ckpttools.errors import FormatError
 from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
 
 TEXT = {
@@ -218,7 +218,8 @@ class TestDeepSeek:
         tree = model(config, 0)
         scale = "model.layers.1.mlp.experts.0.up_proj.weight_scale_inv"
         leaves = {**tree.leaves, (scale,): tree["model.norm.weight",]}
-        with pytest.raises(CoverageError) as error:
+        with pytest.raises(FormatError, match="quantised weights cannot be converted") as error:
             to_maxtext(type(tree)(leaves, tree.metadata), ToMaxText())
-        assert "block-scaled float8: convert them to bfloat16 first" in str(error.value.hint)
-        assert scale in str(error.value.hint)
+        assert "dequantise it to bfloat16" in str(error.value.hint)
+        weight = scale.removesuffix("_scale_inv")
+        assert f"{weight}: bfloat16, scaled by weight_scale_inv" in error.value.message

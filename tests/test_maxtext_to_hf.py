@@ -13,6 +13,7 @@ from golden_data import FAMILIES, GOLDEN, SCAN_NAMES, convert, golden_checkpoint
 from safetensors.numpy import load_file, save_file
 
 from ckpttools.convert import Resources
+from ckpttools.convert_any import plan_save, save
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import CheckpointError, ConfigError, CoverageError, UsageError
 from ckpttools.formats.orbax_write import OrbaxWriter
@@ -24,6 +25,8 @@ from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
 from ckpttools.model import ModelOptions
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
+from ckpttools.transforms.cast import CastMap, CastTo
+from ckpttools.transforms.select import Select
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
@@ -77,15 +80,46 @@ class TestRoundTrip:
         made = back(golden_checkpoint(scan), tmp_path / "hf", like=hf("llama3.1"))
         assert_same(tensors(made), tensors(hf("llama3.1")))
 
-    def test_without_carrying_the_text_part_comes_back_and_the_rest_is_named(self, tmp_path):
-        convert(tmp_path / "maxtext", "gemma3")
-        conversion = plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=hf("gemma3")))
+    @pytest.mark.parametrize("family", ["gemma3", "llama4-scout"])
+    def test_a_model_without_its_tower_is_refused(self, tmp_path, family):
+        """transformers would make the tower of random numbers, and only log it."""
+        convert(tmp_path / "maxtext", family)
+        for options in ({}, {"like": hf(family)}, {"like": hf(family) / "config.json"}):
+            with pytest.raises(ConfigError, match="no array is there") as error:
+                plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(**options))
+            assert str(error.value.got).startswith("vision_config in ")
+            assert "--carry" in str(error.value.hint) and "--names text" in str(error.value.hint)
+
+    def test_a_text_model_has_no_tower_to_carry(self):
+        with pytest.raises(UsageError, match="has no place for what --carry takes"):
+            ToHuggingFace(spelling="text", carry=True)
+
+    @pytest.mark.parametrize("carry", [True, False])
+    def test_the_text_model_alone_has_a_configuration_of_its_own(self, tmp_path, carry):
+        convert(tmp_path / "maxtext", "gemma3", carry=carry)
+        source = tensors(hf("gemma3"))
+        options = ToHuggingFace(like=None if carry else hf("gemma3"), spelling="text")
+        conversion = plan_to_huggingface(tmp_path / "maxtext", options)
         left_out = conversion.plan.notes.dropped
         assert len(left_out) == 34
         assert all("vision" in name or "projector" in name for name in left_out)
+        assert "config.json: it is that of the text model alone" in conversion.plan.remarks
         conversion.run(tmp_path / "hf")
-        wanted = {name: array for name, array in tensors(hf("gemma3")).items() if name not in left_out}
-        assert_same(tensors(tmp_path / "hf"), wanted)
+        wanted = {name: array for name, array in source.items() if name not in left_out}
+        prefix = "language_model."
+        assert_same(
+            tensors(tmp_path / "hf"), {name.removeprefix(prefix): array for name, array in wanted.items()}
+        )
+        config = json.loads((tmp_path / "hf" / "config.json").read_bytes())
+        original = json.loads((hf("gemma3") / "config.json").read_bytes())
+        assert config["architectures"] == ["Gemma3ForCausalLM"]
+        assert config["model_type"] == "gemma3_text"
+        assert {**config, **original["text_config"]} == config
+        # It is a model of its own: there, and back.
+        plan_to_maxtext(tmp_path / "hf").run(tmp_path / "again")
+        again = open_tree(tmp_path / "again")
+        for path, array in open_tree(tmp_path / "maxtext").arrays.items():
+            assert array.read().tobytes() == again[path].read().tobytes()
 
     def test_what_was_not_carried_is_taken_from_the_model(self, tmp_path):
         convert(tmp_path / "maxtext", "gemma3")
@@ -216,6 +250,86 @@ class TestDtypes:
         assert config["dtype"] == "float32"
         original = json.loads((hf("qwen3") / "config.json").read_bytes())
         assert config == {**original, "dtype": "float32"}
+
+    @pytest.mark.parametrize("family", ["llama3.1", "gemma3"])
+    def test_a_run_in_float32_has_a_configuration_that_says_so(self, tmp_path, family):
+        """As MaxText trains, beside the bfloat16 configuration of the model that it began with."""
+        item = convert(tmp_path / "maxtext", family, dtype=DTYPES["float32"], carry=True)
+        # Carried arrays stay in bfloat16: they are the tower's.
+        conversion = plan_to_huggingface(tmp_path / "maxtext")
+        conversion.run(tmp_path / "hf")
+        made, original = (
+            json.loads((at / "config.json").read_bytes()) for at in (tmp_path / "hf", item / "hf")
+        )
+        remarks = [each for each in conversion.plan.remarks if "as the weights are" in each]
+        assert remarks[0] == "config.json: dtype is float32, as the weights are; it was bfloat16"
+        if family == "llama3.1":
+            assert made == {**original, "dtype": "float32"}
+            return
+        assert made["dtype"] == made["text_config"]["dtype"] == "float32"
+        assert made["vision_config"] == original["vision_config"]
+        assert remarks[1].startswith("config.json: text_config.dtype is float32")
+        wanted = tensors(hf(family))
+        for name, array in tensors(tmp_path / "hf").items():
+            vision = "vision" in name or "projector" in name
+            assert array.dtype == (wanted[name].dtype if vision else np.float32), name
+
+    def test_a_cast_changes_every_part_of_the_configuration(self, tmp_path):
+        """Of what lies beside the weights as of what was carried along; names may be torch's."""
+        source = tmp_path / "source"
+        shutil.copytree(hf("gemma3"), source)
+        config = json.loads((source / "config.json").read_bytes())
+        config["text_config"]["torch_dtype"] = "torch.bfloat16"
+        config["vision_config"]["dtype"] = "bfloat16"
+        (source / "config.json").write_text(json.dumps(config))
+        save(open_tree(source).pipe(CastTo("bfloat16")), tmp_path / "same")
+        assert (tmp_path / "same" / "config.json").read_bytes() == (source / "config.json").read_bytes()
+        save(open_tree(source).pipe(CastTo("float32")), tmp_path / "cast")
+        plan_to_maxtext(source, ToMaxText(carry=True)).run(tmp_path / "maxtext")
+        back(tmp_path / "maxtext", tmp_path / "back", dtype=DTYPES["float32"])
+        wanted = json.loads(json.dumps(config).replace('"torch.bfloat16"', '"float32"'))
+        for part in (wanted, wanted["text_config"], wanted["vision_config"]):
+            part["dtype"] = "float32"
+        for made in ("cast", "back"):
+            assert json.loads((tmp_path / made / "config.json").read_bytes()) == wanted
+
+    def test_most_of_the_weights_give_the_dtype_and_towers_have_their_own(self, tmp_path):
+        tree = open_tree(hf("gemma3"))
+        patterns = {"*norm*": "float32", "*vision_tower*": "float16"}
+        plan = plan_save(tree.pipe(CastMap(patterns)))
+        assert not plan.plan.remarks
+        plan = plan_save(tree.pipe(CastMap({**patterns, "*": "float64"})), "safetensors")
+        assert [each.partition(" is ")[2] for each in plan.plan.remarks] == [
+            "float64, as the weights are; it was bfloat16"
+        ] * 2
+
+    def test_what_is_left_out_is_still_described_and_that_is_told(self, tmp_path):
+        selected = open_tree(hf("gemma3")).pipe(Select(drop=["*vision*"]))
+        (told,) = plan_save(selected).plan.remarks
+        assert told == "config.json describes the whole model, also what is left out"
+
+    @pytest.mark.parametrize(("family", "way"), [("llama3.1", "drop"), ("gemma2", "materialize")])
+    def test_a_head_against_the_default_is_said(self, tmp_path, family, way):
+        """transformers would make an output head of random numbers, or leave one out that is stored."""
+        config = json.loads((hf(family) / "config.json").read_bytes())
+        del config["tie_word_embeddings"]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        convert(tmp_path / "maxtext", family)
+        options = {"like": tmp_path / "config.json", "model": ModelOptions(tied=way)}
+        made = back(tmp_path / "maxtext", tmp_path / "hf", **options)
+        assert ("lm_head.weight" in tensors(made)) == (way == "materialize")
+        written = json.loads((made / "config.json").read_bytes())
+        assert written == {**config, "tie_word_embeddings": way == "drop"}
+
+    def test_prediction_layers_that_are_not_there_are_told(self, tmp_path):
+        convert(tmp_path / "maxtext", "deepseek3")
+        (told,) = plan_to_huggingface(tmp_path / "maxtext").plan.remarks
+        assert told.startswith("config.json: num_nextn_predict_layers is 1, but layers that predict")
+
+    def test_no_configuration_is_told(self, tmp_path):
+        shutil.rmtree(convert(tmp_path / "maxtext", "qwen3") / "hf")
+        (told,) = plan_to_huggingface(tmp_path / "maxtext").plan.remarks
+        assert told.startswith("no config.json is written")
 
     @SCANS
     def test_exact_where_scaling_would_round(self, tmp_path, scan):
@@ -420,7 +534,7 @@ class TestNames:
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), arrays)
 
     def test_names_on_request(self, tmp_path):
-        convert(tmp_path / "maxtext", "gemma3")
+        convert(tmp_path / "maxtext", "gemma3", carry=True)
         made = tensors(back(tmp_path / "maxtext", tmp_path / "hf", spelling="transformers"))
         assert self.INNER in made
         assert self.HUB not in made

@@ -184,7 +184,7 @@ _back_options = bundled(
         "spelling",
         type=click.Choice(("hub", "transformers", "text")),
         help="How tensors are named, where the hub and transformers differ; without it as in the model "
-        "it came from.",
+        "it came from. 'text' writes the text model of a multimodal one, with its own config.json.",
     ),
     click.option(
         "--scan-axis",

@@ -48,7 +48,7 @@ class PlanReport:
         bytes_referenced: bytes that are not moved but shared with the files they are in.
         bytes_dead: bytes that those files hold beside, and that stay as long as the destination does.
         links: those files, by the names that they get in the destination.
-        remarks: what there is to say of where the bytes are.
+        remarks: what else there is to say.
     """
 
     source: Path

@@ -155,7 +155,4 @@ FAMILY = Family(
     },
     # Layers after the last one predict further tokens.
     left_out=("model.layers.{prediction+#layers}.*",),
-    hints={
-        "*_scale_inv": "the weights are in block-scaled float8: convert them to bfloat16 first",
-    },
 )

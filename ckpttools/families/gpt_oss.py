@@ -63,8 +63,4 @@ FAMILY = Family(
     constants={"position": 2, "part": 2},
     derived={"block": "layers / 2"},
     flags={"tied": TIED},
-    hints={
-        "*_proj_blocks": "the experts are in MXFP4: save the model in bfloat16 first",
-        "*_proj_scales": "the experts are in MXFP4: save the model in bfloat16 first",
-    },
 )

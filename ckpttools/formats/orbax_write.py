@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpttools.errors import FormatError, UsageError, listing
 from ckpttools.formats import orbax_metadata, zarr2
-from ckpttools.formats.base import Extents, Layout
+from ckpttools.formats.base import COMPANIONS, Extents, Layout
 from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, is_file_name
 from ckpttools.formats.chunk_codecs import LARGEST_ENCODED, CompressionSpec
 from ckpttools.formats.chunking import chunk_shape
@@ -258,7 +258,18 @@ def _check_sizes(tree: Tree) -> None:
 
 
 def _check_names(tree: Tree) -> None:
-    """Orbax joins keys with dots: two paths must not become one name."""
+    """Orbax joins keys with dots: two paths must not become one name, and a name is one to tensorstore.
+
+    That drops a slash at the end of a name (`a/` is `a`), and takes no name for the root of all arrays.
+    """
+    unclear = [json.dumps(path) for path in tree.arrays if path and "" in spelled(path).split("/")]
+    if unclear:
+        raise FormatError(
+            "these names have empty parts, so that they are others' in Orbax:" + listing(unclear),
+            place=tree.metadata.place or None,
+            wanted="keys that are not empty, neither begin nor end with '/', and have no '//'",
+            hint="rename them: ckpt remap SRC DST --map RULES",
+        )
     names: dict[str, Path] = {}
     for path in tree:
         other = names.setdefault(dotted(path), path)
@@ -274,11 +285,16 @@ def _check_names(tree: Tree) -> None:
 def _check_directories(tree: Tree) -> None:
     """Without OCDBT an array's name is that of a directory beside Orbax's own files."""
     names = [dotted(path) for path in tree.arrays if path]
-    wrong = [name for name in names if not is_file_name(name) or name in orbax_metadata.OWN_FILES]
+    wrong = [name for name in names if not is_file_name(name) or _is_taken(name)]
     if wrong:
         raise FormatError(
             "without OCDBT these arrays would need directories of names that cannot be:" + listing(wrong),
             place=tree.metadata.place or None,
-            wanted=f"names without '/', of at most {LONGEST_NAME} bytes, that Orbax does not use itself",
+            wanted=f"names without '/', of at most {LONGEST_NAME} bytes, that nothing else in an item has",
             hint="write with --ocdbt, or rename them",
         )
+
+
+def _is_taken(name: str) -> bool:
+    """Whether a file or directory of Orbax, or of ours, has this name in an item."""
+    return name in orbax_metadata.OWN_FILES or name == COMPANIONS or name.startswith("ocdbt.process_")

@@ -116,8 +116,8 @@ def find(tree: Tree, references: References, directory: str) -> Found:
         return Found()
     search = _Search(references, directory)
     for path, leaf in tree.arrays.items():
-        # What JAX wants to know of its keys' chunks is written with them.
-        if path not in tree.metadata.key_impls:
+        # What JAX wants to know of its keys' chunks is written with them; bytes of booleans are looked at.
+        if path not in tree.metadata.key_impls and leaf.dtype.kind != "bool":
             search.look_at(path, leaf)
     return Found(search.placements, search.links, tuple(search.remarks()))
 

@@ -121,7 +121,17 @@ def inspect_stats(
     look = _Look(tuple(chosen.values()), _stacked(tree, chosen) if per_layer else {}, histograms)
     items = [(array,) for array in chosen.values()]
     cut = Tiles(_PIECE_BYTES)
-    seen = scan(items, look, memory=memory, jobs=jobs, cut=cut, scratch=_SCRATCH_BYTES, observe=observe)
+    names = list(map(spelled, chosen))
+    seen = scan(
+        items,
+        look,
+        memory=memory,
+        jobs=jobs,
+        cut=cut,
+        scratch=_SCRATCH_BYTES,
+        observe=observe,
+        name=names.__getitem__,
+    )
     pieces = groupby(seen, key=lambda each: each.index)
     found = {index: look.joined(index, (each.result for each in group)) for index, group in pieces}
     arrays = tuple(

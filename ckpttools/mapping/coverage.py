@@ -9,6 +9,7 @@ from itertools import islice
 
 from ckpttools.errors import CoverageError, listing, near_names
 from ckpttools.ir.array import LazyArray
+from ckpttools.ir.quantized import is_scale, quantized
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.sizes import Size
 from ckpttools.names import folded
@@ -113,7 +114,11 @@ def check_coverage(
     ]
     wanted_shapes = {key: sides[key].shape(lengths) for key in missing}
     coverage = Coverage(wanted_shapes, tuple(extra), tuple(misshapen), tuple(hints))
-    if extra and not hints:
+    packed = quantized({key: arrays[key].dtype for key in extra})
+    scaled = next((key for key in extra if is_scale(key) or key in packed), None)
+    if scaled:
+        hints.append(f"{scaled} belongs to a quantised weight, whose numbers mean nothing without its scales")
+    elif extra and not hints:
         hints.append("if they are to be left out, name them with --drop PATTERN")
     raise NotCoveredError(
         "the arrays do not match the model" + "".join(parts),

@@ -80,11 +80,12 @@ class Plan:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What the user should know of where the bytes are."""
+        """What the user should know beside what becomes of values."""
+        remarks = (*self.notes.remarks, *self.layout.remarks)
         if not self.bytes_dead > _WORTH_A_REMARK * self.bytes_referenced:
-            return self.layout.remarks
+            return remarks
         return (
-            *self.layout.remarks,
+            *remarks,
             "the shared files hold more than DST needs, which takes room as long as DST is there, also when "
             "SRC is deleted; --copy leaves it behind",
         )

@@ -145,7 +145,11 @@ def _deviations(
         return _joined(_apart(pairs[index][0], region, values, dtypes[index], tolerances, scratch))
 
     items: list[Item] = [(whole.array, other) for whole, other in pairs]
-    seen = scan(items, visit, memory=memory, jobs=jobs, scratch=SCRATCH_BYTES, observe=observe)
+
+    def called(index: int) -> str:
+        return pairs[index][0].name
+
+    seen = scan(items, visit, memory=memory, jobs=jobs, scratch=SCRATCH_BYTES, observe=observe, name=called)
     return _joined(found for each in seen for found in each.result.items())
 
 

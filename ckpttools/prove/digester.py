@@ -116,7 +116,20 @@ class Digester:
         def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> None:
             self.add(reads[index], region, values[0])
 
-        for _ in scan(items, visit, memory=memory, jobs=jobs, reserved=ROOM_BYTES, cut=cut, observe=observe):
+        def name(index: int) -> str:
+            return reads[index].name
+
+        seen = scan(
+            items,
+            visit,
+            memory=memory,
+            jobs=jobs,
+            reserved=ROOM_BYTES,
+            cut=cut,
+            observe=observe,
+            name=name,
+        )
+        for _ in seen:
             pass
 
     def _largest(self, whole: Whole) -> int:

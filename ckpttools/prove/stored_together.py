@@ -50,6 +50,11 @@ class Whole:
     parts: tuple[Part, ...]
 
     @property
+    def name(self) -> str:
+        """The name of the array, or of the first of its parts."""
+        return self.parts[0].name
+
+    @property
     def is_complete(self) -> bool:
         """Whether nothing of the array is in none of the parts."""
         return len(self.parts) == prod(self.array.shape[axis] for axis in self.parts[0].fixed)

@@ -99,7 +99,11 @@ def _differing(
 
     found: _Found = {}
     items: list[Item] = [(whole.array, other) for whole, other in pairs]
-    for seen in scan(items, visit, memory=memory, jobs=jobs, observe=observe):
+
+    def name(index: int) -> str:
+        return pairs[index][0].name
+
+    for seen in scan(items, visit, memory=memory, jobs=jobs, observe=observe, name=name):
         _merge(found, seen.result)
     return found
 

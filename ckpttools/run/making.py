@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from ckpttools.formats.placement import Appended, ChunkCodec, ChunkFiles, Placement, Range
+from ckpttools.ir.booleans import require_booleans
 from ckpttools.ir.scratch import Scratch
+from ckpttools.ir.tree import spelled
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
 from ckpttools.region import Shape
@@ -35,6 +37,9 @@ def make(
 
     Returns:
         Where its encoded chunks went; nothing for chunks that are stored as they are.
+
+    Raises:
+        CheckpointError: what is read is not there, cannot be read, or is no value of its dtype.
     """
     array = plan.tree.arrays[task.path]
     placement = plan.layout.placements[task.path]
@@ -42,6 +47,7 @@ def make(
     with buffer.take(ordered, array.dtype.carrier) as memory:
         values = memory.transpose(np.argsort(placement.order))
         array.read_into(task.region, values, scratch)
+        require_booleans(values, array.dtype, spelled(task.path))
         watch(task.path, task.region, values)
         if placement.codec is None:
             _write_raw(task, placement, memory, files)

@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from ckpttools.ir.booleans import require_booleans
 from ckpttools.ir.scratch import Scratch
 from ckpttools.plan.pieces import Cut, Fit, Item, Tiles, fitted
 from ckpttools.region import Region
@@ -70,6 +71,7 @@ def scan(
     scratch: int = 0,
     reserved: int = 0,
     observe: Callable[[int], None] = lambda nbytes: None,
+    name: Callable[[int], str] = lambda index: f"array {index}",
 ) -> Iterator[Seen[Result]]:
     """Reads all elements of all items and shows them to `visit`, piece by piece.
 
@@ -83,6 +85,7 @@ def scan(
         scratch: temporary bytes that a visit takes.
         reserved: bytes of the memory that something else takes meanwhile.
         observe: called with the bytes of every piece, before it is yielded, in the caller's thread.
+        name: of an item by its index, for messages.
 
     Returns:
         Every piece in order: items as given, pieces as cut. Closing the iterator stops the workers.
@@ -90,10 +93,11 @@ def scan(
     Raises:
         MemoryBudgetError: not even one worker fits into the memory; raised at once.
         ShapeError: arrays of one item differ in shape; raised at once.
-        CheckpointError: a piece cannot be read. It comes in its place, after the results before it.
+        CheckpointError: a piece cannot be read, or has bytes that are no booleans in an array of such. It
+            comes in its place, after the results before it.
     """
     fit = fitted(items, memory=memory, jobs=jobs, scratch=scratch, reserved=reserved)
-    return _Scan(items, visit, fit, cut or Tiles()).seen(observe)
+    return _Scan(items, visit, fit, cut or Tiles(), name).seen(observe)
 
 
 def _pieces(items: Sequence[Item], fit: Fit, cut: Cut) -> Iterator[tuple[int, Region]]:
@@ -115,8 +119,11 @@ class _Batch(Generic[Result]):
 class _Scan(Generic[Result]):
     """The moving state of one scan: the pieces still to be taken, the batches not yet handed out."""
 
-    def __init__(self, items: Sequence[Item], visit: Visit[Result], fit: Fit, cut: Cut) -> None:
+    def __init__(
+        self, items: Sequence[Item], visit: Visit[Result], fit: Fit, cut: Cut, name: Callable[[int], str]
+    ) -> None:
         self._items = items
+        self._name = name
         self._visit = visit
         self._fit = fit
         self._todo = _pieces(items, fit, cut)
@@ -202,5 +209,6 @@ class _Scan(Generic[Result]):
             for array in self._items[index]:
                 out = stack.enter_context(buffer.take(region.shape, array.dtype.carrier))
                 array.read_into(region, out, scratch)
+                require_booleans(out, array.dtype, self._name(index))
                 values.append(out)
             return self._visit(index, region, tuple(values), scratch)

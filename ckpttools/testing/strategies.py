@@ -77,8 +77,8 @@ def dtypes(packed: bool = False) -> st.SearchStrategy[DType]:
 def noise(shape: Sequence[int], dtype: DType, seed: int = 0) -> np.ndarray:
     """Random bits of `dtype`, as its carrier's numbers; bits that an element lacks are zero."""
     raw = np.random.default_rng(seed).integers(0, 256, prod(shape) * dtype.itemsize, np.uint8)
-    if dtype.packed:
-        raw &= np.uint8((1 << dtype.bits) - 1)
+    if dtype.packed or dtype.kind == "bool":
+        raw &= np.uint8(1 if dtype.kind == "bool" else (1 << dtype.bits) - 1)
     return raw.view(dtype.carrier).reshape(shape)
 
 

@@ -15,6 +15,7 @@ from ckpttools.mapping.values import Cast
 from ckpttools.notes import Note, Notes
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.conversion import Convert, has_infinity, has_nan, is_lossless
+from ckpttools.transforms.scales import refuse_casts
 from ckpttools.transforms.select import first_match, require_matches
 
 
@@ -56,12 +57,15 @@ class CastMap:
             UsageError: a pattern that matches no array.
             UnknownNameError: no dtype has this name.
             MappingError: whole numbers can be lost, without `force`; an array that cannot be cast at all.
+            FormatError: a quantised weight, which has scales.
         """
         require_matches(self.dtypes, tree.arrays, tree.metadata.place)
         wanted = dict(self._wanted(tree))
         self._check(tree, wanted)
         leaves = {
-            path: _converted(leaf, wanted[path]) if isinstance(leaf, LazyArray) and path in wanted else leaf
+            path: _converted(leaf, wanted[path], path)
+            if isinstance(leaf, LazyArray) and path in wanted
+            else leaf
             for path, leaf in tree.items()
         }
         notes = _notes([(tree.arrays[path].dtype, dtype) for path, dtype in wanted.items()])
@@ -78,6 +82,7 @@ class CastMap:
                 yield path, dtype
 
     def _check(self, tree: Tree, wanted: Mapping[Path, DType]) -> None:
+        refuse_casts(tree, wanted)
         casts = {path: (tree.arrays[path].dtype, dtype) for path, dtype in wanted.items()}
         keys = tree.metadata.key_impls
         never = [path for path, pair in casts.items() if path in keys or not _can_cast(*pair)]
@@ -102,7 +107,9 @@ def cast(array: LazyArray, dtype: DType) -> LazyArray:
     return _converted(array, dtype) if array.dtype.is_float and array.dtype != dtype else array
 
 
-def _converted(array: LazyArray, dtype: DType) -> LazyArray:
+def _converted(array: LazyArray, dtype: DType, path: Path = ()) -> LazyArray:
+    if array.dtype.kind == "bool":
+        return elementwise(array, Convert(dtype, spelled(path)))
     exact = array.dtype.is_float and Cast(dtype).exactness(array.dtype).exact
     return elementwise(array, Cast(dtype, array.dtype) if exact else Convert(dtype))
 

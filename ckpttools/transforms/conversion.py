@@ -17,6 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ckpttools.dtypes import DTYPES, DType
+from ckpttools.ir.booleans import require_booleans
 from ckpttools.mapping.values import blockwise, rounded
 
 if TYPE_CHECKING:
@@ -36,14 +37,20 @@ class Convert:
     """Numbers in another dtype, to nearest even; between whole and floating-point ones, too.
 
     Whole numbers out of range become the nearest in range, NaN becomes 0.
+
+    Attributes:
+        to: their new dtype.
+        name: of the array, for the message about bytes that are no booleans.
     """
 
     to: DType
+    name: str = ""
 
     def result(self, dtype: DType) -> DType:
         return self.to
 
     def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> Mapping[str, int]:
+        require_booleans(source.view(dtype.carrier), dtype, self.name)
         counts: Counter[str] = Counter()
 
         def convert(block: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ckpttools.errors import FormatError, MappingError, listing
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.tree import Leaf, Path, Tree, spelled
+from ckpttools.transforms.scales import refuse_parting
 
 _TOLD_APART = "make their names differ, or drop one of them"
 
@@ -37,7 +38,8 @@ def moved(tree: Tree, moves: Iterable[Move]) -> Tree:
     """The tree that `moves` make, with the metadata of `tree`.
 
     Raises:
-        MappingError: two leaves would have the same path, or one would lie below another; no array is left.
+        MappingError: two leaves would have the same path, or one would lie below another; no array is left;
+            a quantised weight would lose its scale.
         FormatError: a list would have gaps.
     """
     listed = list(moves)
@@ -47,6 +49,7 @@ def moved(tree: Tree, moves: Iterable[Move]) -> Tree:
         raise MappingError("no array is left", place=tree.metadata.place or None)
     _check_lists(made)
     kept = {move.source: move for move in listed if move.source is not None}
+    refuse_parting(tree, made, {m.target: path for path, m in kept.items() if tree[path] is m.leaf})
     scalars = (kept[path] for path in tree.metadata.scalars if path in kept)
     return made.with_metadata(
         scalars=frozenset(move.target for move in scalars if _is_scalar(move.leaf)),

@@ -1,0 +1,89 @@
+"""Quantised weights: how, whether their scales are there, and whether `config.json` says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding
+from ckpttools.doctor.scene import Scene, Weights, json_or_error
+from ckpttools.doctor.shards import header_of
+from ckpttools.dtypes import DType
+from ckpttools.errors import CheckpointError
+from ckpttools.ir.quantized import FIELD, Quantized, quantized, says_quantized, scheme
+
+_CONFIG = "config.json"
+
+
+def _look(scene: Scene) -> Iterator[Finding]:
+    for weights in scene.weights:
+        dtypes = _dtypes(weights) if weights.is_whole else None
+        config = json_or_error(weights.folder / _CONFIG) if dtypes else None
+        if dtypes is None or config is None or isinstance(config, CheckpointError):
+            continue
+        yield from _findings(weights.folder, list(quantized(dtypes).values()), config)
+
+
+def _dtypes(weights: Weights) -> dict[str, DType] | None:
+    """The dtypes of all tensors; None where a file cannot be read, of which others speak."""
+    headers = [header_of(weights.folder / name) for name in weights.files]
+    read = [header for header in headers if not isinstance(header, CheckpointError)]
+    if len(read) < len(headers):
+        return None
+    return {entry.name: entry.dtype for header in read for entry in header.entries}
+
+
+def _findings(folder: Path, found: list[Quantized], config: Mapping[str, Any]) -> Iterator[Finding]:
+    said = says_quantized(config)
+    scaled = bool(said) or any(each.scales for each in found)
+    bare = [each for each in found if not each.scales] if scaled else []
+    if bare:
+        yield _without_scales(folder, bare, len(found))
+    if found and not said:
+        if scaled or any(each.dtype.name not in _stated(config) for each in found):
+            yield _unsaid(folder, found)
+    elif said and not found:
+        yield _untrue(folder, said)
+    elif said and not bare:
+        yield _whole(folder, found, said)
+
+
+def _stated(config: Mapping[str, Any]) -> set[str]:
+    """The dtypes that a configuration states: float8 numbers may be the weights themselves."""
+    said = (config.get(field) for field in ("dtype", "torch_dtype"))
+    return {each.removeprefix("torch.") for each in said if isinstance(each, str)}
+
+
+def _without_scales(folder: Path, bare: list[Quantized], count: int) -> Finding:
+    what = f"{len(bare)} of {count} quantised weights have no scale, such as {bare[0].name} ({bare[0].dtype})"
+    why = "their numbers mean nothing without them; what loads them all the same computes nonsense"
+    return Finding(ERROR, str(folder), what, why, "fetch the checkpoint again, with all of its shards")
+
+
+def _unsaid(folder: Path, found: list[Quantized]) -> Finding:
+    scales = sum(bool(each.scales) for each in found)
+    what = (
+        f"{len(found)} weights are quantised, {scales} of them with scales, such as {found[0]}, "
+        f"and {_CONFIG} has no {FIELD}"
+    )
+    why = "transformers and others take the numbers for the weights themselves"
+    level = ERROR if scales else WARNING
+    return Finding(level, str(folder / _CONFIG), what, why, f"fetch {_CONFIG} again, which says how")
+
+
+def _untrue(folder: Path, said: Mapping[str, Any]) -> Finding:
+    what = f"{_CONFIG} says {scheme(said)}, but no weight is quantised"
+    why = "transformers and others look for scales that are not there, or quantise the weights themselves"
+    do = f"take {FIELD} out of {_CONFIG}, if the weights were dequantised; `ckpt convert to-safetensors` does"
+    return Finding(WARNING, str(folder / _CONFIG), what, why, do)
+
+
+def _whole(folder: Path, found: list[Quantized], said: Mapping[str, Any]) -> Finding:
+    what = f"the weights are quantised: {scheme(said)}; {len(found)} weights, each with its scales"
+    why = "conversions to and from MaxText refuse them, and casts: their numbers mean nothing by themselves"
+    do = "for those, dequantise it to bfloat16 first, or take a release of the model in bfloat16"
+    return Finding(INFO, str(folder), what, why, do)
+
+
+CHECK = Check("quantization", f"quantised weights without scales, or not as {_CONFIG} says", _look)

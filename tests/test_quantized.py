@@ -1,0 +1,319 @@
+"""Quantised weights: nothing parts them from their scales, and nothing takes their numbers for weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from command_line import run
+from golden_data import FAMILIES, GOLDEN, convert
+from safetensors.numpy import load_file, save_file
+
+from ckpttools.convert_any import save
+from ckpttools.doctor.examine import examine
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import CheckpointError, FormatError, MappingError
+from ckpttools.formats.registry import open_tree
+from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
+from ckpttools.ir.nodes import Stored
+from ckpttools.ir.quantized import quantized, scheme
+from ckpttools.ir.tree import Tree, dotted
+from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
+from ckpttools.testing.strategies import noise, stored
+from ckpttools.transforms.cast import CastMap, CastTo
+from ckpttools.transforms.functions import MapArrays
+from ckpttools.transforms.select import Select
+
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+MXFP4 = {"quant_method": "mxfp4"}
+INT4 = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+}
+
+
+def fp8_arrays(family: str, *, scales: bool = True) -> dict[str, np.ndarray]:
+    """A golden model with its matrices in float8."""
+    arrays = {}
+    for name, array in load_file(GOLDEN / family / "hf" / "model.safetensors").items():
+        quantise = name.endswith("proj.weight") or ("experts" in name and array.ndim == 3)
+        arrays[name] = array.astype(ml_dtypes.float8_e4m3fn) if quantise else array
+        if quantise and scales:
+            arrays[f"{name}_scale_inv"] = np.full((1, 1), 0.5, np.float32)
+    return arrays
+
+
+def write(directory: Path, family: str, arrays: dict[str, np.ndarray], *, said: bool = True) -> Path:
+    """These arrays with a golden model's configuration, which says that they are float8 in blocks."""
+    config = json.loads((GOLDEN / family / "hf" / "config.json").read_bytes())
+    config |= {"quantization_config": FP8} if said else {}
+    directory.mkdir()
+    save_file(arrays, directory / "model.safetensors", {"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def fp8(directory: Path, family: str, *, scales: bool = True, said: bool = True) -> Path:
+    return write(directory, family, fp8_arrays(family, scales=scales), said=said)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return fp8(tmp_path_factory.mktemp("fp8") / "llama", "llama3.1")
+
+
+def array_of(name: str, *shape: int) -> Stored:
+    return stored(noise(shape, DTYPES[name]), DTYPES[name])
+
+
+class TestToMaxText:
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_every_family_refuses_whatever_is_left_out(self, tmp_path, family):
+        whole = fp8(tmp_path / "whole", family)
+        bare = fp8(tmp_path / "bare", family, scales=False, said=False)
+        for source, drop in ((whole, ()), (whole, ("*_scale_inv",)), (bare, ())):
+            with pytest.raises(FormatError, match="mean nothing without their scales") as error:
+                plan_to_maxtext(source, ToMaxText(drop=drop))
+            assert "drop" not in str(error.value)
+            assert "float8_e4m3fn" in str(error.value)
+
+    def test_the_message_says_the_scheme_and_what_to_do(self, llama, tmp_path):
+        done = run("convert", "hf-to-maxtext", llama, tmp_path / "out", "--drop", "*_scale_inv", code=3)
+        assert "fp8, e4m3 in blocks of 128 x 128 (quantization_config)" in done
+        assert "FineGrainedFP8Config(dequantize=True)" in done
+        assert not (tmp_path / "out").exists()
+
+    def test_scales_of_numbers_that_were_cast(self, tmp_path):
+        """What a cast made that knew nothing of scales."""
+        plain = {name: array.astype(ml_dtypes.bfloat16) for name, array in fp8_arrays("qwen3").items()}
+        source = write(tmp_path / "source", "qwen3", plain)
+        with pytest.raises(FormatError, match="weight_scale_inv"):
+            plan_to_maxtext(source, ToMaxText(drop=("*_scale_inv",)))
+
+    def test_whole_numbers_are_no_weights_whatever_their_name(self, tmp_path):
+        arrays = load_file(GOLDEN / "gpt-oss" / "hf" / "model.safetensors")
+        whole = {name: a.astype(np.int8) for name, a in arrays.items() if name.endswith("gate_up_proj")}
+        source = write(tmp_path / "source", "gpt-oss", arrays | whole, said=False)
+        with pytest.raises(FormatError, match=r"wi_.*: int8, without its scale"):
+            plan_to_maxtext(source)
+
+    def test_mxfp4(self, tmp_path):
+        arrays = load_file(GOLDEN / "gpt-oss" / "hf" / "model.safetensors")
+        experts = [name for name in arrays if name.endswith(("gate_up_proj", "down_proj"))]
+        for name in experts:
+            shape = arrays.pop(name).shape
+            arrays[f"{name}_blocks"] = np.zeros((*shape[:2], 1, 16), np.uint8)
+            arrays[f"{name}_scales"] = np.zeros((*shape[:2], 1), np.uint8)
+        source = write(tmp_path / "source", "gpt-oss", arrays, said=False)
+        config = json.loads((source / "config.json").read_bytes()) | {"quantization_config": MXFP4}
+        (source / "config.json").write_text(json.dumps(config))
+        for drop in ((), ("*_scales",), ("*_blocks", "*_scales")):
+            with pytest.raises(FormatError, match=r"down_proj_blocks: uint8, scaled by .*_scales") as error:
+                plan_to_maxtext(source, ToMaxText(drop=drop))
+            assert error.value.got == "mxfp4 (quantization_config)"
+            assert "Mxfp4Config(dequantize=True)" in str(error.value.hint)
+
+    def test_a_dequantised_model_whose_configuration_does_not_know(self, tmp_path):
+        arrays = load_file(GOLDEN / "llama3.1" / "hf" / "model.safetensors")
+        source = write(tmp_path / "source", "llama3.1", arrays)
+        config = json.loads((GOLDEN / "llama3.1" / "hf" / "config.json").read_bytes())
+        done = run("convert", "hf-to-maxtext", source, tmp_path / "maxtext")
+        assert "config.json says fp8, e4m3 in blocks of 128 x 128, but no weight is quantised" in done
+        for command, there in (("maxtext-to-hf", "maxtext"), ("to-safetensors", "source")):
+            done = run("convert", command, tmp_path / there, tmp_path / command)
+            assert "config.json: quantization_config is left out" in done
+            assert json.loads((tmp_path / command / "config.json").read_bytes()) == config
+
+
+class TestToHuggingFace:
+    @pytest.mark.parametrize("scales", [True, False])
+    def test_float8_of_maxtext(self, tmp_path, scales):
+        tree = open_tree(convert(tmp_path / "maxtext", "qwen3"))
+        leaves = dict(tree.leaves)
+        for path, array in tree.arrays.items():
+            if path[-1] == "kernel":
+                float8 = DTYPES["float8_e4m3fn"]
+                leaves[path] = stored(noise(array.shape, float8), float8)
+                if scales:
+                    leaves[(*path[:-1], "kernel_scale")] = stored(
+                        noise((1,), DTYPES["float32"]), DTYPES["float32"]
+                    )
+        save(Tree(leaves, tree.metadata), tmp_path / "fp8", "orbax")
+        with pytest.raises(FormatError, match="mean nothing without their scales") as error:
+            plan_to_huggingface(tmp_path / "fp8", ToHuggingFace(like=GOLDEN / "qwen3" / "hf"))
+        assert ("kernel_scale" in str(error.value)) == scales
+
+    def test_what_is_carried_from_a_quantised_model(self, tmp_path):
+        convert(tmp_path / "maxtext", "deepseek3")
+        arrays = fp8_arrays("deepseek3")
+        first = {name: array for name, array in arrays.items() if ".0." in name and "down_proj" in name}
+        extra = {name.replace("layers.0", "layers.5"): array for name, array in first.items()}
+        like = write(tmp_path / "like", "deepseek3", arrays | extra)
+        with pytest.raises(FormatError, match=r"layers\.5\..*scaled by"):
+            plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=like, carry=True))
+        plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=like)).run(tmp_path / "out")
+        assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_bytes())
+
+
+# A weight and its scales, as each scheme names and stores them.
+SCHEMES = {
+    "block float8": {"weight": "float8_e4m3fn", "weight_scale_inv": "float32"},
+    "deepseek-v4 experts": {"weight": "int8", "scale": "uint8"},
+    "compressed float8": {"weight": "float8_e4m3fn", "weight_scale": "bfloat16"},
+    "pack-quantized": {"weight_packed": "int32", "weight_scale": "bfloat16"},
+    "nvfp4": {"weight": "uint8", "weight_scale": "float8_e4m3fn", "weight_scale_2": "float32"},
+    "gptq": {"qweight": "int32", "scales": "float16"},
+    "bitsandbytes": {"weight": "int8", "SCB": "float32"},
+    "maxtext": {"kernel": "float8_e4m3fn", "kernel_scale": "float32"},
+}
+
+
+def tree_of(dtypes: dict[str, str], above: str = "layers.0.up.") -> Tree:
+    arrays = {(above + name,): array_of(dtype, 4, 4) for name, dtype in dtypes.items()}
+    return Tree({**arrays, ("norm.weight",): array_of("bfloat16", 4, 4)})
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+class TestTransforms:
+    def test_no_scale_is_left_out(self, name):
+        weight, *scales = SCHEMES[name]
+        tree = tree_of(SCHEMES[name])
+        assert list(quantized({dotted(p): a.dtype for p, a in tree.arrays.items()})) == [
+            f"layers.0.up.{weight}"
+        ]
+        for scale in scales:
+            with pytest.raises(MappingError, match="would lose their scales"):
+                tree.pipe(Select(drop=[f"*up.{scale}"]))
+        assert len(tree.pipe(Select(drop=["*norm*"]))) == 1 + len(scales)
+        assert len(tree.pipe(Select(["*norm*"]))) == 1
+
+    def test_names_that_belong_together(self, name):
+        _, *scales = SCHEMES[name]
+        tree = tree_of(SCHEMES[name])
+        renamed = tree.pipe(MapArrays(lambda path, array: path.replace("layers.0.up", "layers/0/wi")))
+        assert len(renamed) == len(tree)
+        with pytest.raises(MappingError, match="would lose their scales"):
+            tree.pipe(MapArrays(lambda path, array: path.replace(f".{scales[0]}", ".other")))
+        with pytest.raises(MappingError, match="would lose their scales"):
+            tree.pipe(MapArrays(lambda path, array: None if path.endswith(f".{scales[0]}") else path))
+
+    def test_numbers_are_not_cast(self, name):
+        weight = next(iter(SCHEMES[name]))
+        tree = tree_of(SCHEMES[name])
+        with pytest.raises(FormatError, match="quantised weights cannot be cast"):
+            tree.pipe(CastMap({f"*up.{weight}": "float32"}, force=True))
+        assert tree.pipe(CastMap({"norm*": "float32"})).arrays["norm.weight",].dtype.name == "float32"
+
+
+def test_mxfp4():
+    dtypes = {"mlp.experts.down_proj_blocks": "uint8", "mlp.experts.down_proj_scales": "uint8"}
+    tree = tree_of(dtypes)
+    # Only floating-point arrays are cast, and these are none.
+    assert tree.pipe(CastTo("float32")).arrays["norm.weight",].dtype.name == "float32"
+    for pattern in ("*_scales", "*_blocks"):
+        with pytest.raises(FormatError, match="cannot be cast"):
+            tree.pipe(CastMap({pattern: "float32"}, force=True))
+    with pytest.raises(MappingError, match=r"down_proj_blocks: without .*down_proj_scales"):
+        tree.pipe(Select(drop=["*_scales"]))
+
+
+def test_float8_that_nothing_scales_is_cast_like_any_other():
+    tree = tree_of({"weight": "float8_e4m3fn"})
+    assert tree.pipe(CastTo("bfloat16")).arrays["layers.0.up.weight",].dtype.name == "bfloat16"
+    said = tree.with_metadata(config={"quantization_config": FP8})
+    with pytest.raises(FormatError, match="1 of 1 without scales"):
+        said.pipe(CastTo("bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (FP8, "fp8, e4m3 in blocks of 128 x 128"),
+        (MXFP4, "mxfp4"),
+        (INT4, "compressed-tensors, pack-quantized, int4 in groups of 32"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq, 4 bits in groups of 128"),
+        ({"weight_block_size": None, "quant_method": "fp8"}, "fp8"),
+        ({"anything": 1}, "of no named method"),
+        (None, ""),
+    ],
+)
+def test_schemes_in_words(said, words):
+    assert scheme(said) == words
+
+
+class TestCommands:
+    def test_what_would_part_them_ends_with_3_and_writes_nothing(self, llama, tmp_path):
+        (tmp_path / "rules.toml").write_text('[[rename]]\nfrom = "{a}_scale_inv"\nto = "{a}_other"\n')
+        for words in (
+            ("select", llama, tmp_path / "out", "--drop", "*_scale_inv"),
+            ("cast", llama, tmp_path / "out", "--dtype", "bfloat16"),
+            ("convert", "to-orbax", llama, tmp_path / "out", "--drop", "*_scale_inv"),
+            ("convert", "to-safetensors", llama, tmp_path / "out", "--dtype", "bfloat16"),
+        ):
+            done = run(*words, code=3)
+            assert "fp8, e4m3 in blocks of 128 x 128" in done
+        assert not (tmp_path / "out").exists()
+
+    def test_what_keeps_them_together_keeps_all(self, llama, tmp_path):
+        run("convert", "to-orbax", llama, tmp_path / "orbax")
+        run("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "back")
+        assert set(open_tree(tmp_path / "back")) == set(open_tree(llama))
+        run("cast", llama, tmp_path / "cast", "--dtype-map", "*norm*=float32")
+        assert json.loads((tmp_path / "cast" / "config.json").read_bytes()) == json.loads(
+            (llama / "config.json").read_bytes()
+        )
+
+
+class TestDoctor:
+    def findings(self, directory):
+        found = examine(directory).findings
+        return [each for each in found if each.check == "quantization"]
+
+    def test_all_is_well(self, llama):
+        (finding,) = self.findings(llama)
+        assert finding.level == "info"
+        assert "fp8, e4m3 in blocks of 128 x 128; 28 weights, each with its scales" in finding.what
+        assert not self.findings(GOLDEN / "llama3.1" / "hf")
+
+    def test_scales_that_are_not_there(self, tmp_path):
+        arrays = fp8_arrays("llama3.1")
+        scale = next(name for name in arrays if name.endswith("_scale_inv"))
+        del arrays[scale]
+        (finding,) = self.findings(write(tmp_path / "source", "llama3.1", arrays))
+        assert finding.level == "error"
+        assert "1 of 28 quantised weights have no scale" in finding.what
+        assert scale.removesuffix("_scale_inv") in finding.what
+
+    def test_the_configuration_does_not_know(self, tmp_path):
+        (finding,) = self.findings(fp8(tmp_path / "unsaid", "qwen3", said=False))
+        assert finding.level == "error"
+        assert "has no quantization_config" in finding.what
+        (finding,) = self.findings(fp8(tmp_path / "bare", "qwen3", said=False, scales=False))
+        assert finding.level == "warning"
+
+    def test_the_configuration_speaks_of_what_is_not(self, tmp_path):
+        arrays = load_file(GOLDEN / "llama3.1" / "hf" / "model.safetensors")
+        (finding,) = self.findings(write(tmp_path / "source", "llama3.1", arrays))
+        assert finding.level == "warning"
+        assert "but no weight is quantised" in finding.what
+
+    def test_float8_that_the_configuration_states(self, tmp_path):
+        run("cast", GOLDEN / "qwen3" / "hf", tmp_path / "out", "--dtype", "float8_e4m3fn")
+        assert json.loads((tmp_path / "out" / "config.json").read_bytes())["dtype"] == "float8_e4m3fn"
+        assert not self.findings(tmp_path / "out")
+
+
+def test_no_message_suggests_to_leave_scales_out(llama):
+    """Also where rows are held against arrays without a look at the configuration."""
+    from ckpttools.families.registry import family_named
+
+    table = family_named("llama").table(json.loads((llama / "config.json").read_bytes()), "config.json")
+    arrays = {dotted(path): array for path, array in open_tree(llama).arrays.items()}
+    with pytest.raises(CheckpointError) as error:
+        table.to_left(arrays)
+    assert "--drop" not in str(error.value)
+    assert "means nothing without" in str(error.value) or "mean nothing without" in str(error.value)
