@@ -87,7 +87,7 @@ class Durable:
 def test_the_journal_promises_no_more_than_the_disk_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
-    """Whenever something is synced until the end, all bytes of the tasks that the journal names are durable."""
+    """Whenever something is synced until the end, all bytes of the tasks in the journal are durable."""
     monkeypatch.setattr(executor, "_SYNC_SECONDS", 0.001)
     durable, conversion = Durable(monkeypatch), plan_tree(*WRITERS[kind])
     promised: set[int] = set()
