@@ -20,6 +20,7 @@ from ckpttools.ir.nodes import Elementwise, elementwise, relayout
 from ckpttools.ir.scratch import Scratch
 from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.plan import plan as planning
+from ckpttools.region import Region
 from ckpttools.run import executor
 from ckpttools.run.events import TaskDone
 from ckpttools.testing.strategies import lazy_arrays, noise, stored, tilings
@@ -277,6 +278,14 @@ class TestTransforms:
             tree.pipe(CastMap({"kernle": "float16"}))
         with pytest.raises(UnknownNameError):
             tree.pipe(CastTo("float17"))
+
+
+def test_the_first_number_beyond_is_counted_and_the_last_within_is_not():
+    tree = tree_of(w=np.array([2.0**31, 2.0**31 - 128, -(2.0**31), -(2.0**31) - 256], np.float32))
+    made = tree.pipe(CastMap({"w": "int32"}, force=True)).arrays["w",]
+    scratch = Scratch(made.scratch_bytes)
+    made.read_into(Region.whole((4,)), np.empty(4, made.dtype.carrier), scratch)
+    assert scratch.take_counts() == {"saturated": 2}
 
 
 class TestRuns:

@@ -456,5 +456,13 @@ def test_the_memory_is_kept_where_much_differs(tmp_path: Path, memory: int):
     assert int(peak) <= memory
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_whole_numbers_that_float64_does_not_tell_apart_differ(dtype: str):
+    sides = [{"w": stored(np.array([1, 2**53 + k], dtype).view(np.uint64), DTYPES[dtype])} for k in (0, 1)]
+    (found,) = diff(*sides, **PLENTY)
+    assert found.outcome == "differs"
+    assert found.deviation is not None and (found.deviation.differing, found.deviation.first) == (1, (1,))
+
+
 def test_trees_may_be_empty():
     assert diff(Tree({}).arrays, {}, **PLENTY) == ()  # type: ignore[arg-type]

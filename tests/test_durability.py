@@ -16,7 +16,7 @@ from stored_trees import ARRAYS, EVERYTHING
 
 from ckpttools.convert import Conversion
 from ckpttools.convert_any import plan_tree
-from ckpttools.formats.base import Writer
+from ckpttools.formats.base import PLAN_MARK, Writer
 from ckpttools.formats.chunk_codecs import Zstd
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.safetensors_write import SafetensorsWriter
@@ -87,7 +87,7 @@ class Durable:
 def test_the_journal_promises_no_more_than_the_disk_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
-    """Whenever something is synced, all bytes of the tasks that the journal names are durable."""
+    """Whenever something is synced until the end, all bytes of the tasks in the journal are durable."""
     monkeypatch.setattr(executor, "_SYNC_SECONDS", 0.001)
     durable, conversion = Durable(monkeypatch), plan_tree(*WRITERS[kind])
     promised: set[int] = set()
@@ -95,7 +95,7 @@ def test_the_journal_promises_no_more_than_the_disk_holds(
 
     def checked(sync: Sync) -> Sync:
         def check(descriptor: int) -> None:
-            for number, ranges in entered(conversion, tmp_path):
+            for number, ranges in () if (tmp_path / "out").exists() else entered(conversion, tmp_path):
                 promised.add(number)
                 if not all(durable.holds(*each) for each in ranges):
                     broken.add(number)
@@ -136,7 +136,10 @@ def ending_in(name: str, files: list[Path]) -> Path:
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_what_is_published_is_durable_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
-    """Every file and directory was synced as it is now before it had its name, and the name after."""
+    """Every file and directory was synced as it is now before it had its name, and the name after.
+
+    All but the mark of the plan, which leaves last.
+    """
     out, synced = tmp_path / "out", Synced(monkeypatch, tmp_path / "out")
     for overwrite in (False, True):
         synced.clear()
@@ -186,4 +189,6 @@ def inode(place: Path) -> int:
 
 
 def state(place: Path) -> Any:
-    return sorted(each.name for each in place.iterdir()) if place.is_dir() else place.read_bytes()
+    if place.is_dir():
+        return sorted(each.name for each in place.iterdir() if each.name != PLAN_MARK)
+    return place.read_bytes()

@@ -4,9 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttools.dtypes import DTYPES
 from ckpttools.errors import ConfigError
+from ckpttools.ir.nodes import Constant
 from ckpttools.mapping.flags import Flag, refuse_open, told_by_names
 from ckpttools.mapping.row import row
+from ckpttools.mapping.sizes import Size
+from ckpttools.mapping.table import Table
 
 ROWS = (
     row("embedding", "embed", "embed", "embed"),
@@ -104,6 +108,17 @@ def test_a_key_that_is_there_either_way_tells_nothing_beside_one_that_does():
     assert fused("attention", "key") == Flag(False, "key, which is there")
     assert fused("attention").open_key == "attention"
     assert not fused("attention").source
+
+
+def test_a_table_refuses_a_model_of_which_something_is_open():
+    """Its weights are the same either way but for their order: nobody would notice."""
+    rows = (
+        row("query", "embed", "q", "embed", when="interleaved"),
+        row("query", "embed", "q", "embed", unless="interleaved"),
+    )
+    arrays = {"query": Constant((2,), DTYPES["float32"], bytes(4))}
+    with pytest.raises(ConfigError, match="do not tell whether the model is interleaved"):
+        Table(rows, {"embed": Size(2, "said")}).to_right(arrays)
 
 
 def test_nothing_is_told_where_nothing_is_asked():

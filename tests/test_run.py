@@ -15,6 +15,7 @@ import pytest
 
 from ckpttools.convert import Resources
 from ckpttools.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
+from ckpttools.formats.placement import Range
 from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
 from ckpttools.plan import plan as planning
 from ckpttools.run import executor
@@ -284,3 +285,21 @@ def test_writes_of_any_alignment_land_where_they_should(tmp_path, monkeypatch, m
     files.sync()
     files.close()
     assert (tmp_path / "a" / "data").read_bytes() == truth.tobytes()
+
+
+def test_nothing_is_written_over_what_an_earlier_run_appended(tmp_path):
+    """Its tasks ended in any order."""
+    files = DataFiles(tmp_path, {})
+    for start, stop in ((100, 150), (0, 10), (40, 100)):
+        files.extend(Range("data-00000", start, stop - start))
+    assert files.append("data", 1000, b"more") == Range("data-00000", 150, 4)
+    files.close()
+
+
+def test_a_chunk_is_all_that_its_file_holds(tmp_path):
+    """Also where a run that was interrupted left a longer one."""
+    files = DataFiles(tmp_path, {})
+    for data in (b"longer", b"short"):
+        assert files.write_whole("c/0", data) == Range("c/0", 0, len(data))
+    assert (tmp_path / "c" / "0").read_bytes() == b"short"
+    files.close()

@@ -165,6 +165,26 @@ def single_layers(*numbers: int, **changed: dict[str, tuple[int, ...]]) -> Tree:
     return decoder_tree({f"{key}/{path}": s for key, layer in layers.items() for path, s in layer.items()})
 
 
+def test_layers_are_stacked_by_their_numbers_and_all_else_stays():
+    """In whatever order they come: names in the order of text have layers_10 before layers_2."""
+    arrays = {("decoder", f"layers_{k}", "w"): lazy(np.full(3, k, np.float32)) for k in reversed(range(12))}
+    tree = linen_state(arrays, 0, {})
+    key, number = ("rng", "key"), ("count",)
+    tree = Tree(
+        {**tree, key: lazy(np.ones(2, np.uint32)), number: lazy(np.array(1, np.int32))}, tree.metadata
+    )
+    tree = tree.with_metadata(key_impls={key: "threefry2x32"}, scalars=tree.metadata.scalars | {number})
+    stacked = StackLayers()(tree).tree
+    (w,) = (array for path, array in stacked.arrays.items() if path[-1] == "w")
+    assert np.array_equal(w.read().view(np.float32), np.tile(np.arange(12, dtype=np.float32), (3, 1)))
+    single = UnstackLayers()(stacked).tree
+    for made in (stacked, single):
+        assert made.metadata.key_impls == tree.metadata.key_impls
+        assert made.metadata.scalars == tree.metadata.scalars
+    assert set(single) == set(tree)
+    assert all(np.array_equal(single.arrays[path].read(), each.read()) for path, each in tree.arrays.items())
+
+
 class TestRefused:
     def test_stacked_already(self):
         tree = StackLayers()(single_layers(0, 1)).tree
