@@ -10,7 +10,7 @@ CODES = {
     "DestinationExistsError": 2,
     "FormatError": 3,
     "ConfigError": 3,
-    "UnknownNameError": 3,
+    "UnknownNameError": 2,
     "MappingError": 3,
     "ShapeError": 3,
     "CoverageError": 3,
