@@ -303,5 +303,5 @@ class TestDemo:
         (place.directory / "demo" / "maxtext" / "0").mkdir(parents=True)
         result = ckpt("demo", "--directory", place.directory / "demo")
         assert result.exit_code == 2
-        assert "maxtext exists" in result.stderr
+        assert "maxtext is not replaced" in result.stderr
         assert "inspect tree" not in result.stdout

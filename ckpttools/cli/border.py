@@ -27,6 +27,8 @@ def exit_code_of(end: BaseException, *, traceback: bool) -> int:
         end: what the command raised.
         traceback: whether to show the way it came as well.
     """
+    if isinstance(end, click.Abort):  # click's word for what it means by the end of a file
+        end = end.__cause__ or end
     with suppress(OSError):  # stderr may be closed
         if isinstance(end, click.ClickException):
             end.show()
