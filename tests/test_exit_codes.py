@@ -289,6 +289,19 @@ class TestDestinations:
         request.getfixturevalue("nobody")
         assert place.codes(self.WRITING, out=place.directory / "mine") == all_of(self.WRITING, 5)
 
+    @pytest.mark.parametrize("name", ["", ".", "..", "/", "below/..", "./", "../.."])
+    def test_one_that_cannot_be_a_name(self, place, tmp_path, monkeypatch, name):
+        here = tmp_path / "a" / "b" / "c"
+        (here / "below").mkdir(parents=True)
+        monkeypatch.chdir(here)
+        commands = [each for each in self.WRITING if "OUT.html" not in CHECKPOINTS[each]]
+        assert len(commands) > 10
+        before = sorted(tmp_path.rglob("*"))
+        for options in ([], ["--overwrite"], ["--dry-run"]):
+            assert place.codes(commands, None, *options, out=name) == all_of(commands, 2)
+        assert sorted(tmp_path.rglob("*")) == before
+        assert place.codes(["inspect report"], None, "-o", name) == {"inspect report": 2}
+
     def test_no_room_for_what_is_printed(self):
         command = [sys.executable, "-m", "ckpttools", "formats", "--json"]
         with Path("/dev/full").open("w") as full:
