@@ -11,10 +11,11 @@ Names are loaded when they are first used: importing the package costs next to n
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# Not that of typing, whose import takes as long as all else before the command line can be stopped in order.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ckpttools.conversion_fn import family_conversion_fn as family_conversion_fn
     from ckpttools.convert import Conversion as Conversion
     from ckpttools.convert import Resources as Resources
@@ -102,6 +103,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'ckpttools' has no attribute {name!r}")
+    from importlib import import_module
+
     module, attribute = _HOMES[name]
     return getattr(import_module(module), attribute)
 

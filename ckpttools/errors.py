@@ -1,16 +1,30 @@
 """What can go wrong, said so that the reader knows where, what, what instead and what to do next.
 
-One base class; each leaf names a cause and carries the process exit code of that cause:
-2 usage, 3 bad input, 4 does not fit, 5 input/output. Code 1 is no error: it means "differences found".
+One base class; each leaf names a cause and carries the process exit code of that cause, one of `EXIT_CODES`.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from ckpttools.names import folded
+
+# How the command line ends, and what that says; docs/errors.md explains them.
+EXIT_CODES: Mapping[int, str] = {
+    0: "done",
+    1: "differences found",
+    2: "usage",
+    3: "bad input",
+    4: "does not fit into memory or disk",
+    5: "input/output",
+    70: "a defect of ckpttools",
+    129: "stopped by SIGHUP",
+    130: "stopped by SIGINT (Ctrl-C)",
+    141: "nobody reads the output any more",
+    143: "stopped by SIGTERM",
+}
 
 
 class CheckpointError(Exception):
@@ -74,8 +88,8 @@ class ConfigError(CheckpointError):
     """A model configuration is missing, unreadable or contradicts the weights."""
 
 
-class UnknownNameError(CheckpointError):
-    """A model type, family, dtype or format that nothing here answers to."""
+class UnknownNameError(UsageError):
+    """A family, dtype or algorithm was named that nothing here answers to."""
 
 
 class MappingError(CheckpointError):

@@ -45,8 +45,8 @@ def family_for(config: Mapping[str, object] | None, options: ModelOptions, place
     """The family that the user names or describes, or the one of the configuration's `model_type`.
 
     Raises:
-        ConfigError: there is no configuration, or it does not say.
-        UnknownNameError: no family is of this name or type.
+        ConfigError: there is no configuration, or it does not say, or no family is of its type.
+        UnknownNameError: no family is of this name.
         CheckpointError: the user's file describes none.
     """
     if options.family is not None:

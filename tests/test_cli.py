@@ -337,7 +337,7 @@ class TestErrors:
         assert "did you mean llama?" in text
 
     def test_an_unknown_family(self, llama: Path, tmp_path: Path):
-        assert "unknown family 'nope'" in self.converts(3, llama, tmp_path / "new", "--family", "nope")
+        assert "unknown family 'nope'" in self.converts(2, llama, tmp_path / "new", "--family", "nope")
 
     def test_an_unknown_dtype(self, llama: Path, tmp_path: Path):
         text = self.converts(2, llama, tmp_path / "new", "--dtype", "bfloat61")

@@ -693,7 +693,7 @@ class TestCommand:
         assert self.run(FIXTURES / "standard").exit_code == 0
         assert self.run(FIXTURES / "unfinished_atomic_rename").exit_code == 0
         assert self.run(FIXTURES / "unfinished_commit_file").exit_code == 1
-        assert self.run(tmp_path / "nothing").exit_code == 3
+        assert self.run(tmp_path / "nothing").exit_code == 5
         assert self.run(tmp_path).exit_code == 3
         assert self.run().exit_code == 2
         assert self.run(FIXTURES / "standard", "--fix", "everything").exit_code == 2

@@ -1,16 +1,23 @@
+import errno
+import re
+from pathlib import Path
+
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools import errors
-from ckpttools.errors import CheckpointError, listing, near_names
+from ckpttools.cli.main import main
+from ckpttools.errors import EXIT_CODES, CheckpointError, listing, near_names
 
+PAGE = (Path(__file__).parents[1] / "docs" / "errors.md").read_text()
 CODES = {
     "UsageError": 2,
     "DestinationExistsError": 2,
     "FormatError": 3,
     "ConfigError": 3,
-    "UnknownNameError": 3,
+    "UnknownNameError": 2,
     "MappingError": 3,
     "ShapeError": 3,
     "CoverageError": 3,
@@ -27,6 +34,59 @@ LEAVES = {
 
 def test_every_error_has_its_exit_code():
     assert {name: each.exit_code for name, each in LEAVES.items()} == CODES
+
+
+class TestCodes:
+    """docs/errors.md and `ckpt --help` say of every exit code what the program says."""
+
+    def test_each_error_stands_beside_its_code(self):
+        said = {}
+        for line in PAGE.splitlines():
+            cells = line.split(" | ")
+            if line.startswith("| ") and cells[0][2:].isdigit():
+                said[int(cells[0][2:])] = cells[1:]
+        assert list(said) == list(EXIT_CODES)
+        for code, (meaning, named) in said.items():
+            assert meaning.startswith(EXIT_CODES[code])
+            errors = {name for name, each in LEAVES.items() if each.exit_code == code}
+            assert set(re.findall(r"`(\w+Error)`", named)) == errors
+
+    def test_the_help_lists_them(self):
+        text = " ".join(CliRunner().invoke(main, ["--help"]).stdout.split())
+        said = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
+        assert f"Exit codes: {said}." in text
+
+    @pytest.mark.parametrize(
+        ("end", "code", "text"),
+        [
+            (ZeroDivisionError("division by zero"), 70, "ZeroDivisionError: division by zero"),
+            (SystemError(), 70, "please report it"),
+            (MemoryError("9.4 GiB"), 4, "9.4 GiB"),
+            (RuntimeError("can't start new thread"), 4, "can't start new thread"),
+            (ImportError("libjax.so: failed to map segment from shared object"), 4, "ulimit"),
+            (RecursionError("maximum recursion depth exceeded"), 4, "nested too deeply"),
+            (OSError(errno.ENOMEM, "Cannot allocate memory"), 4, "ulimit"),
+            (OSError(errno.ENOSPC, "No space left on device"), 4, "the disk is full"),
+            (OSError(errno.EDQUOT, "Disk quota exceeded"), 4, "the disk is full"),
+            (OSError(errno.EIO, "Input/output error", "x.bin"), 5, "at     x.bin"),
+            (PermissionError(errno.EACCES, "Permission denied", "x.bin"), 5, "mode bits"),
+            (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
+            (KeyboardInterrupt(), 130, "Stopped. "),
+            (EOFError(), 70, "EOFError"),
+        ],
+    )
+    def test_whatever_comes_has_words_and_a_code_that_is_not_1(self, monkeypatch, end, code, text):
+        def fail(*_):
+            raise end
+
+        monkeypatch.setattr("ckpttools.formats.registry.formats", fail)
+        result = CliRunner().invoke(main, ["formats"])
+        assert (result.exit_code, text in result.stderr) == (code, True)
+        assert "Traceback" not in result.stderr
+
+    def test_the_way_of_a_defect_comes_on_demand(self, monkeypatch):
+        monkeypatch.setattr("ckpttools.formats.registry.formats", lambda: 1 // 0)
+        assert "in <lambda>" in CliRunner().invoke(main, ["--traceback", "formats"]).stderr
 
 
 @pytest.mark.parametrize("kind", LEAVES.values(), ids=LEAVES)

@@ -104,7 +104,7 @@ class TestShow:
 
     def test_an_unknown_name(self):
         result = ckpt("families", "show", "lama")
-        assert result.exit_code == 3
+        assert result.exit_code == 2
         assert "did you mean llama?" in result.stderr
 
 

@@ -247,7 +247,7 @@ class TestCommand:
     def test_nothing_to_compare_with_is_no_all_clear(self):
         result = ckpt("inspect", "tree", LLAMA / "hf", "--against", "")
         assert result.exit_code == 2
-        assert "--against is empty" in result.stderr
+        assert "'--against': nothing is named" in result.stderr
 
     def test_sharding_is_for_trees(self):
         result = ckpt("inspect", "tree", LLAMA / "hf", "--against", "llama", "--sharding")
@@ -293,7 +293,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("what", "code", "words"),
         [
-            ("lama", 3, "did you mean llama?"),
+            ("lama", 2, "did you mean llama?"),
             ("/no/such/place", 5, "/no/such/place is not there"),
             (LLAMA / "leaves_scanned.json", 3, "does not say which model it is of"),
             (LLAMA, 3, "is no checkpoint of a known format"),

@@ -16,7 +16,7 @@ from trees import tree_of
 
 import ckpttools
 from ckpttools.dtypes import DTYPES
-from ckpttools.errors import CheckpointError, CoverageError, FormatError, MappingError, ShapeError, UsageError
+from ckpttools.errors import CheckpointError, CoverageError, FormatError, MappingError, ShapeError
 from ckpttools.formats.registry import open_tree
 from ckpttools.ir.nodes import relayout, take
 from ckpttools.ir.tree import Tree, spelled
@@ -430,16 +430,18 @@ class TestFunctions:
             ("{code}:renam", "did you mean rename"),
             ("{code}:value", "no function value"),
             ("no_such_module:f", "cannot import no_such_module"),
-            ("{none}/x.py:f", "cannot import"),
         ],
     )
     def test_one_that_is_not_there(self, code, tmp_path, spec, message):
-        spec = spec.format(code=code, none=tmp_path / "none")
-        assert message in run("remap", HF, tmp_path / "out", "--map", spec, code=2)
+        assert message in run("remap", HF, tmp_path / "out", "--map", spec.format(code=code), code=2)
+
+    def test_a_file_that_is_not_there(self, tmp_path):
+        spec = tmp_path / "none" / "x.py"
+        assert f"{spec} is not there" in run("remap", HF, tmp_path / "out", "--map", f"{spec}:f", code=5)
 
     def test_code_that_does_not_run(self, tmp_path):
         (tmp_path / "broken.py").write_text("def f(:\n")
-        with pytest.raises(UsageError, match="SyntaxError"):
+        with pytest.raises(FormatError, match="SyntaxError"):
             mapped_by(f"{tmp_path / 'broken.py'}:f")
 
     def test_collisions(self):

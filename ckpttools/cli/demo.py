@@ -58,7 +58,8 @@ def _shown(*arguments: str | Path) -> None:
 
     words = [str(argument) for argument in arguments]
     click.echo("\n$ ckpt " + " ".join(words))
-    main(words, standalone_mode=False)
+    if code := main(words, standalone_mode=False):
+        click.get_current_context().exit(code)
 
 
 def _load(source: Path, target: Path) -> None:

@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, bundled, json_option, max_header_option, resource_options
+from ckpttools.cli.options import (
+    ANY_PATH,
+    SOME_TEXT,
+    bundled,
+    json_option,
+    max_header_option,
+    resource_options,
+)
 from ckpttools.cli.output import print_json
 from ckpttools.cli.scanning import progress_option, watching
-from ckpttools.errors import FormatError
+from ckpttools.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
     from ckpttools.alignment import Aligned, AlignOptions
@@ -144,6 +151,7 @@ _alignment_options = bundled(
     ),
     click.option(
         "--family",
+        type=SOME_TEXT,
         metavar="NAME|FILE",
         help="Map names by the rows of this family, whatever model_type says.",
     ),
@@ -200,7 +208,7 @@ def diff(
     both = aligned(*trees, alignment)
     a, b = (_chosen(each, looking.pattern) for each in (both.a, both.b))
     if not a and not b:
-        raise FormatError(
+        raise (UsageError if both.a or both.b else FormatError)(
             "none of the arrays is meant",
             got=f"{len(both.a)} and {len(both.b)} arrays",
             wanted=f"names that match {looking.pattern!r}",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, bundled, json_option, read_options
+from ckpttools.cli.options import ANY_PATH, SOME_TEXT, bundled, json_option, read_options
 from ckpttools.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ _view_options = bundled(
     ),
     click.option(
         "--against",
+        type=SOME_TEXT,
         metavar="WHAT",
         help="Compare with what a family (`ckpt families`), a config.json, or another checkpoint has: say "
         "what is missing, too much, or of another shape. Exits with 1 where anything is.",
@@ -85,8 +86,6 @@ def tree(path: Path, view: _View, as_json: bool, read: ReadOptions) -> None:
     """
     if view.flat and view.depth:
         raise click.UsageError("--flat has no levels: leave out --flat or --depth")
-    if view.against == "":
-        raise click.UsageError("--against is empty: name a family, a config.json or a checkpoint")
     if view.against and view.depth and not as_json:
         raise click.UsageError("--against shows lists, which have no levels: leave out --depth")
     if view.against and view.sharding and not as_json:

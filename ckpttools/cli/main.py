@@ -1,19 +1,20 @@
-"""The entry point `ckpt`: its commands, and what becomes of errors."""
+"""The entry point `ckpt`: its commands."""
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import click
 
 from ckpttools import __version__
+from ckpttools.cli import stopping
+from ckpttools.cli.border import exit_code_of, finish_output, kept_from_click, write_whole
 from ckpttools.cli.lazy import Lazy, LazyGroup
-from ckpttools.errors import CheckpointError, LaterStepWarning, StorageError
-
-# As a shell reports a program that a signal ended: 128 and the signal's number.
-_INTERRUPTED, _PIPE_CLOSED = 130, 141
+from ckpttools.errors import LaterStepWarning
 
 _COMMANDS = {
     "cast": Lazy("ckpttools.cli.cast", "cast", "The same arrays in other dtypes."),
@@ -35,42 +36,46 @@ _COMMANDS = {
 
 
 class _Root(LazyGroup):
-    """The group of all commands, and the border at which errors become messages and exit codes."""
+    """The group of all commands."""
 
-    def invoke(self, ctx: click.Context) -> object:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Runs a command and ends the process; with `standalone_mode=False` errors are raised instead."""
+        code: int | None
+        run = partial(super().main, args, prog_name, complete_var, False, **extra)
+        if not standalone_mode:
+            return run()
+        write_whole()
         try:
-            with warnings.catch_warnings():
-                warnings.showwarning = _show_warning
-                warnings.simplefilter("default", LaterStepWarning)
-                return super().invoke(ctx)
-        except BrokenPipeError:
-            _drop_output()
-            ctx.exit(_PIPE_CLOSED)
-        except KeyboardInterrupt:
-            click.echo("Stopped. A conversion goes on from there when its command is run again.", err=True)
-            ctx.exit(_INTERRUPTED)
-        except (CheckpointError, OSError) as error:
-            _report(error, traceback=ctx.params["traceback"])
-            ctx.exit(error.exit_code if isinstance(error, CheckpointError) else StorageError.exit_code)
+            with stopping.raised():
+                code = run()
+        except BaseException as end:
+            words = sys.argv[1:] if args is None else args
+            code = exit_code_of(end, traceback="--traceback" in words)
+        finish_output()
+        sys.exit(code)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with kept_from_click():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> None:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            warnings.simplefilter("default", LaterStepWarning)
+            with kept_from_click():
+                super().invoke(ctx)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """A warning of the library, such as a plug-in that cannot be loaded, without the place in the code."""
     click.echo(f"Warning: {message}", err=True)
-
-
-def _report(error: Exception, *, traceback: bool) -> None:
-    """The error on stderr; on demand after the way it came."""
-    if traceback:
-        from traceback import format_tb
-
-        click.echo("".join(format_tb(error.__traceback__)), err=True, nl=False)
-    click.echo(f"Error: {error}", err=True)
-
-
-def _drop_output() -> None:
-    """Keeps the interpreter from writing what is left to a reader that has gone."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.command(
@@ -79,14 +84,20 @@ def _drop_output() -> None:
     lazy=_COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option("--traceback", is_flag=True, help="Show where in the program an error arose.")
+# The border looks for it itself: it also reports what is wrong with the words before a command begins.
+@click.option(
+    "--traceback", is_flag=True, expose_value=False, help="Show where in the program an error arose."
+)
 @click.version_option(__version__, message="%(prog)s %(version)s")
-def main(traceback: bool) -> None:
+def main() -> None:
     """Convert, inspect and prove checkpoints of large models.
 
     \b
     Exit codes: 0 done, 1 differences found, 2 usage, 3 bad input,
-    4 does not fit into memory or disk, 5 input/output.
+    4 does not fit into memory or disk, 5 input/output,
+    70 a defect of ckpttools, 129 stopped by SIGHUP,
+    130 stopped by SIGINT (Ctrl-C), 141 nobody reads the output any more,
+    143 stopped by SIGTERM.
 
     \b
     Example:

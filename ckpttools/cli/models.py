@@ -11,6 +11,7 @@ from ckpttools.cli.convert import perform
 from ckpttools.cli.options import (
     ANY_PATH,
     SIZE,
+    SOME_TEXT,
     Command,
     Output,
     bundled,
@@ -63,6 +64,7 @@ _ROPE_LAYOUT = click.option(
 )
 _FAMILY = click.option(
     "--family",
+    type=SOME_TEXT,
     metavar="NAME|FILE",
     help="Use this family's rows, whatever model_type says: a name of `ckpt families`, or your own file.",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,9 +57,31 @@ class DTypeName(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
+class AnyPath(click.Path):
+    """A path, there or not; an empty one, as a variable of the shell leaves that is not set, is none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        if value == "":
+            self.fail(_EMPTY, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class SomeText(click.ParamType):  # type: ignore[type-arg]
+    """Text that is not empty."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return value or self.fail(_EMPTY, param, ctx)
+
+
+_EMPTY = "nothing is named: the text is empty"
 SIZE = Size()
 DTYPE = DTypeName()
-ANY_PATH = click.Path(path_type=Path)
+SOME_TEXT = SomeText()
+ANY_PATH = AnyPath(path_type=Path)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 

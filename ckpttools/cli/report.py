@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
+from ckpttools.cli.options import ANY_PATH, SOME_TEXT, json_option, read_options, resource_options
 from ckpttools.cli.output import print_json
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.units import counted, disk
@@ -50,6 +50,7 @@ class Written:
     "--output",
     "-o",
     "name",
+    type=SOME_TEXT,
     default="report.html",
     show_default=True,
     metavar="FILE",

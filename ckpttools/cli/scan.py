@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttools.cli.options import SOME_TEXT
 from ckpttools.cli.strip import casts, parameter_options
 from ckpttools.cli.transforming import (
     common_options,
@@ -45,6 +46,7 @@ axis_option = click.option(
 )
 @click.option(
     "--family",
+    type=SOME_TEXT,
     metavar="NAME|FILE",
     help="The model's family, which knows the cycle; without it that of the config.json carried along.",
 )

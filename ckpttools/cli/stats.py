@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ckpttools.formats.base import ReadOptions
     from ckpttools.inspect.stats import ArrayStats, StatsReport
 
+_FOUND = 1
 _BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
 
 
@@ -85,7 +86,7 @@ def stats(
         )
     _print(report, as_json, find_nan)
     if find_nan and (report.nan or report.inf):
-        raise SystemExit(1)
+        click.get_current_context().exit(_FOUND)
 
 
 def _descending(array: ArrayStats, by: str) -> tuple[bool, float]:

@@ -23,6 +23,7 @@ from ckpttools.cli.convert import perform
 from ckpttools.cli.options import (
     ANY_PATH,
     DTYPE,
+    SOME_TEXT,
     Command,
     Output,
     bundled,
@@ -108,6 +109,7 @@ force_option = click.option(
 map_option = click.option(
     "--map",
     "map_spec",
+    type=SOME_TEXT,
     metavar="MAP",
     help="Rename: FILE.toml or FILE.json with rules, module:function, or FILE.py:function.",
 )

@@ -82,9 +82,12 @@ def examine(path: Path) -> Diagnosis:
     """Looks at everything at or below a path; reads no arrays and changes nothing.
 
     Raises:
-        FormatError: there is nothing, or nothing that is or was going to be a checkpoint.
+        StorageError: there is nothing at all, or it may not be listed.
+        FormatError: nothing there is or was going to be a checkpoint.
     """
     scene = scene_at(path)
+    if scene.path in scene.denied:
+        raise scene.denied[scene.path]
     if scene.is_empty:
         raise FormatError(
             f"{path} is no checkpoint",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpttools.doctor.looking import is_directory, is_file
-from ckpttools.errors import CheckpointError, FormatError
+from ckpttools.errors import CheckpointError, FormatError, StorageError
 from ckpttools.formats.databases import Database, database_of
 from ckpttools.formats.ocdbt import MANIFEST
 from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, SHARDING_FILE, TREE_FILE
@@ -177,12 +177,12 @@ def scene_at(path: Path) -> Scene:
     """Looks around at a path, which may be a file, or a directory at any level.
 
     Raises:
-        FormatError: there is nothing at all.
+        StorageError: there is nothing at all.
     """
     # What is above counts, too, and "." has nothing above it.
     path = path.resolve() if path.name in ("", "..") else path
     if not os.path.lexists(path):
-        raise FormatError(f"there is nothing at {path}", hint=_hint(path))
+        raise StorageError(f"{path} is not there", hint=_hint(path))
     if not is_directory(path):
         return Scene(path, weights=tuple(_one_file(path)))
     walk = _Walk()

@@ -72,8 +72,7 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
     """The family whose `model_type` a configuration states.
 
     Raises:
-        ConfigError: it states none.
-        UnknownNameError: no family has it; names those that there are.
+        ConfigError: it states none, or one that no family has; names those that there are.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
@@ -91,7 +90,7 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
     if model_type in _by_model_type():
         return _by_model_type()[model_type]
     near = near_names(model_type, _by_model_type())
-    raise UnknownNameError(
+    raise ConfigError(
         f"no family has model_type {model_type!r}",
         place=place,
         wanted="one of " + ", ".join(sorted(_by_model_type())),

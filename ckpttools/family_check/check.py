@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckpttools.errors import CheckpointError
+from ckpttools.errors import CheckpointError, ConfigError
 from ckpttools.families.family import PLAIN, Family, Spelling
 from ckpttools.family_check.definition import Definition, is_fatal
 from ckpttools.family_check.findings import FamilyCheck, Finding, findings_of, hints_of
@@ -40,6 +40,8 @@ def check_family(family: Family, against: Path | None = None, config: Path | Non
         CheckpointError: `against` or `config` cannot be read.
     """
     if config is not None and config.is_dir():
+        if not (config / CONFIG).exists():
+            raise ConfigError("there is no config.json", place=config, hint="--config names it")
         config = config / CONFIG
     parsed: Mapping[str, Any] | None = None if config is None else read_json(config)
     if against is not None:

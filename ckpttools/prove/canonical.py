@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ckpttools.errors import FormatError, ShapeError
+from ckpttools.errors import FormatError, ShapeError, UsageError
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.flavours import flavour_of, parameters, role
 from ckpttools.ir.layers import LayerStack, below_decoder, layer_stacks, scan_axis, stacked_keys
@@ -100,7 +100,8 @@ class Selection:
         """The arrays by name, in the order of names.
 
         Raises:
-            FormatError: the pattern matches none.
+            UsageError: nothing that is asked for is there.
+            FormatError: there is no array at all.
             CheckpointError: as `spelling`.
         """
         spelling = self.spelling or (per_layer if self.layers else as_stored)
@@ -110,11 +111,12 @@ class Selection:
         """Of arrays that have their names, those that are meant, in the order of names.
 
         Raises:
-            FormatError: the pattern matches none.
+            UsageError: nothing that is asked for is there.
+            FormatError: there is no array at all.
         """
         chosen = {name: named[name] for name in in_natural_order(named) if self.has(name)}
         if not chosen:
-            raise FormatError(
+            raise (UsageError if named else FormatError)(
                 "none of the arrays is meant",
                 place=place or None,
                 got=f"{len(named)} arrays",

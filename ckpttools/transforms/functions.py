@@ -15,7 +15,7 @@ from pathlib import Path as FilePath
 from types import ModuleType
 from typing import Any, cast
 
-from ckpttools.errors import MappingError, UsageError, near_names
+from ckpttools.errors import FormatError, MappingError, StorageError, UsageError, near_names
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.tree import Path, Tree, spelled
 from ckpttools.notes import Notes
@@ -87,6 +87,8 @@ def mapped_by(spec: str, *, strict: bool = False) -> Transform:
     """The transform that `--map` names: a file of rules, `module:function` or `file.py:function`.
 
     Raises:
+        StorageError: the file is not there.
+        FormatError: running it fails.
         UsageError: there is no such function; `strict`, which is for rules, with one.
         CheckpointError: as `ckpttools.transforms.rename.read_rules`, for files.
     """
@@ -108,14 +110,17 @@ def mapped_by(spec: str, *, strict: bool = False) -> Transform:
 
 
 def _module(home: str, spec: str) -> ModuleType:
+    is_file = home.endswith(".py")
+    if is_file and not FilePath(home).exists():
+        raise StorageError(f"{home} is not there", hint="check the spelling of the path")
     try:
-        return _loaded(FilePath(home)) if home.endswith(".py") else importlib.import_module(home)
+        return _loaded(FilePath(home)) if is_file else importlib.import_module(home)
     except Exception as error:
-        raise UsageError(
+        raise (FormatError if is_file else UsageError)(
             f"cannot import {home}",
             place=spec,
             got=f"{type(error).__name__}: {error}",
-            hint="for a function in a file, give its path: ./names.py:function",
+            hint=None if is_file else "for a function in a file, give its path: ./names.py:function",
         ) from error
 
 

@@ -1,0 +1,35 @@
+"""The script `ckpt`, and `python -m ckpttools`: ready to be stopped before anything is imported.
+
+The interpreter's own start, some 15 ms, cannot be covered: until then Ctrl-C shows Python's own traceback.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def main() -> None:
+    """Runs the command line and ends the process.
+
+    Raises:
+        SystemExit: with one of `ckpttools.errors.EXIT_CODES`.
+    """
+    try:
+        from ckpttools.cli import stopping
+
+        stopping.handle_at_once()
+        from ckpttools.cli.main import main as command
+
+        command(prog_name="ckpt")
+    except KeyboardInterrupt:  # before there was a handler
+        os.write(2, b"Stopped.\n")
+        os._exit(130)
+    except SystemExit as end:
+        if isinstance(end.code, int) and end.code > 128:
+            os._exit(end.code)  # waits for no thread that was left
+        stopping.ignore()
+        raise
+
+
+if __name__ == "__main__":
+    main()

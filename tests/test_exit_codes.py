@@ -1,0 +1,320 @@
+"""One exit code for one cause, whatever the command: all of them meet the same bad input."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from hf_models import write_llama
+
+from ckpttools.cli.main import main
+
+RUN = Path(__file__).parents[1] / "fixtures" / "orbax" / "maxtext_run"
+# SRC is what a cause makes bad, OUT a name that is free; the others are whole checkpoints.
+CHECKPOINTS = {
+    "cast": "cast SRC OUT --dtype float16",
+    "hf-to-maxtext": "convert hf-to-maxtext SRC OUT",
+    "maxtext-to-hf": "convert maxtext-to-hf SRC OUT",
+    "to-orbax": "convert to-orbax SRC OUT",
+    "to-safetensors": "convert to-safetensors SRC OUT",
+    "to-zarr3": "convert to-zarr3 SRC OUT",
+    "remap": "remap SRC OUT --map RULES",
+    "select": "select SRC OUT --keep params",
+    "stack": "stack SRC OUT",
+    "unstack": "unstack SRC OUT",
+    "strip-optimizer": "strip-optimizer SRC OUT",
+    "diff": "diff SRC SCANNED",
+    "diff with": "diff SCANNED SRC",
+    "verify": "verify SRC --against SCANNED",
+    "verify against": "verify SCANNED --against SRC",
+    "hash": "hash SRC",
+    "inspect tree": "inspect tree SRC",
+    "inspect tree against": "inspect tree SCANNED --against SRC",
+    "inspect stats": "inspect stats SRC",
+    "inspect chunks": "inspect chunks SRC",
+    "inspect report": "inspect report SRC -o OUT.html",
+    "doctor": "doctor SRC",
+    "families check": "families check llama --against SRC",
+}
+FILES = {
+    "--config": "families check llama --config SRC",
+    "--like": "convert maxtext-to-hf SCANNED OUT --like SRC",
+    "--manifest": "verify SCANNED --manifest SRC",
+    "--map": "remap SCANNED OUT --map SRC",
+}
+ALL = CHECKPOINTS | FILES
+# What SRC is where nothing is wrong with it.
+GOOD = {"hf-to-maxtext": "HF", "stack": "UNSCANNED", "strip-optimizer": "RUN"}
+# Commands that open nothing, and one that makes what it opens.
+OTHERS = {"demo", "families show", "formats"}
+
+
+class Place:
+    """Checkpoints in a directory that everybody may enter, and the commands run on them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.names = {"RULES": directory / "rules.toml", "RUN": RUN, "HF": directory / "hf"}
+        self.names["RULES"].write_text('[[rules]]\nfrom = "{...}"\nto = "x/{...}"\n')
+        write_llama(self.names["HF"])
+        for name, options in (("SCANNED", []), ("UNSCANNED", ["--no-scan"])):
+            self.names[name] = directory / name.lower()
+            words = ["convert", "hf-to-maxtext", self.names["HF"], self.names[name], *options]
+            assert ckpt(*words).exit_code == 0
+
+    def good(self, command: str) -> Path:
+        return self.names[GOOD.get(command, "SCANNED")]
+
+    def run(self, command: str, source: object = None, *options: object, out: object = None) -> Result:
+        """A command on `source`, or on what is good; OUT is free where it is not said."""
+        out = self.directory / "out" if out is None else out
+        names = {**self.names, "SRC": self.good(command) if source is None else source, "OUT": out}
+        names["OUT.html"] = f"{out}.html"
+        result = ckpt(*[names.get(word, word) for word in ALL[command].split()], *options)
+        if result.exit_code:
+            assert not (self.directory / "out").exists(), command
+            assert not (self.directory / "out.html").exists(), command
+        return result
+
+    def codes(self, commands: Iterable[str], source: object = None, *options: object, out: object = None):
+        """The exit code of each command; none may be without words."""
+        found = {}
+        for command in commands:
+            result = self.run(command, source, *options, out=out)
+            assert result.exit_code == 0 or "Error: " in result.stderr or command == "doctor", command
+            assert "a defect" not in result.stderr, result.stderr
+            found[command] = result.exit_code
+        return found
+
+
+def ckpt(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def all_of(commands: Iterable[str], code: int) -> dict[str, int]:
+    return dict.fromkeys(commands, code)
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    # Not pytest's own, which only its owner may enter.
+    directory = Path(tempfile.mkdtemp(prefix="ckpttools-"))
+    directory.chmod(0o755)
+    yield Place(directory)
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def nobody() -> Iterator[None]:
+    """As root everything can be read: be somebody else."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    yield
+    if root:
+        os.seteuid(0)
+
+
+def leaves(command: click.Command, path: str = "") -> dict[str, click.Command]:
+    """All commands that do something, by the words that call them."""
+    if not isinstance(command, click.Group):
+        return {path: command}
+    context = click.Context(command)
+    below = {name: command.get_command(context, name) for name in command.list_commands(context)}
+    found = {}
+    for name, each in below.items():
+        assert each is not None
+        found |= leaves(each, f"{path} {name}".strip())
+    return found
+
+
+def having(option: str) -> list[str]:
+    """The commands of the table whose command has an option."""
+    known = leaves(main)
+    names = {name: {part for each in one.params for part in each.opts} for name, one in known.items()}
+    return [name for name, words in ALL.items() if option in names[called(words)]]
+
+
+def called(words: str) -> str:
+    """The name of the command that is called."""
+    return next(name for name in leaves(main) if f"{words} ".startswith(f"{name} "))
+
+
+def test_every_command_is_in_the_table():
+    assert {called(words) for words in ALL.values()} | OTHERS == set(leaves(main))
+
+
+def test_nothing_is_wrong(place):
+    for command in ALL:
+        if command != "--manifest":
+            good = {"--map": place.names["RULES"], "--config": place.names["HF"], "--like": place.names["HF"]}
+            out = place.directory / f"good {command}"
+            result = place.run(command, good.get(command), out=out)
+            assert result.exit_code == 0, result.output
+
+
+class TestPaths:
+    @pytest.mark.parametrize("name", ["nothing", "rules.toml/below"])
+    def test_missing(self, place, name):
+        assert place.codes(ALL, place.directory / name) == all_of(ALL, 5)
+
+    def test_no_name(self, place):
+        assert place.codes(ALL, "") == all_of(ALL, 2)
+
+    def test_not_a_checkpoint(self, place):
+        empty = place.directory / "empty"
+        empty.mkdir(exist_ok=True)
+        assert place.codes(CHECKPOINTS, empty) == all_of(CHECKPOINTS, 3)
+        other = place.directory / "other"
+        other.mkdir(exist_ok=True)
+        (other / "file").write_text("a plain file\n")
+        assert place.codes(CHECKPOINTS, other) == all_of(CHECKPOINTS, 3)
+        assert place.codes(ALL, other / "file") == all_of(ALL, 3)
+        assert place.codes(["--config", "--like"], empty) == all_of(["--config", "--like"], 3)
+
+    def test_damaged(self, place):
+        codes = {}
+        for command in CHECKPOINTS:
+            copy = shutil.copytree(place.good(command), place.directory / "damaged")
+            for path in [*copy.rglob("manifest.ocdbt"), *copy.rglob("model.safetensors")]:
+                path.write_bytes(path.read_bytes()[:20])
+            codes |= place.codes([command], copy)
+            shutil.rmtree(copy)
+        # The doctor has found what it looks for.
+        assert codes == all_of(CHECKPOINTS, 3) | {"doctor": 1}
+
+    def test_not_to_be_read(self, place, request):
+        locked = shutil.copytree(place.names["SCANNED"], place.directory / "locked")
+        files = place.directory / "files"
+        files.mkdir()
+        for name in ("config.json", "rules.toml", "manifest.json"):
+            (files / name).write_text("{}")
+            (files / name).chmod(0)
+        sealed = shutil.copytree(place.names["HF"], place.directory / "sealed")
+        (sealed / "model.safetensors").chmod(0)
+        locked.chmod(0)
+        place.codes(ALL, place.directory / "nothing")  # imports what somebody else may not be able to
+        request.getfixturevalue("nobody")
+        assert place.codes(CHECKPOINTS, locked) == all_of(CHECKPOINTS, 5)
+        assert place.codes(["--like"], locked) == {"--like": 5}
+        for command, name in (("--config", "config.json"), ("--map", "rules.toml")):
+            assert place.codes([command], files / name) == {command: 5}
+        assert place.codes(["--manifest"], files / "manifest.json") == {"--manifest": 5}
+        readers = [each for each in CHECKPOINTS if GOOD.get(each) == "HF" or each in ("hash", "to-orbax")]
+        assert place.codes(readers, sealed) == all_of(readers, 5)
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [
+            ("--nonsense", "1"),
+            ("--memory", "lots"),
+            ("--jobs", "0"),
+            ("--dtype", "float61"),
+            ("--to", "tape"),
+            ("--algorithm", "md5"),
+            ("--family", "lama"),
+            ("--family", ""),
+            ("--map", ""),
+            ("--manifest", ""),
+            ("--like", ""),
+            ("--output", ""),
+            ("--against", ""),
+            ("--step", "99"),
+            ("--filter", "nothing"),
+            ("--keep", "nothing"),
+            ("--drop", "nothing"),
+            ("--fix", "everything"),
+        ],
+    )
+    def test_a_value_that_cannot_be_meant(self, place, option, value):
+        commands = list(ALL) if option == "--nonsense" else having(option)
+        commands = [each for each in commands if each not in FILES]
+        assert commands
+        assert place.codes(commands, None, option, value) == all_of(commands, 2)
+
+    @pytest.mark.parametrize("option", ["--family", "--like", "--config", "--map"])
+    def test_a_file_that_is_not_there(self, place, option):
+        # What is said of a conversion is looked at only where there is one.
+        commands = [each for each in having(option) if each in CHECKPOINTS and "verify" not in each]
+        commands = [each for each in commands if each != "hash"]
+        for name in ("x.toml", "x.py:f") if option == "--map" else ("x.toml",):
+            missing = place.directory / "nothing" / name
+            assert place.codes(commands, None, option, missing) == all_of(commands, 5)
+
+    def test_memory_that_is_too_small(self, place):
+        commands = [each for each in having("--memory") if each in CHECKPOINTS]
+        assert len(commands) > 15
+        assert place.codes(commands, None, "--memory", "2MiB") == all_of(commands, 4)
+
+    def test_no_configuration(self, place):
+        bare = shutil.copytree(place.names["HF"], place.directory / "bare", dirs_exist_ok=True)
+        (bare / "config.json").unlink()
+        assert place.codes(["hf-to-maxtext"], bare) == {"hf-to-maxtext": 3}
+        assert place.codes(["--like", "--config"], bare) == {"--like": 3, "--config": 3}
+
+    def test_a_model_of_no_family(self, place):
+        unknown = shutil.copytree(place.names["HF"], place.directory / "unknown", dirs_exist_ok=True)
+        config = (unknown / "config.json").read_text()
+        (unknown / "config.json").write_text(config.replace('"llama"', '"lama"'))
+        assert place.codes(["hf-to-maxtext"], unknown) == {"hf-to-maxtext": 3}
+
+
+class TestDestinations:
+    WRITING = tuple(name for name, words in CHECKPOINTS.items() if " OUT" in words)
+
+    def test_one_that_exists(self, place):
+        other = place.directory / "taken"
+        other.mkdir()
+        (other / "file").touch()
+        (place.directory / "taken.html").touch()
+        assert place.codes(self.WRITING, out=other) == all_of(self.WRITING, 2)
+        assert [each.name for each in other.iterdir()] == ["file"]
+        writing = having("--manifest")
+        writing = [each for each in writing if each in CHECKPOINTS and "verify" not in each]
+        assert place.codes(writing, None, "--manifest", other / "file") == all_of(writing, 2)
+
+    def test_one_that_cannot_be_made(self, place, request):
+        below = place.names["RULES"] / "below"
+        assert place.codes(self.WRITING, out=below) == all_of(self.WRITING, 5)
+        request.getfixturevalue("nobody")
+        assert place.codes(self.WRITING, out=place.directory / "mine") == all_of(self.WRITING, 5)
+
+    @pytest.mark.parametrize("name", ["", ".", "..", "/", "below/..", "./", "../.."])
+    def test_one_that_cannot_be_a_name(self, place, tmp_path, monkeypatch, name):
+        here = tmp_path / "a" / "b" / "c"
+        (here / "below").mkdir(parents=True)
+        monkeypatch.chdir(here)
+        commands = [each for each in self.WRITING if "OUT.html" not in CHECKPOINTS[each]]
+        assert len(commands) > 10
+        before = sorted(tmp_path.rglob("*"))
+        for options in ([], ["--overwrite"], ["--dry-run"]):
+            assert place.codes(commands, None, *options, out=name) == all_of(commands, 2)
+        assert sorted(tmp_path.rglob("*")) == before
+        assert place.codes(["inspect report"], None, "-o", name) == {"inspect report": 2}
+
+    def test_no_room_for_what_is_printed(self):
+        command = [sys.executable, "-m", "ckpttools", "formats", "--json"]
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 4
+        assert done.stderr.startswith("Error: the disk is full\n")
+
+
+class TestDemo:
+    def test_a_step_that_fails_is_the_end(self, place, monkeypatch):
+        monkeypatch.setattr("ckpttools.cli.demo._make", write_llama)
+        (place.directory / "demo" / "maxtext" / "0").mkdir(parents=True)
+        result = ckpt("demo", "--directory", place.directory / "demo")
+        assert result.exit_code == 2
+        assert "maxtext is not replaced" in result.stderr
+        assert "inspect tree" not in result.stdout
