@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types bench docs clean
+.PHONY: demo test crash lint types bench docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +16,10 @@ demo: $(STAMP)
 
 test: $(STAMP) lint types
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Every crash state, every failing call and 200 interleavings of each kind, where `make test` tries some.
+crash: $(STAMP)
+	CKPTTOOLS_CRASH=all $(BIN)/python -m pytest -n 2 tests/crash
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ckpttools.errors import CheckpointError, DestinationExistsError, LaterStepWarning, StorageError, listing
 from ckpttools.formats import orbax_metadata
-from ckpttools.formats.base import PLAN_MARK
+from ckpttools.formats.base import COMPANIONS, PLAN_MARK
 from ckpttools.formats.registry import open_tree
 from ckpttools.ir.kinds import optimizer_of
 from ckpttools.ir.tree import Tree
@@ -113,9 +113,16 @@ def _orbax_strangers(destination: Path, tree: Tree) -> Iterator[str]:
 
 def _safetensors_strangers(destination: Path, tree: Tree) -> Iterator[str]:
     for entry in os.scandir(destination):
-        known = any(fnmatchcase(entry.name, pattern) for pattern in _MODEL_FILES)
-        if entry.is_dir(follow_symlinks=False) or not known:
+        # What goes along has a directory of its own where the source had one.
+        if entry.name == COMPANIONS and entry.is_dir(follow_symlinks=False):
+            yield from (f"{COMPANIONS}/{each.name}" for each in os.scandir(entry) if not _is_of_model(each))
+        elif not _is_of_model(entry):
             yield entry.name
+
+
+def _is_of_model(entry: os.DirEntry[str]) -> bool:
+    known = any(fnmatchcase(entry.name, pattern) for pattern in _MODEL_FILES)
+    return known and not entry.is_dir(follow_symlinks=False)
 
 
 def _zarr_strangers(destination: Path, tree: Tree) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ckpttools.errors import CheckpointError
+from ckpttools.errors import CheckpointError, FormatError
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax_entries import MANIFEST, processes_of
 from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARDING_FILE, TREE_FILE
@@ -62,7 +62,11 @@ def directories(path: Path) -> list[Path]:
 
 
 def why_unfinished(step_directory: Path) -> str | None:
-    """Why a step is not a finished save, judged by its content; None if it is one."""
+    """Why a step is not a finished save, judged by its content; None if it is one.
+
+    Raises:
+        StorageError: the system does not let that be looked at, so nothing is known.
+    """
     items = items_of(step_directory)
     names = {item.name for item in items}
     lost = [name for name in _named_items(step_directory) if items and name not in names]
@@ -84,7 +88,7 @@ def faults(step_directory: Path, items: list[Path]) -> Iterator[str]:
     try:
         if _checkpoint(step_directory).get("commit_timestamp_nsecs", 0) is None:
             yield "commit timestamp null"
-    except CheckpointError as error:
+    except FormatError as error:
         yield error.message
 
 
@@ -102,7 +106,7 @@ def other_items(step_directory: Path) -> list[str]:
     """The items of a step, where all are something else than trees, such as metrics."""
     try:
         document = _checkpoint(step_directory)
-    except CheckpointError:
+    except FormatError:
         return []  # a fault of its own
     handlers = document.get("item_handlers")
     if not isinstance(handlers, dict) or _name_tree(handlers) or items_of(step_directory):
@@ -116,7 +120,7 @@ def is_damaged(step_directory: Path) -> bool:
         return False
     try:
         document = _checkpoint(step_directory)
-    except CheckpointError:
+    except FormatError:
         # It is written anew when the save ends, and empty for a moment.
         return (step_directory / CHECKPOINT_FILE).stat().st_size > 0
     ended = document.get("commit_timestamp_nsecs", (step_directory / COMMIT_FILE).is_file() or None)
@@ -137,7 +141,7 @@ def _named_items(step_directory: Path) -> list[str]:
     """The pytree items that the metadata of a step names."""
     try:
         handlers = _checkpoint(step_directory).get("item_handlers")
-    except CheckpointError:
+    except FormatError:
         return []  # a fault of its own
     named = handlers.items() if isinstance(handlers, dict) else ()
     return [name for name, handler in named if _is_of_trees(handler)]

@@ -23,8 +23,8 @@ class Crash:
 
 
 def crashes(disk: Disk, moments: Sequence[Moment], seed: str, samples: int) -> list[Crash]:
-    """All prefixes; and of what was on its way when something was about to be made durable: nothing, each step
-    alone, all but one, and some random parts. Each set of steps once.
+    """All prefixes; and, where something was about to be made durable, of what was on its way: nothing, each
+    step alone, all but one, and some random parts. Each set of steps once.
 
     Args:
         disk: that made the moments.

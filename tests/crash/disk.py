@@ -3,11 +3,11 @@
 The model is the weakest that POSIX allows and file systems keep to in part, much as that of ALICE ("All File
 Systems Are Not Created Equal", OSDI 2014), and weaker than any journalling file system of Linux:
 
-- Each write (each page of a long one), each change of a file's size and each allocation reaches the disk on its
-  own, in any order, until `fsync` or `fdatasync` of that file, or `sync`. What is missing reads as zeros.
-- Entries of one directory reach the disk in the order in which they were made; a crash cuts that order anywhere.
-  Entries of different directories have no order. `fsync` of a directory makes its entries so far durable, not
-  the directory's own entry in its parent; `fsync` of a file does not make any entry durable.
+- Each write (each page of a long one), each change of a file's size and each allocation reaches the disk on
+  its own, in any order, until `fsync` or `fdatasync` of that file, or `sync`. What is missing reads as zeros.
+- Entries of one directory reach the disk in the order in which they were made; a crash cuts that order
+  anywhere. Entries of different directories have no order. `fsync` of a directory makes its entries so far
+  durable, not its own entry in its parent; `fsync` of a file does not make any entry durable.
 - A rename is one step, also between directories, also one that exchanges two names: both directories have all
   of it or nothing.
 
@@ -32,7 +32,7 @@ _ROOT = 0
 Node: TypeAlias = int
 Content: TypeAlias = "bytes | Path | str | None"
 State: TypeAlias = dict[str, Content]
-"""Everything below the root: bytes of a file, the file it is another name of, a link's target, None for directories."""
+"""All below the root: bytes of a file, the file that it names, the target of a link, None for a directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Disk:
             self._names[directory][entry.name] = node
             still = below_fixed or entry.name in fixed
             if entry.is_symlink():
-                self._data[node] = os.readlink(entry.path)
+                self._data[node] = str(Path(entry.path).readlink())
             elif entry.is_dir():
                 self._scan(Path(entry.path), node, still, () if directory == _ROOT else fixed)
             else:

@@ -11,7 +11,7 @@ from contextlib import closing
 
 from crash.runner import Ended, Runner
 
-# A process that does not ask for so long waits for the other one, or hangs; both are met by letting the other go on.
+# A process that does not ask for so long waits for the other one, or hangs: the other goes on.
 _PATIENCE_SECONDS = 10.0
 _numbers = itertools.count()
 

@@ -64,7 +64,9 @@ class Scenario:
         return runner.run(*self.args(runner.root, model), exchange=self.exchange, **more)  # type: ignore[arg-type]
 
 
-_TO_MAXTEXT, _TO_HF = "convert hf-to-maxtext", "convert maxtext-to-hf"
+_TO_MAXTEXT, _TO_HF, _TO_SAFETENSORS = (
+    f"convert {name}" for name in ("hf-to-maxtext", "maxtext-to-hf", "to-safetensors")
+)
 SCENARIOS = (
     Scenario("hf-to-maxtext", _TO_MAXTEXT, "hf"),
     Scenario("hf-to-maxtext-zstd", _TO_MAXTEXT, "hf", "--compression zstd"),
@@ -74,10 +76,8 @@ SCENARIOS = (
     Scenario("hf-to-maxtext-overwrite-no-exchange", _TO_MAXTEXT, "hf", replaces=True, exchange=False),
     Scenario("maxtext-to-hf", _TO_HF, "maxtext", "--max-shard-size 6kB"),
     Scenario("maxtext-to-hf-overwrite", _TO_HF, "maxtext", replaces=True),
-    Scenario("to-safetensors", "convert to-safetensors", "maxtext"),
-    Scenario(
-        "to-safetensors-no-exchange", "convert to-safetensors", "maxtext", replaces=True, exchange=False
-    ),
+    Scenario("to-safetensors", _TO_SAFETENSORS, "maxtext"),
+    Scenario("to-safetensors-no-exchange", _TO_SAFETENSORS, "maxtext", replaces=True, exchange=False),
     Scenario("to-orbax-step", "convert to-orbax", "hf", destination="run/5"),
     Scenario("to-orbax-reference", "convert to-orbax", "maxtext", "--reference"),
     Scenario("to-zarr3", "convert to-zarr3", "maxtext"),

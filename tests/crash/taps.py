@@ -1,4 +1,4 @@
-"""Sees every call of this process to the file system below one directory: the `os` module and what opens files.
+"""Sees every call of this process to the file system below one directory: of `os`, and of what opens files.
 
 The package moves its data with Python's own calls, so wrapping those is seeing all; that nothing escaped is
 checked by comparing the model that the calls make with what lies on the disk (`test_crash_states`).
@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 _REAL_OPEN = io.open
@@ -127,7 +128,7 @@ class Taps:
 
     def _absolute(self, path: Any, directory: int | None = None) -> str:
         text = os.fsdecode(path)
-        below = os.readlink(f"/proc/self/fd/{directory}") if directory is not None else os.getcwd()
+        below = Path.cwd() if directory is None else Path(f"/proc/self/fd/{directory}").readlink()
         return os.path.normpath(os.path.join(below, text))  # noqa: PTH118
 
     def _inside(self, path: str) -> bool:
@@ -139,7 +140,13 @@ class Taps:
         make: Callable[[], Any],
         done: Callable[[Call, Any], Call | None] = lambda call, result: call,
     ) -> Any:
-        """Makes a call under the eyes of all handlers; `done` completes its description, None if it did nothing."""
+        """Makes a call under the eyes of all handlers.
+
+        Args:
+            call: what is known of it before.
+            make: makes it.
+            done: completes the description from the result; None if the call did nothing.
+        """
         if not (call.handle or self._inside(call.path) or self._inside(call.other) or call.name == "sync"):
             return make()
         with self._lock:

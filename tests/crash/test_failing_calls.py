@@ -1,4 +1,4 @@
-"""Whichever call fails: DST is whole or as it was, the exit code says what it was, the command goes on later."""
+"""Whichever call fails: DST is whole or as it was, the exit code tells why, the command goes on later."""
 
 import errno
 
@@ -26,7 +26,7 @@ def faults(counts):
 def test_every_failing_call(cases, scenario):
     case = cases(scenario)
     wrong = []
-    for fault in some(faults(case.recorded.notes.counts), 4, scenario.name):
+    for fault in some(faults(case.recorded.notes.counts), 3, scenario.name):
         case.begin()
         try:
             ended = scenario.run(case.runner, fault=fault)

@@ -16,7 +16,7 @@ _MARK = ".ckpttools-plan"
 
 
 def contents(path: Path) -> Contents | None:
-    """Every file and directory below; None if nothing has the name. Times of writing count as given or not."""
+    """Every file and directory below; None if nothing has the name. Times of writing do not count."""
     if not path.exists():
         return None
     found = {f"{each.relative_to(path)}{'/' if each.is_dir() else ''}": each for each in path.rglob("*")}
@@ -71,6 +71,7 @@ class Case:
         self._start = Disk(runner.root, (SOURCES,)).state(())
         self.disk = Disk(runner.root, (SOURCES,))
         self.recorded = self._make(MODEL)
+        self.lasting = contents(runner.root / PLACE)
         self.moments = self.disk.apply(self.recorded.notes.calls)
         self.begin()
         self._make(OTHER)
@@ -140,7 +141,10 @@ class Case:
             raise WrongError(f"somebody else's files changed: {lost}")
 
     def again(self, model: str = MODEL) -> Ended:
-        """The command, without faults, ends with its model in DST, or is refused in words and leaves DST alone."""
+        """The command, without faults, makes its model, or is refused in words and leaves DST alone.
+
+        The command that was interrupted is refused only where its work is done.
+        """
         found = self.whole("", MODEL, OTHER, OLD, marked=True)
         ended = self.scenario.run(self.runner, model)
         self.foreign()

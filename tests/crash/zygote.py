@@ -92,20 +92,25 @@ def _learn(names: list[str]) -> None:
             importlib.import_module(name)
 
 
+def _answer(value: object) -> None:
+    sys.stdout.write(f"{value}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
-    """Serves until stdin ends. Lines: `fork JOB` -> its process id; `wait PID` -> its exit code; `learn NAMES`."""
+    """Serves until stdin ends: `fork JOB` gives a process id, `wait PID` its exit code; and `learn NAMES`."""
     for line in sys.stdin:
         word, _, rest = line.strip().partition(" ")
         if word == "fork":
-            print(_fork(rest), flush=True)
+            _answer(_fork(rest))
         elif word == "wait":
-            print(os.waitstatus_to_exitcode(os.waitpid(int(rest), 0)[1]), flush=True)
+            _answer(os.waitstatus_to_exitcode(os.waitpid(int(rest), 0)[1]))
         else:
             _learn(rest.split())
             threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
             if threads > 1:
                 raise SystemExit(f"{threads} threads after importing {rest}: forks would lack them")
-            print("learned", flush=True)
+            _answer("learned")
 
 
 if __name__ == "__main__":
