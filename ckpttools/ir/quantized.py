@@ -21,6 +21,7 @@ FIELD = "quantization_config"
 _FIELDS = (FIELD, "compression_config")
 # NNX keeps an array below the name of its variable.
 _NNX = ".value"
+_BLOCK_SCALE = "_scale_inv"
 _SCALE = re.compile(
     r"(_scale_inv|_scale_2|(weight|kernel)(_global)?_scale|[._]scales|\.qzeros|_zero_point|absmax|\.SCB)$"
 )
@@ -28,7 +29,7 @@ _PACKED = (".weight_packed", ".qweight")
 _WEIGHT = re.compile(r"(^|[._])(weight|kernel|embedding|wi_\d|wo)$")
 _BLOCKS, _SCALES = "_blocks", "_scales"
 # Ends of a scale's name after that of its weight, and after that of its weight's module.
-_AFTER_WEIGHT = ("_scale_inv", "_scale", "_scale_2", "_global_scale", ".absmax", ".nested_absmax")
+_AFTER_WEIGHT = (_BLOCK_SCALE, "_scale", "_scale_2", "_global_scale", ".absmax", ".nested_absmax")
 _AFTER_MODULE = (".scale", ".scales", ".SCB", ".weight_scale", ".weight_global_scale")
 _PLAIN_BITS = 16
 _DEQUANTIZING = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
@@ -67,8 +68,26 @@ def quantized(dtypes: Mapping[str, DType]) -> dict[str, Quantized]:
     Returns:
         By name, those whose dtype says so, and those that have a scale of blocks, whatever their dtype.
     """
-    found = (Quantized(name, dtype, _scales_of(name, dtypes)) for name, dtype in dtypes.items())
+    names = (weight for name, dtype in dtypes.items() if (weight := _candidate(name, dtype)) in dtypes)
+    found = (Quantized(name, dtypes[name], _scales_of(name, dtypes)) for name in dict.fromkeys(names))
     return {each.name: each for each in found if _is_quantized(each)}
+
+
+def may_be_scaled(name: str, dtype: DType) -> bool:
+    """Whether an array is worth a closer look: nearly none is, and checkpoints have 100,000 of them."""
+    return not _is_plain(dtype) or name.removesuffix(_NNX).endswith(_BLOCK_SCALE)
+
+
+def _is_plain(dtype: DType) -> bool:
+    return dtype.kind == "float" and dtype.bits >= _PLAIN_BITS
+
+
+def _candidate(name: str, dtype: DType) -> str:
+    """The weight that an array may be, or be the scale of."""
+    if not _is_plain(dtype):
+        return name
+    own = name.removesuffix(_NNX)
+    return own.removesuffix(_BLOCK_SCALE) + name[len(own) :] if own.endswith(_BLOCK_SCALE) else ""
 
 
 def is_scale(name: str) -> bool:
@@ -150,7 +169,7 @@ def refuse_unmappable(dtypes: Mapping[str, DType], said: Mapping[str, Any] | Non
     Raises:
         FormatError: there are some.
     """
-    odd = {name: dtype for name, dtype in dtypes.items() if not dtype.is_float or dtype.bits < _PLAIN_BITS}
+    odd = {name: dtype for name, dtype in dtypes.items() if not _is_plain(dtype)}
     if odd:
         raise quantized_error([Quantized(name, dtype, ()) for name, dtype in odd.items()], said, place)
 
@@ -213,7 +232,7 @@ def _is_quantized(each: Quantized) -> bool:
         return False
     if dtype.is_float:
         is_narrow = dtype.bits <= 8 and dtype.name != "float8_e8m0fnu" and not name.endswith("scale")
-        return is_narrow or any(scale.removesuffix(_NNX).endswith("_scale_inv") for scale in each.scales)
+        return is_narrow or any(scale.removesuffix(_NNX).endswith(_BLOCK_SCALE) for scale in each.scales)
     if dtype.kind not in ("int", "uint"):
         return False
     is_blocks = name.endswith(_BLOCKS) and dtype.name == "uint8"

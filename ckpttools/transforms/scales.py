@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ckpttools.errors import MappingError, listing
-from ckpttools.ir.quantized import Quantized, last_keys, quantized, quantized_error, says_quantized, scheme
+from ckpttools.ir.quantized import (
+    Quantized,
+    last_keys,
+    may_be_scaled,
+    quantized,
+    quantized_error,
+    says_quantized,
+    scheme,
+)
 from ckpttools.ir.tree import Path, Tree, dotted
 
 
@@ -15,10 +23,19 @@ def scaled_weights(tree: Tree) -> dict[Path, Quantized]:
     A tree in which no weight has a scale, and whose configuration speaks of none, has no such weights:
     numbers in float8 may well be the values themselves.
     """
+    # A step is a whole number, and no weight.
+    arrays = ((path, array.dtype) for path, array in tree.arrays.items() if array.shape)
+    if not any(may_be_scaled(_last(path), dtype) for path, dtype in arrays):
+        return {}
     paths, found = _quantized(tree)
     if not says_quantized(tree.metadata.config) and not any(each.scales for each in found.values()):
         return {}
     return {paths[name]: each for name, each in found.items()}
+
+
+def _last(path: Path) -> str:
+    """The end of a path's dotted name."""
+    return ".".join(map(str, path[-2:]))
 
 
 def _quantized(tree: Tree) -> tuple[dict[str, Path], dict[str, Quantized]]:
