@@ -10,6 +10,7 @@ import click
 
 from ckpttools import __version__
 from ckpttools.cli.lazy import Lazy, LazyGroup
+from ckpttools.cli.output import say
 from ckpttools.errors import CheckpointError, LaterStepWarning, StorageError
 
 # As a shell reports a program that a signal ended: 128 and the signal's number.
@@ -56,7 +57,7 @@ class _Root(LazyGroup):
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """A warning of the library, such as a plug-in that cannot be loaded, without the place in the code."""
-    click.echo(f"Warning: {message}", err=True)
+    say(f"Warning: {message}")
 
 
 def _report(error: Exception, *, traceback: bool) -> None:
@@ -65,7 +66,7 @@ def _report(error: Exception, *, traceback: bool) -> None:
         from traceback import format_tb
 
         click.echo("".join(format_tb(error.__traceback__)), err=True, nl=False)
-    click.echo(f"Error: {error}", err=True)
+    say(f"Error: {error}")
 
 
 def _drop_output() -> None:
