@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 
@@ -37,10 +38,37 @@ def in_natural_order(names: Iterable[str]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Names out of a file as they can be shown: what would steer the terminal is spelled out."""
-    if text.isprintable():
+    """Names out of a file as they can be shown: what would steer the terminal is spelled out.
+
+    Bytes that are no UTF-8, which Python has as halves of surrogate pairs, are spelled `\\xff`, so different
+    names stay different.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else _spelled(c) for c in text)
+
+
+def printable_text(text: str) -> str:
+    """Text of several lines as it can be shown: the program's own colours and indented lines stay.
+
+    A line break in a name would begin a line that the program seems to say; its own are followed by a space
+    or an end, or stand between the elements that it was given.
+    """
+    if text.isprintable() or _COLOUR.sub("", text).isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return _KEPT.sub(lambda found: found[1] or printable(found[2]), text)
+
+
+# As click sets them.
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# Those, and breaks before indented lines; any other character that may not be printable.
+_KEPT = re.compile(rf"({_COLOUR.pattern}|\n(?=[ \n]|$))|([^ -~])")
+
+
+def _spelled(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"\\x{code - 0xDC00:02x}"
+    # Of the same width, but never what stands for a byte.
+    return f"\\u{code:04x}" if 0x80 <= code <= 0xFF else character.encode("unicode_escape").decode()
 
 
 def _natural(name: str) -> bytes:

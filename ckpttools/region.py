@@ -103,6 +103,15 @@ def grid_indices(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Shape]:
     return itertools.product(*map(range, grid_shape(shape, chunk)))
 
 
+def grid_index(grid: Sequence[int], position: int) -> Shape:
+    """The cell index at a position in C order, of a grid of so many cells along each axis."""
+    index: Shape = ()
+    for length in reversed(grid):
+        position, place = divmod(position, length)
+        index = (place, *index)
+    return index
+
+
 def contiguous_runs(shape: Sequence[int], region: Region) -> Iterator[tuple[int, int]]:
     """The region as (offset, length) runs of elements of a C-ordered array of `shape`, in order.
 

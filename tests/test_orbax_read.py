@@ -188,7 +188,10 @@ class TestSteps:
     @pytest.mark.parametrize(
         ("damage", "reason"),
         [
-            (lambda step: (step / "_CHECKPOINT_METADATA").write_text("{"), "not a JSON file"),
+            (
+                lambda step: (step / "_CHECKPOINT_METADATA").write_text("{"),
+                "_CHECKPOINT_METADATA: not a JSON file",
+            ),
             (lambda step: (step / "items" / "_METADATA").unlink(), "no _METADATA"),
             (lambda step: (step / "items" / "manifest.ocdbt").unlink(), "no manifest.ocdbt in items"),
             (lambda step: shutil.rmtree(step / "items"), "no _METADATA"),
@@ -213,7 +216,7 @@ class TestSteps:
             (lambda step: [shutil.rmtree(step / "items"), without_tree(step)], "no tree, but metrics"),
             (
                 lambda step: [shutil.rmtree(step / "items"), (step / "_CHECKPOINT_METADATA").write_text("")],
-                "no _METADATA, not a JSON file",
+                "no _METADATA, _CHECKPOINT_METADATA: not a JSON file",
             ),
         ],
         ids=["nothing says that it was finished", "an item is written", "begun", "metrics", "metadata begun"],

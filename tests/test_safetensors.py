@@ -257,7 +257,7 @@ BROKEN = {
     "not JSON": (framed(b'{"a": 1,\n "b" 2}'), ["not JSON", ":2:6", "2}"]),
     "cut in the middle": (framed(b'{"a": {"dtype"'), ["not JSON", ":1:15"]),
     "two objects": (framed(b'{} {"a": 1}'), ["not JSON", ":1:4"]),
-    "too deep": (framed(b'{"a":' * 100_000), ["not usable JSON", "recursion"]),
+    "too deep": (framed(b'{"a":' * 100_000), ["not usable JSON", "nested more than"]),
     "endless number": (framed(b'{"a": ' + b"9" * 5000 + b"}"), ["not usable JSON", "digits"]),
     "half a surrogate pair": (framed(b'{"\\ud800": 1}'), ["surrogate", "\\ud800"]),
     "duplicate name": (framed(b'{"w": 1, "v": 2, "w": 3}'), ["duplicate key 'w'"]),

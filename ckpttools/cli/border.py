@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 
 import click
 
+from ckpttools.cli.output import say
 from ckpttools.cli.stopping import TOLD, Stopped
 from ckpttools.errors import CheckpointError, MemoryBudgetError, NoSpaceError, StorageError
 
@@ -35,7 +36,7 @@ def exit_code_of(end: BaseException, *, traceback: bool) -> int:
         elif isinstance(end, Stopped):
             click.echo(TOLD, err=True)
         else:
-            click.echo(_told(end, traceback), err=True)
+            say(_told(end, traceback))
     if isinstance(end, (click.ClickException, Stopped)):
         return end.exit_code
     error = _in_our_words(end)

@@ -65,7 +65,7 @@ def chunks(
     mesh = parse_mesh(mesh_text) if mesh_text is not None else None
     spec = parse_spec(spec_text, mesh) if spec_text is not None and mesh else None
     tree = open_tree(path, read)
-    report = inspect_chunks(tree, survey(tree), pattern, mesh, spec)
+    report = inspect_chunks(tree, survey(tree, read.max_index_bytes), pattern, mesh, spec)
     if as_json:
         print_json({"report": report, "advice": advice(report)})
         return

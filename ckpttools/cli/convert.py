@@ -12,7 +12,7 @@ from ckpttools.cli.lazy import Lazy, LazyGroup
 from ckpttools.cli.options import (
     Output,
 )
-from ckpttools.cli.output import print_json
+from ckpttools.cli.output import print_json, show
 from ckpttools.errors import UsageError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _carry_out(conversion: Conversion, destination: Path, output: Output) -> Non
     if output.as_json:
         print_json(receipt)
     else:
-        click.echo(closing_line(receipt))
+        show([closing_line(receipt)])
 
 
 def _require_partial(destination: Path) -> None:

@@ -18,6 +18,7 @@ from ckpttools.cli.options import (
     bundled,
     json_option,
     max_header_option,
+    max_index_option,
     resource_options,
 )
 from ckpttools.cli.output import print_json
@@ -172,6 +173,7 @@ _alignment_options = bundled(
 @resource_options
 @progress_option
 @max_header_option
+@max_index_option
 def diff(
     first: Path,
     second: Path,
@@ -181,6 +183,7 @@ def diff(
     resources: Resources,
     progress: bool,
     max_header_bytes: int,
+    max_index_bytes: int,
 ) -> None:
     """Compare two checkpoints number by number: what is equal, what differs and how far, and why.
 
@@ -203,7 +206,7 @@ def diff(
     from ckpttools.formats.base import ReadOptions
     from ckpttools.formats.registry import open_tree
 
-    read = ReadOptions(max_header_bytes=max_header_bytes)
+    read = ReadOptions(max_header_bytes=max_header_bytes, max_index_bytes=max_index_bytes)
     trees = open_tree(first, read), open_tree(second, read)
     both = aligned(*trees, alignment)
     a, b = (_chosen(each, looking.pattern) for each in (both.a, both.b))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, bundled, json_option, read_options, resource_options
-from ckpttools.cli.output import print_json, show
+from ckpttools.cli.output import print_json, say, show
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.wording import wording_options
 from ckpttools.errors import UsageError
@@ -136,7 +136,7 @@ def hash_command(
         print_json(_described(made, tree.metadata.place, remarks))
     else:
         for each in remarks:
-            click.echo(printable(each), err=True)
+            say(each)
         show(_lines(made))
 
 

@@ -14,6 +14,7 @@ from ckpttools import __version__
 from ckpttools.cli import stopping
 from ckpttools.cli.border import exit_code_of, finish_output, kept_from_click, write_whole
 from ckpttools.cli.lazy import Lazy, LazyGroup
+from ckpttools.cli.output import say
 from ckpttools.errors import LaterStepWarning
 
 _COMMANDS = {
@@ -75,7 +76,7 @@ class _Root(LazyGroup):
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """A warning of the library, such as a plug-in that cannot be loaded, without the place in the code."""
-    click.echo(f"Warning: {message}", err=True)
+    say(f"Warning: {message}")
 
 
 @click.command(

@@ -16,6 +16,7 @@ from ckpttools.cli.options import (
     Output,
     bundled,
     max_header_option,
+    max_index_option,
     output_options,
     resource_options,
 )
@@ -157,13 +158,19 @@ def hf_to_maxtext(
 
 
 def _to_huggingface(
-    family: str | None, rope_layout: str | None, tied: str | None, step: int | None, **values: Any
+    family: str | None,
+    rope_layout: str | None,
+    tied: str | None,
+    step: int | None,
+    max_index_bytes: int,
+    **values: Any,
 ) -> ToHuggingFace:
     from ckpttools.formats.base import ReadOptions
     from ckpttools.maxtext_to_hf import ToHuggingFace
     from ckpttools.model import ModelOptions
 
-    return ToHuggingFace(model=ModelOptions(family, rope_layout, tied), read=ReadOptions(step=step), **values)
+    read = ReadOptions(step=step, max_index_bytes=max_index_bytes)
+    return ToHuggingFace(model=ModelOptions(family, rope_layout, tied), read=read, **values)
 
 
 _back_options = bundled(
@@ -206,6 +213,7 @@ _back_options = bundled(
         metavar="N",
         help="Training step to open; without it the latest finished one.",
     ),
+    max_index_option,
 )
 
 

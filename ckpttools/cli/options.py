@@ -129,6 +129,13 @@ max_header_option = click.option(
     show_default=True,
     help="Longest safetensors header that is accepted.",
 )
+max_index_option = click.option(
+    "--max-index-bytes",
+    type=SIZE,
+    default="256MiB",
+    show_default=True,
+    help="Memory that an OCDBT index may take where its size on disk does not account for it.",
+)
 read_options = bundled(
     "read",
     _read_options,
@@ -139,6 +146,7 @@ read_options = bundled(
         help="Training step to open; without it the latest finished one.",
     ),
     max_header_option,
+    max_index_option,
 )
 
 

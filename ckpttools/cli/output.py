@@ -12,6 +12,8 @@ from textwrap import wrap
 
 import click
 
+from ckpttools.names import printable_text
+
 
 def print_json(value: object) -> None:
     """One JSON value on stdout; frozen dataclasses become objects of the same fields, and NaN null."""
@@ -31,8 +33,17 @@ def _plain(value: object) -> object:
 
 
 def show(lines: Iterable[str]) -> None:
-    """Lines on stdout; click takes the colours out where that is no terminal."""
-    click.echo("\n".join(lines), color=False if "NO_COLOR" in os.environ else None)
+    """Lines on stdout; click takes the colours out where that is no terminal.
+
+    Names of files and arrays may hold anything: nothing of it steers the terminal.
+    """
+    text = "\n".join(map(printable_text, lines))
+    click.echo(text, color=False if "NO_COLOR" in os.environ else None)
+
+
+def say(text: str) -> None:
+    """A message on stderr, as safe as lines of `show`."""
+    click.echo(printable_text(text), err=True)
 
 
 def width() -> int | None:

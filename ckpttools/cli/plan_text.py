@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
+from ckpttools.cli.output import say, show
 from ckpttools.cli.units import count, counted, disk, exact, memory
 from ckpttools.ir.kinds import role
 from ckpttools.ir.tree import spelled
@@ -123,8 +122,8 @@ def print_plan(report: PlanReport) -> None:
         *_warnings(report.inexact, report.dropped),
     ]
     for label, text in pairs:
-        click.echo(f"{label:<8} {text}")
-    click.echo("\nDry run: nothing was written. --json lists every array with its chunks.")
+        show([f"{label:<8} {text}"])
+    show(["", "Dry run: nothing was written. --json lists every array with its chunks."])
 
 
 def _shared(report: PlanReport) -> Iterator[tuple[str, str]]:
@@ -138,9 +137,9 @@ def _shared(report: PlanReport) -> Iterator[tuple[str, str]]:
 def print_notes(notes: Notes, remarks: Sequence[str] = ()) -> None:
     """What the user should know before the work begins, on stderr."""
     for text in remarks:
-        click.echo(f"{'note':<8} {text}", err=True)
+        say(f"{'note':<8} {text}")
     for label, text in _warnings(notes.inexact, notes.dropped):
-        click.echo(f"{label:<8} {text}", err=True)
+        say(f"{label:<8} {text}")
 
 
 def closing_line(receipt: Receipt) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, SOME_TEXT, json_option, read_options, resource_options
-from ckpttools.cli.output import print_json
+from ckpttools.cli.output import print_json, show
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.units import counted, disk
 from ckpttools.errors import DestinationExistsError, StorageError
@@ -101,7 +101,7 @@ def report(
     if as_json:
         print_json(Written(output, len(text.encode()), len(tree.arrays), not no_stats))
     else:
-        click.echo(f"{output}: {page}")
+        show([f"{output}: {page}"])
 
 
 def _page(tree: Tree, resources: Resources, progress: bool, *, stats: bool) -> str:

@@ -15,6 +15,7 @@ from ckpttools.errors import CheckpointError
 from ckpttools.formats import zarr2, zarr3
 from ckpttools.formats.databases import Database
 from ckpttools.formats.ocdbt import Extent
+from ckpttools.formats.orbax_hosts import where_chunks_may_be
 from ckpttools.formats.orbax_metadata import TREE_FILE, SavedLeaf, parse_tree
 from ckpttools.formats.zarr_chunks import ChunkTable
 from ckpttools.ir.tree import dotted
@@ -88,7 +89,7 @@ def _missing(item: Item, tables: Sequence[ChunkTable]) -> Iterator[Finding]:
     place = str(item.path)
     if item.is_part_of_a_host:
         why = "this is what one host kept for itself: the others have the rest"
-        yield Finding(WARNING, place, what, why, "restore it with the directories of all hosts of a slice")
+        yield Finding(WARNING, place, what, why, where_chunks_may_be(item.path, may_be_old=False))
     elif not item.leaves_out:
         yield Finding(ERROR, place, what, "they were lost, and some tools read zeros for them", _FETCH)
     else:

@@ -16,6 +16,7 @@ from ckpttools.doctor.looking import is_directory, is_file
 from ckpttools.errors import CheckpointError, FormatError, StorageError
 from ckpttools.formats.databases import Database, database_of
 from ckpttools.formats.ocdbt import MANIFEST
+from ckpttools.formats.orbax_hosts import is_part_of_a_host
 from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, SHARDING_FILE, TREE_FILE
 from ckpttools.formats.orbax_steps import IN_PROGRESS
 from ckpttools.formats.safetensors_header import json_object
@@ -75,7 +76,7 @@ class Item:
     @property
     def is_part_of_a_host(self) -> bool:
         """Whether it is what one host kept for itself: some chunks are then elsewhere."""
-        return is_directory(self.step / "process_metadata")
+        return is_part_of_a_host(self.path)
 
     @cached_property
     def is_unfinished(self) -> bool:

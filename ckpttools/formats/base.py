@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+from ckpttools.formats.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.placement import ChunkFiles, Placement, Range, Referenced
 from ckpttools.ir.array import ByteSource
 from ckpttools.ir.tree import Path as TreePath
@@ -31,10 +32,12 @@ class ReadOptions:
     Attributes:
         step: the training step to open; None takes the latest finished one.
         max_header_bytes: longest safetensors header accepted; the reference implementation stops at 100 MB.
+        max_index_bytes: memory that an OCDBT index may take, where its size on disk does not account for it.
     """
 
     step: int | None = None
     max_header_bytes: int = 100_000_000
+    max_index_bytes: int = MAX_INDEX_BYTES
 
 
 class Format(Protocol):

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpttools.errors import FormatError
-from ckpttools.formats import ocdbt
-from ckpttools.formats.ocdbt import MANIFEST, Entry, Extent
-from ckpttools.formats.orbax_entries import named_file, processes_of
+from ckpttools.formats.ocdbt import MANIFEST, MAX_INDEX_BYTES, Entry, Extent
+from ckpttools.formats.orbax_entries import processes_of, read_index
 from ckpttools.stores.local import LocalFile, storage_error
 
 
@@ -54,53 +53,36 @@ class Database:
             source.close()
 
 
-def database_of(directory: Path) -> Database:
+def database_of(directory: Path, max_index_bytes: int = MAX_INDEX_BYTES) -> Database:
     """What is stored in a directory: by its OCDBT index, by those of the processes of a save, or in files.
 
     Raises:
         FormatError, StorageError: an index is damaged or cannot be read.
     """
     if (directory / MANIFEST).is_file():
-        return read_database(directory)
+        return read_database(directory, max_index_bytes)
     processes = processes_of(directory)
-    return _united(directory, processes) if processes else _files(directory)
+    return _united(directory, processes, max_index_bytes) if processes else _files(directory)
 
 
-def read_database(directory: Path) -> Database:
+def read_database(directory: Path, max_index_bytes: int = MAX_INDEX_BYTES) -> Database:
     """The OCDBT database in a directory.
 
     Raises:
         FormatError, StorageError: it is damaged or cannot be read.
     """
     nodes: list[Extent] = []
-
-    def fetch(file: str, offset: int, length: int | None) -> bytes:
-        source = named_file(directory, file, "a file of the index")
-        try:
-            rest = max(0, source.size - offset)
-            nodes.append(Extent(file, offset, rest if length is None else length))
-            # A node past the end of its file is cut, and refused by its own length.
-            return source.read(min(offset, source.size), rest if length is None else min(length, rest))
-        finally:
-            source.close()
-
-    try:
-        entries = ocdbt.read(fetch)
-    except FormatError as error:
-        place = directory / (error.place or MANIFEST)
-        raise FormatError(
-            error.message, place=place, got=error.got, wanted=error.wanted, hint=error.hint
-        ) from error
+    entries = read_index(directory, max_index_bytes, nodes.append)
     named = {key.decode(errors="surrogateescape"): entry for key, entry in entries.items()}
     return Database(directory, (MANIFEST,), named, tuple(nodes))
 
 
-def _united(directory: Path, processes: list[Path]) -> Database:
+def _united(directory: Path, processes: list[Path], max_index_bytes: int) -> Database:
     """The databases of several processes as one; of what is in several, the first counts."""
     entries: dict[str, Entry] = {}
     nodes: list[Extent] = []
     for process in processes:
-        found = moved(read_database(process), process.name)
+        found = moved(read_database(process, max_index_bytes), process.name)
         entries = {**found.entries, **entries}
         nodes.extend(found.nodes)
     manifests = tuple(f"{process.name}/{MANIFEST}" for process in processes)

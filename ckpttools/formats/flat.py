@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.errors import FormatError, listing
+from ckpttools.formats.json_file import DEEPEST, parse_json
 from ckpttools.ir.tree import Empty, Leaf, Path, Text, Tree
 
 # The key under which the text lies among a format's own metadata.
@@ -151,11 +152,11 @@ class _Saved:
 
 def _parsed(text: str, place: str) -> _Saved:
     try:
-        document = json.loads(text)
+        document = parse_json(text)
         version = document["version"]
         if version == _VERSION:
             return _saved(document)
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(
             "the description of the tree is damaged",
             place=place,
@@ -181,7 +182,7 @@ def _saved(document: Mapping[str, Any]) -> _Saved:
 
 def _saved_leaf(keys: list[object], kind: str, value: str = "") -> _SavedLeaf:
     path = tuple(key for key in keys if type(key) in (str, int))
-    if len(path) != len(keys) or type(value) is not str:
+    if len(path) != len(keys) or len(path) > DEEPEST or type(value) is not str:
         raise TypeError(f"no path and value: {keys!r}, {value!r}")
     if kind not in (_ARRAY, "scalar", "key", "empty", "text"):
         raise ValueError(f"no kind of leaf: {kind!r}")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+from bisect import bisect
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -34,6 +36,11 @@ MAX_INLINE_VALUE = _MAX_NODE_ENTRIES = 1 << 20
 _MAX_END = (1 << 63) - 1  # of a byte range
 _MISSING = (1 << 64) - 1  # as offset and length of a root: there is no tree
 _SMALL = [bytes([number]) for number in range(128)]
+# What an index may take in memory: so much, or so many times what is stored of it. Measured: 200,000 chunks
+# of 200 arrays, which tensorstore stores in 3 bytes each, take 363 bytes each, of which 337 are counted.
+MAX_INDEX_BYTES, _MOST_EXPANDED = 256 << 20, 256
+_STRING_BYTES = 256  # beside its characters: objects, and its entry in a map
+_DECOMPRESSED_AT_ONCE = 1 << 20
 _DAMAGED = "the file is damaged or was not written completely; restore it from another copy"
 
 
@@ -99,15 +106,25 @@ def encode(
     return EncodedIndex(_frame(_MANIFEST_MAGIC, body), nodes, num_nodes, height)
 
 
-def read(fetch: Fetch) -> dict[bytes, Entry]:
+def read(fetch: Fetch, max_bytes: int = MAX_INDEX_BYTES) -> dict[bytes, Entry]:
     """The whole index of the newest version, keys in order.
 
     Args:
         fetch: `fetch(file, offset, length)` returns bytes of a file, to its end if length is None.
+        max_bytes: memory that the index may take, where that is more than its size on disk accounts for.
+
+    Raises:
+        FormatError: it is damaged, or would take more.
     """
-    body = _open(fetch(MANIFEST, 0, None), _MANIFEST_MAGIC, MANIFEST)
+    reader = _Reader(fetch, max_bytes)
+    body = reader.open(fetch(MANIFEST, 0, None), _MANIFEST_MAGIC, MANIFEST)
     root, height = _root(body)
-    return dict(_walk(fetch, root, height, b"")) if root else {}
+    entries = list(reader.walk(root, height, b"")) if root else []
+    index = dict(entries)
+    if len(index) != len(entries):
+        got = f"{len(entries)} entries, {len(index)} keys"
+        body.fail("A key occurs twice.", got, "every key once")
+    return index
 
 
 class _Child(NamedTuple):
@@ -237,8 +254,14 @@ _Node = tuple[Extent, bytes]
 class _Body:
     """A cursor over the bytes of a manifest or node."""
 
-    def __init__(self, data: bytes, place: str) -> None:
+    def __init__(self, data: bytes, place: str, charge: Callable[[_Body, int], None] | None = None) -> None:
         self.data, self.place, self.position = data, place, 0
+        self._charge = charge
+
+    def charge(self, nbytes: int) -> None:
+        """Says that so much memory is about to be taken; refused if that is too much."""
+        if self._charge is not None:
+            self._charge(self, nbytes)
 
     def fail(self, message: str, got: object, wanted: object, hint: str = _DAMAGED) -> NoReturn:
         raise FormatError(message, place=self.place, got=got, wanted=wanted, hint=hint)
@@ -275,22 +298,78 @@ class _Body:
         return number
 
 
-def _open(data: bytes, magic: bytes, place: str) -> _Body:
-    """Checks the frame and returns its body, decompressed."""
-    frame = _Body(data, place)
-    _check(frame, magic)
-    frame.take(_HEADER.size)
-    frame.known("format version", frame.varint(), ["the only one"])
-    method = frame.known("compression", frame.varint(), ["none", "zstd"])
-    body = data[frame.position : -4]
-    if method:
-        import zstandard
+class _Reader:
+    """Reads nodes, each of them once, as long as there is memory for what they hold."""
 
-        try:
-            body = zstandard.ZstdDecompressor().decompressobj().decompress(body)
-        except zstandard.ZstdError as error:
-            frame.fail("The zstd data cannot be decompressed.", error, "one zstd frame")
-    return _Body(body, place)
+    def __init__(self, fetch: Fetch, max_bytes: int) -> None:
+        self._fetch, self._max_bytes = fetch, max_bytes
+        self._stored = self._taken = 0
+        # For each file the byte ranges of nodes that were read, in order: start, end, start, end, …
+        self._visited: dict[str, list[int]] = defaultdict(list)
+
+    def open(self, data: bytes, magic: bytes, place: str) -> _Body:
+        """Checks the frame and returns its body, decompressed."""
+        self._stored += len(data)
+        frame = _Body(data, place, self._charge)
+        _check(frame, magic)
+        frame.take(_HEADER.size)
+        frame.known("format version", frame.varint(), ["the only one"])
+        method = frame.known("compression", frame.varint(), ["none", "zstd"])
+        body = data[frame.position : -4]
+        frame.charge(len(body))
+        return _Body(_decompressed(frame, body) if method else body, place, self._charge)
+
+    def _charge(self, body: _Body, nbytes: int) -> None:
+        self._taken += nbytes
+        most = max(self._max_bytes, _MOST_EXPANDED * self._stored)
+        if self._taken > most:
+            got, wanted = f"more than {most} bytes out of {self._stored}", f"at most {most} bytes"
+            hint = f"if the checkpoint is trusted, pass a larger --max-index-bytes than {self._max_bytes}"
+            body.fail("The index takes too much memory.", got, wanted, hint)
+
+    def walk(self, node: _Node, height: int, prefix: bytes) -> Entries:
+        """Everything below `node`, whose keys all start with `prefix`."""
+        extent, base = node
+        file, start, length = extent.file, extent.offset, extent.length
+        self._visit(extent)
+        body = self.open(self._fetch(file, start, length), _NODE_MAGIC, f"{file}:{start}:{length}")
+        if (got := body.take(1)[0]) != height:
+            body.fail("The node has another height than its parent says.", got, height)
+        files, count = _read_table(body, base), body.varint()
+        body.charge(count * len(prefix))
+        if height == 0:
+            return _read_leaf(body, files, count, prefix)
+        children = _read_interior(body, files, count)
+        walks = (self.walk(child, height - 1, prefix + more) for child, more in children)
+        return chain.from_iterable(walks)
+
+    def _visit(self, node: Extent) -> None:
+        """Refuses a node with bytes of one that was read: it is its own ancestor, or has two parents."""
+        ranges, start, end = self._visited[node.file], node.offset, node.offset + node.length
+        place = bisect(ranges, start)
+        if place % 2 or any(following < end for following in ranges[place : place + 1]):
+            raise FormatError(
+                "Two parts of the tree are the same bytes.",
+                place=f"{node.file}:{start}:{node.length}",
+                got="a node that is reached twice",
+                wanted="a tree",
+                hint=_DAMAGED,
+            )
+        ranges[place:place] = [start, end]
+
+
+def _decompressed(frame: _Body, data: bytes) -> bytes:
+    """The content of a zstd frame, charged before it is held."""
+    import zstandard
+
+    reader, parts = zstandard.ZstdDecompressor().stream_reader(data), []
+    try:
+        while part := reader.read(_DECOMPRESSED_AT_ONCE):
+            frame.charge(len(part))
+            parts.append(part)
+    except zstandard.ZstdError as error:
+        frame.fail("The zstd data cannot be decompressed.", error, "one zstd frame")
+    return b"".join(parts)
 
 
 def _check(frame: _Body, magic: bytes) -> None:
@@ -318,25 +397,11 @@ def _root(body: _Body) -> tuple[_Node | None, int]:
     files, count = _read_table(body, b""), body.varint()
     if count == 0:
         body.fail("The manifest has no version.", 0, "at least one")
+    body.charge(count * _STRING_BYTES)
     body.varints(count)
     height = body.take(count)[-1]
     root = [body.varints(count)[-1] for _ in range(3)]
     return (None if root[1:] == [_MISSING] * 2 else _node(body, files, *root)), height
-
-
-def _walk(fetch: Fetch, node: _Node, height: int, prefix: bytes) -> Entries:
-    """Everything below `node`, whose keys all start with `prefix`."""
-    extent, base = node
-    file, start, length = extent.file, extent.offset, extent.length
-    body = _open(fetch(file, start, length), _NODE_MAGIC, f"{file}:{start}:{length}")
-    if (got := body.take(1)[0]) != height:
-        body.fail("The node has another height than its parent says.", got, height)
-    files, count = _read_table(body, base), body.varint()
-    if height == 0:
-        return _read_leaf(body, files, count, prefix)
-    children = _read_interior(body, files, count)
-    walks = (_walk(fetch, child, height - 1, prefix + more) for child, more in children)
-    return chain.from_iterable(walks)
 
 
 def _read_leaf(body: _Body, files: list[_File], count: int, prefix: bytes) -> Entries:
@@ -373,7 +438,9 @@ def _node(body: _Body, files: list[_File], number: int, offset: int, length: int
 
 
 def _read_table(body: _Body, base: bytes) -> list[_File]:
-    paths, lengths = _read_strings(body, body.varint(), third=True)
+    count = body.varint()
+    body.charge(count * len(base))
+    paths, lengths = _read_strings(body, count, third=True)
     rows = zip(paths, lengths, strict=True)
     files = [(os.fsdecode(base + path), base + path[:length]) for path, length in rows]
     for path, _ in filter(itemgetter(0), files):
@@ -383,8 +450,10 @@ def _read_table(body: _Body, base: bytes) -> list[_File]:
 
 def _read_strings(body: _Body, count: int, third: bool = False) -> tuple[list[bytes], list[int]]:
     """What `_strings` writes."""
+    body.charge(count * _STRING_BYTES)
     prefixes = [0, *body.varints(max(count - 1, 0))][:count]
     suffixes, thirds = body.varints(count), body.varints(count if third else 0)
+    body.charge(sum(prefixes) + sum(suffixes))
     strings, last = [], b""
     for prefix, suffix in zip(prefixes, suffixes, strict=True):
         if prefix > len(last):

@@ -14,6 +14,7 @@ from ckpttools.formats.base import COMPANIONS, ReadOptions
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax_arrays import Arrays
 from ckpttools.formats.orbax_entries import entries_of
+from ckpttools.formats.orbax_hosts import is_part_of_a_host
 from ckpttools.formats.orbax_metadata import SavedLeaf, key_impls
 from ckpttools.ir.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, spelled
 
@@ -44,7 +45,7 @@ class Orbax:
             config=_config(item.directory),
             place=str(item.directory),
         )
-        leaves = _Leaves(item.directory, _arrays(item.directory, document))
+        leaves = _Leaves(item.directory, _arrays(item, document, options))
         return Tree({each.path: leaves.leaf(each) for each in saved}, metadata)
 
 
@@ -57,11 +58,14 @@ def _config(directory: FilePath) -> Mapping[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-def _arrays(directory: FilePath, document: Mapping[str, Any]) -> Arrays:
-    entries = entries_of(directory, document.get("use_ocdbt"))
+def _arrays(item: orbax_runs.Item, document: Mapping[str, Any], options: ReadOptions) -> Arrays:
+    directory = item.directory
+    entries = entries_of(directory, document.get("use_ocdbt"), options.max_index_bytes)
     # Absent in the metadata of old versions: then a missing chunk may be lost as well as left out.
-    left_out = document.get("store_array_data_equal_to_fill_value") is False
-    return Arrays(directory, entries, document.get("use_zarr3"), left_out)
+    said = document.get("store_array_data_equal_to_fill_value")
+    # What one host kept lacks the chunks of the others, whatever these hold.
+    left_out = said is False and not is_part_of_a_host(directory)
+    return Arrays(directory, entries, document.get("use_zarr3"), left_out, may_be_old=said is None)
 
 
 def _names(saved: Iterable[SavedLeaf], place: FilePath) -> dict[str, Path]:

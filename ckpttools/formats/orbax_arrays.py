@@ -12,13 +12,15 @@ from ckpttools.errors import FormatError
 from ckpttools.formats import zarr2, zarr3
 from ckpttools.formats.ocdbt import Entry
 from ckpttools.formats.orbax_entries import Entries, Files
+from ckpttools.formats.orbax_hosts import where_chunks_may_be
 from ckpttools.formats.orbax_pieces import Piece, Shard, piece_array, scratch_of
 from ckpttools.formats.zarr_chunks import parse_array
 from ckpttools.formats.zarr_codecs import ZarrArray
 from ckpttools.ir.array import ByteSource, LazyArray
 from ckpttools.ir.nodes import Chunked, Constant, Stored
+from ckpttools.ir.stored import Gaps
 from ckpttools.ir.tree import Path, dotted, spelled
-from ckpttools.region import Shape, grid_cell, grid_indices, grid_shape
+from ckpttools.region import Shape, grid_cell, grid_index, grid_indices, grid_shape
 from ckpttools.stores.memory import Bytes
 
 
@@ -31,12 +33,19 @@ class Arrays:
         entries: its keys.
         use_zarr3: which version of zarr its metadata says; None if it says nothing.
         may_be_left_out: whether chunks that hold only the fill value were not stored.
+        may_be_old: whether it was perhaps written when Orbax left such chunks out without saying so.
     """
 
     directory: FilePath
     entries: Entries
     use_zarr3: bool | None
     may_be_left_out: bool
+    may_be_old: bool = False
+
+    @cached_property
+    def hint(self) -> str:
+        """Where missing chunks may be."""
+        return where_chunks_may_be(self.directory, self.may_be_old)
 
     def array(self, path: Path) -> LazyArray:
         """The array at a path of the tree.
@@ -46,9 +55,7 @@ class Arrays:
         """
         # A leaf that is the whole tree has no name, and its keys no prefix.
         prefix = f"{dotted(path)}/" if path else ""
-        grid = Grid(self, path, prefix, self._document(prefix))
-        grid.check()
-        return grid.lazy()
+        return Grid(self, path, prefix, self._document(prefix)).lazy()
 
     def _document(self, prefix: str) -> ZarrArray:
         files = (zarr3.DOCUMENT, zarr2.DOCUMENT)
@@ -103,7 +110,7 @@ class Grid:
         document, coding = self.document, self.document.coding
         shard, nbytes = self._shard, self._array_nbytes
         scratch = None if self._is_plain else scratch_of(coding, document.dtype, shard, nbytes)
-        return Chunked(document.shape, document.dtype, coding.shape, self, scratch)
+        return Chunked(document.shape, document.dtype, coding.shape, self, scratch, self._gaps())
 
     @cached_property
     def _is_plain(self) -> bool:
@@ -155,10 +162,23 @@ class Grid:
         at_start = self.document.shard_index_at_start
         return None if at_start is None else Shard(prod(self._pieces), at_start, self._fill)
 
-    def check(self) -> None:
-        """Refuses chunks that the metadata has no room for: it is then of another array."""
-        document = self.document
-        grid = grid_shape(document.shape, document.chunk)
+    def _gaps(self) -> Gaps | None:
+        """The chunks that are missing, None if none are or they may hold the fill value."""
+        grid = grid_shape(self.document.shape, self.document.chunk)
+        present, chunks = self._counted(grid), prod(grid)
+        if present == chunks or self._fill is not None:
+            return None
+        keys = (self.document.keys.key(grid_index(grid, number)) for number in range(present + 1))
+        first = next(key for key in keys if self.arrays.entries.get(self.prefix + key) is None)
+        return Gaps(spelled(self.path), chunks - present, chunks, self.prefix + first, self.arrays.hint)
+
+    def _counted(self, grid: Shape) -> int:
+        """How many chunks there are.
+
+        Raises:
+            FormatError: the metadata has no room for one: it is then of another array.
+        """
+        document, count = self.document, 0
         for key in self.arrays.entries.below(self.prefix):
             index = document.keys.index(key, len(grid))
             if index is not None and not all(i < n for i, n in zip(index, grid, strict=True)):
@@ -169,6 +189,8 @@ class Grid:
                     wanted=f"a grid of {list(grid)}: shape {list(document.shape)} "
                     f"in chunks of {list(document.chunk)}",
                 )
+            count += index is not None
+        return count
 
     def __call__(self, index: Shape) -> LazyArray:
         """The piece of the array at an index of the grid of pieces."""
@@ -226,7 +248,7 @@ class Grid:
                 place=self._name(key),
                 got=self.arrays.entries.missing if entry is None else f"{length} bytes",
                 wanted=f"{wanted} bytes" if wanted is not None else None,
-                hint=_MISSING_HINT if entry is None else None,
+                hint=self.arrays.hint if entry is None else None,
             )
         if isinstance(entry, bytes):
             return Bytes(spelled(self.path), entry), 0, length
@@ -244,12 +266,6 @@ class Grid:
     def _name(self, key: str) -> str:
         """A chunk in messages."""
         return f"{self.arrays.directory}: {spelled(self.path)}, chunk {key}"
-
-
-_MISSING_HINT = (
-    "if it was left out because it holds only the fill value, as old versions of Orbax did, say so in "
-    'the _METADATA: "store_array_data_equal_to_fill_value": false'
-)
 
 
 def _position(index: Sequence[int], lengths: Sequence[int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -41,21 +41,22 @@ class Entries(Protocol):
         """
 
 
-def entries_of(directory: Path, use_ocdbt: bool | None) -> Entries:
+def entries_of(directory: Path, use_ocdbt: bool | None, max_index_bytes: int) -> Entries:
     """The keys of the item in a directory.
 
     Args:
         directory: the item.
         use_ocdbt: what its metadata says, None if nothing.
+        max_index_bytes: as in `ckpttools.formats.base.ReadOptions`.
 
     Raises:
         FormatError, StorageError: there is no index where one must be, or it is damaged.
     """
     if (directory / MANIFEST).is_file():
-        return Indexed(directory, _index(directory))
+        return Indexed(directory, read_index(directory, max_index_bytes))
     processes = processes_of(directory)
     if processes:
-        return Indexed(directory, _union(directory, processes))
+        return Indexed(directory, _union(processes, max_index_bytes))
     if use_ocdbt:
         raise FormatError(
             f"there is no {MANIFEST}",
@@ -71,24 +72,40 @@ def processes_of(directory: Path) -> list[Path]:
     return sorted(place.parent for place in directory.glob(f"{PROCESSES}/{MANIFEST}"))
 
 
-def _index(directory: Path) -> dict[bytes, Entry]:
+def read_index(
+    directory: Path, max_bytes: int, on_node: Callable[[Extent], object] = lambda node: None
+) -> dict[bytes, Entry]:
+    """The keys of the OCDBT database in a directory.
+
+    Args:
+        directory: of the manifest.
+        max_bytes: memory that the index may take where its size on disk does not account for it.
+        on_node: called with the range of each part of the index, the manifest first.
+
+    Raises:
+        FormatError, StorageError: it is damaged or cannot be read.
+    """
+
     def fetch(file: str, offset: int, length: int | None) -> bytes:
         source = named_file(directory, file, "a file of the index")
         try:
-            return source.read(offset, max(0, source.size - offset) if length is None else length)
+            rest = max(0, source.size - offset)
+            on_node(Extent(file, offset, rest if length is None else length))
+            # A node past the end of its file is cut, and refused by its own length.
+            return source.read(min(offset, source.size), rest if length is None else min(length, rest))
         finally:
             source.close()
 
     try:
-        return ocdbt.read(fetch)
+        return ocdbt.read(fetch, max_bytes)
     except FormatError as error:
-        place = directory / error.place if error.place else directory
+        place = directory / (error.place or MANIFEST)
         raise FormatError(
             error.message, place=place, got=error.got, wanted=error.wanted, hint=error.hint
         ) from error
 
 
-def _union(directory: Path, processes: list[Path]) -> dict[bytes, Entry]:
+def _union(processes: list[Path], max_index_bytes: int) -> dict[bytes, Entry]:
     """All keys of several databases. Replicated arrays are in several of them, with the same bytes.
 
     Raises:
@@ -96,14 +113,14 @@ def _union(directory: Path, processes: list[Path]) -> dict[bytes, Entry]:
     """
     union: dict[bytes, Entry] = {}
     for process in processes:
-        for key, entry in _index(process).items():
+        for key, entry in read_index(process, max_index_bytes).items():
             moved = (
                 replace(entry, file=f"{process.name}/{entry.file}") if isinstance(entry, Extent) else entry
             )
             if not _agree(union.setdefault(key, moved), moved):
                 raise FormatError(
                     "two processes disagree",
-                    place=f"{process}: {key.decode(errors='replace')}",
+                    place=f"{process}: {key.decode(errors='surrogateescape')}",
                     hint="these directories are not of one save",
                 )
     return dict(sorted(union.items()))
@@ -131,15 +148,16 @@ class Indexed:
         return sorted(self._index)
 
     def get(self, key: str) -> Entry | None:
-        return self._index.get(key.encode())
+        return self._index.get(key.encode(errors="surrogateescape"))
 
     def below(self, prefix: str) -> Iterator[str]:
-        start = prefix.encode()
+        start = prefix.encode(errors="surrogateescape")
         for position in range(bisect_left(self._keys, start), len(self._keys)):
             key = self._keys[position]
             if not key.startswith(start):
                 return
-            yield key[len(start) :].decode(errors="replace")
+            # As os.fsdecode does with file names: two different keys stay different.
+            yield key[len(start) :].decode(errors="surrogateescape")
 
     def file(self, extent: Extent) -> LocalFile:
         if extent.file not in self._files:
@@ -178,7 +196,7 @@ class Files:
         self._directory = directory
 
     def get(self, key: str) -> Entry | None:
-        if ".." in key.split("/"):
+        if ".." in key.split("/") or "\0" in key:
             return None
         path = self._directory / key
         try:
@@ -190,6 +208,8 @@ class Files:
         return Extent(key, 0, status.st_size) if path.is_file() else None
 
     def below(self, prefix: str) -> Iterator[str]:
+        if "\0" in prefix:  # no file system has such a name
+            return
         top = self._directory / prefix
         for directory, _, files in os.walk(top):
             yield from (os.path.relpath(f"{directory}/{file}", top) for file in files)

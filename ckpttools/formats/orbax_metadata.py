@@ -11,9 +11,9 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from ckpttools.errors import FormatError
-from ckpttools.formats.json_file import read_json
+from ckpttools.formats.json_file import DEEPEST, read_json
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.tree import Empty, Leaf, Path, Text, Tree
+from ckpttools.ir.tree import Empty, Leaf, Path, Text, Tree, dotted
 from ckpttools.region import Shape
 
 TREE_FILE = "_METADATA"
@@ -40,6 +40,8 @@ OWN_FILES = frozenset(
 HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 
 _SEQUENCE, _DICT = 1, 2
+# As long as any file system lets a path be.
+_LONGEST_NAME = 4096
 
 
 def tree_document(tree: Tree, use_ocdbt: bool = True, use_zarr3: bool = True) -> dict[str, Any]:
@@ -178,6 +180,8 @@ def _saved_leaf(entry: Mapping[str, Any]) -> SavedLeaf:
     path = tuple(
         int(key["key"]) if key["key_type"] == _SEQUENCE else str(key["key"]) for key in entry["key_metadata"]
     )
+    if len(path) > DEEPEST or sum(len(str(key)) for key in path) > _LONGEST_NAME:
+        raise ValueError(f"a path of {len(path)} keys, {len(dotted(path))} characters")
     value = entry["value_metadata"]
     kind = value["value_type"]
     # An empty named tuple, of which only the class would tell more: Orbax restores None, too.

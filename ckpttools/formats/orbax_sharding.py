@@ -6,14 +6,13 @@ Information only: nothing here needs those devices, and reading an array does no
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ckpttools.errors import FormatError
-from ckpttools.formats.json_file import read_json
+from ckpttools.formats.json_file import parse_json, read_json
 from ckpttools.formats.orbax_metadata import ARRAYS_DIRECTORY, SHARDING_FILE
 from ckpttools.ir.shardings import Sharding
 from ckpttools.ir.tree import Path as TreePath
@@ -56,7 +55,7 @@ def _shardings(document: Mapping[str, str]) -> Iterator[tuple[str, Sharding]]:
     known: dict[str, Sharding] = {}
     for name, text in document.items():
         if text not in known:
-            known[text] = _parsed(json.loads(text))
+            known[text] = _parsed(parse_json(text))
         yield base64.urlsafe_b64decode(name).decode(), known[text]
 
 

@@ -89,7 +89,7 @@ def faults(step_directory: Path, items: list[Path]) -> Iterator[str]:
         if _checkpoint(step_directory).get("commit_timestamp_nsecs", 0) is None:
             yield "commit timestamp null"
     except FormatError as error:
-        yield error.message
+        yield f"{CHECKPOINT_FILE}: {error.message}"
 
 
 def _lacks_index(item: Path) -> bool:

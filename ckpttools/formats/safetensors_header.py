@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from ckpttools.dtypes import DTYPES, DType, from_safetensors
 from ckpttools.errors import CheckpointError, FormatError, near_names
+from ckpttools.formats.json_file import parse_json
 from ckpttools.ir.array import ByteSource
 from ckpttools.region import Shape
 
@@ -30,6 +31,8 @@ _FIELDS = ("dtype", "shape", "data_offsets")
 # Beyond these numpy cannot make the array: axes, and a signed 64-bit count of bytes.
 _MOST_AXES = 64
 _MOST_BYTES = (1 << 63) - 1
+# As long as any file system lets a path be.
+_LONGEST_NAME = 4096
 # Enough of a file's start to hold a Git LFS pointer, which the specification keeps below 1024 bytes.
 _HEAD_BYTES = 1024
 
@@ -185,7 +188,7 @@ def _refuse_pointer(head: bytes, place: str, kind: type[CheckpointError]) -> NoR
 
 
 class _UnusableError(ValueError):
-    """Text that json.loads takes but that means nothing here."""
+    """Text that json takes but that means nothing here."""
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -217,31 +220,20 @@ def json_object(
         CheckpointError: of the given kind; `raw` is no UTF-8, no JSON or no object.
     """
     try:
-        value = _loaded(raw.decode("utf-8"), make)
+        value = parse_json(raw.decode("utf-8"), make)
     except UnicodeDecodeError as error:
         where = _line_and_column(raw, error.start)
         message, got = "not UTF-8 text", f"byte 0x{raw[error.start]:02x}"
     except json.JSONDecodeError as error:
         where = f":{error.lineno}:{error.colno}"
         message, got = f"not JSON: {error.msg}", repr(error.doc[error.pos : error.pos + 30] or "the end")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         where, message, got = "", f"not usable JSON: {error}", None
     else:
         if isinstance(value, dict):
             return value
         where, message, got = ":1:1", "JSON, but not an object", reprlib.repr(value)
     raise kind(message, place=place + where, got=got, wanted="a JSON object in UTF-8", hint=hint)
-
-
-def _loaded(text: str, make: Callable[[list[tuple[str, Any]]], Any] | None) -> object:
-    value = json.loads(text, object_pairs_hook=make)
-    # A lone surrogate can only be written as an escape; a name that has one cannot be printed.
-    if "\\u" in text:
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise _UnusableError(f"half a surrogate pair, \\u{ord(error.object[error.start]):x}") from None
-    return value
 
 
 class _Fields(NamedTuple):
@@ -295,7 +287,9 @@ def _metadata(value: object, path: str) -> dict[str, str]:
 
 
 def _entry(name: str, value: object, path: str) -> TensorEntry:
-    place = f"{path}, tensor {name!r}"
+    place = f"{path}, tensor {name[:_LONGEST_NAME]!r}"
+    if len(name) > _LONGEST_NAME:
+        _refuse("the name is too long", place, f"{len(name)} characters", f"at most {_LONGEST_NAME}")
     code, raw_shape, raw_offsets = _three_fields(value, place)
     dtype, shape = _dtype(code, place), _naturals(raw_shape, "shape", place)
     begin, end = _offsets(raw_offsets, place)

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 
 from ckpttools.formats.databases import Database, database_of, files_below
-from ckpttools.formats.ocdbt import Extent
+from ckpttools.formats.ocdbt import MAX_INDEX_BYTES, Extent
 from ckpttools.formats.zarr_chunks import ChunkTable, chunk_tables
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import Chunked, Stored
@@ -22,18 +22,19 @@ from ckpttools.region import Region, Shape, grid_shape
 _ZARR_FORMATS = ("orbax", "zarr3")
 
 
-def survey(tree: Tree) -> Storage:
+def survey(tree: Tree, max_index_bytes: int = MAX_INDEX_BYTES) -> Storage:
     """The files of a checkpoint and what they hold.
 
     Args:
         tree: as its format opened it.
+        max_index_bytes: as in `ckpttools.formats.base.ReadOptions`.
 
     Raises:
         FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
     """
     place = Path(tree.metadata.place)
     if tree.metadata.format in _ZARR_FORMATS:
-        return _zarr_storage(database_of(place), tree)
+        return _zarr_storage(database_of(place, max_index_bytes), tree)
     return _plain_storage(place, tree)
 
 

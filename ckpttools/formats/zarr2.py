@@ -8,13 +8,14 @@ from typing import Any
 
 from ckpttools.dtypes import DTYPES, DType
 from ckpttools.errors import FormatError
+from ckpttools.formats.json_file import parse_json
 from ckpttools.formats.zarr_chain import LITTLE, Chain
 from ckpttools.formats.zarr_codecs import (
-    ChunkKeys,
     Coding,
     ZarrArray,
     by_tensorstore,
     checked_grid,
+    checked_keys,
     fill_element,
     plain,
     zstd,
@@ -36,7 +37,7 @@ def parse_array(data: bytes, place: str) -> ZarrArray:
         FormatError: it is not the document of an array with a known dtype.
     """
     try:
-        document = json.loads(data)
+        document = parse_json(data)
         shape, chunk = checked_grid(document["shape"], document["chunks"], place)
         name, order = document["dtype"], document.get("order", "C")
     except (ValueError, KeyError, TypeError) as error:
@@ -48,7 +49,7 @@ def parse_array(data: bytes, place: str) -> ZarrArray:
         raise FormatError("an unknown zarr data type", place=place, got=name)
     if order not in ("C", "F") or document.get("filters"):
         raise FormatError("an unknown order or filter", place=place, got=[order, document.get("filters")])
-    keys = ChunkKeys("", document.get("dimension_separator", "."))
+    keys = checked_keys("", document.get("dimension_separator", "."), place)
     fill = fill_element(document.get("fill_value"), dtype, place)
     coding = _coding(document, dtype, chunk)
     return ZarrArray(shape, dtype, chunk, keys, coding, None, fill, _chain(document, coding))

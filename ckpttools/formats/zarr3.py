@@ -9,6 +9,7 @@ from typing import Any
 
 from ckpttools.dtypes import DType, from_zarr3
 from ckpttools.errors import FormatError
+from ckpttools.formats.json_file import parse_json
 from ckpttools.formats.zarr_chain import LITTLE, parse_chain
 from ckpttools.formats.zarr_codecs import (
     ChunkKeys,
@@ -16,6 +17,7 @@ from ckpttools.formats.zarr_codecs import (
     ZarrArray,
     by_tensorstore,
     checked_grid,
+    checked_keys,
     fill_element,
     plain,
     zstd,
@@ -70,7 +72,7 @@ def parse_document(data: bytes, place: str) -> ArrayDocument:
         FormatError: it is not the document of an array with a regular grid and a known dtype.
     """
     try:
-        document = json.loads(data)
+        document = parse_json(data)
         chunk = document["chunk_grid"]["configuration"]["chunk_shape"]
         shape, name, codecs = document["shape"], document["data_type"], document["codecs"]
     except (ValueError, KeyError, TypeError) as error:
@@ -100,7 +102,7 @@ def parse_array(data: bytes, place: str) -> ZarrArray:
         FormatError: as `parse_document`; or its shape, keys or fill value are none.
     """
     short = parse_document(data, place)
-    document = json.loads(data)
+    document = parse_json(data)
     shape, chunk = checked_grid(list(short.shape), list(short.chunk), place)
     coding, at_start = _coding(short.codecs, short.dtype, chunk, document)
     fill = fill_element(document.get("fill_value"), short.dtype, place)
@@ -114,7 +116,7 @@ def _keys(document: Mapping[str, Any], place: str) -> ChunkKeys:
     if not isinstance(encoding, dict) or encoding.get("name") not in names:
         raise FormatError("an unknown encoding of chunk keys", place=place, got=encoding)
     keys = names[encoding["name"]]
-    return ChunkKeys(keys.prefix, _configuration(encoding).get("separator", keys.separator))
+    return checked_keys(keys.prefix, _configuration(encoding).get("separator", keys.separator), place)
 
 
 def _coding(

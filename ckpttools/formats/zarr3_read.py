@@ -12,7 +12,7 @@ from typing import Any
 from ckpttools.errors import FormatError
 from ckpttools.formats import flat
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.json_file import read_json
+from ckpttools.formats.json_file import DEEPEST, read_json
 from ckpttools.formats.orbax_arrays import Arrays
 from ckpttools.formats.orbax_entries import Files
 from ckpttools.formats.orbax_metadata import TREE_FILE
@@ -40,7 +40,7 @@ class Zarr3:
         described = attributes.get(flat.ENTRY)
         # Zarr leaves out chunks that hold nothing but the fill value; here none is ever left out.
         arrays = Arrays(path, Files(path), True, may_be_left_out=described is None)
-        names = list(_arrays_below(path, root, ()))
+        names = list(_arrays_below(path, root))
         metadata = Metadata(format=self.name, custom=attributes, place=str(path))
         # To what finds arrays a name is one key; the root has none.
         found: dict[Path, Leaf] = {name: arrays.array((_joined(name),) if name else ()) for name in names}
@@ -57,11 +57,20 @@ def _joined(name: Path) -> str:
     return flat.joined(name, "/")
 
 
-def _arrays_below(directory: FilePath, node: Mapping[str, Any], name: Path) -> Iterator[Path]:
-    """The path of every array of a hierarchy, by name in each group."""
+def _arrays_below(directory: FilePath, node: Mapping[str, Any], name: Path = ()) -> Iterator[Path]:
+    """The path of every array of a hierarchy, by name in each group.
+
+    Raises:
+        FormatError: groups are nested too deep.
+        StorageError: a directory cannot be listed.
+    """
     if node["node_type"] == "array":
         yield name
         return
+    if len(name) == DEEPEST:
+        raise FormatError(
+            "groups are nested too deep", place=directory, wanted=f"at most {DEEPEST} levels of zarr groups"
+        )
     try:
         inner = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
     except OSError as error:

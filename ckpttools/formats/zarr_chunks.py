@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,9 +13,10 @@ from typing import Any
 from ckpttools.errors import CheckpointError, FormatError
 from ckpttools.formats import zarr2, zarr3
 from ckpttools.formats.databases import Database
+from ckpttools.formats.json_file import parse_json
 from ckpttools.formats.ocdbt import Entry
 from ckpttools.formats.zarr_codecs import ZarrArray
-from ckpttools.region import Shape, grid_shape
+from ckpttools.region import Shape, grid_index, grid_shape
 
 PARSERS: Mapping[str, Callable[[bytes, str], ZarrArray]] = {
     zarr3.DOCUMENT: zarr3.parse_array,
@@ -59,16 +59,8 @@ class ChunkTable:
 
         Counted through by hand: a damaged shape may be of more chunks than any iterator of them holds.
         """
-        positions = (self._unravelled(number) for number in range(len(self.chunks) + 1))
+        positions = (grid_index(self.grid, number) for number in range(len(self.chunks) + 1))
         return next(index for index in positions if index not in self.chunks)
-
-    def _unravelled(self, position: int) -> Shape:
-        """The grid index at a position in C order."""
-        index: Shape = ()
-        for length in reversed(self.grid):
-            position, place = divmod(position, length)
-            index = (place, *index)
-        return index
 
     @property
     def chunk_bytes(self) -> int | None:
@@ -199,7 +191,7 @@ def _of_a_wrong_build(place: str) -> Iterator[None]:
     """Documents of a wrong build, such as codecs that are no list of objects, are an error of the format."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise FormatError(
             "not the metadata of a zarr array", place=place, got=f"{type(error).__name__}: {error}"
         ) from error
@@ -207,8 +199,8 @@ def _of_a_wrong_build(place: str) -> Iterator[None]:
 
 def _json(text: bytes, place: str) -> Mapping[str, Any]:
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        fields = parse_json(text)
+    except ValueError as error:
         raise FormatError("not JSON", place=place, got=error) from error
     if not isinstance(fields, dict):
         raise FormatError("JSON, but not an object", place=place)

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from ckpttools.dtypes import DType
 from ckpttools.errors import FormatError
+from ckpttools.formats.chunk_bounds import refuse_more
 from ckpttools.formats.zarr_chain import Chain
 from ckpttools.ir.array import ByteSource
 from ckpttools.region import Shape
@@ -189,12 +190,25 @@ def by_tensorstore(shape: Shape, dtype: DType, driver: str, document: Mapping[st
         document_key, key = "zarr.json", "/".join(["c", *["0"] * len(shape)])
     text = json.dumps(single, sort_keys=True)
 
+    codecs = _of_bytes(document)
+
     def opener(source: ByteSource, offset: int, length: int, extent: Shape) -> Stream:
-        values = {document_key: text.encode(), key: fetched(source, offset, length)}
+        data = fetched(source, offset, length)
+        refuse_more(codecs, data, nbytes)
+        values = {document_key: text.encode(), key: data}
         return Held(_decoded_by_tensorstore(driver, values, extent))
 
     order = tuple(range(len(shape)))
     return Coding(shape, order, text, opener, _TENSORSTORE_COPIES * nbytes)
+
+
+def _of_bytes(document: Mapping[str, Any]) -> list[str]:
+    """Names of the codecs from bytes to bytes, in the order in which they are applied."""
+    if "codecs" not in document:
+        compressor = document.get("compressor")
+        return [str(compressor["id"])] if compressor else []
+    names = [str(codec["name"]) for codec in document["codecs"]]
+    return names[names.index("bytes") + 1 :] if "bytes" in names else []
 
 
 def _decoded_by_tensorstore(driver: str, values: dict[str, bytes], extent: Shape) -> memoryview:
@@ -243,7 +257,12 @@ class ChunkKeys:
         parts = key.split(self.separator)
         if self.prefix and parts.pop(0) != self.prefix:
             return None
-        if len(parts) != rank or not all(part.isascii() and part.isdigit() for part in parts):
+        # More digits than any grid has cells are no index, nor is a number that no writer spells so.
+        if len(parts) != rank or not all(
+            part.isascii() and part.isdigit() and len(part) < 20 for part in parts
+        ):
+            return None
+        if any(p[0] == "0" and p != "0" for p in parts):
             return None
         return tuple(map(int, parts))
 
@@ -271,6 +290,18 @@ class ZarrArray:
     shard_index_at_start: bool | None
     fill: bytes
     chain: Chain | None = None
+
+
+def checked_keys(prefix: str, separator: object, place: str) -> ChunkKeys:
+    """The names of chunks with a separator that a document names.
+
+    Raises:
+        FormatError: zarr has no such separator.
+    """
+    if separator not in ("/", "."):
+        wanted = '"/" or "."'
+        raise FormatError("an unknown separator of chunk keys", place=place, got=separator, wanted=wanted)
+    return ChunkKeys(prefix, str(separator))
 
 
 def checked_grid(shape: object, chunk: object, place: str) -> tuple[Shape, Shape]:

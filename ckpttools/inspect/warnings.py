@@ -8,6 +8,7 @@ from math import prod
 from types import MappingProxyType
 
 from ckpttools.ir.array import LazyArray
+from ckpttools.ir.gaps import incomplete
 from ckpttools.ir.kinds import KindOfTree, role
 from ckpttools.ir.nodes import Chunked
 from ckpttools.ir.tree import Path, Tree, spelled
@@ -25,8 +26,8 @@ class TreeWarning:
     """One thing to know before loading.
 
     Attributes:
-        name: "damaged-step", "unfinished-step", "contradiction", "no-scan-layers", "giant-chunk",
-            "fine-chunks" or "mixed-dtypes".
+        name: "missing-chunks", "damaged-step", "unfinished-step", "contradiction", "no-scan-layers",
+            "giant-chunk", "fine-chunks" or "mixed-dtypes".
         text: the finished sentence.
         arrays: paths of those it is about; empty where it is about the whole.
     """
@@ -51,6 +52,7 @@ def warnings_of(
         damaged: those that were finished, and are not whole any more.
     """
     return (
+        *_missing_chunks(tree),
         *_other_steps(tree, "damaged-step", "is damaged", damaged),
         *_other_steps(tree, "unfinished-step", "is an unfinished save", unfinished),
         *(TreeWarning("contradiction", text) for text in kind.warnings),
@@ -59,6 +61,13 @@ def warnings_of(
         *_fine_chunks(tree),
         *_mixed_dtypes(tree),
     )
+
+
+def _missing_chunks(tree: Tree) -> Iterator[TreeWarning]:
+    lacking = incomplete(tree.arrays.values())
+    if lacking is not None:
+        names = tuple(each.array for each in lacking.arrays)
+        yield TreeWarning("missing-chunks", f"{lacking.summary}: {lacking.hint}", names)
 
 
 def _other_steps(tree: Tree, name: str, what: str, steps: Mapping[str, str]) -> Iterator[TreeWarning]:

@@ -183,6 +183,24 @@ def _spans(start: int, stop: int, chunk: int) -> list[_Span]:
     return [*ends, _Span(0, chunk, between)] if between else ends
 
 
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The chunks that an array lacks.
+
+    Attributes:
+        array: its name.
+        missing, chunks: how many are missing, and how many there should be.
+        first: key of the first that is missing.
+        hint: where they may be.
+    """
+
+    array: str
+    missing: int
+    chunks: int
+    first: str
+    hint: str
+
+
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Chunked(LazyArray):
     """An array stored as a grid of equal chunks, each a lazy array of its own.
@@ -191,11 +209,13 @@ class Chunked(LazyArray):
         chunk: shape of the grid's cells; chunks at the edge have it, too, and are cut when read.
         part: the chunk at a grid index.
         part_scratch: scratch that reading the parts takes at most; None where each is a `Stored`.
+        gaps: chunks that are missing: reading them is refused; None where none is.
     """
 
     chunk: Shape
     part: Callable[[Shape], LazyArray]
     part_scratch: int | None = None
+    gaps: Gaps | None = None
 
     def _cells(self, region: Region) -> Iterator[tuple[Region, Region, LazyArray]]:
         """For each chunk that the region meets: the part in the array, the same in the chunk, the chunk."""

@@ -12,6 +12,7 @@ from ckpttools.errors import MemoryBudgetError
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.formats.placement import Referenced
 from ckpttools.ir.array import ByteSource, LazyArray
+from ckpttools.ir.gaps import refuse_incomplete
 from ckpttools.ir.tree import Path, Tree, spelled
 from ckpttools.notes import Notes
 from ckpttools.plan.fingerprint import Describer, sources
@@ -139,7 +140,9 @@ def build(tree: Tree, writer: Writer, *, memory: int, jobs: int, notes: Notes | 
 
     Raises:
         MemoryBudgetError: the memory is too small even for one worker with the smallest tasks.
+        FormatError: chunks of the source are missing.
     """
+    refuse_incomplete(tree.arrays.values(), tree.metadata.place)
     jobs, most, layout = _fitted(tree, writer, memory, jobs)
     written = _written(tree, layout)
     share = min(most, _share(sum(array.nbytes for array in written.values()), jobs))

@@ -241,7 +241,7 @@ def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
         raise StorageError(f"cannot read {file}", got=error) from error
     try:
         document = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         kind = "JSON" if file.suffix == ".json" else "TOML"
         raise MappingError(f"a file of rules must be {kind}", place=file, got=error) from error
     return parse_rules(document, str(file), strict=strict)

@@ -55,7 +55,7 @@ def _facts(tree: TreeReport) -> dict[str, Any]:
         "layers": [asdict(group) for group in tree.layers],
         "optimizer": tree.optimizer.name if tree.optimizer else None,
         "custom": {key: json.dumps(value, default=str) for key, value in tree.custom_metadata.items()},
-        "warnings": [warning.text for warning in tree.warnings],
+        "warnings": [printable(warning.text) for warning in tree.warnings],
     }
 
 

@@ -1,0 +1,201 @@
+"""JSON that is nested too deep, and names that would steer a terminal: refused, or spelled out."""
+
+import base64
+import json
+import os
+import re
+import subprocess
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from orbax_items import LITTLE, write_item, zarr3
+
+from ckpttools.cli.main import main
+from ckpttools.formats.json_file import DEEPEST, parse_json
+from ckpttools.formats.orbax_entries import Indexed
+from ckpttools.names import printable, printable_text
+
+STEERING = "a\x1b[2Jb\x1b]0;title\x07c\x9bd\u202ee\u2066f\rg\nError: all is lost"
+ONES = (zarr3([LITTLE], [2]), np.ones(4, "float32"))
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def run(*words):
+    return CliRunner().invoke(main, list(map(str, words)), catch_exceptions=False)
+
+
+def header_file(path, header):
+    text = json.dumps(header).encode() if isinstance(header, dict) else header
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    return path
+
+
+def deep(levels):
+    return b"[" * levels + b"]" * levels
+
+
+ENTRY = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
+
+
+class TestDeepJson:
+    @given(st.integers(1, 2 * DEEPEST))
+    def test_the_deepest(self, levels):
+        try:
+            parse_json(deep(levels))
+        except ValueError as error:
+            assert levels > DEEPEST
+            assert str(error) == f"nested more than {DEEPEST} levels deep"
+        else:
+            assert levels <= DEEPEST
+
+    @pytest.mark.parametrize("levels", [DEEPEST + 1, 5000, 400_000])
+    def test_wherever_a_file_of_json_is_read(self, tmp_path, levels):
+        """Each of these once in a checkpoint that is otherwise as it should be; every command says where."""
+        nested = b'{"x": ' + deep(levels) + b"}"
+        item = write_item(
+            tmp_path / "item", {("w",): (zarr3([LITTLE], [2]), np.ones(4, "float32"))}, use_ocdbt=False
+        )
+        metadata = json.loads((item / "_METADATA").read_bytes())
+        name = base64.urlsafe_b64encode(b"w").decode()
+        (item / "_sharding").write_text(json.dumps({name: '{"sharding_type": "x"}'}))
+        damages = {
+            "_METADATA": json.dumps(metadata | {"custom_metadata": 0})
+            .encode()
+            .replace(b": 0}", b": " + nested + b"}"),
+            "w/zarr.json": nested,
+            "_CHECKPOINT_METADATA": nested,
+            "_sharding": json.dumps({name: nested.decode()}).encode(),
+            "array_metadatas/process_0": nested,
+        }
+        (item / "array_metadatas").mkdir()
+        for file, content in damages.items():
+            before = (item / file).read_bytes() if (item / file).exists() else None
+            (item / file).write_bytes(content)
+            shown = run("inspect", "tree", item, "--sharding")
+            assert shown.exit_code == 3, file
+            assert file.rpartition("/")[2] in shown.output, shown.output
+            assert run("doctor", item).exit_code in (0, 1), file
+            assert "stopped:" not in run("doctor", item).output, file
+            (item / file).unlink() if before is None else (item / file).write_bytes(before)
+        assert run("inspect", "tree", item, "--sharding").exit_code == 0
+
+    @pytest.mark.parametrize("levels", [DEEPEST + 1, 5000])
+    def test_in_other_files(self, tmp_path, levels):
+        nested = b'{"x": ' + deep(levels) + b"}"
+        weights = header_file(tmp_path / "model.safetensors", {"a": ENTRY})
+        for name, command in {
+            "config.json": ["inspect", "tree", tmp_path],
+            "rules.json": ["remap", weights, tmp_path / "out", "--map", tmp_path / "rules.json"],
+            "rules.toml": ["remap", weights, tmp_path / "out", "--map", tmp_path / "rules.toml"],
+            "digests.json": ["verify", weights, "--manifest", tmp_path / "digests.json"],
+            "family.toml": ["families", "check", tmp_path / "family.toml"],
+        }.items():
+            (tmp_path / name).write_bytes(nested if name.endswith("json") else b"x = " + deep(levels))
+            assert run(*command).exit_code == 3, name
+            assert name in run(*command).output, run(*command).output
+            (tmp_path / name).unlink()
+        header_file(weights, nested)
+        assert run("inspect", "tree", weights).exit_code == 3
+
+    def test_groups_in_groups(self, tmp_path):
+        place = tmp_path / "groups"
+        place.mkdir()
+        try:
+            self.check_groups(place)
+        finally:
+            # Python's own rmtree calls itself.
+            subprocess.run(["rm", "-rf", place], check=True)
+
+    def check_groups(self, place):
+        descriptor = os.open(place, os.O_RDONLY)
+        for _ in range(1500):
+            with open(os.open("zarr.json", os.O_WRONLY | os.O_CREAT, dir_fd=descriptor), "w") as file:  # noqa: PTH123
+                file.write('{"zarr_format": 3, "node_type": "group"}')
+            os.mkdir("g", dir_fd=descriptor)
+            inner = os.open("g", os.O_RDONLY, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        os.close(descriptor)
+        shown = run("inspect", "tree", place)
+        assert shown.exit_code == 3
+        assert "groups are nested too deep" in shown.output
+        assert run("doctor", place).exit_code in (0, 1)
+
+
+class TestNames:
+    @given(st.text())
+    def test_nothing_steers(self, text):
+        assert printable(text).isprintable()
+        shown = COLOUR.sub("", printable_text(text))
+        assert all(line.isprintable() for line in shown.split("\n"))
+        assert all(line.startswith(" ") or not line for line in shown.split("\n")[1:])
+        assert printable(printable(text)) == printable(text)
+
+    @given(st.binary(max_size=4), st.binary(max_size=4))
+    def test_names_that_are_no_text_stay_different(self, a, b):
+        one, other = (data.decode(errors="surrogateescape") for data in (a, b))
+        assert (printable(one) == printable(other)) == (a == b) or b"\\" in a + b
+
+    def test_bytes_and_characters(self):
+        assert printable("é\udcff\x80\x1b\n") == "é\\xff\\u0080\\x1b\\n"
+        assert printable_text("\x1b[1ma\x1b[0m\n  b\nc\x1b[2J") == "\x1b[1ma\x1b[0m\n  b\\nc\\x1b[2J"
+
+    def test_names_in_a_header(self, tmp_path):
+        path = header_file(tmp_path / "model.safetensors", {STEERING: ENTRY})
+        for command in (
+            "inspect tree",
+            "inspect tree --flat",
+            "inspect stats",
+            "inspect chunks",
+            "hash",
+            "doctor",
+        ):
+            self.check(run(*command.split(), path).output, command)
+        for words in (("remap", path, tmp_path / "out", "--map", tmp_path), ("diff", path, path)):
+            self.check(run(*words).output, words)
+        names = [each["path"] for each in json.loads(run("inspect", "tree", path, "--json").output)["arrays"]]
+        assert names == [STEERING]
+
+    def test_names_of_files_and_what_is_damaged(self, tmp_path):
+        place = tmp_path / STEERING.replace("/", "")
+        place.mkdir()
+        header_file(place / "model.safetensors", {STEERING: ENTRY | {"dtype": STEERING}})
+        item = write_item(
+            place / "item", {(STEERING.replace("/", ""),): (zarr3([LITTLE], [2]), np.ones(4, "float32"))}
+        )
+        for words in (
+            ("inspect", "tree", place),
+            ("inspect", "tree", place / "model.safetensors"),
+            ("inspect", "tree", item),
+            ("doctor", place),
+            ("doctor", item),
+            ("convert", "to-safetensors", place, place / "out"),
+            ("convert", "to-safetensors", item, place / "out", "--dry-run"),
+            ("convert", "to-safetensors", item, place / "out"),
+            ("convert", "to-orbax", item, place / STEERING),
+        ):
+            self.check(run(*words).output, words)
+
+    def check(self, output, what):
+        shown = COLOUR.sub("", output)
+        assert all(line.isprintable() for line in shown.split("\n")), (what, shown)
+        assert "\nError: all is lost" not in shown, (what, shown)
+
+
+def test_keys_that_are_no_text(tmp_path):
+    """They are other keys, not one and the same; nothing of them is lost where the index is shown."""
+    item = write_item(tmp_path / "item", {("w",): ONES})
+    metadata = json.loads((item / "_METADATA").read_bytes())
+    entry = metadata["tree_metadata"]["('w',)"]
+    entry["key_metadata"][0]["key"] = "\ud800"
+    (item / "_METADATA").write_text(json.dumps(metadata))
+    shown = run("inspect", "tree", item)
+    assert shown.exit_code == 3
+    assert "half a surrogate pair" in shown.output
+    index = Indexed(item, {b"a/\xff": b"1", b"a/\xfe": b"2", "a/é".encode(): b"3"})
+    keys = list(index.below("a/"))
+    assert len(set(keys)) == 3
+    assert [index.get(f"a/{key}") for key in keys] == [b"3", b"2", b"1"]

@@ -1,0 +1,130 @@
+"""Chunks that are not there: told wherever a tree is shown, refused where all is wanted, never zeros."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from orbax_items import FIXTURES, LITTLE, write_item, zarr3
+
+from ckpttools.cli.main import main
+from ckpttools.errors import FormatError
+from ckpttools.formats.registry import open_tree
+from ckpttools.inspect.report.contents import contents
+from ckpttools.inspect.tree import inspect_tree
+from ckpttools.ir.gaps import incomplete
+
+HOSTS = FIXTURES / "emergency"
+WRITING = (
+    "strip-optimizer SRC DST",
+    "cast SRC DST --dtype float16",
+    "select SRC DST --keep params/**",
+    "convert to-safetensors SRC DST",
+    "convert to-orbax SRC DST",
+    "convert to-orbax SRC DST --reference",
+    "convert to-zarr3 SRC DST",
+)
+F32 = np.dtype("float32")
+
+
+def run(*words):
+    return CliRunner().invoke(main, list(map(str, words)), catch_exceptions=False)
+
+
+def without_saying_so(host: Path) -> None:
+    """Follows what was the hint once: then what is missing would be zeros."""
+    document = json.loads((host / "3/state/_METADATA").read_bytes())
+    document["store_array_data_equal_to_fill_value"] = False
+    (host / "3/state/_METADATA").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("says_left_out", [False, True])
+def test_one_host_of_several(tmp_path, says_left_out):
+    shutil.copytree(HOSTS, tmp_path / "run")
+    host, other = tmp_path / "run/local_host2", tmp_path / "run/local_host3/3/state"
+    if says_left_out:
+        without_saying_so(host)
+    shown = run("inspect", "tree", host)
+    assert "6 of 12 chunks of 3 arrays are missing" in shown.output
+    assert f"the rest is in the directories of the other hosts: {other}" in shown.output
+    (warning,) = (
+        each
+        for each in json.loads(run("inspect", "tree", host, "--json").output)["warnings"]
+        if each["name"] == "missing-chunks"
+    )
+    assert set(warning["arrays"]) == {
+        "opt_state/0/mu/params/w_fsdp",
+        "params/params/decoder/w_col",
+        "params/params/decoder/w_fsdp",
+    }
+    assert str(other) in run("doctor", host).output
+    page = contents(inspect_tree(open_tree(host)), None, {})
+    assert any("6 of 12 chunks" in text for text in page["facts"]["warnings"])
+    assert "6 missing" in run("inspect", "chunks", host).output
+    before = sorted(tmp_path.iterdir())
+    for command in WRITING:
+        words = {"SRC": host, "DST": tmp_path / "out"}
+        ended = run(*(words.get(word, word) for word in command.split()))
+        assert ended.exit_code == 3, command
+        assert "are missing" in ended.output, command
+        assert str(other) in ended.output, command
+        assert "fill_value" not in ended.output, command
+        assert sorted(tmp_path.iterdir()) == before, command
+    for command in ("hash", "inspect stats"):
+        assert run(*command.split(), host).exit_code == 3
+
+
+def test_what_the_hint_says_makes_it_whole(tmp_path):
+    whole = tmp_path / "whole"
+    for host in ("local_host2", "local_host3"):
+        for process in (HOSTS / host / "3/state").glob("ocdbt.process_*"):
+            shutil.copytree(process, whole / process.name)
+    shutil.copy(HOSTS / "local_host2/3/state/_METADATA", whole)
+    tree = open_tree(whole)
+    assert incomplete(tree.arrays.values()) is None
+    assert run("convert", "to-safetensors", whole, tmp_path / "out").exit_code == 0
+    shutil.rmtree(whole / "ocdbt.process_3")
+    with pytest.raises(FormatError) as caught:
+        open_tree(whole).arrays["params", "params", "decoder", "w_col"].read()
+    assert "here is what ocdbt.process_2 wrote" in caught.value.hint
+
+
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_a_lost_chunk(tmp_path, use_ocdbt):
+    values = np.arange(1200, dtype=F32).reshape(600, 2)
+    values[300:] = 0  # left out by tensorstore, as if it were lost
+    arrays = {("w",): (zarr3([LITTLE], [300, 2]), values)}
+    item = write_item(tmp_path / "item", arrays, use_ocdbt=use_ocdbt, all_chunks=False)
+    assert incomplete(open_tree(item).arrays.values()) is None
+    document = json.loads((item / "_METADATA").read_bytes())
+    for said, suggests in ((True, False), (None, True)):
+        document["store_array_data_equal_to_fill_value"] = said
+        (item / "_METADATA").write_text(json.dumps(document))
+        found = incomplete(open_tree(item).arrays.values())
+        assert found is not None
+        assert found.summary == "1 of 2 chunks of 1 array is missing, such as w/c/1/0"
+        assert "fetch the checkpoint again" in found.hint
+        assert ("fill_value" in found.hint) is suggests
+
+
+def test_names_that_are_no_chunks_do_not_count(tmp_path):
+    item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [1]), np.ones(2, F32))}, use_ocdbt=False)
+    (item / "w/c/1").unlink()
+    for name in ("01", "00", "1" * 200, "x"):
+        (item / "w/c" / name).write_bytes(bytes(4))
+    found = incomplete(open_tree(item).arrays.values())
+    assert found is not None
+    assert found.summary.startswith("1 of 2 chunks")
+
+
+def test_a_damaged_shape_is_of_more_chunks_than_can_be_counted_through(tmp_path):
+    item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [1]), np.ones(2, F32))}, use_ocdbt=False)
+    document = json.loads((item / "w/zarr.json").read_bytes())
+    (item / "w/zarr.json").write_text(json.dumps(document | {"shape": [10**15]}))
+    began = time.monotonic()
+    assert "of 1,000,000,000,000,000 chunks" in run("inspect", "tree", item).output
+    assert run("convert", "to-safetensors", item, tmp_path / "out").exit_code == 3
+    assert time.monotonic() - began < 5
