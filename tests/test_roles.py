@@ -216,6 +216,25 @@ class TestEveryOptimizer:
                 StripOptimizer()(tree)
 
 
+@pytest.mark.parametrize("nesting", ["nnx tuple", "nnx list", "state", "tunix", "somebody's"])
+def test_moments_move_with_their_parameters(nesting):
+    """However they are nested, layers go apart in both, and together again."""
+    inner, outer, suffix, rest = NESTINGS[nesting]
+    rng = np.random.default_rng(1)
+    shapes = {("decoder", "layers", "w"): (3, 2), ("decoder", "layers", "norm"): (5, 2), ("embedding",): (4,)}
+    model = {path: rng.standard_normal(shape, np.float32) for path, shape in shapes.items()}
+    state = OPTIMIZERS["adam"]({path: array + 1 for path, array in model.items()})
+    tree = tree_of({**below(inner, model, suffix), **below(outer, state, suffix), **rest})
+    apart = UnstackLayers()(tree).tree
+    moment = apart[(*outer, 0, "nu", "decoder", "layers_1", "w", *suffix)]
+    assert np.array_equal(moment.read(), model["decoder", "layers", "w"][:, 1] + 1)
+    assert_same(Tree(StackLayers()(apart).tree.leaves), Tree(tree.leaves))
+    assert_same(
+        Tree(UnstackLayers()(StripOptimizer()(tree).tree).tree.leaves),
+        Tree(StripOptimizer()(apart).tree.leaves),
+    )
+
+
 class TestUnclear:
     @given(
         models(),

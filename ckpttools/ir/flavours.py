@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import is_
+from types import MappingProxyType
 
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.layer_notes import layer_notes
@@ -95,7 +97,7 @@ def _suffix(paths: Iterable[Path]) -> Path:
     return NNX.suffix if all(path[1:] and path[-1:] == NNX.suffix for path in paths) else ()
 
 
-def parameters(tree: Tree) -> dict[Path, LazyArray]:
+def parameters(tree: Tree) -> Mapping[Path, LazyArray]:
     """The model's parameters alone, under their paths without the flavour's wrapping, in order.
 
     Optimizer state, step and random states are left out, and so is what lies beside the model: other
@@ -103,11 +105,13 @@ def parameters(tree: Tree) -> dict[Path, LazyArray]:
     MaxText keeps in `nnx_aux` or in a collection of their class, are parameters under their paths in the
     model, and have their layers on the scan axis like the others; MaxText has them on axis 0.
     """
-    return dict(tree.once(_parameters))
+    return tree.once(_parameters)
 
 
-def _parameters(tree: Tree) -> dict[Path, LazyArray]:
+def _parameters(tree: Tree) -> Mapping[Path, LazyArray]:
     homes, flavour = tree.once(_homes), flavour_of(tree)
+    if all(map(is_, homes, homes.values())) and len(homes) == len(tree.arrays):
+        return MappingProxyType(tree.arrays)
     arrays = {inner: tree.arrays[home] for inner, home in homes.items()}
     noted = layer_notes(tree).first_axis
     odd = frozenset(
@@ -115,7 +119,7 @@ def _parameters(tree: Tree) -> dict[Path, LazyArray]:
         for inner, home in homes.items()
         if home != flavour.wrapped(inner) or (noted and spelled(home) in noted)
     )
-    return arrays | dict(_on_the_scan_axis(arrays, odd))
+    return MappingProxyType(arrays | dict(_on_the_scan_axis(arrays, odd)))
 
 
 def on_first_axis(tree: Tree) -> list[Path]:
