@@ -19,9 +19,10 @@ from ckpttools.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families, family_called, family_of
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.flavours import flavour_of, parameters, role
+from ckpttools.ir.flavours import flavour_of, parameters
 from ckpttools.ir.kinds import kind_of
 from ckpttools.ir.layers import below_decoder, stacked_keys
+from ckpttools.ir.roles import Role, roles_of
 from ckpttools.ir.tree import Path as TreePath
 from ckpttools.ir.tree import Tree, dotted, spelled
 from ckpttools.mapping.axes import parse_key
@@ -360,17 +361,17 @@ def _with_what_both_have(first: Named, second: Named) -> Aligned:
     """Both sides; optimizer, step and random states only where both are checkpoints of a training."""
     a, b = dict(first.arrays), _renamed(second.arrays, first.arrays)
     remarks = [f"{side}: {text}" for side, each in (("A", first), ("B", second)) for text in each.remarks]
-    roles = [{_role(name) for name in each} for each in (a, b)]
-    training = all("optimizer" in each for each in roles)
-    if "parameter" not in roles[0] | roles[1]:
+    roles = [_roles(a), _roles(b)]
+    training = all("optimizer" in each.values() for each in roles)
+    if not any("parameter" in each.values() for each in roles):
         return Aligned(a, b, tuple(remarks))
-    for side, arrays, others in (("A", a, {*b}), ("B", b, {*a})):
+    for side, arrays, others, role in (("A", a, {*b}, roles[0]), ("B", b, {*a}, roles[1])):
         if training:
             # Random states are where a trainer happens to keep them.
-            state = [name for name in arrays if _role(name) == "other" and name not in others]
+            state = [name for name in arrays if role[name] == "other" and name not in others]
             why = "as the other side has no such random state"
         else:
-            state = [name for name in arrays if _role(name) != "parameter"]
+            state = [name for name in arrays if role[name] != "parameter"]
             why = "as not both are of a training"
         if state:
             remarks.append(f"{side}: left out, {why}: {array_count(state)} beside the parameters")
@@ -379,8 +380,9 @@ def _with_what_both_have(first: Named, second: Named) -> Aligned:
     return Aligned(a, b, tuple(remarks), {**second.sizes, **first.sizes})
 
 
-def _role(name: str) -> str:
-    return role(tuple(name.split("/")))
+def _roles(arrays: Mapping[str, LazyArray]) -> dict[str, Role]:
+    known = roles_of({(name,): array for name, array in arrays.items()})
+    return {name: known.of((name,)) for name in arrays}
 
 
 def _renamed(arrays: Mapping[str, LazyArray], names: Mapping[str, object]) -> dict[str, LazyArray]:

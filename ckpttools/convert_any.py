@@ -17,7 +17,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors_write import SafetensorsWriter
 from ckpttools.formats.zarr3_write import ZarrWriter
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.kinds import role
+from ckpttools.ir.roles import roles
 from ckpttools.ir.tree import Tree, dotted
 from ckpttools.model import CONFIG
 from ckpttools.model_config import true_config
@@ -102,7 +102,8 @@ def _config(tree: Tree, companions: Companions) -> Mapping[str, Any]:
 
 def _weights(tree: Tree) -> dict[str, LazyArray]:
     """The arrays that a configuration speaks of, by dotted names."""
-    return {dotted(path): array for path, array in tree.arrays.items() if role(path) == "parameter"}
+    known = roles(tree)
+    return {dotted(path): each for path, each in tree.arrays.items() if known.of(path) == "parameter"}
 
 
 def plan_save(

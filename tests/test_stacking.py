@@ -2,17 +2,154 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 from golden_data import FAMILIES, convert, golden_leaves, leaves_by_package
+from hypothesis import given, settings
+from train_data import TRAIN, layered
 
+from ckpttools import stacking
 from ckpttools.cli.main import main
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import FormatError
 from ckpttools.families.registry import family_named
 from ckpttools.formats.registry import open_tree
-from ckpttools.stacking import cycle_of
+from ckpttools.ir.kinds import kind_of, linen_state
+from ckpttools.ir.layers import LayerGroup
+from ckpttools.ir.nodes import Constant
+from ckpttools.ir.tree import Empty, Metadata, Tree
+from ckpttools.stacking import StackAsModel, cycle_of
+from ckpttools.testing.trees import assert_same
 from ckpttools.transforms.cycles import Cycle
+from ckpttools.transforms.scan import UnstackLayers
+
+GOLDEN = [path.parent.name for path in sorted(TRAIN.with_name("golden").glob("*/leaves_scanned.json"))]
+
+
+def golden_tree(family, scan):
+    """MaxText's checkpoint of a family without its numbers, and without a configuration."""
+    leaves = {}
+    for name, leaf in golden_leaves(family, scan).items():
+        path = tuple(name.split("/"))
+        if isinstance(leaf, dict):
+            dtype = DTYPES[leaf["dtype"]]
+            leaves[path] = Constant(tuple(leaf["shape"]), dtype, bytes(dtype.itemsize))
+        else:
+            leaves[path] = Empty(leaf)
+    return Tree(leaves, Metadata(custom={"scan_layers": scan}))
+
+
+def shapes(tree):
+    return {path: (array.shape, array.dtype.name) for path, array in tree.arrays.items()}
+
+
+def without_note(tree):
+    return tree.with_metadata(custom={"scan_layers": False})
+
+
+@pytest.mark.parametrize("config", [True, False])
+def test_unstacked_layers_are_stacked_as_they_were(config):
+    """Every family: what was noted, the configuration, or the names alone tell."""
+    for family in GOLDEN:
+        scanned, single = golden_tree(family, True), golden_tree(family, False)
+        apart = UnstackLayers()(scanned).tree
+        assert shapes(apart) == shapes(single), family
+        if config:
+            said = json.loads((TRAIN.with_name("golden") / family / "hf" / "config.json").read_bytes())
+            apart = apart.with_metadata(config=said)
+        for tree in (apart, without_note(apart)):
+            back = StackAsModel()(tree).tree
+            assert shapes(back) == shapes(scanned), family
+            assert back.metadata.custom == {"scan_layers": True}
+
+
+def some_layers(count, *names):
+    kernel = Constant((8, 8), DTYPES["float32"], bytes(4))
+    arrays = {("decoder", f"layers_{k}", *name.split(".")): kernel for k in range(count) for name in names}
+    return linen_state(arrays, 0, {})
+
+
+class TestLayoutsThatCannotBeTold:
+    def test_no_family_has_the_names(self):
+        with pytest.raises(FormatError, match="no known family") as caught:
+            StackAsModel()(some_layers(4, "mixer.kernel", "norm.scale"))
+        assert "--cycle" in caught.value.hint
+        assert "--family" in caught.value.hint
+
+    def test_several_families_have_them_and_stack_them_differently(self, monkeypatch):
+        """A family of the user with the names of llama's and another cycle."""
+        llama, groups = family_named("llama"), family_named("olmo3").layers
+        layers = tuple(replace(each, rows=llama.layers[0].rows) for each in groups)
+        both = {"llama": llama, "odd": replace(llama, name="odd", layers=layers)}
+        monkeypatch.setattr(stacking, "families", lambda: both)
+        tree = without_note(UnstackLayers()(golden_tree("llama3.1", True)).tree)
+        with pytest.raises(FormatError, match="these layouts fit") as caught:
+            StackAsModel()(tree)
+        assert "--cycle 1, as in llama" in caught.value.message
+        assert "--cycle 4 --cycle-names layers, as in odd" in caught.value.message
+        assert kind_of(StackAsModel(cycle=4)(tree).tree).layers[0].cycle == 4
+        assert kind_of(StackAsModel(cycle=1)(tree).tree).layers[0].layout == "stacked"
+
+    def test_a_cycle_that_the_user_names_goes_before_the_note(self):
+        apart = UnstackLayers()(golden_tree("gemma3", True)).tree
+        assert kind_of(StackAsModel(cycle=1)(apart).tree).layers[0].layout == "stacked"
+
+    def test_a_note_about_other_layers_counts_for_nothing(self):
+        apart = UnstackLayers()(golden_tree("gemma3", True)).tree
+        fewer = {path: leaf for path, leaf in apart.items() if "layers_7" not in path}
+        back = StackAsModel()(Tree(fewer, apart.metadata)).tree
+        assert kind_of(back).layers == (LayerGroup("decoder/layers", 7, "cycle", 6, 1),)
+
+    @pytest.mark.parametrize("stacks", [3, {"layers": 3}, {"layers": {"layers": [[0], 1]}}, {"layers": {}}])
+    def test_a_note_that_is_none_of_ours(self, stacks):
+        apart = UnstackLayers()(golden_tree("gemma3", True)).tree
+        for note in (stacks, {"stacks": stacks, "scan_axis": "1", "first_axis": 7}):
+            odd = apart.with_metadata(custom={"ckpttools": note})
+            assert shapes(StackAsModel()(odd).tree) == shapes(golden_tree("gemma3", True))
+
+
+@settings(max_examples=25)
+@given(layered())
+def test_every_layout_comes_back(case):
+    apart = UnstackLayers(case.axis)(case.stacked).tree
+    assert json.loads(json.dumps(apart.metadata.custom)) == apart.metadata.custom
+    assert_same(StackAsModel()(apart).tree, case.stacked)
+
+
+def test_layouts_that_stack_does_not_make():
+    """Single layers first, as DeepSeek-V4 has them, and MaxText 0.2.5's qwen3-next."""
+    array = lambda *shape: Constant(shape, DTYPES["float32"], bytes(4))  # noqa: E731
+    first = {("decoder", f"layers_{k}", "a"): array(2) for k in range(3)}
+    pairs = {("decoder", "scanned_blocks", f"layers_{k}", "a"): array(2, 4) for k in range(2)}
+    blocks = {("decoder", "layers", "local_layers", "a"): array(5, 2, 3)}
+    blocks |= {("decoder", "layers", "global_layer", "a"): array(5, 2)}
+    for leaves in ({**first, **pairs}, blocks):
+        tree = linen_state(leaves, 0, {})
+        assert shapes(StackAsModel()(UnstackLayers()(tree).tree).tree) == shapes(tree)
+
+
+def test_another_scan_axis_is_noted():
+    tree = linen_state({("decoder", "layers", "a"): Constant((4, 2), DTYPES["float32"], bytes(4))}, 0, {})
+    apart = UnstackLayers(0)(tree).tree
+    assert shapes(StackAsModel()(apart).tree) == shapes(tree)
+    assert StackAsModel(axis=1)(apart).tree["params", "params", "decoder", "layers", "a"].shape == (2, 4)
+
+
+def test_the_note_is_in_the_checkpoint_and_shown(tmp_path):
+    convert(tmp_path / "scanned", "gemma3")
+    shutil.rmtree(next((tmp_path / "scanned").rglob("hf")))
+    CliRunner().invoke(main, ["unstack", str(tmp_path / "scanned"), str(tmp_path / "single")])
+    shown = CliRunner().invoke(main, ["inspect", "tree", str(tmp_path / "single"), "--json"]).stdout
+    note = json.loads(shown)["custom_metadata"]["ckpttools"]
+    assert note["stacks"]["layers/layers_0"] == {"layers": [0]}
+    assert note["stacks"]["layers_remainder/layers_1"] == {"layers": 7}
+    made = stack(tmp_path / "single", tmp_path / "stacked")
+    assert leaves_by_package(made) == golden_leaves("gemma3", True)
+    assert made.metadata.custom == {"scan_layers": True}
 
 
 def stack(source, target, *options):
@@ -40,9 +177,9 @@ def test_the_user_names_the_family(tmp_path, golden, family):
 @pytest.mark.parametrize(
     ("family", "cycle"),
     [
-        ("llama", None),
-        ("gemma2", None),
-        ("deepseek", None),
+        ("llama", Cycle(1, None)),
+        ("gemma2", Cycle(1, None)),
+        ("deepseek", Cycle(1, None)),
         ("gpt-oss", Cycle(2, "layers")),
         ("olmo3", Cycle(4, "layers")),
         ("qwen3-next", Cycle(4, "layer")),

@@ -20,9 +20,10 @@ from ckpttools.cli.main import main
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import FormatError, UsageError
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.flavours import LINEN, NNX, flavour_of, parameters, role
+from ckpttools.ir.flavours import LINEN, NNX, flavour_of, parameters
 from ckpttools.ir.kinds import kind_of, linen_state
 from ckpttools.ir.nodes import Chunked, LazyArray
+from ckpttools.ir.roles import role
 from ckpttools.ir.tree import Empty, Tree, spelled
 from ckpttools.testing.trees import assert_same
 from ckpttools.transforms.cast import cast
@@ -110,7 +111,9 @@ class TestEveryState:
         done = StripOptimizer()(case.stacked)
         assert parameters(done.tree) == parameters(case.stacked)
         assert flavour_of(done.tree) == case.flavour
-        assert not [path for path in done.tree.arrays if role(path) != "parameter" and path != ("step",)]
+        assert not [
+            path for path in done.tree.arrays if role(done.tree, path) != "parameter" and path != ("step",)
+        ]
         left_out = set(map(spelled, case.stacked.arrays)) - set(map(spelled, done.tree)) - {"step"}
         assert set(done.notes.dropped) == left_out
         assert kind_of(done.tree).kind == "stacked-inference"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckpttools.cli.output import say, show
 from ckpttools.cli.units import count, counted, disk, exact, memory
-from ckpttools.ir.kinds import role
+from ckpttools.ir.roles import roles
 from ckpttools.ir.tree import spelled
 from ckpttools.notes import Note, Notes
 from ckpttools.plan.plan import Plan
@@ -73,12 +73,12 @@ class PlanReport:
 
 def describe(plan: Plan, source: Path, destination: Path) -> PlanReport:
     """The plan as data."""
-    arrays = plan.tree.arrays
+    arrays, known = plan.tree.arrays, roles(plan.tree)
     return PlanReport(
         source=source,
         destination=destination,
         arrays=len(arrays),
-        parameters=sum(array.size for path, array in arrays.items() if role(path) == "parameter"),
+        parameters=sum(array.size for path, array in arrays.items() if known.of(path) == "parameter"),
         bytes_in=plan.bytes_in,
         bytes_out=plan.bytes_out,
         tasks=len(plan.tasks),

@@ -35,20 +35,26 @@ axis_option = click.option(
 
 @click.command(short_help="Layers one by one to stacks for jax.lax.scan.")
 @places
-@axis_option
+@click.option(
+    "--scan-axis",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Axis of parameters on which layers are stacked (MaxText's param_scan_axis). Without it that from "
+    "which ckpt unstack took them, else 1.",
+)
 @click.option(
     "--cycle",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Layers after which their kinds repeat: 6 in gemma3, 4 in olmo3 and llama4, 2 in gpt-oss. Without "
-    "it as in the model's family, where that is known; else told from what layers hold, and where all hold "
-    "the same, they become one stack.",
+    help="Layers after which their kinds repeat: 6 in gemma3, 4 in olmo3 and llama4, 2 in gpt-oss; 1 for all "
+    "in one stack. Without it as they were before ckpt unstack, else as in the model's family.",
 )
 @click.option(
     "--family",
     type=SOME_TEXT,
     metavar="NAME|FILE",
-    help="The model's family, which knows the cycle; without it that of the config.json carried along.",
+    help="The model's family, which knows the cycle; without it that of the config.json carried along, else "
+    "told from names.",
 )
 @click.option(
     "--cycle-names",
@@ -61,7 +67,7 @@ axis_option = click.option(
 @target_options
 @common_options
 def stack(
-    scan_axis: int,
+    scan_axis: int | None,
     cycle: int | None,
     names: CycleNames | None,
     family: str | None,
@@ -72,6 +78,10 @@ def stack(
 
     Parameters are stacked on --scan-axis, and so are the moments of the optimizer in a training checkpoint;
     states of random number generators on axis 0. Layers that differ are named with what differs.
+
+    Layers that ckpt unstack took apart come together as they were: it notes that in the metadata. Else the
+    model's family tells, by its config.json or by names; where several layouts fit, they are listed, nothing
+    is written and the exit code is 3.
 
     Where layers are stacked already, nothing is written and the exit code is 2.
 

@@ -47,10 +47,29 @@ def casts(dtype: DType | None) -> list[Transform]:
 @click.command("strip-optimizer", short_help="Parameters of a training checkpoint.")
 @places
 @parameter_options
+@click.option(
+    "--keep",
+    metavar="PATTERN",
+    multiple=True,
+    help="Keep what matches whatever it is, such as 'ema_params', a key and all below it. May be repeated.",
+)
+@click.option(
+    "--drop",
+    metavar="PATTERN",
+    multiple=True,
+    help="Leave out what matches, whatever it is. May be repeated.",
+)
 @dtype_option
 @target_options
 @common_options
-def strip_optimizer(keep_step: bool, flavour: FlavourName, dtype: DType | None, **common: Any) -> None:
+def strip_optimizer(
+    keep_step: bool,
+    flavour: FlavourName,
+    keep: tuple[str, ...],
+    drop: tuple[str, ...],
+    dtype: DType | None,
+    **common: Any,
+) -> None:
     """Write the parameters of a training checkpoint and nothing else.
 
     SRC may be a run directory, a step or an item; it is only read. DST gets 0/items, or <step>/items with
@@ -58,6 +77,10 @@ def strip_optimizer(keep_step: bool, flavour: FlavourName, dtype: DType | None, 
 
     MaxText's trainers store the flavour linen, which all of MaxText loads. Its own tool for this writes nnx
     for a run with pure_nnx; decoding loads that, training does not.
+
+    State of an optimizer is known by its structure: what mirrors the parameters, with a counter of steps
+    beside it or below a name that optimizers have. What mirrors them otherwise, such as an average of them
+    (EMA), may be either: nothing is written until --keep or --drop says which. All that is learned stays.
 
     Where there is nothing to strip, nothing is written and the exit code is 2.
 
@@ -67,4 +90,4 @@ def strip_optimizer(keep_step: bool, flavour: FlavourName, dtype: DType | None, 
     """
     from ckpttools.transforms.strip import StripOptimizer
 
-    write_transformed([StripOptimizer(keep_step, flavour), *casts(dtype)], **common)
+    write_transformed([StripOptimizer(keep_step, flavour, keep, drop), *casts(dtype)], **common)

@@ -135,7 +135,9 @@ def _transforms(
     if strip_optimizer:
         from ckpttools.transforms.strip import StripOptimizer
 
-        chosen.append(StripOptimizer())
+        # What is dropped anyway need not be told apart first.
+        chosen.append(StripOptimizer(drop=drop))
+        drop = ()
     if keep or drop:
         chosen.append(Select(keep, drop))
     if map_spec is not None:

@@ -16,7 +16,7 @@ from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.layer_rows import LayerRow, layer_rows
 from ckpttools.inspect.moments import Moments
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.kinds import role
+from ckpttools.ir.roles import Role, roles
 from ckpttools.ir.scratch import Scratch
 from ckpttools.ir.tree import Path, Tree, spelled
 from ckpttools.plan.pieces import Tiles
@@ -65,7 +65,7 @@ class ArrayStats:
     shape: Shape
     dtype: str
     nbytes: int
-    role: str
+    role: Role
     statistics: Statistics
     first_bad: Shape | None
     layers: Mapping[int, Statistics]
@@ -134,8 +134,9 @@ def inspect_stats(
     )
     pieces = groupby(seen, key=lambda each: each.index)
     found = {index: look.joined(index, (each.result for each in group)) for index, group in pieces}
+    known = roles(tree)
     arrays = tuple(
-        _stats(path, array, found.get(index, _Whole({}, None)))
+        _stats(path, array, known.of(path), found.get(index, _Whole({}, None)))
         for index, (path, array) in enumerate(chosen.items())
     )
     return StatsReport(
@@ -232,7 +233,7 @@ def _stacked(tree: Tree, chosen: Mapping[Path, LazyArray]) -> dict[int, LayerRow
     return {index: rows[path] for index, path in enumerate(chosen) if path in rows and rows[path].axes}
 
 
-def _stats(path: Path, array: LazyArray, whole: _Whole) -> ArrayStats:
+def _stats(path: Path, array: LazyArray, role: Role, whole: _Whole) -> ArrayStats:
     total = sum(whole.layers.values(), Moments())
     layers = {layer: statistics_of(found) for layer, found in whole.layers.items() if layer is not None}
     return ArrayStats(
@@ -240,7 +241,7 @@ def _stats(path: Path, array: LazyArray, whole: _Whole) -> ArrayStats:
         shape=array.shape,
         dtype=array.dtype.name,
         nbytes=array.nbytes,
-        role=role(path),
+        role=role,
         statistics=statistics_of(total),
         first_bad=total.first,
         layers=dict(sorted(layers.items())),

@@ -14,8 +14,9 @@ from ckpttools.families.family import Family
 from ckpttools.inspect.family import FamilyGuess, guess_families
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.warnings import TreeWarning, warnings_of
-from ckpttools.ir.kinds import Optimizer, kind_of, role
+from ckpttools.ir.kinds import Optimizer, kind_of
 from ckpttools.ir.layers import LayerGroup
+from ckpttools.ir.roles import Role, roles
 from ckpttools.ir.shardings import Sharding
 from ckpttools.ir.tree import Path, Tree, spelled
 
@@ -34,7 +35,7 @@ class ArrayReport:
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
-    role: str
+    role: Role
     sharding: Sharding | None = None
 
 
@@ -136,11 +137,12 @@ def inspect_tree(
 
 
 def _reports(tree: Tree, shardings: Mapping[Path, Sharding]) -> Iterator[ArrayReport]:
+    known = roles(tree)
     for path, array in tree.arrays.items():
         # What nothing stores, a constant, counts as it would in memory.
         nbytes = -(-array.size * (array.stored_bits or 8 * array.dtype.itemsize) // 8)
         name, sharding = spelled(path), shardings.get(path)
-        yield ArrayReport(name, array.shape, array.dtype.name, nbytes, role(path), sharding)
+        yield ArrayReport(name, array.shape, array.dtype.name, nbytes, known.of(path), sharding)
 
 
 def _totals(arrays: Iterable[tuple[str, ArrayReport]]) -> dict[str, Total]:

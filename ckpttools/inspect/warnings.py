@@ -9,8 +9,9 @@ from types import MappingProxyType
 
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.gaps import incomplete
-from ckpttools.ir.kinds import KindOfTree, role
+from ckpttools.ir.kinds import KindOfTree
 from ckpttools.ir.nodes import Chunked
+from ckpttools.ir.roles import roles
 from ckpttools.ir.tree import Path, Tree, spelled
 from ckpttools.region import grid_shape
 
@@ -27,7 +28,7 @@ class TreeWarning:
 
     Attributes:
         name: "missing-chunks", "damaged-step", "unfinished-step", "contradiction", "no-scan-layers",
-            "giant-chunk", "fine-chunks" or "mixed-dtypes".
+            "giant-chunk", "fine-chunks", "mixed-dtypes" or "unclear-state".
         text: the finished sentence.
         arrays: paths of those it is about; empty where it is about the whole.
     """
@@ -60,6 +61,7 @@ def warnings_of(
         *_giant_chunks(tree),
         *_fine_chunks(tree),
         *_mixed_dtypes(tree),
+        *_unclear_state(tree),
     )
 
 
@@ -120,11 +122,21 @@ def _chunks(array: LazyArray) -> int:
     return prod(grid_shape(array.shape, array.chunk)) if isinstance(array, Chunked) else 1
 
 
+def _unclear_state(tree: Tree) -> Iterator[TreeWarning]:
+    known = roles(tree)
+    if known.unclear:
+        heads = ", ".join(map(spelled, known.unclear))
+        text = f"{heads}: counted as parameters, but may be state of an optimizer or an average of parameters"
+        arrays = tuple(spelled(path) for path in tree.arrays if known.unclear_of(path))
+        yield TreeWarning("unclear-state", text, arrays)
+
+
 def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
     """Parameters of several float dtypes; the arrays named are those of all but the commonest."""
+    known = roles(tree)
     by_dtype: dict[str, list[Path]] = {}
     for path, array in tree.arrays.items():
-        if role(path) == "parameter" and array.dtype.is_float:
+        if known.of(path) == "parameter" and array.dtype.is_float:
             by_dtype.setdefault(array.dtype.name, []).append(path)
     ordered = sorted(by_dtype.items(), key=lambda item: -len(item[1]))
     if len(ordered) > 1:

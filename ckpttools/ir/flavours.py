@@ -9,15 +9,22 @@ A flavour is a prefix and a suffix of paths, so taking it off and putting it on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import is_
+from types import MappingProxyType
 
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.tree import Leaf, Path, Tree
+from ckpttools.ir.layer_notes import layer_notes
+from ckpttools.ir.layers import DECODER, below_decoder, scan_axis, stacked_keys, stacked_lengths
+from ckpttools.ir.relayout import relayout
+from ckpttools.ir.roles import roles, wraps
+from ckpttools.ir.tree import Leaf, Path, Tree, spelled
 
-_OPTIMIZER_ROOTS = ("opt_state", "optimizer")
-_OTHER_ROOTS = ("step", "nnx_aux", "rng", "rngs")
-_RANDOM_STATE = "rngs"
+# Where MaxText keeps what its NNX model has beside parameters: random states, but also learned variables.
+_AUXILIARY: Path = ("nnx_aux", "model")
+# An nnx.Variable of a class of its own, such as MoEBiasVar, lies in a collection that is named as the class.
+_COLLECTION = "Var"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,42 +61,131 @@ LINEN = Flavour("linen", ("params", "params"))
 NNX = Flavour("nnx", (), ("value",))
 
 
-def role(path: Path) -> str:
-    """ "parameter", "optimizer" or "other", from the keys of a path."""
-    root = path[0] if path else ""
-    if root in _OPTIMIZER_ROOTS:
-        return "optimizer"
-    return "other" if root in _OTHER_ROOTS or _RANDOM_STATE in path else "parameter"
-
-
 def flavour_of(tree: Tree) -> Flavour:
     """The flavour of a tree; `PLAIN` where parameters are not wrapped in any known way."""
-    paths = [path for path in tree.arrays if role(path) == "parameter"]
+    return tree.once(_flavour_of)
+
+
+def _flavour_of(tree: Tree) -> Flavour:
+    known = roles(tree)
+    return _flavour([path for path in tree.arrays if known.of(path) == "parameter"], known.mirrored)
+
+
+def _flavour(paths: list[Path], mirrored: Path | None) -> Flavour:
+    """The flavour of parameters; of several wrapped alike, that of those that an optimizer mirrors."""
     for linen in (LINEN, Flavour("linen", ("params",))):
         if any(map(linen.holds, paths)):
             return linen
     if based := [path for path in paths if path[:1] == ("base",) and len(path) > 1]:
         return Flavour("nnx-rl", ("base",), _suffix(based))
     model = Flavour("nnx", ("model",), NNX.suffix)
-    return next((each for each in (model, NNX) if paths and all(map(each.holds, paths))), PLAIN)
+    found = next((each for each in (model, NNX) if paths and all(map(each.holds, paths))), PLAIN)
+    key = mirrored[0] if mirrored else paths[0][0] if paths and paths[0] else ""
+    apart = mirrored or (wraps(key) and all(path[:1] == (key,) for path in paths))
+    return _within(paths, key, found) if apart and found != model else found
+
+
+def _within(paths: list[Path], key: str | int, otherwise: Flavour) -> Flavour:
+    """The flavour of what lies below the key of a state or at a place in a tuple, if it has one."""
+    below = [path[1:] for path in paths if str(path[0]) == str(key) and len(path) > 1]
+    inner = _flavour(below, None) if below else PLAIN
+    whole = next(path[:1] for path in paths if str(path[0]) == str(key)) if below else ()
+    return Flavour(inner.name, (*whole, *inner.prefix), inner.suffix) if inner.name else otherwise
 
 
 def _suffix(paths: Iterable[Path]) -> Path:
     return NNX.suffix if all(path[1:] and path[-1:] == NNX.suffix for path in paths) else ()
 
 
-def parameters(tree: Tree) -> dict[Path, LazyArray]:
+def parameters(tree: Tree) -> Mapping[Path, LazyArray]:
     """The model's parameters alone, under their paths without the flavour's wrapping, in order.
 
-    Optimizer state, step, `nnx_aux` and random states are left out, and so is what lies beside the model:
-    other collections than `params`, other models than `base`.
+    Optimizer state, step and random states are left out, and so is what lies beside the model: other
+    collections than `params`, other models than `base`. Variables that the model learns in another way, which
+    MaxText keeps in `nnx_aux` or in a collection of their class, are parameters under their paths in the
+    model, and have their layers on the scan axis like the others; MaxText has them on axis 0.
     """
-    flavour = flavour_of(tree)
-    return {
-        flavour.unwrapped(path): array
-        for path, array in tree.arrays.items()
-        if role(path) == "parameter" and flavour.holds(path)
+    return tree.once(_parameters)
+
+
+def _parameters(tree: Tree) -> Mapping[Path, LazyArray]:
+    homes, flavour = tree.once(_homes), flavour_of(tree)
+    if all(map(is_, homes, homes.values())) and len(homes) == len(tree.arrays):
+        return MappingProxyType(tree.arrays)
+    arrays = {inner: tree.arrays[home] for inner, home in homes.items()}
+    noted = layer_notes(tree).first_axis
+    odd = frozenset(
+        inner
+        for inner, home in homes.items()
+        if home != flavour.wrapped(inner) or (noted and spelled(home) in noted)
+    )
+    return MappingProxyType(arrays | dict(_on_the_scan_axis(arrays, odd)))
+
+
+def on_first_axis(tree: Tree) -> list[Path]:
+    """Paths of the parameters that have their layers on axis 0 where the others have them elsewhere."""
+    arrays = parameters(tree)
+    return [home for inner, home in homes(tree).items() if arrays[inner] is not tree[home]]
+
+
+def homes(tree: Tree) -> Mapping[Path, Path]:
+    """Where the arrays of `parameters` are in the tree: path in the model -> path in the tree."""
+    return tree.once(_homes)
+
+
+def _homes(tree: Tree) -> dict[Path, Path]:
+    flavour, known = flavour_of(tree), roles(tree)
+    mine = [path for path in tree.arrays if known.of(path) == "parameter"]
+    found = {flavour.unwrapped(path): path for path in mine if flavour.holds(path)}
+    for path in mine:
+        inner = None if flavour.holds(path) and flavour.name else _beside(path, flavour)
+        if inner is not None and found.get(inner, path) == path:
+            found.pop(path, None)
+            found[inner] = path
+    return found
+
+
+def _beside(path: Path, flavour: Flavour) -> Path | None:
+    """The path in the model of a variable that is kept outside of the parameters; None for others."""
+    core = path[:-1] if path[-1:] == NNX.suffix else path
+    if path[:2] == _AUXILIARY:
+        return core[2:] or None
+    above = len(flavour.prefix) - 1
+    collection = str(path[above]) if 0 <= above < len(path) - 1 else ""
+    if flavour.prefix[above:] == ("params",) and path[:above] == flavour.prefix[:above] != ():
+        return core[above + 1 :] if collection.endswith(_COLLECTION) else None
+    return None
+
+
+def _on_the_scan_axis(
+    arrays: Mapping[Path, LazyArray], odd: frozenset[Path]
+) -> Iterator[tuple[Path, LazyArray]]:
+    """The arrays whose layers are on axis 0 though those of the others are not, with their layers there.
+
+    Args:
+        arrays: all of the model.
+        odd: those of which this is known; of others the number of layers tells.
+    """
+    decoder = below_decoder({path: each for path, each in arrays.items() if path not in odd})
+    axis = scan_axis(decoder)
+    if not axis:
+        return
+    stacks = {
+        key: (n, stacked_lengths(decoder, key, axis, n)) for key, n in stacked_keys(decoder).items() if n
     }
+    for path, array in arrays.items():
+        start = path.index(DECODER) + 1 if DECODER in path else len(path)
+        n, lengths = next((stacks[k] for e in (2, 1) if (k := path[start : start + e]) in stacks), (0, ()))
+        first = array.shape[:n] == lengths != ()
+        if first and (path in odd or array.shape[axis : axis + n] != lengths):
+            yield path, _moved(array, n, min(axis, len(array.shape) - n))
+
+
+def _moved(array: LazyArray, count: int, axis: int) -> LazyArray:
+    """An array with its first axes at `axis`."""
+    rest = list(range(count, len(array.shape)))
+    order = (*rest[:axis], *range(count), *rest[axis:])
+    return relayout(array, [(length,) for length in array.shape], order, (1,) * len(order))
 
 
 def with_parameters(tree: Tree, made: Mapping[Path, LazyArray], flavour: Flavour | None = None) -> Tree:
@@ -102,13 +198,16 @@ def with_parameters(tree: Tree, made: Mapping[Path, LazyArray], flavour: Flavour
         made: parameters under their paths without wrapping.
         flavour: how to wrap them; None for as in `tree`.
     """
-    own = flavour_of(tree)
+    own, known, places = flavour_of(tree), parameters(tree), homes(tree)
     wrap = own if flavour is None else flavour
-    new: dict[Path, Leaf] = {wrap.wrapped(path): array for path, array in made.items()}
-    replaced = [own.wrapped(path) for path in parameters(tree)]
-    gone = set(replaced)
-    places = {path: place for place, path in enumerate(tree)}
-    first = places[replaced[0]] if replaced else len(tree)
+    same = {path for path, array in made.items() if known.get(path) is array and wrap == own}
+    new: dict[Path, Leaf] = {
+        places[path] if path in same else wrap.wrapped(path): tree[places[path]] if path in same else array
+        for path, array in made.items()
+    }
+    gone = set(places.values())
+    order = {path: place for place, path in enumerate(tree)}
+    first = min((order[path] for path in gone), default=len(tree))
     rest = {path: leaf for path, leaf in tree.items() if path not in gone}
-    before = {path: leaf for path, leaf in rest.items() if places[path] < first}
+    before = {path: leaf for path, leaf in rest.items() if order[path] < first}
     return Tree(before | new | rest, tree.metadata)

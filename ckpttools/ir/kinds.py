@@ -12,7 +12,6 @@ from ckpttools.dtypes import DTYPES
 from ckpttools.errors import CheckpointError
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.flavours import LINEN, flavour_of, parameters
-from ckpttools.ir.flavours import role as role
 from ckpttools.ir.layers import (
     LayerGroup,
     LayerStack,
@@ -24,6 +23,7 @@ from ckpttools.ir.layers import (
     stacked_keys,
 )
 from ckpttools.ir.nodes import Constant
+from ckpttools.ir.roles import roles
 from ckpttools.ir.tree import Empty, Leaf, Metadata, Path, Tree, spelled
 
 _ADAM = {"count", "mu", "nu"}
@@ -76,7 +76,7 @@ def kind_of(tree: Tree) -> KindOfTree:
     stacked = bool(stacked_keys(decoder))
     if not stacked and not single_layers(decoder):
         return KindOfTree()
-    optimizer, axis = optimizer_of(tree), scan_axis(decoder)
+    optimizer, axis, known = optimizer_of(tree), scan_axis(decoder), roles(tree)
     stacks, warnings = _layout(decoder, axis)
     return KindOfTree(
         kind=f"{'stacked' if stacked else 'unstacked'}-{'training' if optimizer else 'inference'}",
@@ -85,7 +85,7 @@ def kind_of(tree: Tree) -> KindOfTree:
         layers=layer_groups(stacks),
         optimizer=optimizer,
         step=tree.metadata.step,
-        random_states=sum(role(path) == "other" and "rngs" in path for path in tree.arrays),
+        random_states=sum(known.of(path) == "other" and "rngs" in path for path in tree.arrays),
         warnings=(*_contradictions(tree.metadata.custom, stacked), *warnings),
     )
 
@@ -110,30 +110,32 @@ def _contradictions(custom: Mapping[str, object], stacked: bool) -> Iterator[str
 
 def optimizer_of(tree: Tree) -> Optimizer | None:
     """Whose optimizer state a tree holds; None for none, and for the empty node that stands for none."""
-    state = [path for path in tree if role(path) == "optimizer" and len(path) > 1]
-    if not state:
+    known = roles(tree)
+    state = [path for path in tree if known.of(path) == "optimizer"]
+    inner = [below for path in state if (below := known.below_optimizer(path))]
+    if not inner:
         return None
-    inner = [path[2:] if path[:2] == ("optimizer", "opt_state") else path[1:] for path in state]
     # A chain has a place for each of its parts; the first is the one that scales gradients.
     chained = {str(path[1]) for path in inner if len(path) > 1 and str(path[0]) == "0"}
     named = {str(key) for path in inner for key in path[:2] if not str(key).isdecimal()}
-    heads = dict(_moments(tree))
+    heads = dict(_moments(tree, state))
     name = "unknown"
     if chained >= _ADAM:
         name = "adamw"
-    elif {str(path[0]) for path in inner if path} >= _ADAM:
+    elif {str(path[0]) for path in inner} >= _ADAM:
         name = "adam_pax"
-    elif named <= _SGD | {"step"}:
+    elif named <= _SGD | {"step", "value"}:
         name = "sgd"
     return Optimizer(name, tuple(heads), all(heads.values()))
 
 
-def _moments(tree: Tree) -> Iterator[tuple[str, bool]]:
+def _moments(tree: Tree, state: list[Path]) -> Iterator[tuple[str, bool]]:
     """Where the optimizer's state mirrors the parameters, and whether all shapes there are theirs."""
     known, flavour = parameters(tree), flavour_of(tree)
     same: dict[str, bool] = {}
-    for path, array in tree.arrays.items():
-        if role(path) != "optimizer":
+    for path in state:
+        array = tree[path]
+        if not isinstance(array, LazyArray):
             continue
         if flavour.suffix and path[-1:] == flavour.suffix:
             path = path[: -len(flavour.suffix)]

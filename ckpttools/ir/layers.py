@@ -153,6 +153,12 @@ def _most_common(shapes: list[Shape], axis: int, axes: int) -> tuple[Shape, int]
     return lengths.most_common(1)[0] if lengths else ((), 0)
 
 
+def stacked_lengths(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes: int) -> Shape:
+    """The lengths of the stacked axes that most arrays below `key` have; () where none has so many axes."""
+    shapes = [array.shape for path, array in decoder.items() if path[: len(key)] == key]
+    return _most_common(shapes, axis, axes)[0]
+
+
 def layer_stacks(decoder: Mapping[Path, LazyArray], axis: int) -> tuple[LayerStack, ...]:
     """The layout of a decoder whose layers are stacked on `axis`; layers there one by one are part of it.
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 from ckpttools.errors import FormatError
 from ckpttools.ir.array import LazyArray
 from ckpttools.notes import Notes
 
 Path = tuple[str | int, ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,16 @@ class Tree(Mapping[Path, Leaf]):
     def arrays(self) -> dict[Path, LazyArray]:
         """The leaves that are arrays, in order."""
         return {path: leaf for path, leaf in self.leaves.items() if isinstance(leaf, LazyArray)}
+
+    @cached_property
+    def _known(self) -> dict[Callable[[Tree], object], object]:
+        return {}
+
+    def once(self, work_out: Callable[[Tree], T]) -> T:
+        """What a function of the tree alone gives, worked out at the first call: a tree never changes."""
+        if work_out not in self._known:
+            self._known[work_out] = work_out(self)
+        return cast(T, self._known[work_out])
 
     @property
     def nbytes(self) -> int:

@@ -5,14 +5,15 @@ Scanned and unscanned MaxText checkpoints, Linen's and NNX's, get the same names
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ckpttools.errors import FormatError, ShapeError, UsageError
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.flavours import flavour_of, parameters, role
+from ckpttools.ir.flavours import homes, parameters
 from ckpttools.ir.layers import LayerStack, below_decoder, layer_stacks, scan_axis, stacked_keys
+from ckpttools.ir.roles import Kind, roles, roles_of
 from ckpttools.ir.tree import Tree, spelled
 from ckpttools.names import in_natural_order
 from ckpttools.transforms.restack import unstacked
@@ -21,9 +22,10 @@ Canonical = Callable[[Tree], Mapping[str, LazyArray]]
 """Names the arrays of a tree. What trees have in common gets the same names, shapes and dtypes."""
 
 
-def is_parameter(name: str) -> bool:
-    """Whether an array is a parameter, told from its name."""
-    return role(tuple(name.split("/"))) == "parameter"
+def parameters_among(arrays: Mapping[str, Kind]) -> frozenset[str]:
+    """The names of those arrays that are parameters, told from all of them together."""
+    known = roles_of({(name,): each for name, each in arrays.items()})
+    return frozenset(name for name in arrays if known.of((name,)) == "parameter")
 
 
 def per_layer(tree: Tree) -> dict[str, LazyArray]:
@@ -51,11 +53,10 @@ def per_layer(tree: Tree) -> dict[str, LazyArray]:
 
 def as_stored(tree: Tree) -> dict[str, LazyArray]:
     """All arrays as they are; otherwise as `per_layer`."""
-    flavour, known = flavour_of(tree), parameters(tree)
+    known = {home: inner for inner, home in homes(tree).items()}
     made: dict[str, LazyArray] = {}
     for path, array in tree.arrays.items():
-        bare = flavour.holds(path) and flavour.unwrapped(path) in known
-        name = spelled(flavour.unwrapped(path) if bare else path)
+        name = spelled(known.get(path, path))
         if name in made:
             raise FormatError("two arrays would get one name", place=name)
         made[name] = array
@@ -75,7 +76,7 @@ def _unstacked(tree: Tree) -> Tree:
 
 
 def _unstacked_but_the_optimizer(tree: Tree, stacks: tuple[LayerStack, ...], axis: int) -> Tree:
-    state = {path: leaf for path, leaf in tree.items() if role(path) == "optimizer"}
+    state = {path: leaf for path, leaf in tree.items() if roles(tree).of(path) == "optimizer"}
     rest = Tree({path: leaf for path, leaf in tree.items() if path not in state}, tree.metadata)
     return Tree({**unstacked(rest, stacks, axis), **state}, tree.metadata)
 
@@ -114,7 +115,8 @@ class Selection:
             UsageError: nothing that is asked for is there.
             FormatError: there is no array at all.
         """
-        chosen = {name: named[name] for name in in_natural_order(named) if self.has(name)}
+        meant = self.names(named)
+        chosen = {name: named[name] for name in in_natural_order(named) if name in meant}
         if not chosen:
             raise (UsageError if named else FormatError)(
                 "none of the arrays is meant",
@@ -125,10 +127,11 @@ class Selection:
             )
         return chosen
 
+    def names(self, named: Mapping[str, Kind]) -> Collection[str]:
+        """The names of those arrays that are meant."""
+        among = parameters_among(named) if self.parameters else named
+        return among if self.pattern == "*" else {name for name in among if fnmatchcase(name, self.pattern)}
+
     def nbytes(self, tree: Tree) -> int:
         """Bytes of these arrays; errors as `arrays`."""
         return sum(array.nbytes for array in self.arrays(tree).values())
-
-    def has(self, name: str) -> bool:
-        """Whether an array of this name is meant."""
-        return fnmatchcase(name, self.pattern) and (is_parameter(name) or not self.parameters)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpttools.errors import DestinationExistsError, FormatError, StorageError, UnknownNameError
-from ckpttools.prove.canonical import Selection, is_parameter
+from ckpttools.prove.canonical import Selection, parameters_among
 from ckpttools.prove.digest import BLOCK_BYTES, Digest, algorithm_named, digest_of, tree_digest
 from ckpttools.region import Shape
 
@@ -68,7 +68,7 @@ class Manifest:
     @cached_property
     def parameters(self) -> str:
         """One digest of the parameters alone: without optimizer state, step and random states."""
-        return self._digest(filter(is_parameter, self.arrays))
+        return self._digest(filter(parameters_among(self.arrays).__contains__, self.arrays))
 
     def _digest(self, names: Iterable[str]) -> str:
         return tree_digest(self.algorithm, ((name, self.arrays[name].digest) for name in names))
@@ -193,7 +193,7 @@ def _checked(document: Mapping[str, Any], path: Path) -> Manifest:
         if names not in NAMES:
             raise ValueError(f"names are {names!r}, not {' or '.join(NAMES)}")
         manifest = Manifest(_typed(document["algorithm"], str), selection, entries, names)
-        strange = next((name for name in entries if not selection.has(name)), None)
+        strange = next(iter(entries.keys() - set(selection.names(entries))), None)
         if strange is not None:
             raise ValueError(f"{strange} is not among the arrays that it says it is of")
         for key, made in (("digest", manifest.digest), ("parameters", manifest.parameters)):

@@ -30,11 +30,11 @@ class Cycle:
     Attributes:
         length: layers in one repetition.
         names: how MaxText spells it: "layers" for layers/layers_{0..}, "layer" for layers/layer_{0..},
-            "local-global" for scanned_blocks/{local_layers,global_layer}.
+            "local-global" for scanned_blocks/{local_layers,global_layer}; None where that is not known.
     """
 
     length: int
-    names: CycleNames
+    names: CycleNames | None
 
 
 def stacks_to_make(

@@ -6,14 +6,15 @@ belongs to a layer, such as states of random number generators, on axis 0, as Ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckpttools.errors import FormatError, ShapeError, listing
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.flavours import flavour_of, parameters, role
+from ckpttools.ir.flavours import flavour_of, homes, parameters
 from ckpttools.ir.layers import DECODER, LayerStack
 from ckpttools.ir.nodes import stack, take
+from ckpttools.ir.roles import roles
 from ckpttools.ir.tree import Leaf, Path, Tree, spelled
 from ckpttools.region import Shape
 
@@ -55,31 +56,39 @@ def unstacked(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
     return _carried(tree, made, origins)
 
 
-def stacked(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
+def stacked(tree: Tree, stacks: Sequence[LayerStack], axis: int, first_axis: Collection[str] = ()) -> Tree:
     """`tree` with its layers stacked; the inverse of `unstacked` with the same arguments.
 
     What only some layers have beside parameters and optimizer stays with them: a random state that all layers
     share is stored with the first of them alone.
+
+    Args:
+        tree: with layers one by one.
+        stacks: the layout they get.
+        axis: on which parameters are stacked.
+        first_axis: names of those made, keys joined by "/", that are stacked on axis 0 all the same.
 
     Raises:
         FormatError: layers hold different parameters or moments, or two arrays would get one path.
         ShapeError: what belongs together has different shapes or dtypes.
     """
     spots = {key: (each, spot) for each in stacks for spot, key in enumerate(each.layer_keys)}
-    axis_of = _axes(tree, axis)
+    axis_of, known = _axes(tree, axis), roles(tree)
     gathered: dict[Path, _Gathered] = {}
     for path, leaf in tree.items():
         place = _place(path, spots)
         held, spot = spots[place.key] if place else (_ALONE, 0)
         target = place.at(held.key) if place else path
-        into = gathered.setdefault(target, _Gathered(held, axis_of(path)))
+        into = gathered.setdefault(
+            target, _Gathered(held, 0 if first_axis and spelled(target) in first_axis else axis_of(path))
+        )
         if spot in into.leaves:
             raise _collision(target)
         into.leaves[spot], into.paths[spot] = leaf, path
     made: dict[Path, Leaf] = {}
     origins: dict[Path, Path] = {}
     for target, each in gathered.items():
-        if each.missing and role(target) == "other":
+        if each.missing and all(known.of(path) == "other" for path in each.paths.values()):
             made |= {path: each.leaves[spot] for spot, path in each.paths.items()}
             origins |= {path: path for path in each.paths.values()}
         else:
@@ -119,11 +128,16 @@ def _place(path: Path, known: Mapping[Path, object]) -> _Place | None:
 
 def _axes(tree: Tree, axis: int) -> Callable[[Path], int]:
     """Path -> the axis on which its layers are stacked."""
-    flavour, known = flavour_of(tree), parameters(tree)
+    arrays, known, flavour = parameters(tree), roles(tree), flavour_of(tree)
+    # Those that lie elsewhere, or are seen with their layers moved to this axis, have them on axis 0.
+    there = {
+        home
+        for inner, home in homes(tree).items()
+        if home == flavour.wrapped(inner) and arrays[inner] is tree[home]
+    }
 
     def axis_of(path: Path) -> int:
-        parameter = flavour.holds(path) and flavour.unwrapped(path) in known
-        return axis if parameter or role(path) == "optimizer" else 0
+        return axis if path in there or known.of(path) == "optimizer" else 0
 
     return axis_of
 
@@ -212,7 +226,7 @@ def _odd_moments(tree: Tree) -> Iterator[str]:
     flavour, known = flavour_of(tree), parameters(tree)
     shapes = {path[path.index(DECODER) :]: a.shape for path, a in known.items() if DECODER in path}
     for path, array in tree.arrays.items():
-        if role(path) == "optimizer" and DECODER in path:
+        if roles(tree).of(path) == "optimizer" and DECODER in path:
             inner = path[: -len(flavour.suffix)] if path[-1:] == flavour.suffix else path
             wanted = shapes.get(inner[inner.index(DECODER) :])
             if array.shape != wanted:

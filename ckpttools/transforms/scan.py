@@ -6,8 +6,15 @@ from dataclasses import dataclass
 
 from ckpttools.errors import FormatError, UsageError
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.flavours import parameters
+from ckpttools.ir.flavours import on_first_axis, parameters
 from ckpttools.ir.kinds import kind_of
+from ckpttools.ir.layer_notes import (
+    LayerNotes,
+    first_axis_names,
+    fits,
+    layer_notes,
+    with_layer_notes,
+)
 from ckpttools.ir.layers import below_decoder, layer_stacks, single_layers, stacked_keys
 from ckpttools.ir.tree import Path, Tree
 from ckpttools.transforms.base import Transformed
@@ -22,10 +29,12 @@ _PIPELINE = "pipeline_module"
 class StackLayers:
     """Layers stacked as MaxText's scan_layers=true wants them, in parameters and all that mirrors them.
 
+    Layers that `UnstackLayers` took apart come together as they were, unless a cycle or its names are given.
+
     Attributes:
         axis: of parameters, on which layers are stacked (MaxText's param_scan_axis).
         cycle: layers after which their kinds repeat; None to tell from what they hold, which gives one stack
-            where all hold the same. A caller that knows the model's config knows it.
+            where all hold the same. `ckpttools.stacking.StackAsModel` asks the model's family instead.
         names: how the model spells a cycle, as `ckpttools.transforms.cycles.Cycle`; None to tell.
     """
 
@@ -44,14 +53,20 @@ class StackLayers:
         decoder = _decoder(tree)
         if stacked_keys(decoder):
             raise UsageError("layers are stacked already", place=tree.metadata.place or None)
-        stacks = stacks_to_make(decoder, self.cycle, self.names)
+        notes = layer_notes(tree)
+        noted = self.cycle is None and self.names is None and fits(notes, single_layers(decoder))
+        stacks = notes.stacks if noted else stacks_to_make(decoder, self.cycle, self.names)
         check_moments(tree)
-        return Transformed(_said(stacked(tree, stacks, self.axis), scan_layers=True))
+        made = stacked(tree, stacks, self.axis, notes.first_axis)
+        done = LayerNotes(first_axis=notes.first_axis if self.axis else frozenset())
+        return Transformed(_said(with_layer_notes(made, done), scan_layers=True))
 
 
 @dataclass(frozen=True, slots=True)
 class UnstackLayers:
     """Layers one by one, as MaxText's scan_layers=false wants them, in parameters and all that mirrors them.
+
+    How they were stacked is noted in the custom metadata (`ckpttools.ir.layer_notes`).
 
     Attributes:
         axis: of parameters, on which layers are stacked.
@@ -72,7 +87,10 @@ class UnstackLayers:
             raise UsageError("layers are not stacked", place=tree.metadata.place or None)
         stacks = layer_stacks(decoder, self.axis)
         check_moments(tree)
-        return Transformed(_said(unstacked(tree, stacks, self.axis), scan_layers=False))
+        singles = [each for each in stacks if each.shape or len(each.key) > 1]
+        notes = LayerNotes(tuple(singles), self.axis, first_axis_names(on_first_axis(tree)))
+        made = with_layer_notes(unstacked(tree, stacks, self.axis), notes)
+        return Transformed(_said(made, scan_layers=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,59 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ckpttools.errors import FormatError, UsageError
+from ckpttools.errors import FormatError, UsageError, listing
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.flavours import LINEN, NNX, Flavour, flavour_of, parameters, role
+from ckpttools.ir.flavours import LINEN, NNX, Flavour, flavour_of, homes, on_first_axis
 from ckpttools.ir.kinds import linen_state
+from ckpttools.ir.layer_notes import first_axis_names, layer_notes, with_layer_notes
+from ckpttools.ir.roles import roles
 from ckpttools.ir.tree import Leaf, Path, Tree, spelled
+from ckpttools.names import array_count
 from ckpttools.notes import Notes
 from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.select import first_match, require_matches
 
 FlavourName = Literal["same", "linen", "nnx"]
+_AUXILIARY: Path = ("nnx_aux",)
 _STEP: Path = ("step",)
 _STEPS: tuple[Path, ...] = (_STEP, ("optimizer", "step"), ("optimizer", "step", "value"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StripOptimizer:
     """Only the parameters: no optimizer state, no random states, no step unless asked for.
+
+    All that is learned stays. Variables that MaxText keeps in `nnx_aux` come to lie among the parameters,
+    with their layers on axis 0 as before: so MaxText loads them.
 
     Attributes:
         keep_step: keep the step's array and the number of the step directory; else the directory is 0, and in
             Linen's flavour so is the array, as MaxText's own tool writes them. The NNX flavour has no array.
         flavour: how to nest the parameters: "same" as in the source, "linen" or "nnx".
+        keep: patterns, as those of `ckpttools.transforms.select.Select`, of what is to stay whatever it is.
+        drop: patterns of what is not to stay, before all else.
     """
 
     keep_step: bool = False
     flavour: FlavourName = "same"
+    keep: Sequence[str] = ()
+    drop: Sequence[str] = ()
 
     def __call__(self, tree: Tree) -> Transformed:
         """The parameters' tree, in Linen's flavour with the nodes around them that MaxText writes.
 
         Raises:
-            FormatError: there are no parameters.
-            UsageError: there is nothing to strip, or no step to keep.
+            FormatError: there are no parameters, it cannot be told what they are, or some have no place in
+                the other flavour.
+            UsageError: there is nothing to strip, no step to keep, or a pattern matches nothing.
         """
-        own, place = flavour_of(tree), tree.metadata.place or None
+        require_matches((*self.keep, *self.drop), tree, tree.metadata.place)
+        left = Tree({p: each for p, each in tree.items() if not first_match(p, self.drop)}, tree.metadata)
+        own, place = flavour_of(left), tree.metadata.place or None
         target = {"linen": LINEN, "nnx": NNX}.get(self.flavour, own)
-        if not parameters(tree):
-            raise FormatError("there are no parameters", place=place)
-        kept = {path: leaf for path, leaf in tree.items() if _belongs(path, own)}
-        if target != own:
-            kept = {target.wrapped(path): array for path, array in parameters(tree).items()}
+        self._require_clear(left)
+        if not any(roles(left).of(path) == "parameter" for path in left.arrays):
+            raise FormatError(
+                "there are no parameters", place=place, wanted="more than state of an optimizer"
+            )
+        new_paths = _placed(left, own, target)
+        kept = {path: path for path in left if first_match(path, self.keep)} | new_paths
         dropped = [path for path in tree.arrays if path not in kept and path not in _STEPS]
         if not dropped and target == own:
             raise UsageError(
                 "there is nothing to strip: no optimizer state, no random states",
                 place=place,
-                hint="to cast it, use ckpt cast",
+                hint="to cast it, use ckpt cast; to leave out what only you know, --drop PATTERN",
             )
-        gone = [spelled(path) for path in dropped if not _belongs(path, own)]
-        return Transformed(_dressed(kept, tree, target, self._step(tree)), Notes(dropped=tuple(gone)))
+        leaves = {new: left[old] for old, new in kept.items()}
+        gone = tuple(map(spelled, dropped))
+        made = _dressed(leaves, tree, target, self._step(tree))
+        return Transformed(_noted(made, tree, kept, target), Notes(dropped=gone))
+
+    def _require_clear(self, tree: Tree) -> None:
+        """Whatever may be state of an optimizer or learned is for the user to decide."""
+        known = roles(tree)
+        left = [path for path in tree.arrays if known.unclear_of(path) and not first_match(path, self.keep)]
+        heads = dict.fromkeys(head for path in left if (head := known.unclear_of(path)))
+        if heads:
+            first = spelled(next(iter(heads)))
+            beside = f" beside {spelled(known.mirrored)}" if known.mirrored else ""
+            raise FormatError(
+                "it cannot be told whether this is state of an optimizer or learned, such as an average of "
+                f"parameters{beside}" + listing([_summed(tree, head) for head in heads]),
+                place=tree.metadata.place or None,
+                hint=f"say so with --drop '{first}' or --keep '{first}'",
+            )
 
     def _step(self, tree: Tree) -> LazyArray | None:
         """The array of the step if it stays."""
@@ -66,10 +101,50 @@ class StripOptimizer:
         return step
 
 
-def _belongs(path: Path, flavour: Flavour) -> bool:
-    """Whether a leaf stays: parameters and what lies in one node with them, such as other collections."""
-    enclosed = flavour.name != "nnx-rl" and flavour.prefix
-    return role(path) == "parameter" and (not enclosed or path[:1] == flavour.prefix[:1])
+def _summed(tree: Tree, head: Path) -> str:
+    arrays = [spelled(path) for path in tree.arrays if roles(tree).unclear_of(path) == head]
+    return f"{spelled(head)}: {array_count(arrays)}"
+
+
+def _placed(tree: Tree, own: Flavour, target: Flavour) -> dict[Path, Path]:
+    """Where what is learned comes to lie: path -> path in the new tree.
+
+    Raises:
+        FormatError: another flavour has no place for what is not of the model, or two would get one path.
+    """
+    model = {home: inner for inner, home in homes(tree).items()}
+    learned = [path for path in tree if roles(tree).of(path) == "parameter"]
+    empty = {path for path in learned if path not in tree.arrays}
+    if target == own:
+        # In a collection of its own it is where MaxText looks for it.
+        moved = {
+            path: own.wrapped(model[path]) for path in learned if path in model and path[:1] == _AUXILIARY
+        }
+        placed = {p: moved.get(p, p) for p in learned if p not in empty or p[:1] != _AUXILIARY}
+    else:
+        placed = {path: target.wrapped(inner) for path, inner in model.items()}
+        odd = [spelled(path) for path in learned if path not in placed and path not in empty]
+        if odd:
+            raise FormatError(
+                f"the flavour {target.name} has no place for what lies beside the parameters" + listing(odd),
+                place=tree.metadata.place or None,
+                hint="keep the flavour with --flavour same, or leave this out with --drop PATTERN",
+            )
+    twice = [path for path, count in Counter(placed.values()).items() if count > 1]
+    if twice:
+        raise FormatError("two arrays would get one path", place=spelled(twice[0]))
+    return placed
+
+
+def _noted(made: Tree, tree: Tree, kept: Mapping[Path, Path], target: Flavour) -> Tree:
+    """The tree that was made, with a note of the arrays in it whose layers are, or were, on axis 0."""
+    notes = layer_notes(tree)
+    were: list[Path] = [tuple(name.split("/")) for name in notes.first_axis]
+    # Of layers that were taken apart only the note says it.
+    moved = [target.wrapped(path[2:]) for path in were if path[:1] == _AUXILIARY]
+    there = [kept[path] for path in on_first_axis(tree) if path in kept]
+    stay = [path for path in were if path[:1] != _AUXILIARY]
+    return with_layer_notes(made, replace(notes, first_axis=first_axis_names([*there, *moved, *stay])))
 
 
 def _dressed(kept: Mapping[Path, Leaf], tree: Tree, target: Flavour, step: LazyArray | None) -> Tree:

@@ -1,0 +1,421 @@
+"""What is a parameter and what is an optimizer's: told by structure, for every optimizer in every nesting."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from train_data import lazy
+
+from ckpttools import save
+from ckpttools.cli.main import main
+from ckpttools.errors import FormatError, UsageError
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.flavours import flavour_of, parameters
+from ckpttools.ir.kinds import kind_of
+from ckpttools.ir.roles import roles
+from ckpttools.ir.tree import Metadata, Tree, spelled
+from ckpttools.testing.trees import assert_same
+from ckpttools.transforms.scan import StackLayers, UnstackLayers
+from ckpttools.transforms.strip import StripOptimizer
+
+COUNT = np.array(3, np.int32)
+KEYS = (
+    "decoder",
+    "encoder",
+    "mlp",
+    "norm",
+    "scale",
+    "kernel",
+    "v",
+    "m",
+    "mu",
+    "optimizer",
+    "embedding",
+    "layers_0",
+)
+
+
+@st.composite
+def models(draw):
+    """Parameters of a model: some with names that optimizers have as well."""
+    names = draw(
+        st.lists(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5)
+    )
+    paths = []
+    for name in names:
+        # No path may run through another one.
+        if not any(name[: len(each)] == each or each[: len(name)] == name for each in paths):
+            paths.append(name)
+    shapes = st.lists(st.integers(1, 3), min_size=1, max_size=2)
+    return {("decoder", *path, "w"): np.ones(draw(shapes), np.float32) for path in paths}
+
+
+def mirrored(model, *head, inner=()):
+    return {(*head, *inner, *path): array for path, array in model.items()}
+
+
+def factored(model):
+    """T5X: moments below each parameter, of other shapes where they are factored."""
+    return {
+        (*path, part): np.ones(array.shape[:1] if part == "v_row" else (1,), np.float32)
+        for path, array in model.items()
+        for part in ("m", "v", "v_row", "v_col")
+    }
+
+
+# Name -> state of an optimizer over a model, below the key that optimizers' states have.
+OPTIMIZERS = {
+    "adam": lambda m: {
+        (0, "count"): COUNT,
+        **mirrored(m, 0, "mu"),
+        **mirrored(m, 0, "nu"),
+        (2, "count"): COUNT,
+    },
+    "flat": lambda m: {("count",): COUNT, **mirrored(m, "mu"), **mirrored(m, "nu")},
+    "lion": lambda m: {(0, "count"): COUNT, **mirrored(m, 0, "mu")},
+    "momentum": lambda m: {**mirrored(m, 0, "trace"), (1, "count"): COUNT},
+    "plain": lambda m: {(1, "count"): COUNT},
+    "adafactor": lambda m: {
+        (0, "count"): COUNT,
+        **{(0, "v_row", *path): np.ones(a.shape[:1], np.float32) for path, a in m.items()},
+        **{(0, "v_col", *path): np.ones(1, np.float32) for path in m},
+        **mirrored(m, 0, "v"),
+    },
+    "muon": lambda m: {
+        ("inner_states", "muon", "inner_state", 0, "count"): COUNT,
+        **mirrored(dict(list(m.items())[:1]), "inner_states", "muon", "inner_state", 0, "mu"),
+        ("inner_states", "adam", "inner_state", 0, "count"): COUNT,
+        **mirrored(dict(list(m.items())[1:]), "inner_states", "adam", "inner_state", 0, "mu"),
+    },
+    "shampoo": lambda m: {
+        ("count",): COUNT,
+        **{
+            ("stats", *p, "statistics", k): np.ones((n, n), np.float32)
+            for p, a in m.items()
+            for k, n in enumerate(a.shape)
+        },
+    },
+    "several steps": lambda m: {
+        ("mini_step",): COUNT,
+        ("gradient_step",): COUNT,
+        **mirrored(m, "acc_grads"),
+        ("inner_opt_state", 0, "count"): COUNT,
+        **mirrored(m, "inner_opt_state", 0, "mu"),
+    },
+    "unknown": lambda m: {
+        (0, "count"): COUNT,
+        **mirrored(m, 0, "gizmo"),
+        (0, "extra"): np.ones((7, 5), np.float32),
+    },
+}
+
+
+def below(head, leaves, suffix=()):
+    return {(*head, *path, *suffix): array for path, array in leaves.items()}
+
+
+# Name -> (where the parameters are, where the optimizer's state is, what is behind all, what else there is).
+NESTINGS = {
+    "maxtext": (("params", "params"), ("opt_state",), (), {("step",): COUNT}),
+    "params": (("params",), ("opt_state",), (), {}),
+    "bare": ((), ("opt_state",), (), {("step",): COUNT}),
+    "optimizer": (("params",), ("optimizer", "opt_state"), (), {("optimizer", "step"): COUNT}),
+    "nnx tuple": (("0",), ("1", "opt_state"), ("value",), {("1", "step", "value"): COUNT}),
+    "nnx list": ((0,), (1, "opt_state"), ("value",), {(1, "step", "value"): COUNT}),
+    "nnx optimizer": (("model",), ("opt_state",), ("value",), {("step", "value"): COUNT}),
+    "within an optimizer": (("optimizer", "model"), ("optimizer", "opt_state"), ("value",), {}),
+    "state": (("state", "params"), ("state", "opt_state"), (), {("state", "step"): COUNT}),
+    "tunix": (("model_params",), ("optimizer_state",), ("value",), {}),
+    "t5x": (("target",), ("state", "param_states"), (), {("state", "step"): COUNT}),
+    "t5x of old": (("optimizer", "target"), ("optimizer", "state", "param_states"), (), {}),
+    "pax": (("mdl_vars", "params"), ("opt_states_0",), (), {("step",): COUNT}),
+    "somebody's": (("run", "net"), ("run", "opt_state"), (), {}),
+}
+# What else a state may hold that is learned, or no number of a model at all.
+LEARNED = {
+    "batch_stats": {("batch_stats", "decoder", "bn", "mean"): np.ones(3, np.float32)},
+    "bias": {("nnx_aux", "model", "decoder", "gate", "bias"): np.ones(4, np.float32)},
+    "collection": {("params", "MoEBiasVar", "decoder", "gate", "bias"): np.ones(4, np.float32)},
+    "none": {},
+}
+BOOKKEEPING = {
+    ("nnx_aux", "model", "decoder", "dropout", "rngs", "key"): np.ones(4, np.uint32),
+    ("nnx_aux", "model", "dropout", "key"): np.ones(2, np.uint32),
+    ("nnx_aux", "model", "dropout", "count"): np.array(2, np.uint32),
+    ("rng",): np.ones(2, np.uint32),
+    ("loss_scale", "loss_scale"): np.array(8, np.float32),
+}
+
+
+def tree_of(leaves):
+    return Tree({path: lazy(array) for path, array in leaves.items()}, Metadata(step=7))
+
+
+def kept_by(transform, tree):
+    return {id(each) for path, each in transform(tree).tree.arrays.items() if path != ("step",)}
+
+
+def arrays_at(tree, paths):
+    return {id(tree[path]) for path in paths}
+
+
+class TestEveryOptimizer:
+    @given(
+        models(),
+        st.sampled_from(sorted(OPTIMIZERS)),
+        st.sampled_from(sorted(NESTINGS)),
+        st.sampled_from(sorted(LEARNED)),
+    )
+    def test_parameters_and_nothing_else_are_kept(self, model, optimizer, nesting, beside):
+        inner, outer, suffix, rest = NESTINGS[nesting]
+        state = factored(model) if nesting.startswith("t5x") else OPTIMIZERS[optimizer](model)
+        learned = below(inner, model, suffix)
+        learned |= {} if nesting == "bare" and beside == "collection" else LEARNED[beside]
+        leaves = {**learned, **below(outer, state, suffix), **rest, **BOOKKEEPING}
+        tree = tree_of(leaves)
+        known = roles(tree)
+        assert known.unclear == ()
+        assert {path for path in tree if known.of(path) == "parameter"} == set(learned)
+        assert {path for path in tree if known.of(path) == "optimizer"} >= set(below(outer, state, suffix))
+        assert {known.of(path) for path in BOOKKEEPING} == {"other"}
+        assert kept_by(StripOptimizer(), tree) == arrays_at(tree, learned)
+
+    @given(models(), st.sampled_from(["adam", "flat", "lion"]), st.sampled_from([("0", "1"), (0, 1)]))
+    def test_where_no_name_tells(self, model, optimizer, keys):
+        """A tuple of parameters and an optax state."""
+        first, second = keys
+        state = below((second,), OPTIMIZERS[optimizer](model))
+        tree = tree_of({**below((first,), model), **state})
+        assert {path for path in tree if roles(tree).of(path) == "optimizer"} == set(state)
+        assert kept_by(StripOptimizer(), tree) == arrays_at(tree, below((first,), model))
+
+    @given(
+        models(), st.sampled_from(sorted(OPTIMIZERS)), st.sampled_from([("opt_state",), ("0", "opt_state")])
+    )
+    def test_state_alone_is_no_model(self, model, optimizer, head):
+        with pytest.raises(FormatError, match="no parameters"):
+            StripOptimizer()(tree_of(below(head, OPTIMIZERS[optimizer](model))))
+
+    @given(models(), st.sampled_from(["adam", "flat", "lion"]), st.sampled_from([(), ("0",)]))
+    def test_state_alone_that_no_name_tells(self, model, optimizer, head):
+        with pytest.raises(FormatError, match="no parameters"):
+            StripOptimizer()(tree_of(below(head, OPTIMIZERS[optimizer](model))))
+
+    @given(models())
+    def test_a_model_alone_is_all_parameters(self, model):
+        for head in ((), ("params",), ("params", "params"), ("model",), ("opt",)):
+            tree = tree_of(below(head, model))
+            assert {roles(tree).of(path) for path in tree} == {"parameter"}
+            with pytest.raises(UsageError, match="nothing to strip"):
+                StripOptimizer()(tree)
+
+
+@pytest.mark.parametrize("nesting", ["nnx tuple", "nnx list", "state", "tunix", "somebody's"])
+def test_moments_move_with_their_parameters(nesting):
+    """However they are nested, layers go apart in both, and together again."""
+    inner, outer, suffix, rest = NESTINGS[nesting]
+    rng = np.random.default_rng(1)
+    shapes = {("decoder", "layers", "w"): (3, 2), ("decoder", "layers", "norm"): (5, 2), ("embedding",): (4,)}
+    model = {path: rng.standard_normal(shape, np.float32) for path, shape in shapes.items()}
+    state = OPTIMIZERS["adam"]({path: array + 1 for path, array in model.items()})
+    tree = tree_of({**below(inner, model, suffix), **below(outer, state, suffix), **rest})
+    apart = UnstackLayers()(tree).tree
+    moment = apart[(*outer, 0, "nu", "decoder", "layers_1", "w", *suffix)]
+    assert np.array_equal(moment.read(), model["decoder", "layers", "w"][:, 1] + 1)
+    assert_same(Tree(StackLayers()(apart).tree.leaves), Tree(tree.leaves))
+    assert_same(
+        Tree(UnstackLayers()(StripOptimizer()(tree).tree).tree.leaves),
+        Tree(StripOptimizer()(apart).tree.leaves),
+    )
+
+
+class TestUnclear:
+    @given(
+        models(),
+        st.sampled_from(["adam", "lion", "adafactor", "plain"]),
+        st.sampled_from(["maxtext", "state", "pax", "nnx optimizer"]),
+        st.sampled_from([("ema_params",), ("ema", "params"), ("teacher",), ("slow", "momentum")]),
+    )
+    def test_a_copy_of_the_parameters_is_refused_until_the_user_says(self, model, optimizer, nesting, head):
+        inner, outer, suffix, rest = NESTINGS[nesting]
+        head = (*inner[:1], *head) if nesting == "state" else head
+        copy = below(head, model, suffix)
+        learned = below(inner, model, suffix)
+        tree = tree_of({**learned, **copy, **below(outer, OPTIMIZERS[optimizer](model), suffix), **rest})
+        assert {roles(tree).of(path) for path in (*learned, *copy)} == {"parameter"}
+        with pytest.raises(FormatError, match="cannot be told") as caught:
+            StripOptimizer()(tree)
+        assert "--drop" in caught.value.hint
+        pattern = spelled(head)
+        assert kept_by(StripOptimizer(drop=[pattern]), tree) == arrays_at(tree, learned)
+        assert kept_by(StripOptimizer(keep=[pattern]), tree) == arrays_at(tree, [*learned, *copy])
+
+    @given(models(), st.sampled_from(["maxtext", "pax", "state"]))
+    def test_an_average_in_the_optimizer(self, model, nesting):
+        """Pax keeps the average of the weights there, optax that of gradients."""
+        inner, outer, _, _ = NESTINGS[nesting]
+        state = {**OPTIMIZERS["adam"](model), **mirrored(model, 3, "ema")}
+        tree = tree_of({**below(inner, model), **below(outer, state)})
+        with pytest.raises(FormatError, match="cannot be told"):
+            StripOptimizer()(tree)
+        pattern = spelled((*outer, 3, "ema"))
+        assert kept_by(StripOptimizer(drop=[pattern]), tree) == arrays_at(tree, below(inner, model))
+
+    def test_something_else_below_the_optimizers_name(self):
+        model = {("decoder", "w"): np.ones((2, 3), np.float32)}
+        odd = {("optimizer", "head", "kernel"): np.ones((5, 4), np.float32)}
+        with pytest.raises(FormatError, match="optimizer"):
+            StripOptimizer()(tree_of({**below(("params",), model), **odd}))
+
+    def test_another_flavour_has_no_place_for_what_lies_beside(self):
+        model = {("decoder", "w"): np.ones((2, 3), np.float32)}
+        tree = tree_of(
+            {**below(("params", "params"), model), **LEARNED["batch_stats"], ("opt_state", 0, "count"): COUNT}
+        )
+        with pytest.raises(FormatError, match="batch_stats"):
+            StripOptimizer(flavour="nnx")(tree)
+        made = StripOptimizer(flavour="nnx", drop=["batch_stats"])(tree).tree
+        assert set(made) == {("decoder", "w", "value")}
+
+
+def router(model_layers=2, experts=4, axis=1):
+    """Deepseek's training state as MaxText 0.2.5 writes it: the router's bias outside of the parameters."""
+    rng = np.random.default_rng(0)
+    random = lambda *shape: rng.standard_normal(shape, np.float32)  # noqa: E731
+    block = ("decoder", "moe_layers", "DeepSeekMoeBlock_0", "MoeBlock_0")
+    model = {
+        ("decoder", "decoder_norm", "scale"): random(8),
+        ("decoder", "moe_layers", "norm", "scale"): random(8, model_layers),
+        (*block, "gate", "kernel"): random(8, model_layers, experts),
+        (*block, "wi_0"): random(experts, model_layers, 8, 6),
+    }
+    return {
+        **below(("params", "params"), model),
+        ("opt_state", 0, "count"): COUNT,
+        **mirrored(model, "opt_state", 0, "mu", inner=("params",)),
+        **mirrored(model, "opt_state", 0, "nu", inner=("params",)),
+        ("nnx_aux", "model", *block, "gate", "bias"): random(model_layers, experts),
+        ("nnx_aux", "model", *block, "rngs", "key"): np.ones((model_layers, 4), np.uint32),
+        ("step",): COUNT,
+    }
+
+
+BIAS = ("decoder", "moe_layers", "DeepSeekMoeBlock_0", "MoeBlock_0", "gate", "bias")
+
+
+class TestRouterBias:
+    @pytest.mark.parametrize("sizes", [(2, 4), (4, 4), (4, 2)])
+    def test_it_stays(self, sizes):
+        tree = tree_of(router(*sizes))
+        made = StripOptimizer()(tree).tree
+        stored = tree["nnx_aux", "model", *BIAS].read()
+        # (layers, experts): of what was tried, the one place and shape that both of MaxText's loaders take.
+        assert np.array_equal(made["params", "params", *BIAS].read(), stored)
+        assert not [path for path in made if path[0] == "nnx_aux"]
+        assert kind_of(tree).warnings == ()
+        # Seen as a parameter, its layers are where those of others are.
+        assert np.array_equal(parameters(tree)[BIAS].read(), stored.T)
+        assert flavour_of(made) == flavour_of(tree)
+
+    @pytest.mark.parametrize("sizes", [(2, 4), (4, 4)])
+    def test_layers_go_apart_and_together(self, sizes):
+        tree = tree_of(router(*sizes))
+        single = UnstackLayers()(tree).tree
+        bias = single["nnx_aux", "model", "decoder", "moe_layers_1", *BIAS[2:]]
+        assert np.array_equal(bias.read(), tree["nnx_aux", "model", *BIAS].read()[1])
+        back = StackLayers()(single).tree
+        assert_same(Tree(back.leaves), Tree(tree.leaves))
+        stripped = StripOptimizer()(tree).tree
+        apart = UnstackLayers()(stripped).tree
+        assert_same(Tree(StackLayers()(apart).tree.leaves), Tree(stripped.leaves))
+        assert_same(Tree(StackLayers()(StripOptimizer()(single).tree).tree.leaves), Tree(stripped.leaves))
+        assert np.array_equal(
+            apart["params", "params", "decoder", "moe_layers_1", *BIAS[2:]].read(), bias.read()
+        )
+        assert parameters(apart).keys() == parameters(StripOptimizer()(single).tree).keys()
+
+    def test_commands(self, tmp_path):
+        save(tree_of(router()), tmp_path / "run", format="orbax")
+        shown = json.loads(run("inspect", "tree", tmp_path / "run", "--json"))
+        of = {each["path"]: each["role"] for each in shown["arrays"]}
+        assert of[spelled(("nnx_aux", "model", *BIAS))] == "parameter"
+        assert sorted(of.values()).count("optimizer") == 9
+        run("strip-optimizer", tmp_path / "run", tmp_path / "out", "--no-progress")
+        run("diff", tmp_path / "run", tmp_path / "out")
+        hashes = [run("hash", tmp_path / name, "--json", "--parameters") for name in ("run", "out")]
+        assert len({json.loads(each)["parameters"] for each in hashes}) == 1
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, [str(each) for each in arguments])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+MODEL = {("decoder", "layers", "w"): np.ones((2, 3), np.float32), ("norm",): np.ones(4, np.float32)}
+
+
+class TestCommands:
+    @pytest.fixture
+    def tuple_of_nnx(self, tmp_path):
+        inner, outer, suffix, rest = NESTINGS["nnx tuple"]
+        state = below(outer, OPTIMIZERS["adam"](MODEL), suffix)
+        save(tree_of({**below(inner, MODEL, suffix), **state, **rest}), tmp_path / "run", format="orbax")
+        return tmp_path / "run"
+
+    def test_inspect_counts_parameters_alone(self, tuple_of_nnx):
+        shown = json.loads(run("inspect", "tree", tuple_of_nnx, "--json"))
+        assert (shown["num_parameters"], shown["kind"], shown["flavour"]) == (10, "stacked-training", "nnx")
+        assert shown["optimizer"]["name"] == "adamw"
+
+    @pytest.mark.parametrize("flavour", ["same", "linen", "nnx"])
+    def test_strip(self, tuple_of_nnx, tmp_path, flavour):
+        run("strip-optimizer", tuple_of_nnx, tmp_path / "out", "--flavour", flavour, "--no-progress")
+        tree = open_tree(tmp_path / "out")
+        assert parameters(tree).keys() == MODEL.keys()
+        assert len(tree.arrays) == 2 + (flavour == "linen")
+
+    def test_an_average_is_said_and_refused(self, tmp_path):
+        inner, outer, _, rest = NESTINGS["maxtext"]
+        leaves = {**below(inner, MODEL), **below(outer, OPTIMIZERS["adam"](MODEL)), **rest}
+        leaves |= below(("ema_params",), MODEL)
+        save(tree_of(leaves), tmp_path / "run", format="orbax")
+        warnings = json.loads(run("inspect", "tree", tmp_path / "run", "--json"))["warnings"]
+        assert [each["name"] for each in warnings if each["name"] == "unclear-state"]
+        run("strip-optimizer", tmp_path / "run", tmp_path / "out", code=3)
+        assert not (tmp_path / "out").exists()
+        run("strip-optimizer", tmp_path / "run", tmp_path / "out", "--drop", "ema_params", "--no-progress")
+        assert {path[0] for path in open_tree(tmp_path / "out").arrays} == {"params", "step"}
+        run("convert", "to-safetensors", tmp_path / "run", tmp_path / "st", "--strip-optimizer", code=3)
+        run(
+            "convert",
+            "to-safetensors",
+            tmp_path / "run",
+            tmp_path / "st",
+            "--strip-optimizer",
+            "--drop",
+            "ema_params",
+        )
+
+    def test_dotted_names_of_a_flat_format(self):
+        leaves = {
+            **below(("params", "params"), MODEL),
+            **below(("opt_state",), OPTIMIZERS["adam"](MODEL)),
+        }
+        flat = tree_of({(".".join(map(str, path)),): array for path, array in leaves.items()})
+        known = roles(flat)
+        assert {path for path in flat if known.of(path) == "parameter"} == {
+            path for path in flat if path[0].startswith("params.")
+        }
+
+
+def test_roles_are_worked_out_once():
+    tree = tree_of(router())
+    assert roles(tree) is roles(tree)
+    assert roles(replace(tree)) is not roles(tree)
