@@ -189,8 +189,8 @@ class TestFacts:
         assert lines[at + 1].startswith(" " * 14)
 
     def test_long_metadata_is_cut(self, tmp_path: Path):
-        write_llama(tmp_path)
-        place = ckpt("convert", "to-orbax", tmp_path, tmp_path / "out")
+        write_llama(tmp_path / "hf")
+        place = ckpt("convert", "to-orbax", tmp_path / "hf", tmp_path / "out")
         assert place.exit_code == 0, place.output
         path = tmp_path / "out" / "0" / "_CHECKPOINT_METADATA"
         document = json.loads(path.read_text()) | {"custom_metadata": {"note": "x" * 5000}}
