@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.errors import UnknownNameError
+from ckpttools.budget import allowing, size_text
+from ckpttools.errors import MemoryBudgetError, UnknownNameError
 
 if TYPE_CHECKING:
     from ckpttools.dtypes import DType
@@ -150,10 +151,32 @@ read_options = bundled(
 )
 
 
+# Below it the libraries that numpy loads end the process without an error that could be caught: with OpenBLAS
+# in one thread and no work to do 150,000 KiB were enough.
+_LEAST_ADDRESSES = 256 << 20
+
+
+def _require_address_space() -> None:
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY and soft < _LEAST_ADDRESSES:
+        raise MemoryBudgetError(
+            "the process may have too little memory",
+            got=f"a limit of {size_text(soft)} of address space",
+            wanted=f"at least {size_text(_LEAST_ADDRESSES)}",
+            hint="raise it with ulimit -v",
+        )
+
+
 def _resources(**values: Any) -> object:
     from ckpttools.convert import Resources
 
-    return Resources(**values)
+    resources = Resources(**values)
+    _require_address_space()
+    # What is opened meanwhile counts from the first byte on.
+    click.get_current_context().with_resource(allowing(resources.memory))
+    return resources
 
 
 resource_options = bundled(

@@ -15,12 +15,14 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
+from ckpttools.budget import require_room
 from ckpttools.errors import CheckpointError, ConfigError, FormatError, listing
 from ckpttools.formats import flat
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.safetensors_header import (
     Header,
     TensorEntry,
+    header_length,
     json_object,
     parse_header,
     refuse_disguise,
@@ -29,7 +31,7 @@ from ckpttools.formats.safetensors_header import (
 from ckpttools.ir.nodes import Stored
 from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.ir.tree import Path as TreePath
-from ckpttools.stores.local import LocalFile, read_whole, storage_error
+from ckpttools.stores.local import LocalFile, occurrences, read_whole, storage_error
 
 __all__ = ["FORMAT", "Header", "SafetensorsFormat", "TensorEntry", "parse_header"]
 
@@ -54,6 +56,7 @@ class SafetensorsFormat:
 
     def open(self, path: Path, options: ReadOptions) -> Tree:
         found = _find(path)
+        _require_room(found, options)
         named = None if found.index is None else _weight_map(found.folder / found.index)
         names = found.files if named is None else _shards(found, named)
         files = [_opened(found.folder, name, options) for name in names]
@@ -123,6 +126,25 @@ def _find_in(folder: Path) -> _Found:
         )
     _check_numbers(files, folder)
     return _Found(folder, tuple(files))
+
+
+def _require_room(found: _Found, options: ReadOptions) -> None:
+    """Refuses more tensors than fit into the memory allowed; an index names all those of its files."""
+    if found.index is not None:
+        index = LocalFile.at(found.folder / found.index)
+        require_room(occurrences(b".safetensors", index), 2 * index.size, index.path)
+        index.close()
+        return
+    tensors, nbytes = 0, 0
+    for name in found.files:
+        source = LocalFile.at(found.folder / name)
+        try:
+            length = header_length(source, options.max_header_bytes)
+            tensors += occurrences(b'"data_offsets"', source, 8 + length)
+        finally:
+            source.close()
+        nbytes += length
+    require_room(tensors, nbytes, found.folder)
 
 
 def _is_file(path: Path) -> bool:

@@ -74,7 +74,7 @@ def parse_header(source: ByteSource, max_header_bytes: int = MAX_HEADER_BYTES) -
         FormatError: the file is no safetensors file, is damaged or is incomplete.
         StorageError: the system reports an error.
     """
-    length = _header_length(source, max_header_bytes)
+    length = header_length(source, max_header_bytes)
     raw = bytearray(length)
     source.read_into(_LENGTH_BYTES, raw)
     fields = json_object(raw, f"{source.path} (header)", FormatError, _REWRITE, _compact)
@@ -98,7 +98,7 @@ def _refuse(message: str, place: str, got: str, wanted: str, hint: str = _REWRIT
     raise FormatError(message, place=place, got=got, wanted=wanted, hint=hint)
 
 
-def _header_length(source: ByteSource, most: int) -> int:
+def header_length(source: ByteSource, most: int) -> int:
     """The length that the file's first 8 bytes state, if a header of that length can follow."""
     head = _read(source, 0, min(source.size, _HEAD_BYTES))
     length = int.from_bytes(head[:_LENGTH_BYTES], "little")

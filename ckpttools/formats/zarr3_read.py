@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
+from ckpttools.budget import require_room
 from ckpttools.errors import FormatError
 from ckpttools.formats import flat
 from ckpttools.formats.base import ReadOptions
@@ -41,6 +42,7 @@ class Zarr3:
         # Zarr leaves out chunks that hold nothing but the fill value; here none is ever left out.
         arrays = Arrays(path, Files(path), True, may_be_left_out=described is None)
         names = list(_arrays_below(path, root))
+        require_room(len(names), 0, path)
         metadata = Metadata(format=self.name, custom=attributes, place=str(path))
         # To what finds arrays a name is one key; the root has none.
         found: dict[Path, Leaf] = {name: arrays.array((_joined(name),) if name else ()) for name in names}

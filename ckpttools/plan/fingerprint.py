@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
 from ckpttools.ir.array import ByteSource, Derived, LazyArray
-from ckpttools.ir.nodes import Stack, described
+from ckpttools.ir.nodes import Chunked, Stack, described
 
 # Fields of nodes that are made of others; the rest of their fields say how.
 _INNER = ("source", "parts")
@@ -31,6 +31,23 @@ def sources(arrays: Iterable[LazyArray]) -> Iterator[ByteSource]:
             rest.extend(inner(array))
             if not inner(array):
                 yield from array.sources()
+
+
+# What knows its chunks takes so many times the memory of what lies in one piece: keys, places, its metadata.
+_CHUNKED = 3
+
+
+def nodes(arrays: Iterable[LazyArray]) -> int:
+    """How many arrays these are with all that they are made of, each counted once, by their memory."""
+    seen: set[int] = set()
+    rest, found = list(arrays), 0
+    while rest:
+        array = rest.pop()
+        if id(array) not in seen:
+            seen.add(id(array))
+            rest.extend(inner(array))
+            found += _CHUNKED if isinstance(array, Chunked) else 1
+    return found
 
 
 class Describer:

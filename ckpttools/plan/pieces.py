@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 
-from ckpttools.errors import MemoryBudgetError, ShapeError
+from ckpttools.budget import BASE_BYTES, does_not_fit
+from ckpttools.errors import ShapeError
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import Chunked, Elementwise, Stack, Take
 from ckpttools.ir.scratch import rounded_up
-from ckpttools.plan.plan import BASE_BYTES, size_text
+from ckpttools.plan.fingerprint import nodes
+from ckpttools.plan.plan import BYTES_PER_NODE
 from ckpttools.plan.task import LARGEST_TASK
 from ckpttools.region import Region, Shape, ceil_div, grid_cell, grid_indices, split_to
 
@@ -30,8 +32,12 @@ _SMALLEST_PIECE = 64 << 10
 _READ_RUN = 4 << 10
 # Decoding the same chunk for every small piece of it costs more than the cache saves, from so many times on.
 _WORTH_MORE_MEMORY = 1.25
-# Paths, nodes and what is being gathered about an item.
+# What is gathered of an item beside its arrays. Small arrays took 1.7 KiB each in all to hash or compare.
 _BYTES_PER_ITEM = 1024
+# Pieces that wait for those before them, and what was found in them.
+BATCH_PIECES, BATCHES_AHEAD = 256, 4
+_BYTES_PER_PIECE = 1024
+_WAITING_BYTES = BATCHES_AHEAD * BATCH_PIECES * _BYTES_PER_PIECE
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +78,13 @@ def fitted(items: Sequence[Item], *, memory: int, jobs: int, scratch: int, reser
             raise ShapeError("arrays that are looked at side by side differ in shape", got=list(item))
     scratch = max([scratch, *(array.scratch_bytes for item in items for array in item)])
     pages = sum(rounded_up(1) for _ in max(items, key=len, default=()))
-    base = BASE_BYTES + len(items) * _BYTES_PER_ITEM + reserved
+    arrays = [array for item in items for array in item]
+    base = BASE_BYTES + nodes(arrays) * BYTES_PER_NODE + len(items) * _BYTES_PER_ITEM + reserved
     for count, most in _choices(jobs):
-        peak = base + count * (most + pages + rounded_up(scratch))
+        peak = base + count * (most + pages + rounded_up(scratch) + _WAITING_BYTES)
         if peak <= memory:
             return Fit(count, most, most + pages, scratch, peak)
-    raise MemoryBudgetError(
-        "looking at these arrays does not fit into the memory allowed",
-        got=f"--memory {size_text(memory)}",
-        wanted=f"at least {ceil_div(peak, 1 << 20)}MiB, with --jobs 1",
-        hint=f"try --memory {ceil_div(peak, 1 << 20)}MiB",
-    )
+    raise does_not_fit("looking at these arrays does not fit into the memory allowed", memory, peak)
 
 
 def _choices(jobs: int) -> Iterator[tuple[int, int]]:

@@ -102,6 +102,11 @@ class BlockHasher:
         """Whether all elements have come."""
         return self._missing == 0
 
+    @property
+    def digests_bytes(self) -> int:
+        """Bytes of the digests of its blocks."""
+        return len(self._digests)
+
     def digest(self) -> Digest:
         """The digest, once the array is complete."""
         return finished(self._algorithm, self._dtype, self._shape, bytes(self._digests))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ckpttools.budget import names_bytes
 from ckpttools.dtypes import DType
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.scratch import Scratch
@@ -149,7 +150,16 @@ def _deviations(
     def called(index: int) -> str:
         return pairs[index][0].name
 
-    seen = scan(items, visit, memory=memory, jobs=jobs, scratch=SCRATCH_BYTES, observe=observe, name=called)
+    seen = scan(
+        items,
+        visit,
+        memory=memory,
+        jobs=jobs,
+        scratch=SCRATCH_BYTES,
+        reserved=names_bytes(a),
+        observe=observe,
+        name=called,
+    )
     return _joined(found for each in seen for found in each.result.items())
 
 

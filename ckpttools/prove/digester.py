@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from ckpttools.budget import names_bytes, size_text
 from ckpttools.errors import MemoryBudgetError
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.scratch import Scratch
 from ckpttools.ir.tree import Path, Tree
 from ckpttools.plan.pieces import Item, Tiles, fitted, rows
-from ckpttools.plan.plan import size_text
 from ckpttools.prove.block_hasher import BlockHasher, Room
 from ckpttools.prove.digest import Digest
 from ckpttools.prove.stored_together import Whole, cheapest_reads, wholes
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # What has room, at least, while it waits for other parts of an array.
 ROOM_BYTES = 16 << 20
+# What gathers an array's digest, and the digest.
+_BYTES_PER_NAME = 512
 
 
 class Digester:
@@ -41,6 +43,12 @@ class Digester:
             name: BlockHasher(array.shape, array.dtype, algorithm, self._room)
             for name, array in arrays.items()
         }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes itself, beside the arrays and the room."""
+        digests = sum(hasher.digests_bytes for hasher in self._hashers.values())
+        return names_bytes(self._arrays) + len(self._arrays) * _BYTES_PER_NAME + 4 * digests
 
     def add(self, whole: Whole, region: Region, values: np.ndarray) -> None:
         """Takes a region that was not taken before; from any thread.
@@ -103,7 +111,8 @@ class Digester:
     def _read(self, reads: list[Whole], memory: int, jobs: int, observe: Callable[[int], None]) -> None:
         """Reads arrays once; some may find no room and be missing afterwards."""
         items: list[Item] = [(whole.array,) for whole in reads]
-        fit = fitted(items, memory=memory, jobs=jobs, scratch=0, reserved=ROOM_BYTES)
+        reserved = ROOM_BYTES + self.nbytes
+        fit = fitted(items, memory=memory, jobs=jobs, scratch=0, reserved=reserved)
         self._room.nbytes = memory - fit.projected_peak + ROOM_BYTES
         largest = {id(whole.array): self._largest(whole) for whole in reads}
         tiles = Tiles()
@@ -124,7 +133,7 @@ class Digester:
             visit,
             memory=memory,
             jobs=jobs,
-            reserved=ROOM_BYTES,
+            reserved=reserved,
             cut=cut,
             observe=observe,
             name=name,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from ckpttools.budget import names_bytes
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.scratch import Scratch
 from ckpttools.ir.views import view_of
@@ -103,8 +104,17 @@ def _differing(
     def name(index: int) -> str:
         return pairs[index][0].name
 
-    for seen in scan(items, visit, memory=memory, jobs=jobs, observe=observe, name=name):
-        _merge(found, seen.result)
+    seen = scan(
+        items,
+        visit,
+        memory=memory,
+        jobs=jobs,
+        reserved=names_bytes(part.name for whole, _ in pairs for part in whole.parts),
+        observe=observe,
+        name=name,
+    )
+    for each in seen:
+        _merge(found, each.result)
     return found
 
 

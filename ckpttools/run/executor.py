@@ -27,6 +27,7 @@ from ckpttools.run.making import make
 from ckpttools.run.memory import peak_bytes
 from ckpttools.run.resuming import kept
 from ckpttools.run.staging import Staging
+from ckpttools.run.threads import start_some
 from ckpttools.stores.files import write_error
 from ckpttools.stores.unchanged import check_unchanged
 
@@ -187,14 +188,16 @@ class _Run:
             self._note(entry)
         finished = {entry.task for entry in done}
         todo = iter([number for number in range(len(self._plan.tasks)) if number not in finished])
-        workers = [self._thread(lambda: self._worker(todo)) for _ in range(self._plan.jobs)]
-        syncer = self._thread(self._syncer)
+        workers: list[threading.Thread] = []
+        syncer: list[threading.Thread] = []
         try:
+            start_some(lambda: self._thread(self._syncer), 1, syncer)
+            start_some(lambda: self._start(todo), self._plan.jobs, workers)
             for worker in workers:
                 worker.join()
         finally:
             self._stop.set()
-            for thread in (*workers, syncer):
+            for thread in (*workers, *syncer):
                 thread.join()
             # Also after an error or an interruption: what is done need not be done again.
             self._sync_last()
@@ -233,9 +236,11 @@ class _Run:
         if self._error is not None:
             raise self._error
 
-    def _worker(self, todo: Iterator[int]) -> None:
-        scratch = Scratch(self._plan.scratch_bytes)
-        buffer = Scratch(self._plan.buffer_bytes)
+    def _start(self, todo: Iterator[int]) -> threading.Thread:
+        scratch, buffer = Scratch(self._plan.scratch_bytes), Scratch(self._plan.buffer_bytes)
+        return self._thread(lambda: self._worker(todo, scratch, buffer))
+
+    def _worker(self, todo: Iterator[int], scratch: Scratch, buffer: Scratch) -> None:
         while not self._stop.is_set():
             with self._lock:
                 number = next(todo, None)

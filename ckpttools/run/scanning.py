@@ -17,17 +17,16 @@ import numpy as np
 
 from ckpttools.ir.booleans import require_booleans
 from ckpttools.ir.scratch import Scratch
-from ckpttools.plan.pieces import Cut, Fit, Item, Tiles, fitted
+from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Fit, Item, Tiles, fitted
 from ckpttools.region import Region
+from ckpttools.run.threads import start_some
 
 Result_co = TypeVar("Result_co", covariant=True)
 Result = TypeVar("Result")
 
 # Small pieces are handed over together: to hand over takes 20 us, as long as reading and looking at 256 KiB.
 # Comparing 2.47 GB, stacked, with the same unstacked: 0.243 s in batches of 1 MiB, 0.238 of 16, 0.234 of 32.
-_BATCH_BYTES, _BATCH_PIECES = 16 << 20, 256
-# Batches that may be finished before the one in front of them is.
-_AHEAD = 4
+_BATCH_BYTES = 16 << 20
 
 
 class Visit(Protocol[Result_co]):
@@ -78,8 +77,7 @@ def scan(
     Args:
         items: arrays, or several of one shape that are looked at side by side.
         visit: looks at one piece.
-        memory: bytes that may be resident at most, results that wait left out: at most four batches for
-            each worker, of 256 pieces or 16 MiB.
+        memory: bytes that may be resident at most, results that wait included.
         jobs: workers at a time; fewer where the memory is too small for so many.
         cut: how an item is cut; None for `ckpttools.plan.pieces.Tiles`.
         scratch: temporary bytes that a visit takes.
@@ -134,10 +132,7 @@ class _Scan(Generic[Result]):
     def seen(self, observe: Callable[[int], None]) -> Iterator[Seen[Result]]:
         workers: list[threading.Thread] = []
         try:
-            while len(workers) < self._fit.jobs:
-                blocks = Scratch(self._fit.buffer_bytes), Scratch(self._fit.scratch_bytes)
-                workers.append(threading.Thread(target=self._worker, args=blocks))
-                workers[-1].start()
+            start_some(self._start, self._fit.jobs, workers)
             while (batch := self._first()) is not None:
                 for (index, region), result in zip(batch.pieces, batch.results, strict=False):
                     observe(self._nbytes(index, region))
@@ -150,6 +145,12 @@ class _Scan(Generic[Result]):
                 self._changed.notify_all()
             for worker in workers:
                 worker.join()
+
+    def _start(self) -> threading.Thread:
+        blocks = Scratch(self._fit.buffer_bytes), Scratch(self._fit.scratch_bytes)
+        worker = threading.Thread(target=self._worker, args=blocks)
+        worker.start()
+        return worker
 
     def _first(self) -> _Batch[Result] | None:
         """Waits for the batch in front; None when there is none left."""
@@ -176,7 +177,7 @@ class _Scan(Generic[Result]):
     def _next(self) -> _Batch[Result] | None:
         """The next batch, once there is room for its results; None when there is nothing more to do."""
         with self._changed:
-            most = _AHEAD * self._fit.jobs
+            most = BATCHES_AHEAD * self._fit.jobs
             self._changed.wait_for(lambda: self._ended or len(self._batches) < most)
             if self._ended:
                 return None
@@ -197,7 +198,7 @@ class _Scan(Generic[Result]):
         for count, (index, region) in enumerate(self._todo, 1):
             yield index, region
             nbytes += self._nbytes(index, region)
-            if nbytes >= _BATCH_BYTES or count >= _BATCH_PIECES:
+            if nbytes >= _BATCH_BYTES or count >= BATCH_PIECES:
                 return
 
     def _nbytes(self, index: int, region: Region) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import chain, islice
 from pathlib import Path
 
 from ckpttools.errors import CheckpointError, NoSpaceError
@@ -17,6 +18,7 @@ from ckpttools.stores.local import storage_error
 # which is quicker but silent about errors. Each file's own then only asks for them.
 MOST_SINGLE_SYNCS = 64
 _SYNCS_AT_ONCE = 16
+_SYNCS_WAITING = 1024
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _AT_FDCWD = -100
 # What kernels and file systems answer that know no exchange.
@@ -88,16 +90,28 @@ def sync_directory(path: Path) -> None:
 
 def sync_tree(path: Path) -> None:
     """Makes every file and directory at and below `path` durable; symbolic links are not followed."""
-    places = [path, *(Path(top, name) for top, dirs, files in os.walk(path) for name in (*dirs, *files))]
-    if len(places) > MOST_SINGLE_SYNCS:
+    below = (Path(top, name) for top, dirs, files in os.walk(path) for name in (*dirs, *files))
+    places = chain([path], below)
+    # Not all at once: each place takes 2 KiB while it waits, and there may be hundreds of thousands.
+    first = list(islice(places, MOST_SINGLE_SYNCS + 1))
+    if len(first) > MOST_SINGLE_SYNCS:
         os.sync()
-        # Each waits for the disk's journal, and those that wait together are served together.
-        with ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
-            for _ in pool.map(_sync_place, places):
-                pass
+        _sync_together(chain(first, places))
     else:
-        for place in places:
+        for place in first:
             _sync_place(place)
+
+
+def _sync_together(places: Iterator[Path]) -> None:
+    """Each waits for the disk's journal, and those that wait together are served together."""
+    with ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
+        while some := list(islice(places, _SYNCS_WAITING)):
+            try:
+                for _ in pool.map(_sync_place, some):
+                    pass
+            except RuntimeError:  # the system lets no further thread start
+                for place in some:
+                    _sync_place(place)
 
 
 def _sync_place(place: Path) -> None:
