@@ -8,7 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+from ckpttools.cli.main import main
 from ckpttools.errors import CheckpointError, DestinationExistsError, StorageError, UsageError
 from ckpttools.formats.base import PLAN_MARK
 from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
@@ -17,6 +19,7 @@ from ckpttools.run.events import Publishing, TaskDone
 from ckpttools.run.journal import NAME, Entry, Journal, LockedError
 from ckpttools.run.staging import Staging
 from ckpttools.stores.files import exchange
+from ckpttools.stores.local import LocalFile
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 TIMES = re.compile(rb'"[a-z]+_timestamp_nsecs": \d+')
@@ -387,3 +390,22 @@ class TestASourceThatChanges:
                 (tmp_path / "link").unlink()
 
         plan_to_maxtext(models / "a").run(out, observe=linking)
+
+    @pytest.mark.parametrize("command", [("hash",), ("inspect", "stats"), ("verify", "--against"), ("diff",)])
+    def test_while_it_is_looked_at(self, tmp_path, monkeypatch, command):
+        """Nothing final is said of what was read of two states."""
+        path = write_llama(tmp_path / "hf", SIZES)
+        real = LocalFile.read_into
+
+        def changing(self, offset, data):
+            real(self, offset, data)
+            if offset > 100_000:
+                os.utime(path, ns=(0, 0))
+
+        monkeypatch.setattr(LocalFile, "read_into", changing)
+        both = [tmp_path / "hf"] * (2 if command[0] in ("verify", "diff") else 1)
+        words = [*command[:1], both[0], *command[1:], both[1]] if len(both) == 2 else [*command, *both]
+        result = CliRunner().invoke(main, [str(word) for word in words])
+        assert (result.exit_code, "was changed while it was read" in result.stderr) == (3, True), (
+            result.output
+        )

@@ -128,8 +128,11 @@ class TestTheCommand:
     def test_a_destination_that_exists(self, orbax, tmp_path):
         (tmp_path / "st").mkdir()
         (tmp_path / "st" / "precious").write_text("x")
-        assert "--overwrite" in refused(2, orbax, tmp_path / "st")
+        assert "precious" in refused(2, orbax, tmp_path / "st", "--overwrite")
         assert [place.name for place in tmp_path.rglob("*")] == ["st", "precious"]
+        (tmp_path / "st" / "precious").unlink()
+        succeed("convert", "to-safetensors", orbax, tmp_path / "st")
+        assert "--overwrite" in refused(2, orbax, tmp_path / "st")
         succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--overwrite")
         companions = {"hf/config.json", "hf/ckpttools.json"}
         assert set(files(tmp_path / "st")) == {"model.safetensors", *companions}

@@ -11,15 +11,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from ckpttools.ir.array import ByteSource
 from ckpttools.ir.booleans import require_booleans
 from ckpttools.ir.scratch import Scratch
+from ckpttools.plan.fingerprint import sources
 from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Fit, Item, Tiles, fitted
 from ckpttools.region import Region
 from ckpttools.run.threads import start_some
+from ckpttools.stores.unchanged import check_unchanged
 
 Result_co = TypeVar("Result_co", covariant=True)
 Result = TypeVar("Result")
@@ -92,10 +96,15 @@ def scan(
         MemoryBudgetError: not even one worker fits into the memory; raised at once.
         ShapeError: arrays of one item differ in shape; raised at once.
         CheckpointError: a piece cannot be read, or has bytes that are no booleans in an array of such. It
-            comes in its place, after the results before it.
+            comes in its place, after the results before it. Last of all: a file was changed meanwhile.
     """
     fit = fitted(items, memory=memory, jobs=jobs, scratch=scratch, reserved=reserved)
     return _Scan(items, visit, fit, cut or Tiles(), name).seen(observe)
+
+
+def _files(items: Sequence[Item]) -> Iterable[ByteSource]:
+    """What the items are read from, each file once."""
+    return {source.path: source for source in sources(chain.from_iterable(items))}.values()
 
 
 def _pieces(items: Sequence[Item], fit: Fit, cut: Cut) -> Iterator[tuple[int, Region]]:
@@ -139,6 +148,8 @@ class _Scan(Generic[Result]):
                     yield Seen(index, region, result)
                 if batch.error is not None:
                     raise batch.error
+            # What was seen is of one state only if all of it still is.
+            check_unchanged(_files(self._items))
         finally:
             with self._changed:
                 self._ended = True
