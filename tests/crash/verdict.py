@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from crash.disk import Disk, lay_out
+from crash.disk import Content, Disk, State, lay_out
 from crash.runner import Ended, Runner
 from crash.scenarios import MODEL, OLD, OTHER, PLACE, SOURCES, Scenario, empty_place
 
@@ -20,14 +21,22 @@ def contents(path: Path) -> Contents | None:
     if not path.exists():
         return None
     found = {f"{each.relative_to(path)}{'/' if each.is_dir() else ''}": each for each in path.rglob("*")}
-    return {name: _bytes(each) for name, each in sorted(found.items())}
+    return {name: _bytes(None if each.is_dir() else each, each) for name, each in sorted(found.items())}
 
 
-def _bytes(path: Path) -> bytes:
-    if path.is_dir():
-        return b""
-    data = path.read_bytes()
-    if path.name == "_CHECKPOINT_METADATA":
+def contents_in(state: State, path: str) -> Contents:
+    """The same below a path of a state, nothing where nothing has the name."""
+    below = {
+        name.removeprefix(f"{path}/"): each for name, each in state.items() if name.startswith(f"{path}/")
+    }
+    return {name + ("/" if each is None else ""): _bytes(each, Path(name)) for name, each in below.items()}
+
+
+def _bytes(content: Content, name: Path) -> bytes:
+    if content is None or isinstance(content, str):
+        return os.fsencode(content or "")
+    data = content if isinstance(content, bytes) else content.read_bytes()
+    if name.name == "_CHECKPOINT_METADATA":
         with suppress(ValueError, AttributeError):  # where a crash has torn it
             return json.dumps({key: bool(value) for key, value in json.loads(data).items()}).encode()
     return data
@@ -109,14 +118,21 @@ class Case:
         Args:
             marked: whether DST may hold the mark that it has until its conversion is concluded.
         """
-        everything = contents(self.destination) or {}
-        found = {name: data for name, data in everything.items() if not (marked and name == _MARK)}
-        for model, made in self._made.items():
-            if made == found:
-                return model
-        if self._may_lie_otherwise:
+        exact = self._made_of(contents(self.destination) or {}, marked)
+        if exact is None and self._may_lie_otherwise:
             return self._digests.get(digest(self.runner, self.destination))
-        return None
+        return exact
+
+    def _made_of(self, found: Contents, marked: bool) -> str | None:
+        """The model of which exactly this was made; "" for nothing, None if there is none."""
+        bare = {name: data for name, data in found.items() if not (marked and name == _MARK)}
+        return next((model for model, made in self._made.items() if made == bare), None)
+
+    def whole_in(self, state: State) -> None:
+        """As `whole`, of a state that the recorded run can leave."""
+        model = self._made_of(contents_in(state, f"{PLACE}/{self.scenario.destination}"), True)
+        if model not in self.between:
+            raise WrongError(f"DST is {_named(model)}")
 
     def whole(self, *may_be: str, marked: bool = False) -> str:
         """DST is one of these models, whole; "" stands for no DST. `marked` is as in `model`."""
