@@ -46,7 +46,7 @@ def _run(job: Job) -> int:
         main(list(job.args), prog_name="ckpt")
         code = 0
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
+        code = int(end.code or 0)
     except BaseException:
         traceback.print_exc()
         code = 70
