@@ -146,7 +146,7 @@ def roles_of(arrays: Mapping[Path, Kind], empty: Iterable[Path] = (), random: It
         random: paths of arrays that are states of random number generators.
     """
     random = [core for core in map(_core, random) if not _is_bookkeeping(core)]
-    if not any(map(_may_tell, chain(arrays, empty))):
+    if not any(map(_may_tell, chain(arrays, empty))) and not _may_be_twice(arrays):
         return Roles(others=frozenset(random))
     known = {_core(path): _Array(each.shape, _is_integer(each)) for path, each in arrays.items()}
     others = frozenset((*random, *_random_states(known)))
@@ -170,17 +170,18 @@ def _core(path: Path) -> Path:
 
 
 def _may_tell(path: Path) -> bool:
-    """Whether a key is one that some state has; where none is, there is nothing to work out.
+    """Whether a key is one that some state has; where none is, there is little to work out.
 
     A tree of 100,000 tensors has a budget of its own, which copies of all names would not fit into.
     """
     keys = _keys(path)
-    return not (
-        _MOMENTS.isdisjoint(keys)
-        and (len(path) == 1 or (_WRAPPERS.isdisjoint(keys[:3]) and "params" not in keys[:3]))
-        and keys[-1:] != ("key",)
-        and not any(map(_container, keys))
-    )
+    return not _MOMENTS.isdisjoint(keys) or keys[-1:] == ("key",) or any(map(_container, keys))
+
+
+def _may_be_twice(arrays: Iterable[Path]) -> bool:
+    """Whether a third of the arrays lies beside the others, so that it may be a copy of half of them."""
+    counts = Counter(path[: 1 + wraps(path[0])] for path in arrays if len(path) > 1)
+    return 3 * max(counts.values(), default=0) <= 2 * counts.total()
 
 
 def _is_integer(array: Kind) -> bool:
