@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.prove.canonical import Selection
 from ckpttools.prove.hashing import hash_tree
 from ckpttools.prove.manifest import read_manifest
+from ckpttools.run.journal import NAME, Journal
 from ckpttools.stores.memory import Bytes
 from ckpttools.transforms.rename import read_rules
 
@@ -335,7 +337,7 @@ def _config_seeds() -> list[bytes]:
 
 
 def _manifest(root: Path) -> object:
-    return [read_manifest(path) for path in root.glob("*")]
+    return [read_manifest(path) for path in root.glob("*") if path.is_file()]
 
 
 def _manifest_seeds() -> list[bytes]:
@@ -355,13 +357,17 @@ def _family_seeds() -> list[bytes]:
 
 _RULES = b"""
 [[rules]]
-from = "model.layers.{layer}.mlp.{x}.weight"
-to = "decoder.layers_{layer}.mlp.{x}.kernel"
-axes = "a b"
-to-axes = "b a"
+from = "model.layers.{layer}.mlp.{part:up,down}.weight"
+axes = "mlp embed"
+to = "decoder/layers/mlp/{part:wi_0,wi_1}/kernel"
+to-axes = "embed layer mlp"
 
 [[rules]]
-from = "x.bias"
+from = "x.{...}"
+to = "rest/{...}"
+
+[[rules]]
+from = "lm_head.weight"
 drop = true
 optional = true
 
@@ -371,10 +377,33 @@ layer = 2
 
 
 def _rules(root: Path) -> object:
-    names = ("model.layers.0.mlp.up.weight", "model.layers.1.mlp.up.weight", "x.bias")
+    layers = (f"model.layers.{number}.mlp.{part}.weight" for number in range(2) for part in ("up", "down"))
+    names = (*layers, "x.bias")
     leaves = {(name,): Constant((2, 3), DTYPES["float32"], bytes(4)) for name in names}
     tree = Tree(leaves, Metadata("safetensors", place="x"))
     return [read_rules(path)(tree) for path in sorted(root.glob("*")) if path.is_file()]
+
+
+def _journal(root: Path) -> object:
+    """Each line of the input gets a checksum that holds; an empty line gets none."""
+    found = []
+    for path in [each for each in root.glob("*") if each.is_file()][:1]:
+        lines = (line and b"%08x %s" % (zlib.crc32(line), line) for line in path.read_bytes().split(b"\n"))
+        (root / "of").mkdir(exist_ok=True)
+        (root / "of" / NAME).write_bytes(b"\n".join(lines) + b"\n")
+        journal = Journal(root / "of")
+        found.append(journal.done)
+        journal.close()
+    return found
+
+
+def _journal_seeds() -> list[bytes]:
+    entries = [
+        ["plan", "abc"],
+        ["task", [0, [[[0, 1], "d/x", 0, 64]], {}]],
+        ["task", [1, [], {"overflowed": 3}]],
+    ]
+    return [packed({"journal": b"\n".join(json.dumps(each).encode() for each in entries)})]
 
 
 def _rules_seeds() -> list[bytes]:
@@ -390,6 +419,7 @@ TARGETS = {
     "database": Target(_on_disk(_database), _database_seeds),
     "family": Target(_family, _family_seeds),
     "item": Target(_on_disk(_item), _item_seeds),
+    "journal": Target(_on_disk(_journal), _journal_seeds),
     "manifest": Target(_on_disk(_manifest), _manifest_seeds),
     "ocdbt": Target(_ocdbt, _ocdbt_seeds),
     "rules": Target(_on_disk(_rules), _rules_seeds),
