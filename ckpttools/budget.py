@@ -80,7 +80,7 @@ def does_not_fit(message: str, memory: int, needed: int, place: object = None) -
         message,
         place=place,
         got=f"--memory {size_text(memory)}",
-        wanted=f"at least {least}",
+        wanted=f"at least {least}, with --jobs 1",
         hint=f"try --memory {least}",
     )
 
