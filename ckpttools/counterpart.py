@@ -161,7 +161,9 @@ def _is_wider(there: LazyArray | None, wanted: LazyArray) -> bool:
 def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> Counterpart:
     weights = {dotted(path): array for path, array in made.arrays.items()}
     known = ModelFiles.of(source, None)
-    files = replace(known, config=made.metadata.config or known.config, weights=weights, carried={})
+    config = made.metadata.config or known.config
+    # Names are spelled as `made` has them, whatever was written down of the model that `source` came from.
+    files = replace(known, config=config, weights=weights, carried={}, spelling=None)
     options = ToHuggingFace(model=model if model.tied else replace(model, tied="keep"))
     converted = to_huggingface(source, options, files)
     carried = {name: array for name, array in known.carried.items() if name in weights}

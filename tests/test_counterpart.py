@@ -138,7 +138,7 @@ def test_what_has_no_place_is_told(tmp_path):
 
 def test_arrays_that_were_carried_and_not_given_back_are_told(tmp_path):
     convert(tmp_path / "maxtext", "gemma3", carry=True)
-    options = ToHuggingFace(like=hf("gemma3"))
+    options = ToHuggingFace(spelling="text")
     plan_to_huggingface(tmp_path / "maxtext", options, Resources(jobs=2)).run(tmp_path / "hf")
     result = verify(tmp_path / "hf", tmp_path / "maxtext")
     assert result.exit_code == 0, result.output
