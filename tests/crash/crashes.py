@@ -16,10 +16,12 @@ class Crash:
     Attributes:
         text: for people.
         steps: that reached the disk.
+        least: whether nothing did that had not to.
     """
 
     text: str
     steps: frozenset[int]
+    least: bool = False
 
 
 def crashes(disk: Disk, moments: Sequence[Moment], seed: str, samples: int) -> list[Crash]:
@@ -47,7 +49,7 @@ def _crashes(disk: Disk, moments: Sequence[Moment], source: random.Random, sampl
             continue
         waiting = sorted(everything - moment.durable)
         text = f"power lost after {moment.calls} calls"
-        yield Crash(f"{text}, nothing more than durable", moment.durable)
+        yield Crash(f"{text}, nothing more than durable", moment.durable, least=True)
         for step in waiting:
             yield Crash(f"{text}, all but {step}", frozenset(disk.without_later(everything, step)))
             yield Crash(f"{text}, only {step}", moment.durable | disk.with_earlier((step,)))

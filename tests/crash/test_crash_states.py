@@ -17,7 +17,10 @@ def test_every_state_after_a_crash(cases, scenario):
     _nothing_escaped(case)
     found = crashes(case.disk, case.moments, scenario.name, _SAMPLES)
     wrong = [f"{crash.text}: {error}" for crash in found for error in _not_whole(case, crash)]
-    for number, crash in enumerate(some_and_last(found, 4, scenario.name)):
+    # In the middle of the run most tasks are entered in the journal, which must not say more than is there.
+    least = [crash for crash in found if crash.least]
+    chosen = (least[len(least) // 2], *some_and_last(found, 4, scenario.name))
+    for number, crash in enumerate(chosen):
         state = case.disk.state(crash.steps)
         for model in (MODEL, OTHER) if ALL or number % 2 else (MODEL,):
             lay_out(state, case.runner.root, PLACE)
