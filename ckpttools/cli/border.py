@@ -36,7 +36,7 @@ def exit_code_of(end: BaseException, *, traceback: bool) -> int:
         elif isinstance(end, Stopped):
             click.echo(TOLD, err=True)
         else:
-            say(_told(end, traceback))
+            say(*_told(end, traceback))
     if isinstance(end, (click.ClickException, Stopped)):
         return end.exit_code
     error = _in_our_words(end)
@@ -65,11 +65,11 @@ def write_whole() -> None:
         sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, sys.stdout.errors)
 
 
-def _told(end: BaseException, traceback: bool) -> str:
+def _told(end: BaseException, traceback: bool) -> list[str]:
     from traceback import format_tb
 
-    way = "".join(format_tb(end.__traceback__)) if traceback else ""
-    return f"{way}Error: {_in_our_words(end) or _defect(end)}"
+    way = [each.rstrip("\n") for each in format_tb(end.__traceback__)] if traceback else []
+    return [*way, f"Error: {_in_our_words(end) or _defect(end)}"]
 
 
 def _in_our_words(end: BaseException) -> CheckpointError | None:

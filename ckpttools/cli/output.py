@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 import sys
@@ -17,6 +16,8 @@ from ckpttools.names import printable_text
 
 def print_json(value: object) -> None:
     """One JSON value on stdout; frozen dataclasses become objects of the same fields, and NaN null."""
+    import json
+
     try:
         text = json.dumps(value, default=_plain, allow_nan=False)
     except ValueError:
@@ -41,9 +42,9 @@ def show(lines: Iterable[str]) -> None:
     click.echo(text, color=False if "NO_COLOR" in os.environ else None)
 
 
-def say(text: str) -> None:
-    """A message on stderr, as safe as lines of `show`."""
-    click.echo(printable_text(text), err=True)
+def say(*texts: str) -> None:
+    """A message on stderr, as safe as lines of `show`; each text begins a line."""
+    click.echo("\n".join(map(printable_text, texts)), err=True)
 
 
 def width() -> int | None:

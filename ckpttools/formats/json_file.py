@@ -49,9 +49,9 @@ def _is_deep(value: object) -> bool:
     level = [value]
     for _ in range(DEEPEST + 1):
         below = [each for each in level if isinstance(each, dict | list)]
-        level = [inner for each in below for inner in (each.values() if isinstance(each, dict) else each)]
-        if not level:
+        if not below:
             return False
+        level = [inner for each in below for inner in (each.values() if isinstance(each, dict) else each)]
     return True
 
 
