@@ -10,7 +10,9 @@ from pathlib import Path
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import open_tree
 from ckpttools.ir.tree import Tree
-from ckpttools.plan.plan import Plan
+from ckpttools.notes import Notes
+from ckpttools.plan.plan import Plan, build
+from ckpttools.prove.watching import hashing_bytes
 from ckpttools.run.events import Observer, Receipt
 
 DEFAULT_MEMORY = 1 << 30
@@ -23,10 +25,12 @@ class Resources:
     Attributes:
         memory: bytes resident at most.
         jobs: workers at a time; None for as many as suit the work, at most 16.
+        manifest: whether what is written will be hashed on the way, which takes memory for every array.
     """
 
     memory: int = DEFAULT_MEMORY
     jobs: int | None = None
+    manifest: bool = False
 
     @property
     def workers(self) -> int:
@@ -41,6 +45,12 @@ class Resources:
         # More share the cache and wait for the interpreter's lock: two cores, hashing 2.47 GB, two workers
         # 24 GB/s from the page cache, four 15; from the disk 1.48 and 1.38 s.
         return self.jobs or min(16, _cores())
+
+    def plan(self, tree: Tree, writer: Writer, notes: Notes | None = None) -> Conversion:
+        """Plans writing `tree` with `writer`; raises as `ckpttools.plan.plan.build`."""
+        reserved = hashing_bytes(tree) if self.manifest else 0
+        plan = build(tree, writer, memory=self.memory, jobs=self.workers, notes=notes, reserved=reserved)
+        return Conversion(plan, writer)
 
 
 def _cores() -> int:
@@ -83,6 +93,7 @@ class Conversion:
                 what is in memory; of arrays that did not pass through it, by a read of their own.
 
         Raises:
+            MemoryBudgetError: the plan has no room for digests: `Resources.manifest` reserves it.
             CheckpointError: as `execute`, or the manifest cannot be written.
         """
         from ckpttools.run.executor import execute

@@ -23,7 +23,6 @@ from ckpttools.model import CONFIG
 from ckpttools.model_config import true_config
 from ckpttools.model_files import ModelFiles, companions_of, config_bytes
 from ckpttools.notes import Notes
-from ckpttools.plan.plan import build
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.transforms.base import Transform
 
@@ -66,8 +65,7 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
     if isinstance(writer, Beside):
         tree = writer.with_companions(tree)
     notes += Notes(remarks=remarks)
-    plan = build(tree, writer, memory=resources.memory, jobs=resources.workers, notes=notes)
-    return Conversion(plan, writer)
+    return resources.plan(tree, writer, notes)
 
 
 def _with_companions(writer: Writer, tree: Tree) -> tuple[Writer, tuple[str, ...]]:

@@ -24,7 +24,6 @@ from ckpttools.mapping.table import Mapped, Table
 from ckpttools.model import CONFIG, ModelOptions, family_for, overrides, required
 from ckpttools.model_files import RECORD, companions_of, record
 from ckpttools.notes import Note, Notes
-from ckpttools.plan.plan import build
 from ckpttools.transforms.cast import cast, cast_notes
 
 
@@ -92,8 +91,7 @@ def plan_to_maxtext(
     written_down = {RECORD: record(made.spelling)}
     beside = Beside(writer, Companions(companions_of(tree).files, made.carried), place, written_down)
     state = beside.with_companions(made.state)
-    plan = build(state, beside, memory=resources.memory, jobs=resources.workers, notes=made.notes)
-    return Conversion(plan, beside)
+    return resources.plan(state, beside, made.notes)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ from ckpttools.model_config import TrueConfig, absent_prediction, absent_towers,
 from ckpttools.model_files import ModelFiles, config_bytes
 from ckpttools.names import in_natural_order
 from ckpttools.notes import Note, Notes
-from ckpttools.plan.plan import build
 from ckpttools.transforms.cast import cast, cast_notes
 
 # The spelling of a text model's names, and the files that only a model with towers has.
@@ -116,8 +115,7 @@ def plan_to_huggingface(
     unwanted = _OF_TOWERS if options.spelling == TEXT else ()
     copied = {name: path for name, path in files.companions.items() if name not in (*made, *unwanted)}
     beside = Beside(writer or SafetensorsWriter(), Companions(copied), made=made)
-    plan = build(model.tree, beside, memory=resources.memory, jobs=resources.workers, notes=model.notes)
-    return Conversion(plan, beside)
+    return resources.plan(model.tree, beside, model.notes)
 
 
 def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> HuggingFaceModel:

@@ -100,6 +100,7 @@ def commands(source, folder):
         "zstd": ("convert", "to-orbax", source, folder / "zstd", "--compression", "zstd"),
         "files": ("convert", "to-orbax", source, folder / "files", "--no-ocdbt"),
         "zarr3": ("convert", "to-zarr3", source, folder / "zarr3"),
+        "hashed": ("convert", "to-safetensors", source, folder / "st", "--manifest", folder / "st.json"),
         "cast": ("cast", source, folder / "cast", "--dtype", "float32"),
     }
 

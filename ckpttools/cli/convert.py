@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from ckpttools.cli.output import print_json, show
 from ckpttools.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckpttools.convert import Conversion
+    from ckpttools.convert import Conversion, Resources
 
 
 # Commands in files of their own, imported when they are run.
@@ -37,6 +38,11 @@ def convert() -> None:
     Example:
       ckpt convert hf-to-maxtext ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
     """
+
+
+def beside_manifest(resources: Resources, output: Output) -> Resources:
+    """What the conversion itself may take, where a manifest is made meanwhile."""
+    return replace(resources, manifest=output.manifest is not None)
 
 
 def perform(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.convert import perform
+from ckpttools.cli.convert import beside_manifest, perform
 from ckpttools.cli.options import (
     ANY_PATH,
     SIZE,
@@ -154,7 +154,8 @@ def hf_to_maxtext(
     from ckpttools.hf_to_maxtext import plan_to_maxtext
 
     writer = OrbaxWriter(step=0, item="items", **storage)
-    perform(lambda: plan_to_maxtext(source, options, resources, writer), source, destination, output)
+    limits = beside_manifest(resources, output)
+    perform(lambda: plan_to_maxtext(source, options, limits, writer), source, destination, output)
 
 
 def _to_huggingface(
@@ -246,9 +247,10 @@ def maxtext_to_hf(
     from ckpttools.maxtext_to_hf import plan_to_huggingface
 
     writer = SafetensorsWriter(max_shard_size)
+    limits = beside_manifest(resources, output)
     like = None if options.like is None else Path(options.like)
     perform(
-        lambda: plan_to_huggingface(source, options, resources, writer),
+        lambda: plan_to_huggingface(source, options, limits, writer),
         source,
         destination,
         output,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.convert import perform
+from ckpttools.cli.convert import beside_manifest, perform
 from ckpttools.cli.options import (
     ANY_PATH,
     DTYPE,
@@ -184,7 +184,7 @@ def write_transformed(
     def plan() -> Conversion:
         tree = open_tree(source, read)
         writer = writer_for(tree, to, **_chosen(storage, to or tree.metadata.format))
-        return plan_tree(tree.pipe(*transforms), writer, resources)
+        return plan_tree(tree.pipe(*transforms), writer, beside_manifest(resources, output))
 
     perform(plan, source, destination, output)
 
@@ -203,7 +203,8 @@ def write_with(
     from ckpttools.convert_any import plan_any
 
     def plan() -> Conversion:
-        return plan_any(source, writer, read=read, resources=resources, transforms=transforms)
+        limits = beside_manifest(resources, output)
+        return plan_any(source, writer, read=read, resources=limits, transforms=transforms)
 
     perform(plan, source, destination, output)
 

@@ -50,6 +50,7 @@ class Plan:
         buffer_bytes: largest buffer of a task; each worker owns one.
         scratch_bytes: temporary bytes that each worker owns.
         notes: what the user should know.
+        reserved: bytes of the memory that something else takes meanwhile.
     """
 
     tree: Tree
@@ -60,6 +61,7 @@ class Plan:
     buffer_bytes: int
     scratch_bytes: int
     notes: Notes = field(default_factory=Notes)
+    reserved: int = 0
 
     @property
     def bytes_in(self) -> int:
@@ -95,9 +97,8 @@ class Plan:
     @property
     def projected_peak(self) -> int:
         """Bytes resident at most: the interpreter, the plan, and every worker's buffers."""
-        return _base_bytes(self.tree, self.layout, len(self.tasks)) + self.jobs * (
-            self.buffer_bytes + self.scratch_bytes
-        )
+        base = self.reserved + _base_bytes(self.tree, self.layout, len(self.tasks))
+        return base + self.jobs * (self.buffer_bytes + self.scratch_bytes)
 
     @property
     def sources(self) -> tuple[ByteSource, ...]:
@@ -129,7 +130,9 @@ class Plan:
             yield [spelled(task.path), task.region.start, task.region.stop, task.locality]
 
 
-def build(tree: Tree, writer: Writer, *, memory: int, jobs: int, notes: Notes | None = None) -> Plan:
+def build(
+    tree: Tree, writer: Writer, *, memory: int, jobs: int, notes: Notes | None = None, reserved: int = 0
+) -> Plan:
     """Plans writing `tree` with `writer`.
 
     Args:
@@ -138,13 +141,14 @@ def build(tree: Tree, writer: Writer, *, memory: int, jobs: int, notes: Notes | 
         memory: bytes that may be resident at most.
         jobs: workers at a time; fewer are planned where the memory is too small for so many.
         notes: what the user should know.
+        reserved: bytes of the memory that something else takes meanwhile.
 
     Raises:
         MemoryBudgetError: the memory is too small even for one worker with the smallest tasks.
         FormatError: chunks of the source are missing.
     """
     refuse_incomplete(tree.arrays.values(), tree.metadata.place)
-    jobs, most, layout = _fitted(tree, writer, memory, jobs)
+    jobs, most, layout = _fitted(tree, writer, memory, jobs, reserved)
     written = _written(tree, layout)
     share = min(most, _share(sum(array.nbytes for array in written.values()), jobs))
     tasks = [
@@ -156,7 +160,7 @@ def build(tree: Tree, writer: Writer, *, memory: int, jobs: int, notes: Notes | 
     tasks.sort(key=lambda task: task.locality)
     buffer = max((task.bytes_out for task in tasks), default=0)
     scratch = _scratch_bytes(tree, layout)
-    return Plan(tree, layout, tuple(tasks), jobs, memory, buffer, scratch, notes or Notes())
+    return Plan(tree, layout, tuple(tasks), jobs, memory, buffer, scratch, notes or Notes(), reserved)
 
 
 def _share(nbytes: int, jobs: int) -> int:
@@ -164,7 +168,7 @@ def _share(nbytes: int, jobs: int) -> int:
     return max(_SMALLEST_SHARE, ceil_div(nbytes, _TASKS_PER_WORKER * jobs))
 
 
-def _fitted(tree: Tree, writer: Writer, memory: int, jobs: int) -> tuple[int, int, Layout]:
+def _fitted(tree: Tree, writer: Writer, memory: int, jobs: int, reserved: int) -> tuple[int, int, Layout]:
     """Workers, bytes of a task and a layout that stay within the memory; few, large tasks first."""
     layout = writer.layout(tree, LARGEST_TASK)
     encodes = any(placement.codec for placement in layout.placements.values())
@@ -172,7 +176,7 @@ def _fitted(tree: Tree, writer: Writer, memory: int, jobs: int) -> tuple[int, in
     for count, most in _choices(jobs):
         # Chunks that are encoded are made whole: a smaller task then means smaller chunks.
         layout = writer.layout(tree, most) if encodes else layout
-        needed = _needed(tree, layout, count, most)
+        needed = reserved + _needed(tree, layout, count, most)
         if needed <= memory:
             return count, most, layout
         # Many small tasks can take more than a few large ones.

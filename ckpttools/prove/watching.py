@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from ckpttools.budget import does_not_fit
+from ckpttools.ir.tree import Tree
 from ckpttools.plan.plan import Plan
 from ckpttools.prove.canonical import Selection
 from ckpttools.prove.digest import DEFAULT_ALGORITHM
@@ -21,6 +23,11 @@ class Run(Protocol):
     def __call__(self, *, watch: Watch, conclude: Callable[[], None]) -> Receipt: ...
 
 
+def hashing_bytes(tree: Tree) -> int:
+    """Bytes that `run_hashing` takes beside the plan of a tree."""
+    return Digester(Selection().arrays(tree), DEFAULT_ALGORITHM).nbytes
+
+
 def run_hashing(plan: Plan, run: Run, path: Path, *, overwrite: bool) -> Receipt:
     """Carries a plan out and writes the manifest of its arrays.
 
@@ -34,6 +41,7 @@ def run_hashing(plan: Plan, run: Run, path: Path, *, overwrite: bool) -> Receipt
         overwrite: whether a file of this name may be replaced.
 
     Raises:
+        MemoryBudgetError: the plan leaves no room for it.
         CheckpointError: as `run`; or the manifest cannot be written, or arrays have no names in it.
     """
     if not overwrite:
@@ -41,6 +49,11 @@ def run_hashing(plan: Plan, run: Run, path: Path, *, overwrite: bool) -> Receipt
     everything = Selection()
     room = plan.memory - plan.projected_peak
     digester = Digester(everything.arrays(plan.tree), DEFAULT_ALGORITHM, room)
+    lacking = digester.nbytes - plan.reserved - room
+    if lacking > 0 and digester.nbytes > plan.reserved:
+        raise does_not_fit(
+            "the digests do not fit into the memory allowed", plan.memory, plan.memory + lacking
+        )
 
     def conclude() -> None:
         digests = digester.digests(memory=plan.memory, jobs=plan.jobs)
