@@ -11,7 +11,7 @@ from ckpttools.convert import Conversion, Resources
 from ckpttools.dtypes import DType
 from ckpttools.errors import UsageError
 from ckpttools.families.family import Family
-from ckpttools.formats.base import COMPANIONS, ReadOptions
+from ckpttools.formats.base import COMPANIONS, RECORD, ReadOptions
 from ckpttools.formats.beside import Beside, Companions
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
@@ -22,7 +22,7 @@ from ckpttools.ir.tree import Path as TreePath
 from ckpttools.ir.tree import Tree, dotted
 from ckpttools.mapping.table import Mapped, Table
 from ckpttools.model import CONFIG, ModelOptions, family_for, overrides, required
-from ckpttools.model_files import RECORD, companions_of, record
+from ckpttools.model_files import companions_of, record
 from ckpttools.notes import Note, Notes
 from ckpttools.transforms.cast import cast, cast_notes
 

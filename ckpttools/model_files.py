@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpttools.errors import ConfigError, FormatError, StorageError
-from ckpttools.formats.base import COMPANIONS
+from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.beside import CARRIED, Companions, files_of_model, read_file
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
@@ -17,8 +17,6 @@ from ckpttools.ir.array import LazyArray
 from ckpttools.ir.tree import Tree, dotted
 from ckpttools.model import CONFIG
 from ckpttools.model_config import TrueConfig
-
-RECORD = "ckpttools.json"
 
 
 @dataclass(frozen=True)

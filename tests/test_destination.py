@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 from ckpttools.cli.main import main
 from ckpttools.testing.models import LlamaSizes, write_llama
@@ -101,12 +103,25 @@ class TestApartFromTheSource:
         refused(place, *arguments, "--overwrite", words="DST is --like itself")
 
 
+class TestManifest:
+    def test_only_another_manifest_is_replaced(self, place):
+        (place / "thesis.txt").write_text("mine")
+        (place / "link.json").symlink_to("thesis.txt")
+        command = ("cast", place / "hf", place / "out", "--dtype=float32", "--manifest")
+        for name in ("thesis.txt", "link.json", "hf/model.safetensors", "hf/config.json", "hf"):
+            refused(place, *command, place / name, "--overwrite", words="is not replaced: it is no manifest")
+        for extra in ((), ("--overwrite",)):
+            assert ckpt(*command, place / "m.json", *extra).exit_code == 0
+        refused(place, *command[:2], place / "new", *command[3:], place / "m.json", words="m.json exists")
+
+
 class TestNames:
     @pytest.mark.parametrize("name", [".", "", "..", "/", "x/..", "./"])
     def test_what_is_no_name(self, place, monkeypatch, name):
         monkeypatch.chdir(place)
         for extra in ((), ("--overwrite",), ("--dry-run",)):
-            refused(place, "cast", "mt", name, "--dtype=float32", *extra, words="cannot be a destination")
+            words = "cannot be a destination" if name else "nothing is named: the text is empty"
+            refused(place, "cast", "mt", name, "--dtype=float32", *extra, words=words)
 
     def test_a_slash_at_the_end_is_none(self, place):
         assert ckpt("cast", place / "mt", f"{place}/new/", "--dtype=float32").exit_code == 0
@@ -144,19 +159,19 @@ class TestWhatIsThere:
 
     def test_a_run_of_several_steps(self, place):
         shutil.copytree(place / "run/checkpoints", place / "steps")
-        self.check(place, "steps", "holds more than one checkpoint: 1")
+        self.check(place, "steps", "holds what is no part of the checkpoint: 1")
 
     def test_a_step_or_an_item(self, place):
         (place / "5").mkdir()
         shutil.copytree(place / "mt" / "0" / "items", place / "5" / "items")
-        self.check(place, "5", "holds more than one checkpoint: items")
-        self.check(place, "5/items", "an item of Orbax")
+        self.check(place, "5", "items is an item")
+        self.check(place, "5/items", "is an item")
 
     def test_other_items_of_the_step(self, place):
         shutil.copytree(place / "mt", place / "old")
         (place / "old" / "0" / "iter").mkdir()
         (place / "old" / "0" / "iter" / "process_0.json").write_text("{}")
-        self.check(place, "old", "holds more than one checkpoint: 0/iter")
+        self.check(place, "old", "holds what is no part of the checkpoint: 0/iter")
 
     def test_a_training_checkpoint_by_its_parameters(self, place):
         (place / "old").mkdir()
@@ -164,15 +179,66 @@ class TestWhatIsThere:
         command = ("strip-optimizer", "run/checkpoints/2")
         self.check(place, "old", "holds a training checkpoint of step 1, with the state of its", command)
 
-    @pytest.mark.parametrize("name", ["optimizer.pt", "training_args.bin", "checkpoint-500", ".git"])
-    def test_what_a_trainer_or_git_leaves_beside_the_weights(self, place, name):
-        shutil.copytree(place / "hf", place / "tuned")
-        if "." in name[1:]:
-            (place / "tuned" / name).write_text("mine")
+    BESIDE_WEIGHTS = (
+        "optimizer.pt",
+        "training_args.bin",
+        "train.py",
+        "README.md",
+        "notes.txt",
+        "results.json",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "hf/model.safetensors",
+        "checkpoint-500/model.safetensors",
+        ".git/HEAD",
+    )
+
+    def add(self, directory, name):
+        """A file that the checkpoint does not account for; of weights, one that opens."""
+        file = directory / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if name.startswith("adapter_model"):
+            save_file({"lora_A": np.zeros(2, np.float32)}, file)
         else:
-            (place / "tuned" / name).mkdir()
-        command = ("convert maxtext-to-hf", "mt", "--json")
-        self.check(place, "tuned", f"holds more than one checkpoint: {name}", command)
+            file.write_text("mine")
+        return lambda: shutil.rmtree(directory / name.split("/")[0]) if "/" in name else file.unlink()
+
+    def test_what_lies_beside_the_weights(self, place):
+        assert ckpt("convert", "maxtext-to-hf", place / "mt", place / "tuned").exit_code == 0
+        for name in self.BESIDE_WEIGHTS:
+            remove = self.add(place / "tuned", name)
+            words = f"holds what is no part of the checkpoint: {name.split('/')[0]}"
+            self.check(place, "tuned", words, ("convert maxtext-to-hf", "mt", "--json"))
+            remove()
+
+    @pytest.mark.parametrize("storage", [(), ("--no-ocdbt",)], ids=["ocdbt", "files"])
+    def test_what_lies_in_an_item(self, place, storage):
+        assert ckpt("convert", "hf-to-maxtext", place / "hf", place / "old", *storage).exit_code == 0
+        array = "params.params.decoder.decoder_norm.scale"
+        names = ["notes.txt", "mine/model.safetensors", "hf/notes.txt", "d/mine/file", "array_metadatas/x/y"]
+        for name in [*names, *([f"{array}/notes.txt"] if storage else [])]:
+            file = place / "old/0/items" / name
+            made = not file.parent.exists()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("mine")
+            self.check(place, "old", "holds what is no part of the checkpoint: 0/items/")
+            shutil.rmtree(file.parent) if made else file.unlink()
+        arguments = ("convert", "hf-to-maxtext", place / "hf", place / "old", *storage, "--overwrite")
+        result = ckpt(*arguments)
+        assert result.exit_code == 0, result.output
+
+    def test_what_lies_in_a_zarr_hierarchy(self, place):
+        assert ckpt("convert", "to-zarr3", place / "mt", place / "z").exit_code == 0
+        scale = "params/params/decoder/decoder_norm/scale"
+        for name in ("notes.txt", "params/mine/file", f"{scale}/notes.txt", f"{scale}/c/notes.txt"):
+            file = place / "z" / name
+            made = not file.parent.exists()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("mine")
+            self.check(place, "z", "holds what is no part of the checkpoint: ", ("convert to-zarr3", "mt"))
+            shutil.rmtree(file.parent) if made else file.unlink()
+        result = ckpt("convert", "to-zarr3", place / "mt", place / "z", "--overwrite")
+        assert result.exit_code == 0, result.output
 
 
 class TestWhatMayBeReplaced:
@@ -204,6 +270,8 @@ import os, signal, sys
 unlink = os.unlink
 from pathlib import Path
 Path.unlink = lambda self, missing_ok=False: os.kill(os.getpid(), signal.SIGKILL)
+from safetensors.numpy import save_file
+
 from ckpttools.cli.main import main
 main(sys.argv[1:])
 """

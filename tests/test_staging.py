@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -77,14 +78,14 @@ class TestWhatIsSomebodyElses:
         (partial / "0" / "items" / "precious").write_text("x")
         before = content(partial)
         for overwrite in (False, True):
-            with pytest.raises(UsageError, match=r"out\.partial is there and was not made by ckpttools"):
+            with pytest.raises(UsageError, match=r"out\.partial is there and has no journal of ckpttools"):
                 plan_to_maxtext(models / "a").run(out, overwrite=overwrite)
         assert content(partial) == before and not out.exists()
 
     def test_a_link_named_partial(self, models, out, tmp_path):
         (tmp_path / "elsewhere").mkdir()
         out.with_name("out.partial").symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(UsageError, match="was not made by ckpttools"):
+        with pytest.raises(UsageError, match="has no journal of ckpttools"):
             plan_to_maxtext(models / "a").run(out)
         assert names(tmp_path / "elsewhere") == []
 
@@ -171,7 +172,7 @@ class TestLock:
             holder.kill()
         plan_to_maxtext(models / "a").run(out)
 
-    @pytest.mark.parametrize("moment", ["_sync_names", "_remove_replaced", "conclude"])
+    @pytest.mark.parametrize("moment", ["_sync_names", "_rename", "conclude"])
     def test_nobody_else_begins_while_it_is_published(self, models, out, tmp_path, monkeypatch, moment):
         tried = []
         real = getattr(Staging, moment)
@@ -244,6 +245,52 @@ class TestReplacing:
             assert not out.with_name("out.partial").exists()
         assert stopped >= 5
 
+    @pytest.mark.parametrize("lost", ["the new one", "its mark", "the mark of what grows"])
+    def test_the_old_one_is_never_taken_for_what_grows(self, models, out, tmp_path, monkeypatch, swaps, lost):
+        """Killed when the names were swapped; then somebody takes something away."""
+        plan_to_maxtext(models / "a").run(out)
+        old = content(out)
+        with monkeypatch.context() as patch:
+            patch.setattr(Staging, "_remove", stop_removing(Staging._remove))
+            with pytest.raises(StopError):
+                plan_to_maxtext(models / "b").run(out, overwrite=True)
+        new = content(out)
+        assert new.pop(PLAN_MARK) and new == converted(models, "b", tmp_path)
+        if lost == "the new one":
+            shutil.rmtree(out)
+            plan = plan_to_maxtext(models / "b")
+            with pytest.raises(DestinationExistsError):
+                plan.run(out)
+            assert content(out) == old
+            plan.run(out, overwrite=True)
+            assert content(out) == new
+        elif lost == "its mark":
+            (out / PLAN_MARK).unlink()
+            plan = plan_to_maxtext(models / "b")
+            for overwrite, words in ((False, "exists"), (True, "was before it was to be replaced")):
+                with pytest.raises(UsageError, match=words):
+                    plan.run(out, overwrite=overwrite)
+            assert content(out) == new
+        else:
+            shutil.rmtree(out.with_name("out.partial"))
+            (out / PLAN_MARK).unlink()
+            with pytest.raises(StopError):
+                plan_to_maxtext(models / "a").run(tmp_path / "next", observe=stop_when(Publishing))
+            (tmp_path / "next.partial" / "content" / PLAN_MARK).unlink()
+            plan_to_maxtext(models / "a").run(tmp_path / "next")
+            assert content(tmp_path / "next") == old
+
+    def test_a_damaged_journal_after_the_names_were_swapped(self, models, out, tmp_path, monkeypatch, swaps):
+        plan_to_maxtext(models / "a").run(out)
+        with monkeypatch.context() as patch:
+            patch.setattr(Staging, "_remove", stop_removing(Staging._remove))
+            with pytest.raises(StopError):
+                plan_to_maxtext(models / "b").run(out, overwrite=True)
+        (out.with_name("out.partial") / NAME).write_bytes(b"junk")
+        plan_to_maxtext(models / "b").run(out, overwrite=True)
+        assert content(out) == converted(models, "b", tmp_path)
+        assert not out.with_name("out.partial").exists()
+
     def test_what_was_moved_away_is_never_deleted_for_something_new(self, models, out, tmp_path):
         plan_to_maxtext(models / "b").run(out)
         before = content(out)
@@ -270,6 +317,17 @@ class TestReplacing:
         assert content(out) == converted(models, "a", tmp_path)
         with pytest.raises(DestinationExistsError):
             plan_to_maxtext(models / "a").run(out)
+
+
+def stop_removing(remove):
+    """Ends the run where what was replaced is to be removed."""
+
+    def stopping(self, place):
+        if place.exists() and self.destination.exists():
+            raise StopError
+        remove(self, place)
+
+    return stopping
 
 
 def stop_at_change(patch, count):

@@ -68,10 +68,10 @@ def perform(
         check_apart(like, destination, "--like")
     if output.resume:
         _require_partial(destination)
-    if output.manifest is not None and not output.overwrite:
-        from ckpttools.prove.manifest import require_new
+    if output.manifest is not None:
+        from ckpttools.prove.manifest import check_name
 
-        require_new(output.manifest)
+        check_name(output.manifest, overwrite=output.overwrite)
     conversion = plan()
     if output.dry_run:
         _print_plan(conversion, source, destination, output)

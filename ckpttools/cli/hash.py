@@ -105,10 +105,10 @@ def hash_command(
     """
     from ckpttools.formats.registry import open_tree
     from ckpttools.prove.hashing import hash_tree
-    from ckpttools.prove.manifest import require_new
+    from ckpttools.prove.manifest import check_name
 
     if manifest is not None:
-        require_new(manifest)
+        check_name(manifest)
     tree = open_tree(path, read)
     remarks: tuple[str, ...] = ()
     if names == "maxtext":

@@ -21,6 +21,9 @@ from ckpttools.region import Shape
 COMPANIONS = "hf"
 """Directory inside an Orbax item for what belongs to the model besides its arrays: see `formats.beside`."""
 
+RECORD = "ckpttools.json"
+"""File beside them that says how the model spelled its names."""
+
 PLAN_MARK = ".ckpttools-plan"
 """File in a checkpoint that is being published: the fingerprint of its plan. The last thing to leave it."""
 

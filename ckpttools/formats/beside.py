@@ -20,7 +20,7 @@ from ckpttools.stores.local import read_whole
 
 CARRIED = "carried"
 # What transformers and tokenizers read beside the weights; not the weights, their index, or pictures.
-_PATTERNS = (
+PATTERNS = (
     "*config.json",
     "tokenizer*",
     "special_tokens_map.json",
@@ -55,7 +55,7 @@ class Companions:
 
 def files_of_model(directory: FilePath) -> dict[str, FilePath]:
     """Name -> file of the configuration and tokenizer in a directory."""
-    found = {path.name: path for pattern in _PATTERNS for path in directory.glob(pattern)}
+    found = {path.name: path for pattern in PATTERNS for path in directory.glob(pattern)}
     return {
         name: path
         for name, path in sorted(found.items())

@@ -10,7 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ckpttools.errors import DestinationExistsError, FormatError, StorageError, UnknownNameError
+from ckpttools.errors import (
+    CheckpointError,
+    DestinationExistsError,
+    FormatError,
+    StorageError,
+    UnknownNameError,
+)
 from ckpttools.prove.canonical import Selection, parameters_among
 from ckpttools.prove.digest import BLOCK_BYTES, Digest, algorithm_named, digest_of, tree_digest
 from ckpttools.region import Shape
@@ -112,15 +118,25 @@ class Manifest:
         return "{\n" + "".join(lines) + f'  "arrays": {listed}\n' + "}\n"
 
 
-def require_new(path: Path) -> None:
-    """Refuses a name that is taken, before the work for the file is done.
+def check_name(path: Path, *, overwrite: bool = False) -> None:
+    """Refuses a name that a manifest cannot have, before the work for the file is done.
+
+    Args:
+        path: where it is to be written.
+        overwrite: whether another manifest may be replaced.
 
     Raises:
-        DestinationExistsError: something has the name.
+        DestinationExistsError: something has the name that may not be replaced.
         StorageError: there is no directory for it.
     """
     # A link that leads nowhere is something, too.
-    if os.path.lexists(path):
+    if os.path.lexists(path) and overwrite and not _is_manifest(path):
+        raise DestinationExistsError(
+            f"{path} is not replaced: it is no manifest",
+            wanted="a new name, or another manifest",
+            hint="choose another name",
+        )
+    if os.path.lexists(path) and not overwrite:
         raise DestinationExistsError(
             f"{path} exists",
             wanted="a new name for the manifest",
@@ -128,6 +144,14 @@ def require_new(path: Path) -> None:
         )
     if not path.parent.is_dir():
         raise StorageError(f"cannot write {path}", got="no such directory", hint="make it first")
+
+
+def _is_manifest(path: Path) -> bool:
+    try:
+        read_manifest(path)
+    except CheckpointError:
+        return False
+    return not path.is_symlink()
 
 
 def read_manifest(path: Path) -> Manifest:

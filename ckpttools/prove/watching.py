@@ -13,7 +13,7 @@ from ckpttools.prove.canonical import Selection
 from ckpttools.prove.digest import DEFAULT_ALGORITHM
 from ckpttools.prove.digester import Digester
 from ckpttools.prove.hashing import manifest_of
-from ckpttools.prove.manifest import require_new
+from ckpttools.prove.manifest import check_name
 from ckpttools.run.events import Receipt, Watch
 
 
@@ -44,8 +44,7 @@ def run_hashing(plan: Plan, run: Run, path: Path, *, overwrite: bool) -> Receipt
         MemoryBudgetError: the plan leaves no room for it.
         CheckpointError: as `run`; or the manifest cannot be written, or arrays have no names in it.
     """
-    if not overwrite:
-        require_new(path)
+    check_name(path, overwrite=overwrite)
     everything = Selection()
     room = plan.memory - plan.projected_peak
     digester = Digester(everything.arrays(plan.tree), DEFAULT_ALGORITHM, room)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -168,7 +168,15 @@ class DataFiles:
         """Returns when everything written so far is durable."""
         with self._ending:
             written, self._unsynced = self._unsynced, set()
-        loose = written - self._cached.keys()
+        try:
+            self._sync_files(written - self._cached.keys())
+            self._sync_names(written)
+        except BaseException:
+            with self._ending:
+                self._unsynced |= written
+            raise
+
+    def _sync_files(self, loose: Collection[str]) -> None:
         for name in self._cached:
             with self._again(name, self._cached) as descriptor:
                 self._sync_one(name, descriptor)
@@ -177,7 +185,6 @@ class DataFiles:
         for name in loose:
             with _opened(self._paths[name]) as descriptor:
                 self._sync_one(name, descriptor)
-        self._sync_names(written)
 
     def _sync_names(self, written: Iterable[str]) -> None:
         """A file that was made survives a power cut only if the directories down to it do."""

@@ -18,7 +18,7 @@ from ckpttools.ir.scratch import Scratch
 from ckpttools.ir.tree import Path, spelled
 from ckpttools.plan.plan import Plan
 from ckpttools.region import Shape
-from ckpttools.run.apart import check_unread
+from ckpttools.run.apart import check_apart, check_unread
 from ckpttools.run.data_files import DataFiles
 from ckpttools.run.events import Observer, Publishing, Receipt, Started, TaskDone, Watch
 from ckpttools.run.journal import Entry, Journal
@@ -73,7 +73,7 @@ def execute(
             observe(Started(plan, done.tasks, done.bytes_out))
         else:
             done, unlinked = _made(plan, writer, staging, journal, observe, watch)
-            staging.publish(own)
+            staging.publish(journal)
         conclude()
         staging.conclude(journal)
     receipt = Receipt(
@@ -108,7 +108,9 @@ def check(
 
 def _checked(plan: Plan, writer: Writer, staging: Staging) -> str:
     """The fingerprint of a run that nothing stops before it writes anything."""
-    own = fingerprint(plan, writer)
+    own, place = fingerprint(plan, writer), plan.tree.metadata.place
+    if place:
+        check_apart(FilePath(place), staging.destination)
     check_unread(plan.sources, staging)
     staging.check(own, plan.layout.nbytes)
     return own
@@ -177,6 +179,7 @@ class _Run:
         self._counts: dict[str, Counter[str]] = {}
         self._error: BaseException | None = None
         self._stop = threading.Event()
+        self._sync_failed = False
 
     def work(self, done: Iterable[Entry]) -> Extents:
         """Does all tasks but those in `done`; raises the first error after every thread has ended.
@@ -222,10 +225,12 @@ class _Run:
         return thread
 
     def _sync_last(self) -> None:
-        try:
-            self._sync()
-        except BaseException as error:
-            self._fail(error)
+        # After a sync that failed the system may call bytes durable that it has dropped (fsync(2)).
+        if not self._sync_failed:
+            try:
+                self._sync()
+            except BaseException as error:
+                self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
@@ -271,5 +276,7 @@ class _Run:
         with self._lock:
             finished, self._finished = self._finished, []
         if finished:
+            self._sync_failed = True
             self._files.sync()
             self._journal.enter(finished)
+            self._sync_failed = False

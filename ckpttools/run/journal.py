@@ -1,8 +1,9 @@
 """Which tasks are done, in a file beside the data, so that the same command can go on after `kill -9`.
 
 The first line names the plan, and with it whose directory this is; then there is a line for each finished
-task. A task is entered only after its bytes were synced, so the journal never promises more than the disk
-holds. Every line carries a checksum; one that does not match does not count.
+task, and one when all is written and the checkpoint is about to get its name. A task is entered only after
+its bytes were synced, so the journal never promises more than the disk holds. Every line carries a checksum;
+one that does not match does not count.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ckpttools.region import Shape
 from ckpttools.stores.files import write_error
 
 NAME = "journal.ckpttools"
-_PLAN, _TASK = "plan", "task"
+_PLAN, _TASK, _PUBLISHING = "plan", "task", "publishing"
 
 
 class LockedError(UsageError):
@@ -63,6 +64,7 @@ class Journal:
     Attributes:
         plan: fingerprint of the plan whose work this is; None where none is noted, or none can be read.
         done: the tasks that are finished.
+        publishing: whether all is written, and the checkpoint may have got its name.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -80,6 +82,7 @@ class Journal:
             self._lock()
             self.plan: str | None = None
             self.done: list[Entry] = []
+            self.publishing = False
             self._load()
         except BaseException:
             self.close()
@@ -114,10 +117,12 @@ class Journal:
         for kind, content in _lines(data[:whole]):
             if kind == _PLAN and isinstance(content, str):
                 self.plan = content
+            elif kind == _PUBLISHING:
+                self.publishing = True
             elif kind == _TASK and isinstance(content, list):
                 self.done += _entry(content)
         if self.plan is None:
-            self.done = []
+            self.done, self.publishing = [], False
 
     def begin(self, plan: str) -> None:
         """Makes this the journal of a plan of which nothing is done.
@@ -129,8 +134,14 @@ class Journal:
             os.ftruncate(self._descriptor, 0)
         except OSError as error:
             raise write_error(self._path, error) from error
-        self.plan, self.done = plan, []
+        self.plan, self.done, self.publishing = plan, [], False
         self._append([(_PLAN, plan)])
+
+    def note_publishing(self) -> None:
+        """Notes that the checkpoint is about to get its name; errors as `begin`."""
+        if not self.publishing:
+            self._append([(_PUBLISHING, None)])
+            self.publishing = True
 
     def enter(self, entries: Iterable[Entry]) -> None:
         """Notes that the bytes of these tasks are durable; errors as `begin`."""

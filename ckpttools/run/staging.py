@@ -1,26 +1,28 @@
 """The place where a checkpoint grows before it gets its name: `<destination>.partial`, on the same disk.
 
     DST.partial/journal.ckpttools   whose work this is and how far it has come; locked by who is at work
-    DST.partial/content/            the checkpoint
+    DST.partial/content/            the checkpoint; after an exchange what had the name before
     DST.partial/replaced/           what had the name before, where the file system cannot swap two names
+    DST.partial/removed/            what is being deleted
 
 Nothing is readable under the final name until everything is there; then one rename publishes it, or one
-exchange where something is replaced. A mark in the checkpoint tells, until the end, which plan has published
-it: so every state that a crash can leave is told from every other. What is replaced goes after that, then the
-journal, then the mark. A directory of this name without a journal of ours is somebody else's, and left alone.
+exchange where something is replaced. From its first to its last moment in our hands a checkpoint carries a
+mark that names its plan: so every state that a crash can leave is told from every other, and what is not
+marked is never taken for ours. What is replaced goes after that, then the mark, then the journal. A directory
+of this name without a journal of ours is somebody else's, and left alone.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
-from ckpttools.errors import CheckpointError, DestinationExistsError, NoSpaceError, StorageError, UsageError
+from ckpttools.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.formats.base import PLAN_MARK
 from ckpttools.run.journal import NAME, Journal
 from ckpttools.stores.files import (
@@ -36,7 +38,7 @@ from ckpttools.stores.files import (
 from ckpttools.stores.local import read_whole, storage_error
 
 SUFFIX = ".partial"
-CONTENT, REPLACED = "content", "replaced"
+CONTENT, REPLACED, REMOVED = "content", "replaced", "removed"
 _LONGEST_MARK = 1 << 10
 _ATTEMPTS = 100
 
@@ -71,6 +73,10 @@ class Staging:
     @property
     def _replaced(self) -> Path:
         return self.directory / REPLACED
+
+    @property
+    def _removed(self) -> Path:
+        return self.directory / REMOVED
 
     def check(self, plan: str, nbytes: int) -> None:
         """Refuses before anything is written.
@@ -149,27 +155,27 @@ class Staging:
 
     def _locked(self) -> Journal:
         """The journal of the directory, which is made if it is not there."""
-        for attempt in count():
+        for attempt in range(1, _ATTEMPTS + 1):
             try:
                 make_directory(self.directory)
             except OSError as error:
                 raise storage_error("cannot create", error.filename or self.directory, error) from error
             with _errors_of(self.directory):
-                try:
-                    self._refuse_foreign()
+                self._refuse_foreign()
+                # Another process may just have finished here and removed its directory: once more.
+                with suppress(FileNotFoundError) if attempt < _ATTEMPTS else nullcontext():
                     return Journal(self.directory)
-                except FileNotFoundError:
-                    # Another process has just finished here and removed its directory: once more.
-                    if attempt == _ATTEMPTS:
-                        raise
-        raise AssertionError
+        raise AssertionError("the last attempt returns or raises")
 
     def _refuse_foreign(self) -> None:
         """Raises UsageError if the directory holds something, and that is not ours."""
-        names = names_in(self.directory)
+        try:
+            names = names_in(self.directory)
+        except FileNotFoundError:
+            return
         if self.directory.is_symlink() or (names and NAME not in names):
             raise UsageError(
-                f"{self.directory} is there and was not made by ckpttools",
+                f"{self.directory} is there and has no journal of ckpttools in it",
                 wanted="that name free: a conversion grows there until it is complete",
                 hint="move it away, or choose another destination",
             )
@@ -177,26 +183,39 @@ class Staging:
     def _recover(self, journal: Journal, plan: str) -> None:
         """Brings what an earlier run left into a state that this one can go on from."""
         with _errors_of(self.destination):
-            if journal.plan is not None and self.is_published(journal.plan):
-                self._remove_replaced()
-                journal.begin(plan)
-                return
-            self._put_back()
-        if journal.plan != plan and os.path.lexists(self.content) and not self.overwrite:
+            remove_tree(self._removed)
+            self._settle(journal, journal.plan or plan)
+        is_anothers = journal.plan != plan and os.path.lexists(self.content)
+        if is_anothers and not self.overwrite and not self.is_published(plan):
             raise self._anothers(journal, plan)
 
-    def _put_back(self) -> None:
-        """What was moved away to be replaced gets its name back: its successor did not get it."""
-        if not os.path.lexists(self._replaced):
+    def _settle(self, journal: Journal, plan: str) -> None:
+        """What was to be replaced is removed if its successor has the name, else it gets the name back."""
+        old = self._old(journal)
+        if old is None:
             return
-        if not _is_free(self.destination):
+        is_known = old == self._replaced or journal.plan is not None
+        if self.is_published(plan):
+            self._remove(old)
+        elif is_known and _is_free(self.destination):
+            old.rename(self.destination)
+            self._sync_names()
+        else:
             raise UsageError(
-                f"{self._replaced} holds what {self.destination} was before it was to be replaced, and "
-                "something else has the name now",
-                hint=f"move {self._replaced} to where you want it, then run the command again",
+                f"{old} holds what {self.destination} was before it was to be replaced, and nothing tells "
+                "whether what has the name now is its successor",
+                hint=f"delete {old}, or move it to where you want it; then run the command again",
             )
-        self._replaced.rename(self.destination)
-        self._sync_names()
+
+    def _old(self, journal: Journal) -> Path | None:
+        """What had the name before, and is in the directory now, as far as is known; None if nothing is."""
+        if os.path.lexists(self._replaced):
+            return self._replaced
+        may_be_exchanged = journal.publishing or journal.plan is None
+        if not may_be_exchanged or _is_free(self.content):
+            return None
+        # What grows here is marked from the beginning.
+        return self.content if _mark(self.content) is None else None
 
     def _anothers(self, journal: Journal, plan: str) -> UsageError:
         if journal.plan is None:
@@ -215,10 +234,12 @@ class Staging:
     def _begin(self, journal: Journal, plan: str) -> None:
         """Makes the directory this plan's, with what was done of it or empty."""
         with _errors_of(self.directory):
-            if journal.plan != plan or not self.content.is_dir():
-                self._empty()
+            if journal.plan != plan or _mark(self.content) != plan:
+                self._remove(self.content)
                 journal.begin(plan)
                 self.content.mkdir()
+                write_synced(self.content / PLAN_MARK, plan.encode())
+                sync_directory(self.content)
             self._sync_names()
 
     def discard(self, journal: Journal) -> None:
@@ -228,15 +249,10 @@ class Staging:
             StorageError: that is not possible.
         """
         with _errors_of(self.directory):
-            self._empty()
+            self._remove(self.content)
         journal.begin(journal.plan or "")
 
-    def _empty(self) -> None:
-        """Durably: a journal that is begun next must not find again what another one left."""
-        remove_tree(self.content)
-        sync_directory(self.directory)
-
-    def publish(self, plan: str) -> None:
+    def publish(self, journal: Journal) -> None:
         """Gives the content its final name, in one step; what had the name before goes last.
 
         Raises:
@@ -244,17 +260,30 @@ class Staging:
             StorageError, NoSpaceError: the system reports an error.
         """
         with _errors_of(self.destination):
-            write_synced(self.content / PLAN_MARK, plan.encode())
             sync_tree(self.content)
             self._check_taken()
+            journal.note_publishing()
             self._rename()
             self._sync_names()
-            self._remove_replaced()
+        old = self._old(journal)
+        if old is not None:
+            try:
+                self._remove(old)
+            except OSError as error:
+                raise StorageError(
+                    f"{self.destination} is complete, but what it replaced could not be removed",
+                    place=error.filename or self.directory,
+                    got=error.strerror,
+                    hint=f"delete {self.directory}",
+                ) from error
 
     def _rename(self) -> None:
         if _is_free(self.destination):
             self.content.rename(self.destination)
-        elif not exchange(self.content, self.destination):
+            return
+        # The mark of an earlier run that could not end: what is replaced must not be taken for ours.
+        _unmark(self.destination)
+        if not exchange(self.content, self.destination):
             self.destination.rename(self._replaced)
             self._sync_names()
             self.content.rename(self.destination)
@@ -263,37 +292,29 @@ class Staging:
         sync_directory(self.directory)
         sync_directory(self.destination.absolute().parent)
 
-    def _remove_replaced(self) -> None:
-        """Removes what had the name before, once its successor has it."""
-        try:
-            remove_tree(self.content)
-            remove_tree(self._replaced)
+    def _remove(self, place: Path) -> None:
+        """Removes a directory in here, if it is there: durably out of its place at once, then bit by bit."""
+        if os.path.lexists(place):
+            place.rename(self._removed)
             sync_directory(self.directory)
-        except OSError as error:
-            raise StorageError(
-                f"{self.destination} is complete, but what it replaced could not be removed",
-                place=error.filename or self.directory,
-                got=error.strerror,
-                hint=f"delete {self.directory}",
-            ) from error
+            remove_tree(self._removed)
 
     def conclude(self, journal: Journal) -> None:
-        """Removes all that told of the work; the plan's identity leaves the checkpoint last.
+        """Removes all that told of the work.
 
         Raises:
             StorageError: that is not possible.
         """
         with _errors_of(self.directory):
+            _unmark(self.destination)
             journal.remove()
             with suppress(OSError):  # somebody else has put something there
                 self.directory.rmdir()
-            (self.destination / PLAN_MARK).unlink(missing_ok=True)
-            sync_directory(self.destination)
 
     def _leave(self, journal: Journal) -> None:
-        """Takes the directory away where nothing was begun."""
+        """Takes the directory away where there is nothing in it to go on with."""
         with suppress(OSError):
-            if not journal.done and names_in(self.directory) == [NAME] and journal.remove():
+            if names_in(self.directory) == [NAME] and journal.remove():
                 self.directory.rmdir()
 
 
@@ -349,15 +370,29 @@ def _is_free(path: Path) -> bool:
         raise storage_error("cannot list", path, error) from error
 
 
-def _mark(destination: Path) -> str | None:
-    """The plan that a destination was made by and is still marked with; None if it is not marked."""
-    place = destination / PLAN_MARK
+def _unmark(place: Path) -> None:
+    """Takes the mark out of a checkpoint, durably, if there is one."""
+    mark = place / PLAN_MARK
+    if os.path.lexists(mark):
+        mark.unlink()
+        sync_directory(place)
+
+
+def _mark(place: Path) -> str | None:
+    """The plan that a directory is marked with; None if it is not there or not marked.
+
+    Raises:
+        StorageError: the system does not tell.
+    """
+    mark = place / PLAN_MARK
     try:
-        if place.is_file() and place.stat().st_size <= _LONGEST_MARK:
-            return read_whole(place).decode(errors="replace")
-    except (OSError, CheckpointError):
-        pass
-    return None
+        status = mark.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise storage_error("cannot look at", mark, error) from error
+    is_ours = stat.S_ISREG(status.st_mode) and status.st_size <= _LONGEST_MARK
+    return read_whole(mark).decode(errors="replace") if is_ours else ""
 
 
 def _allocated(path: Path) -> int:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
+from typing import NoReturn
 
 from ckpttools.errors import CheckpointError, NoSpaceError
 from ckpttools.stores.local import storage_error
@@ -90,7 +91,9 @@ def sync_directory(path: Path) -> None:
 
 def sync_tree(path: Path) -> None:
     """Makes every file and directory at and below `path` durable; symbolic links are not followed."""
-    below = (Path(top, name) for top, dirs, files in os.walk(path) for name in (*dirs, *files))
+    below = (
+        Path(top, name) for top, dirs, files in os.walk(path, onerror=_raise) for name in (*dirs, *files)
+    )
     places = chain([path], below)
     # Not all at once: each place takes 2 KiB while it waits, and there may be hundreds of thousands.
     first = list(islice(places, MOST_SINGLE_SYNCS + 1))
@@ -100,6 +103,10 @@ def sync_tree(path: Path) -> None:
     else:
         for place in first:
             _sync_place(place)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def _sync_together(places: Iterator[Path]) -> None:
