@@ -221,7 +221,10 @@ class TestConvert:
         monkeypatch.setattr("ckpttools.convert.Conversion.run", interrupted)
         result = ckpt("convert", "hf-to-maxtext", llama, tmp_path / "new")
         assert result.exit_code == 130
-        assert result.stderr == "Stopped. A conversion goes on from there when its command is run again.\n"
+        assert (
+            result.stderr
+            == "Stopped. What was being written goes on from there when the same command is run again.\n"
+        )
 
     def test_a_real_interrupt(self, tmp_path: Path):
         write_llama(tmp_path / "hf", hidden_size=512, intermediate_size=8192, num_hidden_layers=8)

@@ -778,6 +778,15 @@ def test_kill_nine_loses_nothing(model, tmp_path):
     assert digests(model) == before
 
 
+def test_a_file_of_weights_is_not_shared_for_a_scalar(model, tmp_path):
+    """All is cast but the step, which would keep the old weights on the disk."""
+    plan_to_maxtext(model).run(tmp_path / "old")
+    arguments = ["cast", str(tmp_path / "old"), str(tmp_path / "new"), "--dtype", "float32", "--json"]
+    result = CliRunner().invoke(main, arguments)
+    assert json.loads(result.stdout)["bytes_referenced"] == 0
+    assert not list((tmp_path / "new").rglob("linked-*"))
+
+
 def test_shared_files_are_no_room_that_comes_back(model, tmp_path):
     """What an unfinished conversion shares is not freed when it is done anew."""
     from ckpttools.run.staging import _allocated
@@ -793,7 +802,7 @@ def test_the_source_is_not_replaced_by_what_shares_its_files(model, tmp_path):
     before = digests(tmp_path / "out")
     tree = open_tree(tmp_path / "out")
     kept = Tree({path: leaf for path, leaf in tree.items() if "mlp" in path}, tree.metadata)
-    with pytest.raises(UsageError, match="DST holds what is read"):
+    with pytest.raises(UsageError, match="DST contains SRC"):
         execute(planned(kept, SAME), writer(SAME), tmp_path / "out", overwrite=True)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["hf", "out"]
     assert digests(tmp_path / "out") == before

@@ -54,6 +54,20 @@ def kept_from_click() -> Iterator[None]:
         raise click.exceptions.Exit(_PIPE_CLOSED) from None
 
 
+def open_closed() -> None:
+    """Lets what is written to a closed stdin, stdout or stderr go nowhere, as cron and daemons leave them.
+
+    The next file that is opened would get the number, and what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
 def write_whole() -> None:
     """Puts a buffer before stdout where the interpreter was told to have none (PYTHONUNBUFFERED).
 
@@ -105,6 +119,13 @@ def _of_the_system(error: OSError) -> CheckpointError:
     """What the system reported outside of all readers and writers, such as of stdout."""
     text = f"{error.strerror} (errno {error.errno})" if error.strerror else str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.filename is None:
+            return NoSpaceError(
+                "the disk is full that the output goes to",
+                place="stdout",
+                got=text,
+                hint="free some space there; a checkpoint is complete if it has its name",
+            )
         return NoSpaceError("the disk is full", place=error.filename, got=text, hint="free some space")
     hint = "check who owns it and its mode bits" if isinstance(error, PermissionError) else None
     return StorageError("the system reports an error", place=error.filename, got=text, hint=hint)

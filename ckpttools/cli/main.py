@@ -12,7 +12,7 @@ import click
 
 from ckpttools import __version__
 from ckpttools.cli import stopping
-from ckpttools.cli.border import exit_code_of, finish_output, kept_from_click, write_whole
+from ckpttools.cli.border import exit_code_of, finish_output, kept_from_click, open_closed, write_whole
 from ckpttools.cli.lazy import Lazy, LazyGroup
 from ckpttools.cli.output import say
 from ckpttools.errors import LaterStepWarning
@@ -52,6 +52,7 @@ class _Root(LazyGroup):
         run = partial(super().main, args, prog_name, complete_var, False, **extra)
         if not standalone_mode:
             return run()
+        open_closed()
         write_whole()
         try:
             with stopping.raised():

@@ -193,7 +193,8 @@ resource_options = bundled(
         "--jobs",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Workers at a time; without it one for each core, two where something is written, at most 16.",
+        help="Workers at a time; without it one for each core, two for each where something is written, "
+        "16 at most.",
     ),
 )
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Handler: TypeAlias = Callable[[int, FrameType | None], object] | signal.Handlers
 
-TOLD = "Stopped. A conversion goes on from there when its command is run again."
+TOLD = "Stopped. What was being written goes on from there when the same command is run again."
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What a terminal needs that shows a progress bar, which hides it.
 _SHOW_CURSOR = b"\x1b[?25h"

@@ -36,6 +36,8 @@ SMALLEST_CHUNK = 64 << 10
 SLOWER = "3 to 15 times"
 # A chunk of more bytes is worth a remark: whoever needs a part of it reads all of it.
 _GIANT = 1 << 30
+# Of a file of which less is used, nothing is: sharing it would keep all of it on the disk for little.
+_LEAST_SHARE = 1000
 _PREFIX = re.compile(r"linked-\d{5}-")
 _LONGEST_NAME = 200
 
@@ -119,7 +121,7 @@ def find(tree: Tree, references: References, directory: str) -> Found:
         # What JAX wants to know of its keys' chunks is written with them; bytes of booleans are looked at.
         if path not in tree.metadata.key_impls and leaf.dtype.kind != "bool":
             search.look_at(path, leaf)
-    return Found(search.placements, search.links, tuple(search.remarks()))
+    return search.found()
 
 
 class _Search:
@@ -198,6 +200,18 @@ class _Search:
             self.links[name] = source
         return self._names[source.path]
 
+    def found(self) -> Found:
+        """What is worth a link: a scalar step is not, if nothing else keeps a file of weights on the disk."""
+        used: Counter[str] = Counter()
+        files = {path: _files_of(placement) for path, placement in self.placements.items()}
+        for path, names in files.items():
+            used.update(dict.fromkeys(names, self.placements[path].nbytes))
+        kept = {name for name, source in self.links.items() if used[name] * _LEAST_SHARE >= source.size}
+        placements = {path: each for path, each in self.placements.items() if files[path] <= kept}
+        still = {name for path in placements for name in files[path]}
+        links = {name: source for name, source in self.links.items() if name in still}
+        return Found(placements, links, tuple(self.remarks()))
+
     def remarks(self) -> Iterator[str]:
         """What the user should know of what was found."""
         for reason, nbytes in self._refused.items():
@@ -210,6 +224,11 @@ class _Search:
             )
         for path, nbytes in self._giants.items():
             yield f"{spelled(path)} stays in chunks of {_size(nbytes)}: who needs a part of one reads it all"
+
+
+def _files_of(placement: Placement) -> frozenset[str]:
+    home = placement.home
+    return frozenset(home.files) if isinstance(home, Referenced) else frozenset()
 
 
 def _is_sharable(place: Place, is_grid: bool) -> bool:

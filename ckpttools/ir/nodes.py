@@ -6,9 +6,10 @@ size (`ckpttools.ir.slabs`), so no node ever needs memory in proportion to its s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from ckpttools.dtypes import DType
@@ -232,6 +233,12 @@ def elementwise(source: LazyArray, op: ElementOp) -> LazyArray:
     return Elementwise(source.shape, op.result(source.dtype), source, op)
 
 
+@lru_cache(maxsize=4096)
+def _file(path: str) -> str:
+    """A file's own name, however the path to it is spelled."""
+    return os.path.realpath(path)
+
+
 def described(array: LazyArray) -> object:
     """What an array is made of, as plain values: arrays described alike hold the same elements.
 
@@ -240,12 +247,12 @@ def described(array: LazyArray) -> object:
     """
     match array:
         case Stored():
-            return ["stored", array.source.path, array.source.version, array.offset]
+            return ["stored", _file(array.source.path), array.source.version, array.offset]
         case Chunked():
             parts = (array.part(index) for index in grid_indices(array.shape, array.chunk))
             return ["chunked", array.chunk, *map(described, parts)]
         case Decoded(encoded=code):
-            return ["decoded", code.source.path, code.source.version, code.offset, code.code]
+            return ["decoded", _file(code.source.path), code.source.version, code.offset, code.code]
         case Constant():
             return ["constant", array.element.hex()]
         case Stack():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
@@ -115,10 +116,11 @@ class Plan:
         return digest.hexdigest()
 
     def _described(self) -> Iterator[object]:
-        yield [[source.path, source.size, source.version] for source in self.sources]
+        files = [(os.path.realpath(each.path), each.size, each.version) for each in self.sources]
+        yield sorted(files)
         yield [sorted(self.layout.files.items()), sorted(self.tree.metadata.custom.items())]
         yield [[note.subject, note.text] for note in (*self.notes.inexact, *self.notes.values)]
-        yield [[name, source.path] for name, source in self.layout.links.items()]
+        yield [[name, os.path.realpath(source.path)] for name, source in self.layout.links.items()]
         describer = Describer()
         for path, array in self.tree.arrays.items():
             placement = self.layout.placements[path]

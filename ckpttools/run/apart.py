@@ -56,7 +56,7 @@ def _refused(destination: Path, how: str, source: str) -> UsageError:
         f"DST {how}: {destination}",
         got=source,
         wanted="a destination apart from the source, which stays as it is",
-        hint="choose another destination",
+        hint="choose another destination, such as a directory beside the source",
     )
 
 

@@ -68,7 +68,7 @@ def execute(
     staging = Staging(destination, overwrite, check_replaced)
     own = _checked(plan, writer, staging)
     with staging.opened(own) as journal:
-        if staging.is_published(own):
+        if journal.publishing and staging.is_published(own):
             done, unlinked = _Work(len(plan.tasks), plan.bytes_out), 0
             observe(Started(plan, done.tasks, done.bytes_out))
         else:

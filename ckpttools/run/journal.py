@@ -76,7 +76,7 @@ class Journal:
             OSError: it cannot be opened.
         """
         self._path = directory / NAME
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(self._path, flags, 0o666)
         try:
             self._lock()

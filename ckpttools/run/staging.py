@@ -97,7 +97,7 @@ class Staging:
 
     def is_published(self, plan: str) -> bool:
         """Whether a run of this plan has published all and was interrupted before it could say so."""
-        return _mark(self.destination) == plan
+        return _mark(self.destination) == plan and is_staging(self.directory)
 
     def _check_taken(self) -> None:
         destination = self.destination
@@ -145,7 +145,7 @@ class Staging:
         journal = self._locked()
         try:
             self._recover(journal, plan)
-            if not self.is_published(plan):
+            if not (journal.plan == plan and self.is_published(plan)):
                 self._check_taken()
                 self._begin(journal, plan)
             yield journal
@@ -186,7 +186,7 @@ class Staging:
             remove_tree(self._removed)
             self._settle(journal, journal.plan or plan)
         is_anothers = journal.plan != plan and os.path.lexists(self.content)
-        if is_anothers and not self.overwrite and not self.is_published(plan):
+        if is_anothers and not self.overwrite:
             raise self._anothers(journal, plan)
 
     def _settle(self, journal: Journal, plan: str) -> None:
@@ -313,8 +313,9 @@ class Staging:
 
     def _leave(self, journal: Journal) -> None:
         """Takes the directory away where there is nothing in it to go on with."""
-        with suppress(OSError):
-            if names_in(self.directory) == [NAME] and journal.remove():
+        with suppress(OSError, StorageError):
+            is_needed = journal.plan is not None and self.is_published(journal.plan)
+            if not is_needed and names_in(self.directory) == [NAME] and journal.remove():
                 self.directory.rmdir()
 
 
