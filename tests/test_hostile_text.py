@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from orbax_items import LITTLE, write_item, zarr3
 
 from ckpttools.cli.main import main
-from ckpttools.formats.json_file import DEEPEST, parse_json
+from ckpttools.errors import FormatError
+from ckpttools.formats.json_file import DEEPEST, parse_json, read_json
 from ckpttools.formats.orbax_entries import Indexed
 from ckpttools.names import printable, printable_text
 
@@ -199,3 +200,10 @@ def test_keys_that_are_no_text(tmp_path):
     keys = list(index.below("a/"))
     assert len(set(keys)) == 3
     assert [index.get(f"a/{key}") for key in keys] == [b"3", b"2", b"1"]
+
+
+def test_a_configuration_that_is_larger_than_any_is_not_read(tmp_path):
+    (tmp_path / "config.json").touch()
+    os.truncate(tmp_path / "config.json", 8 << 30)
+    with pytest.raises(FormatError, match="too large for what it should be"):
+        read_json(tmp_path / "config.json")

@@ -22,6 +22,8 @@ from ckpttools.region import Shape
 from ckpttools.stores.files import write_error
 
 NAME = "journal.ckpttools"
+# A line takes 60 bytes, and some more for each chunk that is encoded.
+_LARGEST = 1 << 30
 _PLAN, _TASK, _PUBLISHING = "plan", "task", "publishing"
 
 
@@ -109,11 +111,10 @@ class Journal:
             return False
 
     def _load(self) -> None:
-        data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+        size = os.fstat(self._descriptor).st_size
+        # What is longer was not written here, and none of it counts.
+        data = os.pread(self._descriptor, size, 0) if size <= _LARGEST else b""
         whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            # A line was being written when the process died: the next one must not be joined to it.
-            os.ftruncate(self._descriptor, whole)
         for kind, content in _lines(data[:whole]):
             if kind == _PLAN and isinstance(content, str):
                 self.plan = content
@@ -123,6 +124,9 @@ class Journal:
                 self.done += _entry(content)
         if self.plan is None:
             self.done, self.publishing = [], False
+        elif whole < size:
+            # A line was being written when the process died: the next one must not be joined to it.
+            os.ftruncate(self._descriptor, whole)
 
     def begin(self, plan: str) -> None:
         """Makes this the journal of a plan of which nothing is done.

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Linux transfers at most 2**31 - 4096 bytes a call (read(2)); ask for less, in whole pages.
 _MOST_AT_ONCE = 1 << 30
 _CHECKED_AT_ONCE = 1 << 20
+# Configurations take kilobytes, tokenizers megabytes.
+_LARGEST_WHOLE = 512 << 20
 # A named pipe is opened without waiting for who writes to it, and refused when it is read by position.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -186,13 +188,21 @@ def read_whole(path: Path) -> bytes:
     """All of a small file.
 
     Raises:
-        FormatError: it is a pipe or a device; opening a pipe would wait for who writes to it.
+        FormatError: it is a pipe or a device, or of a size that no such file has; opening a pipe would wait
+            for who writes to it.
         StorageError: it cannot be read.
     """
     try:
-        mode = path.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise FormatError("not a file", place=path, got=stat.filemode(mode))
+        status = path.stat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise FormatError("not a file", place=path, got=stat.filemode(status.st_mode))
+        if status.st_size > _LARGEST_WHOLE:
+            raise FormatError(
+                "too large for what it should be",
+                place=path,
+                got=f"{status.st_size} bytes",
+                wanted=f"at most {_LARGEST_WHOLE} bytes",
+            )
         return path.read_bytes()
     except OSError as error:
         raise _reading_error("cannot read", path, error) from error
