@@ -39,6 +39,7 @@ from ckpttools.errors import FormatError, NoSpaceError, UsageError
 from ckpttools.formats import chunking, references
 from ckpttools.formats.blocks import Finder, chunks_of
 from ckpttools.formats.chunk_codecs import Zstd
+from ckpttools.formats.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.orbax_entries import entries_of
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.placement import Referenced
@@ -508,7 +509,7 @@ def test_small_values_of_an_index_stay_in_the_index(tmp_path):
     inline = [home.inline for home in plan.layout.referenced if home.inline]
     assert inline
     write(source, OrbaxWriter(step=0, references=References(SAME)), tmp_path / "out")
-    entries = entries_of(tmp_path / "out" / "0" / "items", True)
+    entries = entries_of(tmp_path / "out" / "0" / "items", True, MAX_INDEX_BYTES)
     values = [entries.get(key) for key in entries.below("") if not key.endswith("zarr.json")]
     assert {bytes} == set(map(type, values))
     assert_same(open_tree(tmp_path / "out"), source.with_metadata(step=0))
