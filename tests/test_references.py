@@ -205,7 +205,7 @@ def bytes_of(places, position: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ("safetensors", "raw", "files", "zarr2-raw", "zarr3"))
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_every_chunk_is_the_bytes_that_its_place_says(stores, kind, data):
     """Plain chunks are checked against the array itself, whatever it is made of."""
@@ -231,7 +231,7 @@ def test_every_chunk_is_the_bytes_that_its_place_says(stores, kind, data):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_what_is_referenced_reads_like_what_is_copied(stores, kind, data, tmp_path_factory):
     """Random trees of random expressions, some of which must be written."""
