@@ -57,7 +57,7 @@ def check(target_base, target, source, tile):
     assert bits(source) == source_before
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.data())
 def test_copy_is_assignment(data):
     shape = data.draw(shapes(most=3000) | st.lists(st.integers(1, 40), max_size=3).map(tuple))
@@ -67,7 +67,7 @@ def test_copy_is_assignment(data):
     check(base, target, source, data.draw(st.sampled_from(TILES)))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     shape=st.lists(st.integers(1, 50), min_size=2, max_size=4).filter(lambda s: prod(s) < 60_000),
     data=st.data(),
@@ -80,7 +80,7 @@ def test_transposes_between_whole_arrays(shape, data):
     check(target, target, source, data.draw(st.sampled_from(TILES)))
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.integers(300, 700), st.integers(300, 700), st.sampled_from(CARRIERS))
 @example(512, 512, np.dtype("<u2"))
 @example(363, 725, np.dtype("<u2"))

@@ -119,8 +119,8 @@ class TestNames:
     @pytest.mark.parametrize("name", [".", "", "..", "/", "x/..", "./"])
     def test_what_is_no_name(self, place, monkeypatch, name):
         monkeypatch.chdir(place)
+        words = "cannot be a destination" if name else "nothing is named: the text is empty"
         for extra in ((), ("--overwrite",), ("--dry-run",)):
-            words = "cannot be a destination" if name else "nothing is named: the text is empty"
             refused(place, "cast", "mt", name, "--dtype=float32", *extra, words=words)
 
     def test_a_slash_at_the_end_is_none(self, place):

@@ -375,7 +375,7 @@ PERTURBATIONS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]
 }
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(sorted(PERTURBATIONS)),
     shape=st.sampled_from([(32,), (8, 8), (16, 4), (64, 4, 16), (6, 2, 8), (2, 3, 4, 8)]),

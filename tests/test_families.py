@@ -311,13 +311,17 @@ def test_unknown_families_are_named_with_near_ones():
     with pytest.raises(UnknownNameError, match="unknown family 'lama'") as caught:
         family_named("lama")
     assert "llama" in caught.value.hint
-    with pytest.raises(UnknownNameError, match="no family has model_type 'qwen9'") as caught:
-        family_of({"model_type": "qwen9"}, "config.json")
-    assert caught.value.place == "config.json"
-    assert "qwen2" in caught.value.wanted
     with pytest.raises(UnknownNameError) as caught:
         family_named("zzzzzz")
     assert "ckpt families" in caught.value.hint
+
+
+def test_a_configuration_of_an_unknown_model_type():
+    with pytest.raises(ConfigError, match="no family has model_type 'qwen9'") as caught:
+        family_of({"model_type": "qwen9"}, "config.json")
+    assert caught.value.place == "config.json"
+    assert "qwen2" in caught.value.wanted
+    assert "--family qwen3" in caught.value.hint
 
 
 @pytest.mark.parametrize("config", [{}, {"model_type": None}, {"model_type": 3}, {"model_type": ["llama"]}])

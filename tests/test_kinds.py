@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from golden_data import golden_checkpoint
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from orbax_items import FIXTURES
 from train_data import ALL, FLAVOURS, RUN, golden_leaves, layered, lazy
@@ -73,6 +73,7 @@ class TestKinds:
         singles = {path[:1] for path in below_decoder(parameters(case.single)) if numbered(path[0])}
         assert sorted(keys) == sorted(singles)
 
+    @settings(max_examples=50)
     @given(trees())
     def test_any_tree_at_all(self, tree):
         assert kind_of(tree).kind is None or "decoder" in str(list(tree))
@@ -213,6 +214,7 @@ class TestFlavours:
                 assert list(parameters(changed)) == list(inner)
                 assert with_parameters(changed, inner, case.flavour).leaves == tree.leaves
 
+    @settings(max_examples=50)
     @given(trees())
     def test_any_tree_at_all(self, tree):
         assert with_parameters(tree, parameters(tree)).leaves == tree.leaves

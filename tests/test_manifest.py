@@ -14,7 +14,7 @@ import pytest
 from command_line import run
 from digests import array_digest
 from golden_data import GOLDEN, golden_checkpoint
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_trees import write
 
@@ -40,6 +40,7 @@ from ckpttools.transforms.scan import StackLayers
 PLENTY = {"memory": 512 << 20, "jobs": 2}
 
 
+@settings(max_examples=30)
 @given(trees(most_leaves=6), st.sampled_from(sorted(ALGORITHMS)), st.booleans())
 def test_what_is_written_comes_back(tmp_path_factory, tree, algorithm, layers):
     made = hash_tree(tree, Selection(layers=layers), algorithm=algorithm, **PLENTY)

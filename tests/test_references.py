@@ -39,6 +39,7 @@ from ckpttools.errors import FormatError, NoSpaceError, UsageError
 from ckpttools.formats import chunking, references
 from ckpttools.formats.blocks import Finder, chunks_of
 from ckpttools.formats.chunk_codecs import Zstd
+from ckpttools.formats.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.orbax_entries import entries_of
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.placement import Referenced
@@ -204,7 +205,7 @@ def bytes_of(places, position: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ("safetensors", "raw", "files", "zarr2-raw", "zarr3"))
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_every_chunk_is_the_bytes_that_its_place_says(stores, kind, data):
     """Plain chunks are checked against the array itself, whatever it is made of."""
@@ -230,7 +231,7 @@ def test_every_chunk_is_the_bytes_that_its_place_says(stores, kind, data):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_what_is_referenced_reads_like_what_is_copied(stores, kind, data, tmp_path_factory):
     """Random trees of random expressions, some of which must be written."""
@@ -508,7 +509,7 @@ def test_small_values_of_an_index_stay_in_the_index(tmp_path):
     inline = [home.inline for home in plan.layout.referenced if home.inline]
     assert inline
     write(source, OrbaxWriter(step=0, references=References(SAME)), tmp_path / "out")
-    entries = entries_of(tmp_path / "out" / "0" / "items", True)
+    entries = entries_of(tmp_path / "out" / "0" / "items", True, MAX_INDEX_BYTES)
     values = [entries.get(key) for key in entries.below("") if not key.endswith("zarr.json")]
     assert {bytes} == set(map(type, values))
     assert_same(open_tree(tmp_path / "out"), source.with_metadata(step=0))

@@ -256,7 +256,7 @@ STRUCTURED = Tree(
         ("opt_state",): Empty("Dict"),
         ("nothing", 0): Empty("None"),
         ("list",): Empty("List"),
-        ("text",): Text('quotes " and \\ and half a pair \ud800'),
+        ("text",): Text('quotes " and \\ and \x00 and a pair \U0001f600'),
     },
     Metadata(
         step=12,
@@ -485,6 +485,21 @@ class TestRefused:
     def test_metadata_that_json_cannot_hold(self, tmp_path):
         tree = flat_tree({"w": array()}, custom={"good": 1, "bad": {1, 2}})
         self.refused(tree, tmp_path, "custom metadata 'bad'", "leave it out")
+
+    @pytest.mark.parametrize(
+        "leaves",
+        [{("a", "text"): Text("half \ud800")}, {("a", "half \ud800"): Empty("Dict")}],
+        ids=["value", "name"],
+    )
+    def test_texts_that_could_not_be_read_again(self, tmp_path, leaves):
+        self.refused(
+            Tree(leaves | {("w",): array()}), tmp_path, '["a", "', "surrogates not allowed", "replace"
+        )
+
+    @pytest.mark.parametrize("custom", [{"k": ["half \ud800"]}, {"half \ud800": 1}], ids=["value", "key"])
+    def test_metadata_that_could_not_be_read_again(self, tmp_path, custom):
+        tree = flat_tree({"w": array()}, custom=custom)
+        self.refused(tree, tmp_path, "custom metadata", "surrogates not allowed")
 
     def test_a_header_longer_than_readers_accept(self, tmp_path, monkeypatch):
         monkeypatch.setattr(safetensors_write, "MAX_HEADER_BYTES", 1000)

@@ -10,7 +10,7 @@ import command_line
 import numpy as np
 import pytest
 from golden_data import GOLDEN, golden_checkpoint
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from stored_trees import EVERYTHING
 from trees import tree_of
@@ -40,6 +40,7 @@ def patterns(draw, tree):
     return draw(st.sampled_from((escaped, f"{text[:cut]}*", f"*{text[cut:]}", f"**{text[cut:]}")))
 
 
+@settings(max_examples=50)
 @given(st.data(), trees(structure=False))
 def test_keep_and_drop_part_the_tree_in_two(data, tree):
     chosen = data.draw(st.lists(patterns(tree), min_size=1, max_size=3))
@@ -60,7 +61,8 @@ def test_keep_and_drop_part_the_tree_in_two(data, tree):
     assert dropped.tree.metadata == tree.metadata
 
 
-@given(st.data(), trees(structure=False))
+@settings(max_examples=40)
+@given(st.data(), trees(structure=False, most_leaves=6))
 def test_drop_takes_from_what_keep_keeps(data, tree):
     keep, drop = data.draw(patterns(tree)), data.draw(patterns(tree))
     kept, left = set(tree.pipe(Select(keep=[keep]))), set(tree) - set(Select(keep=[drop])(tree).tree)

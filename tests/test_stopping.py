@@ -89,9 +89,9 @@ def ends(process: subprocess.Popen[str], seconds: float) -> tuple[int, str, str]
 
 
 def finished_tasks(staging: Path) -> int:
-    """How many are entered in the journal, behind the line that names the plan."""
+    """How many are entered in the journal, behind the line that names the plan; at first there is none."""
     journal = staging / "journal.ckpttools"
-    return journal.read_text().count("\n") - 1 if journal.exists() else 0
+    return max(0, journal.read_text().count("\n") - 1) if journal.exists() else 0
 
 
 def wait_for(something: Callable[[], object]) -> None:
@@ -105,7 +105,7 @@ def wait_for(something: Callable[[], object]) -> None:
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tensors of noise that take zstd at its hardest a while."""
     path = tmp_path_factory.mktemp("slow") / "model.safetensors"
-    noise = np.random.default_rng(0).integers(0, 256, (5, MIB // 2), np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, (10, MIB // 2), np.uint8)
     save_file({f"w{number}": row for number, row in enumerate(noise)}, path)
     return path
 

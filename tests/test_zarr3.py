@@ -13,7 +13,7 @@ import zarr
 import zarr.codecs
 import zarr.storage
 from golden_data import described
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from stored_trees import EVERYTHING, ZARR3, array, contents, write
 
@@ -155,6 +155,7 @@ def test_an_array_that_is_the_whole_tree(tmp_path, codec):
     assert described(zarr.open_array(tmp_path / "z", mode="r")[...]) == described(tree.arrays[()].read())
 
 
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_tree_goes_through_zarr_and_orbax(data, tmp_path):
     tree = data.draw(trees(tuple(ZARR3.values())))

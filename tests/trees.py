@@ -42,9 +42,9 @@ def hugging_face(model: str) -> Tree:
     return open_tree(GOLDEN / model / "hf")
 
 
-def values_of(model: str, **options: object) -> Values:
+def values_of(golden: str, **options: object) -> Values:
     """What a golden model becomes, unscanned, as numpy arrays that may be written to."""
-    state = to_maxtext(hugging_face(model), ToMaxText(scan=False, **options)).state  # type: ignore[arg-type]
+    state = to_maxtext(hugging_face(golden), ToMaxText(scan=False, **options)).state  # type: ignore[arg-type]
     paths = [path for path in state.arrays if path[:1] == ("params",)]
     return {"/".join(map(str, path[2:])): state.arrays[path].read() for path in paths}
 

@@ -63,9 +63,10 @@ def described(tree: Tree, separator: str) -> str:
     """Everything about the tree but its arrays, as a JSON text from which `restored` makes it again.
 
     Raises:
-        FormatError: JSON cannot hold the custom metadata; names the key.
+        FormatError: JSON cannot hold the custom metadata, or UTF-8 a text or name; says which.
     """
     _check_custom(tree)
+    _check_texts(tree)
     document = {
         "version": _VERSION,
         "separator": separator,
@@ -79,7 +80,7 @@ def described(tree: Tree, separator: str) -> str:
 def _check_custom(tree: Tree) -> None:
     for key, value in tree.metadata.custom.items():
         try:
-            json.dumps(value)
+            _utf8({key: value})
         except (TypeError, ValueError) as error:
             raise FormatError(
                 f"custom metadata {key!r} cannot be written as JSON",
@@ -87,6 +88,24 @@ def _check_custom(tree: Tree) -> None:
                 got=error,
                 hint="leave it out, or turn it into numbers, strings, lists and dictionaries",
             ) from error
+
+
+def _check_texts(tree: Tree) -> None:
+    """What would be written as an escape, half a surrogate pair, could not be read again."""
+    for path, leaf in tree.items():
+        try:
+            _utf8([path, *_kind(path, leaf, tree)])
+        except UnicodeEncodeError as error:
+            raise FormatError(
+                f"{json.dumps(path)} holds what is no Unicode text",
+                place=tree.metadata.place,
+                got=error,
+                hint="rename it, or replace the text",
+            ) from error
+
+
+def _utf8(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
 
 
 def _kind(path: Path, leaf: Leaf, tree: Tree) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 # More open files than this make nothing quicker.
 _MOST = 4096
@@ -97,9 +98,9 @@ class _Pool:
         """Closes files that nobody uses until there are so many at most."""
         with self._lock:
             surplus = len(self._files) - most
-            idle = [file for file in self._files if file.is_idle] if surplus > 0 else []
+            idle = (file for file in self._files if file.is_idle)
             # Closed under the lock: nobody can begin to use one meanwhile.
-            for file in idle[:surplus]:
+            for file in list(islice(idle, max(0, surplus))):
                 del self._files[file]
                 file.close()
 

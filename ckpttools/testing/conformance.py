@@ -33,7 +33,7 @@ from ckpttools.testing.strategies import noise, regions, stored
 from ckpttools.testing.trees import assert_same, many_leaves, trees, unambiguous
 
 MEMORY = 512 << 20
-_SETTINGS = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+_SETTINGS = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 
 
 def write(tree: Tree, writer: Writer, destination: FilePath) -> None:

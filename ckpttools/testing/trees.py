@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from math import prod
 
 import hypothesis.strategies as st
@@ -33,12 +34,9 @@ def trees(
         structure: also lists, empty leaves, strings and scalars.
         most_leaves: about how many leaves at most.
     """
-    leaf = st.one_of(_arrays(dtypes), *([_others()] if structure else []))
-    inner = st.recursive(leaf, lambda below: _nodes(below, structure), max_leaves=most_leaves)
-    nested = draw(st.dictionaries(st.sampled_from(NAMES), inner, min_size=1, max_size=4))
-    leaves = _flattened(nested, ())
+    leaves = _flattened(draw(_nested(tuple(dtypes), structure, most_leaves)), ())
     if not any(isinstance(each, LazyArray) for each in leaves.values()):
-        leaves["weight",] = draw(_arrays(dtypes))
+        leaves["weight",] = draw(_arrays(tuple(dtypes)))
     scalars = [path for path, each in leaves.items() if _may_be_scalar(each)]
     chosen = draw(st.sets(st.sampled_from(scalars))) if scalars and structure else set()
     custom = draw(st.dictionaries(st.sampled_from(("scan_layers", "note")), st.booleans()))
@@ -53,7 +51,16 @@ def many_leaves(count: int, dtype: DType = DTYPES["float32"]) -> Tree:
     return Tree(leaves, Metadata(step=0))
 
 
-def _arrays(dtypes: Sequence[DType]) -> st.SearchStrategy[LazyArray]:
+@cache
+def _nested(dtypes: tuple[DType, ...], structure: bool, most_leaves: int) -> st.SearchStrategy[object]:
+    """Kept: a recursive strategy is checked when it is first used, which takes longer than a draw."""
+    leaf = st.one_of(_arrays(dtypes), *([_others()] if structure else []))
+    inner = st.recursive(leaf, lambda below: _nodes(below, structure), max_leaves=most_leaves)
+    return st.dictionaries(st.sampled_from(NAMES), inner, min_size=1, max_size=4)
+
+
+@cache
+def _arrays(dtypes: tuple[DType, ...]) -> st.SearchStrategy[LazyArray]:
     return st.builds(_array, shapes(max_rank=4, most=400), st.sampled_from(dtypes), st.integers(0, 99))
 
 
