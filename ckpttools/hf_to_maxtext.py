@@ -123,7 +123,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     family, table = _table(tree, arrays, options)
     said, place = says_quantized(tree.metadata.config), tree.metadata.place
     # Of all arrays: those that are left out may be the scales of others.
-    refuse_quantized({key: array.dtype for key, array in arrays.items()}, said, place)
+    refuse_quantized(arrays, said, place)
     head = tying.right_head(family, family.spelling_of(arrays))
     if options.model.tied == "materialize" and head and head.head not in arrays:
         arrays[head.head] = arrays[head.embedding]
@@ -131,7 +131,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     if options.model.tied == "drop" and head and head.head in arrays:
         drop = (*drop, head.head)
     mapped = table.to_left(arrays, drop, exact=options.exact)
-    refuse_unmappable({key: array.dtype for key, array in mapped.arrays.items()}, said, place)
+    refuse_unmappable(mapped.arrays, said, place)
     carried = table.left_out_of(arrays) if options.carry else {}
     made = {
         key: cast(array, options.dtype) if options.dtype else array for key, array in mapped.arrays.items()

@@ -127,11 +127,11 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         FormatError: weights are quantised.
     """
     arrays = _parameters(tree, options.prefix)
-    refuse_quantized(_dtypes(arrays), None, tree.metadata.place)
+    refuse_quantized(arrays, None, tree.metadata.place)
     bound = _bound(arrays, tree, options, files)
     unwanted = _unwanted_head(bound, arrays, options.model.tied)
     mapped = bound.table.to_right({key: a for key, a in arrays.items() if key not in unwanted}, ("vocab",))
-    refuse_unmappable(_dtypes(mapped.arrays), None, tree.metadata.place)
+    refuse_unmappable(mapped.arrays, None, tree.metadata.place)
     main = _main_dtype(arrays, mapped)
     made = {key: _restored(key, array, mapped, main) for key, array in mapped.arrays.items()}
     head = tying.right_head(bound.family, bound.spelling)
@@ -152,10 +152,6 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     return HuggingFaceModel(Tree(leaves, place), config, notes, has_text_model)
 
 
-def _dtypes(arrays: Mapping[str, LazyArray]) -> dict[str, DType]:
-    return {key: array.dtype for key, array in arrays.items()}
-
-
 def _carried(
     left_out: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles
 ) -> dict[str, LazyArray]:
@@ -167,7 +163,7 @@ def _carried(
     if options.spelling == TEXT:
         return {}
     carried = {**files.carried, **(left_out if options.carry else {})}
-    refuse_quantized(_dtypes(carried), says_quantized(files.config), files.place)
+    refuse_quantized(carried, says_quantized(files.config), files.place)
     return carried
 
 

@@ -66,18 +66,14 @@ def true_config(
     if tied is not None:
         changes += _with_tied(made, tied, tied_by_default)
     said = says_quantized(made)
-    if said and not quantized(_dtypes(arrays)) and without_quantization(made):
+    if said and not quantized(arrays) and without_quantization(made):
         changes.append(f"{FIELD} is left out, as no weight is quantised; it was {scheme(said)}")
     return TrueConfig(made, tuple(changes))
 
 
-def _dtypes(arrays: Mapping[str, LazyArray]) -> dict[str, DType]:
-    return {name: array.dtype for name, array in arrays.items()}
-
-
 def _plain(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> dict[str, LazyArray]:
     """The floating-point arrays that are neither quantised nor scales: in their dtype a model computes."""
-    found = quantized(_dtypes(arrays))
+    found = quantized(arrays)
     if not says_quantized(config) and not any(each.scales for each in found.values()):
         found = {}
     others = {*found, *(scale for each in found.values() for scale in each.scales)}

@@ -17,6 +17,7 @@ import pytest
 from ckpttools.errors import FormatError
 from ckpttools.stores.descriptors import Reopened
 from ckpttools.stores.local import LocalFile
+from ckpttools.stores.times import iso_time
 
 SHARDS = 80
 
@@ -106,6 +107,7 @@ def test_the_limit_is_raised_before_a_file_is_closed(tmp_path):
     code = """
 import os, resource, sys
 from ckpttools.stores.local import LocalFile
+from ckpttools.stores.times import iso_time
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
 files = [LocalFile.at(path) for path in sys.argv[1:]]
@@ -159,3 +161,16 @@ def test_what_is_lent_is_not_closed(tmp_path, few_files):
             file.read(0, 4)
         assert os.pread(descriptor, 4, 0) == b"kept"
     assert len(files) == 30
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (0, "1970-01-01T00:00:00Z"),
+        (1_700_000_000_000_000_001, "2023-11-14T22:13:20.000000001Z"),
+        (-1, "1969-12-31T23:59:59.999999999Z"),
+        (10**21, f"{10**21} ns since 1970"),
+    ],
+)
+def test_times_of_files(nanoseconds, text):
+    assert iso_time(nanoseconds) == text

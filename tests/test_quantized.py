@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from command_line import run
 from golden_data import FAMILIES, GOLDEN, convert
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from ckpttools.convert_any import save
@@ -19,12 +21,13 @@ from ckpttools.errors import CheckpointError, FormatError, MappingError
 from ckpttools.formats.registry import open_tree
 from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
 from ckpttools.ir.nodes import Stored
-from ckpttools.ir.quantized import quantized, scheme
+from ckpttools.ir.quantized import Quantized, quantized, scheme
 from ckpttools.ir.tree import Tree, dotted
 from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.functions import MapArrays
+from ckpttools.transforms.rename import parse_rules
 from ckpttools.transforms.select import Select
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
@@ -169,6 +172,18 @@ SCHEMES = {
     "gptq": {"qweight": "int32", "scales": "float16"},
     "bitsandbytes": {"weight": "int8", "SCB": "float32"},
     "maxtext": {"kernel": "float8_e4m3fn", "kernel_scale": "float32"},
+    "comfyui": {"weight": "float8_e4m3fn", "scale_weight": "float32"},
+    "of channels": {"weight": "float8_e4m3fn", "weight_scales": "bfloat16"},
+    "qwix": {"kernel.qvalue": "int8", "kernel.scale": "float32"},
+    "aqt": {"qrhs.frozen.qvalue": "int8", "qrhs.frozen.scale.0": "bfloat16"},
+    "w_q": {"w_q": "int8", "w_q_scale": "float32"},
+    "hqq": {"W_q": "uint8", "scale": "float16", "zero": "float16"},
+    "quanto": {"weight._data": "int8", "weight._scale": "bfloat16"},
+    "torchao": {"_weight_qdata": "float8_e4m3fn", "_weight_scale": "float32"},
+    "awq": {"qweight": "int32", "qzeros": "int32", "scales": "float16"},
+    "nf4": {"weight": "uint8", "weight.absmax": "uint8", "weight.nested_absmax": "float32"},
+    "nnx": {"kernel.value": "float8_e4m3fn", "kernel_scale.value": "float32"},
+    "other words": {"codes": "uint32", "row_scales": "float16"},
 }
 
 
@@ -182,9 +197,7 @@ class TestTransforms:
     def test_no_scale_is_left_out(self, name):
         weight, *scales = SCHEMES[name]
         tree = tree_of(SCHEMES[name])
-        assert list(quantized({dotted(p): a.dtype for p, a in tree.arrays.items()})) == [
-            f"layers.0.up.{weight}"
-        ]
+        assert list(quantized({dotted(p): a for p, a in tree.arrays.items()})) == [f"layers.0.up.{weight}"]
         for scale in scales:
             with pytest.raises(MappingError, match="would lose their scales"):
                 tree.pipe(Select(drop=[f"*up.{scale}"]))
@@ -197,7 +210,7 @@ class TestTransforms:
         renamed = tree.pipe(MapArrays(lambda path, array: path.replace("layers.0.up", "layers/0/wi")))
         assert len(renamed) == len(tree)
         with pytest.raises(MappingError, match="would lose their scales"):
-            tree.pipe(MapArrays(lambda path, array: path.replace(f".{scales[0]}", ".other")))
+            tree.pipe(MapArrays(lambda path, array: path.replace(f".{scales[0]}", "/far/off")))
         with pytest.raises(MappingError, match="would lose their scales"):
             tree.pipe(MapArrays(lambda path, array: None if path.endswith(f".{scales[0]}") else path))
 
@@ -207,6 +220,139 @@ class TestTransforms:
         with pytest.raises(FormatError, match="quantised weights cannot be cast"):
             tree.pipe(CastMap({f"*up.{weight}": "float32"}, force=True))
         assert tree.pipe(CastMap({"norm*": "float32"})).arrays["norm.weight",].dtype.name == "float32"
+
+
+# Of the same module, as experts are.
+PAIRS = {
+    "w_q": ("int8", {"w_q_scale": "float32"}),
+    "wi_0": ("float8_e4m3fn", {"wi_0_scale": "float32"}),
+    "wi_1": ("float8_e4m3fn", {"wi_1_scale": "float32"}),
+    "up_blocks": ("uint8", {"up_scales": "uint8"}),
+    "down_blocks": ("uint8", {"down_scales": "uint8"}),
+}
+KEYS = st.sampled_from(("layers", "0", "1", "scale", "norm_scale", "weight", "zeros", "up", "q_proj", "a"))
+
+
+@st.composite
+def quantised_trees(draw):
+    """A tree, and the paths of each weight's scales; plain arrays lie between them."""
+    modules = draw(st.lists(st.lists(KEYS, max_size=3).map("_".join), min_size=1, max_size=4, unique=True))
+    dtypes: dict[str, str] = {}
+    scales: dict[str, list[str]] = {}
+    for at, module in enumerate(modules):
+        # No module lies in another.
+        above = f"m{at}.{module.replace('_', '.')}".rstrip(".")
+        dtypes |= {f"{above}.rms.scale": "float32", f"{above}.rms.bias": "bfloat16"}
+        if draw(st.booleans()):
+            weight, *others = scheme = SCHEMES[draw(st.sampled_from(sorted(SCHEMES)))]
+            dtypes |= {f"{above}.w.{name}": dtype for name, dtype in scheme.items()}
+            scales[f"{above}.w.{weight}"] = [f"{above}.w.{name}" for name in others]
+            continue
+        for weight in draw(st.lists(st.sampled_from(sorted(PAIRS)), min_size=1, unique=True)):
+            dtype, others = PAIRS[weight]
+            dtypes |= {f"{above}.{weight}": dtype} | {
+                f"{above}.{name}": each for name, each in others.items()
+            }
+            scales[f"{above}.{weight}"] = [f"{above}.{name}" for name in others]
+    names = draw(st.permutations(sorted(dtypes)))
+    return Tree({(name,): array_of(dtypes[name], 2, 2) for name in names}), scales
+
+
+@settings(max_examples=60)
+@given(quantised_trees(), st.data())
+def test_no_transform_parts_a_weight_from_a_scale_or_casts_it(quantised, data):
+    tree, scales = quantised
+    names = st.sampled_from([name for (name,) in tree.arrays])
+    some = st.lists(names, max_size=4, unique=True)
+    dtypes = st.sampled_from(("bfloat16", "float32", "float8_e5m2"))
+    swapped = dict(data.draw(st.lists(st.tuples(names, names), max_size=2)))
+    swapped |= {there: here for here, there in swapped.items()}
+    transform = data.draw(
+        st.one_of(
+            some.map(lambda drop: Select(drop=drop)),
+            some.map(lambda keep: Select(keep)),
+            dtypes.map(CastTo),
+            st.builds(lambda chosen, to: CastMap(dict.fromkeys(chosen, to), force=True), some, dtypes),
+            some.map(lambda drop: MapArrays(lambda path, _: None if path in drop else path)),
+            some.map(lambda moved: MapArrays(lambda path, _: f"x/{path}/far" if path in moved else path)),
+            st.just(MapArrays(lambda path, _: swapped.get(path, path))),
+        )
+    )
+    try:
+        made = tree.pipe(transform)
+    except CheckpointError:
+        return
+    names_made = {id(array): dotted(path) for path, array in made.arrays.items()}
+    found = quantized({dotted(path): array for path, array in made.arrays.items()})
+    for weight, theirs in scales.items():
+        if isinstance(transform, CastTo | CastMap):
+            assert made.arrays[weight,] is tree.arrays[weight,]
+            continue
+        name = names_made.get(id(tree.arrays[weight,]))
+        if name is not None:
+            assert {names_made[id(tree.arrays[scale,])] for scale in theirs} <= set(found[name].scales)
+
+
+@settings(max_examples=30)
+@given(quantised_trees())
+def test_what_parts_nothing_is_done(quantised):
+    """Each weight may go with its own scales, and every module may have another name."""
+    tree, scales = quantised
+    assert {each.name: set(each.scales) for each in found_in(tree).values()} == {
+        weight: set(theirs) for weight, theirs in scales.items()
+    }
+    for weight, theirs in scales.items():
+        assert len(tree.pipe(Select(drop=[weight, *theirs]))) == len(tree) - 1 - len(theirs)
+    assert len(tree.pipe(MapArrays(lambda path, _: f"model.{path}"))) == len(tree)
+    norms = tree.pipe(CastMap({"*.rms.*": "float16"}))
+    assert {each.dtype.name for path, each in norms.arrays.items() if ".rms." in path[0]} == {"float16"}
+
+
+def test_the_scale_of_another_weight_is_no_scale():
+    tree = tree_of(
+        {"up_blocks": "uint8", "up_scales": "uint8", "down_blocks": "uint8", "down_scales": "uint8"}
+    )
+    with pytest.raises(MappingError, match="up_blocks: without up_scales"):
+        tree.pipe(Select(drop=["*up_scales", "*down_blocks"]))
+
+
+def found_in(tree: Tree) -> dict[str, Quantized]:
+    return quantized({dotted(path): array for path, array in tree.arrays.items()})
+
+
+def test_scales_of_norms_scale_no_weights():
+    plain = {"norm.scale": "float8_e4m3fn", "norm.bias": "float8_e4m3fn", "up.kernel": "float8_e4m3fn"}
+    for dtypes in (plain, {"scale": "bfloat16", "up.kernel": "int8"}):
+        tree = tree_of(dtypes)
+        assert not any(each.scales for each in found_in(tree).values())
+        tree.pipe(CastTo("float32"))
+
+
+def test_scales_are_cast_where_they_stay_what_they_are():
+    tree = tree_of({"weight": "int8", "weight_scale": "float32"})
+    assert tree.pipe(CastTo("bfloat16")).arrays["layers.0.up.weight_scale",].dtype.name == "bfloat16"
+    for dtypes, to in (
+        ({"weight": "int8", "weight_scale": "float32"}, "float8_e4m3fn"),
+        ({"weight": "float4_e2m1fn", "scale": "float8_e8m0fnu"}, "float32"),
+    ):
+        with pytest.raises(FormatError, match="cannot be cast"):
+            tree_of(dtypes).pipe(CastMap({"*scale": to}))
+
+
+@pytest.mark.parametrize("scales", ["", "w_scale.{layer}"])
+def test_weights_made_of_several(scales):
+    """A rule with axes makes one array of the layers: nothing has its old name then."""
+    names = {f"w.{k}": "int8" for k in range(2)} | {f"w_scale.{k}": "float32" for k in range(2)}
+    tree = Tree({(name,): array_of(dtype, 4, 4) for name, dtype in names.items()})
+    axes = {"axes": "a b", "to-axes": "layer a b"}
+    rest = {"to": "all.w_scale", **axes} if scales else {"drop": True}
+    rules = [{"from": "w.{layer}", "to": "all.w", **axes}, {"from": "w_scale.{layer}", **rest}]
+    remap = parse_rules({"rules": rules})
+    if scales:
+        assert len(tree.pipe(remap)) == 2
+        return
+    with pytest.raises(MappingError, match=r"all\.w: int8, without its scale"):
+        tree.pipe(remap)
 
 
 def test_mxfp4():

@@ -702,11 +702,21 @@ def test_a_full_disk_says_so(model, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_source_that_changed_is_not_linked(model, tmp_path):
+@pytest.mark.parametrize("how", ["touched", "the header, at the same time"])
+def test_a_source_that_changed_is_not_linked(model, tmp_path, how):
     conversion = by_reference(model, tmp_path / "out")
-    os.utime(model / "model.safetensors", ns=(0, 0))
-    with pytest.raises(FormatError, match="was changed"):
+    path = model / "model.safetensors"
+    before = path.stat()
+    if how == "touched":
+        os.utime(path, ns=(0, 0))
+    else:
+        with path.open("r+b") as file:
+            file.seek(9)
+            file.write(b"\x01")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(FormatError, match="was changed while it was read") as error:
         conversion.run(tmp_path / "out")
+    assert ("1970-01-01T00:00:00Z" if how == "touched" else "its header was rewritten") in error.value.got
     assert not (tmp_path / "out").exists()
 
 

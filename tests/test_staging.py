@@ -435,8 +435,17 @@ class TestASourceThatChanges:
                 if how != "in place":
                     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
-        with pytest.raises(CheckpointError, match=r"model\.safetensors was changed while it was read"):
+        with pytest.raises(
+            CheckpointError, match=r"model\.safetensors was changed while it was read"
+        ) as error:
             plan_to_maxtext(tmp_path / "hf").run(out, observe=changing)
+        told = {"in place": "", "another file": "another file has the name: "}.get(
+            how, "its header was rewritten: "
+        )
+        when = r"\d+ bytes, changed at 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*Z"
+        assert re.fullmatch(told + when, error.value.got)
+        assert error.value.got != error.value.wanted
+        assert re.search(when, error.value.wanted)
         assert names(tmp_path) == ["hf"]
         write_llama(tmp_path / "hf", SIZES)
         plan_to_maxtext(tmp_path / "hf").run(out)

@@ -1,37 +1,39 @@
-"""Quantised weights: which arrays are such, and which others are their scales; told by names and dtypes.
+"""Quantised weights: which arrays are such, how `config.json` says it, and what to tell who would use them.
 
 The numbers of a quantised weight mean nothing without its scales: nothing may part them, and none may be
-taken for the weight's own numbers. Names of scales: `X.weight_scale_inv` (float8 in blocks), `X.weight_scale`
-and `X.scale` beside `X.weight` or `X.weight_packed` (compressed-tensors, ModelOpt, DeepSeek V4), `X_scales`
-beside `X_blocks` (MXFP4), `X.scales` beside `X.qweight` (GPTQ, AWQ), `X.weight.absmax` and `X.SCB`
-(bitsandbytes), `X.kernel_scale` beside `X.kernel` (MaxText).
+taken for the weight's own numbers. `ckpttools.ir.scales` finds which arrays scale which.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.dtypes import DType
 from ckpttools.errors import FormatError, listing
+from ckpttools.ir.scales import (
+    BLOCK_SCALE,
+    Described,
+    bare_name,
+    is_narrow,
+    is_plain,
+    last_key,
+    scales_of,
+    scales_word,
+    words_of,
+)
 
 FIELD = "quantization_config"
 _FIELDS = (FIELD, "compression_config")
-# NNX keeps an array below the name of its variable.
-_NNX = ".value"
-_BLOCK_SCALE = "_scale_inv"
-_SCALE = re.compile(
-    r"(_scale_inv|_scale_2|(weight|kernel)(_global)?_scale|[._]scales|\.qzeros|_zero_point|absmax|\.SCB)$"
+# For the words of messages alone: norms have a `scale`, too.
+_SCALE_ENDS = (
+    BLOCK_SCALE,
+    *("weight_scale", "weight_scale_2", "weight_global_scale", "kernel_scale", "_scales", ".scales"),
+    *(".qzeros", "_zero_point", "absmax", ".SCB"),
 )
-_PACKED = (".weight_packed", ".qweight")
-_WEIGHT = re.compile(r"(^|[._])(weight|kernel|embedding|wi_\d|wo)$")
-_BLOCKS, _SCALES = "_blocks", "_scales"
-# Ends of a scale's name after that of its weight, and after that of its weight's module.
-_AFTER_WEIGHT = (_BLOCK_SCALE, "_scale", "_scale_2", "_global_scale", ".absmax", ".nested_absmax")
-_AFTER_MODULE = (".scale", ".scales", ".SCB", ".weight_scale", ".weight_global_scale")
-_PLAIN_BITS = 16
+# Last words of the names of arrays of whole numbers that can be nothing but packed weights.
+_WEIGHT_WORDS = frozenset(("weight", "qweight", "kernel", "embedding", "wo"))
 _DEQUANTIZING = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
 
 
@@ -56,43 +58,37 @@ class Quantized:
 
 def last_keys(names: Iterable[str]) -> str:
     """What names end in, so that lines about many layers fold into one."""
-    return ", ".join(name.removesuffix(_NNX).rpartition(".")[2] for name in names)
+    return ", ".join(last_key(name) for name in names)
 
 
-def quantized(dtypes: Mapping[str, DType]) -> dict[str, Quantized]:
+def quantized(arrays: Mapping[str, Described]) -> dict[str, Quantized]:
     """The quantised weights among arrays.
 
     Args:
-        dtypes: name of an array, keys joined by dots, -> its dtype.
+        arrays: by name, keys joined by dots.
 
     Returns:
-        By name, those whose dtype says so, and those that have a scale of blocks, whatever their dtype.
+        By name, those that have scales, whatever they are called; and those without that are float8 or less,
+        or whole numbers with the name of a weight.
     """
-    names = (weight for name, dtype in dtypes.items() if (weight := _candidate(name, dtype)) in dtypes)
-    found = (Quantized(name, dtypes[name], _scales_of(name, dtypes)) for name in dict.fromkeys(names))
-    return {each.name: each for each in found if _is_quantized(each)}
+    if not any(may_be_scaled(name, array.dtype) for name, array in arrays.items()):
+        return {}
+    scales = scales_of(arrays)
+    return {
+        name: Quantized(name, array.dtype, scales.get(name, ()))
+        for name, array in arrays.items()
+        if name in scales or _needs_scale(name, array)
+    }
 
 
 def may_be_scaled(name: str, dtype: DType) -> bool:
     """Whether an array is worth a closer look: nearly none is, and checkpoints have 100,000 of them."""
-    return not _is_plain(dtype) or name.removesuffix(_NNX).endswith(_BLOCK_SCALE)
-
-
-def _is_plain(dtype: DType) -> bool:
-    return dtype.kind == "float" and dtype.bits >= _PLAIN_BITS
-
-
-def _candidate(name: str, dtype: DType) -> str:
-    """The weight that an array may be, or be the scale of."""
-    if not _is_plain(dtype):
-        return name
-    own = name.removesuffix(_NNX)
-    return own.removesuffix(_BLOCK_SCALE) + name[len(own) :] if own.endswith(_BLOCK_SCALE) else ""
+    return not is_plain(dtype) or bare_name(name).endswith(BLOCK_SCALE)
 
 
 def is_scale(name: str) -> bool:
     """Whether an array of this name is a scale, or another thing without which weights mean nothing."""
-    return _SCALE.search(name.removesuffix(_NNX)) is not None
+    return bare_name(name).endswith(_SCALE_ENDS)
 
 
 def says_quantized(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -143,35 +139,35 @@ def _bits(said: Mapping[str, Any]) -> Iterator[str]:
         yield f"{said['bits']} bits in groups of {said.get('group_size')}"
 
 
-def refuse_quantized(dtypes: Mapping[str, DType], said: Mapping[str, Any] | None, place: str) -> None:
+def refuse_quantized(arrays: Mapping[str, Described], said: Mapping[str, Any] | None, place: str) -> None:
     """Refuses quantised weights, with their scales and without.
 
     Args:
-        dtypes: name -> dtype of all arrays, before any is left out.
+        arrays: all of them by name, before any is left out.
         said: the `quantization_config`, or None.
         place: for messages.
 
     Raises:
         FormatError: there are some; says how they are quantised and which have no scale.
     """
-    found = quantized(dtypes)
+    found = quantized(arrays)
     if found:
         raise quantized_error(found.values(), said, place)
 
 
-def refuse_unmappable(dtypes: Mapping[str, DType], said: Mapping[str, Any] | None, place: str) -> None:
+def refuse_unmappable(arrays: Mapping[str, Described], said: Mapping[str, Any] | None, place: str) -> None:
     """Refuses weights of a model that are no plain floating-point numbers, whatever they are called.
 
     Args:
-        dtypes: name -> dtype of arrays that rows of a family take.
+        arrays: by name, those that rows of a family take.
         said, place: as for `refuse_quantized`.
 
     Raises:
         FormatError: there are some.
     """
-    odd = {name: dtype for name, dtype in dtypes.items() if not _is_plain(dtype)}
+    odd = [Quantized(name, each.dtype, ()) for name, each in arrays.items() if not is_plain(each.dtype)]
     if odd:
-        raise quantized_error([Quantized(name, dtype, ()) for name, dtype in odd.items()], said, place)
+        raise quantized_error(odd, said, place)
 
 
 def quantized_error(
@@ -211,29 +207,13 @@ def _remedy(said: Mapping[str, Any] | None) -> str:
     return f"dequantise it to bfloat16 ({how}, then save_pretrained), or {release}"
 
 
-def _scales_of(name: str, names: Mapping[str, DType]) -> tuple[str, ...]:
-    own = name.removesuffix(_NNX)
-    ending = _NNX if own != name else ""
-    if is_scale(own):
-        return ()
-    candidates = [own + end for end in _AFTER_WEIGHT]
-    module, dot, last = own.rpartition(".")
-    if dot and last in ("weight", "weight_packed", "qweight"):
-        candidates += [module + end for end in _AFTER_MODULE]
-    if own.endswith(_BLOCKS):
-        candidates.append(own.removesuffix(_BLOCKS) + _SCALES)
-    there = dict.fromkeys(f"{each}{ending}" for each in candidates)
-    return tuple(each for each in there if each in names)
-
-
-def _is_quantized(each: Quantized) -> bool:
-    name, dtype = each.name.removesuffix(_NNX), each.dtype
-    if is_scale(name):
+def _needs_scale(name: str, array: Described) -> bool:
+    """Whether an array that nothing scales is a quantised weight all the same."""
+    if len(array.shape) < 2 or not is_narrow(array.dtype) or scales_word(name):
         return False
-    if dtype.is_float:
-        is_narrow = dtype.bits <= 8 and dtype.name != "float8_e8m0fnu" and not name.endswith("scale")
-        return is_narrow or any(scale.removesuffix(_NNX).endswith(_BLOCK_SCALE) for scale in each.scales)
-    if dtype.kind not in ("int", "uint"):
-        return False
-    is_blocks = name.endswith(_BLOCKS) and dtype.name == "uint8"
-    return is_blocks or name.endswith(_PACKED) or _WEIGHT.search(name) is not None
+    words = words_of(bare_name(name).rpartition(".")[2])
+    if array.dtype.is_float or not words:
+        return array.dtype.is_float
+    is_blocks = words[-1] == "blocks" and array.dtype.name == "uint8"
+    is_expert = len(words) > 1 and words[-2] == "wi" and words[-1].isdigit()
+    return is_blocks or is_expert or words[-1] in _WEIGHT_WORDS or words[-2:] == ("weight", "packed")

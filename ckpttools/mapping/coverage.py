@@ -114,8 +114,9 @@ def check_coverage(
     ]
     wanted_shapes = {key: sides[key].shape(lengths) for key in missing}
     coverage = Coverage(wanted_shapes, tuple(extra), tuple(misshapen), tuple(hints))
-    packed = quantized({key: arrays[key].dtype for key in extra})
-    scaled = next((key for key in extra if is_scale(key) or key in packed), None)
+    packed = quantized(arrays)
+    scales = {scale for each in packed.values() for scale in each.scales}
+    scaled = next((key for key in extra if is_scale(key) or key in packed or key in scales), None)
     if scaled:
         hints.append(f"{scaled} belongs to a quantised weight, whose numbers mean nothing without its scales")
     elif extra and not hints:

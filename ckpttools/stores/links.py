@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ckpttools.errors import FormatError
 from ckpttools.stores.local import LocalFile
+from ckpttools.stores.unchanged import check_unchanged
 
 # What a file system or the kernel answers where it does not link: another file system, a file of somebody
 # else's (`fs.protected_hardlinks`), too many names, no links at all.
@@ -88,16 +88,9 @@ def link(source: LocalFile, target: Path) -> bool:
         StorageError: it is not there any more.
         OSError: anything else that the system reports.
     """
+    check_unchanged([source])
     # Python's `os.link` links a symbolic link itself, and all files of the Hugging Face cache are such.
     real = Path(os.path.realpath(source.path))
-    now = LocalFile.at(real)
-    if (now.size, now.version) != (source.size, source.version):
-        raise FormatError(
-            f"{source.path} was changed since it was looked at",
-            got=f"{now.size} bytes, changed at {now.version}",
-            wanted=f"{source.size} bytes, changed at {source.version}",
-            hint="run the command again",
-        )
     try:
         if os.path.lexists(target):
             if real.samefile(target):

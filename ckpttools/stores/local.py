@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.errors import FormatError, StorageError
 from ckpttools.stores.descriptors import Reopened
+from ckpttools.stores.times import iso_time
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -163,10 +164,14 @@ class _Opener:
         what = "ends too early" if now[2] < first[2] else "was changed while it was read"
         return FormatError(
             f"{self._path} {what}",
-            got="another file" if now[:2] != first[:2] else f"{now[2]} bytes, changed at {now[3]}",
-            wanted=f"the file of {first[2]} bytes, changed at {first[3]}, that was read before",
+            got="another file has the name" if now[:2] != first[:2] else _described(now),
+            wanted=f"the file that was read before: {_described(first)}",
             hint="wait until nothing writes to it, then run the command again",
         )
+
+
+def _described(status: tuple[int, ...]) -> str:
+    return f"{status[2]} bytes, changed at {iso_time(status[3])}"
 
 
 # Enough for a fast read, and nothing beside what may be in memory.

@@ -1,4 +1,4 @@
-"""A source is what it was when it was planned: looked at again when it has been read."""
+"""A source is what it was when it was planned: looked at again when it was read, and when it is linked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ckpttools.errors import FormatError
 from ckpttools.stores.local import LocalFile
+from ckpttools.stores.times import iso_time
 
 
 def check_unchanged(sources: Iterable[object]) -> None:
@@ -20,10 +21,23 @@ def check_unchanged(sources: Iterable[object]) -> None:
     """
     for source in sources:
         if isinstance(source, LocalFile) and not source.is_unchanged():
-            now = LocalFile.at(source.path)
-            raise FormatError(
-                f"{source.path} was changed while it was read",
-                got=f"{now.size} bytes, changed at {now.version}",
-                wanted=f"{source.size} bytes, changed at {source.version}, as when it was looked at first",
-                hint="wait until nothing writes to it, then run the command again",
-            )
+            raise _changed(source, LocalFile.at(source.path))
+
+
+def _changed(before: LocalFile, now: LocalFile) -> FormatError:
+    if before.identity not in (None, now.identity):
+        got = f"another file has the name: {_described(now)}"
+    elif (now.size, now.version) == (before.size, before.version):
+        got = f"its header was rewritten: {_described(now)}"
+    else:
+        got = _described(now)
+    return FormatError(
+        f"{before.path} was changed while it was read",
+        got=got,
+        wanted=f"the file as it was when it was looked at first: {_described(before)}",
+        hint="wait until nothing writes to it, then run the command again",
+    )
+
+
+def _described(file: LocalFile) -> str:
+    return f"{file.size} bytes, changed at {iso_time(int(file.version))}"

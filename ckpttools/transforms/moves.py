@@ -49,7 +49,9 @@ def moved(tree: Tree, moves: Iterable[Move]) -> Tree:
         raise MappingError("no array is left", place=tree.metadata.place or None)
     _check_lists(made)
     kept = {move.source: move for move in listed if move.source is not None}
-    refuse_parting(tree, made, {m.target: path for path, m in kept.items() if tree[path] is m.leaf})
+    refuse_parting(
+        tree, made, {m.target: path for path, m in kept.items() if _keeps_dtype(tree[path], m.leaf)}
+    )
     scalars = (kept[path] for path in tree.metadata.scalars if path in kept)
     return made.with_metadata(
         scalars=frozenset(move.target for move in scalars if _is_scalar(move.leaf)),
@@ -59,6 +61,10 @@ def moved(tree: Tree, moves: Iterable[Move]) -> Tree:
             if path in kept and kept[path].leaf is tree[path]
         },
     )
+
+
+def _keeps_dtype(before: Leaf, after: Leaf) -> bool:
+    return isinstance(before, LazyArray) and isinstance(after, LazyArray) and before.dtype == after.dtype
 
 
 def _is_scalar(leaf: Leaf) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
+from ckpttools.dtypes import DType
 from ckpttools.errors import MappingError, listing
 from ckpttools.ir.quantized import (
     Quantized,
@@ -14,6 +15,7 @@ from ckpttools.ir.quantized import (
     says_quantized,
     scheme,
 )
+from ckpttools.ir.scales import is_plain, scales_word
 from ckpttools.ir.tree import Path, Tree, dotted
 
 
@@ -41,28 +43,28 @@ def _last(path: Path) -> str:
 def _quantized(tree: Tree) -> tuple[dict[str, Path], dict[str, Quantized]]:
     """The paths of all arrays by their dotted names, and the quantised weights among them."""
     paths = {dotted(path): path for path in tree.arrays}
-    return paths, quantized({name: tree.arrays[path].dtype for name, path in paths.items()})
+    return paths, quantized({name: tree.arrays[path] for name, path in paths.items()})
 
 
-def refuse_casts(tree: Tree, wanted: Collection[Path]) -> None:
-    """Refuses to cast numbers that are to be multiplied by scales, and scales that are exponents or packed.
+def refuse_casts(tree: Tree, wanted: Mapping[Path, DType]) -> None:
+    """Refuses to cast numbers that are to be multiplied by scales, and scales from or to less than 16 bits.
 
     Args:
         tree: before the cast.
-        wanted: arrays that are to get another dtype.
+        wanted: the other dtypes that arrays are to get.
 
     Raises:
         FormatError: there are such.
     """
     weights = scaled_weights(tree)
-    cast = {dotted(path): tree.arrays[path].dtype for path in wanted}
-    hit = [
-        each
-        for path, each in weights.items()
-        if path in wanted or any(scale in cast and not cast[scale].is_float for scale in each.scales)
-    ]
+    narrow = {dotted(path) for path, to in wanted.items() if not _stay_plain(tree.arrays[path].dtype, to)}
+    hit = [each for path, each in weights.items() if path in wanted or not narrow.isdisjoint(each.scales)]
     if hit:
         raise quantized_error(hit, says_quantized(tree.metadata.config), tree.metadata.place, done="cast")
+
+
+def _stay_plain(*dtypes: DType) -> bool:
+    return all(map(is_plain, dtypes))
 
 
 def refuse_parting(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None:
@@ -71,7 +73,7 @@ def refuse_parting(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None
     Args:
         tree: before.
         made: after.
-        sources: path in `made` -> path in `tree`, for all leaves that are still what they were.
+        sources: path in `made` -> path in `tree`, for all arrays that have kept their dtype.
 
     Raises:
         MappingError: a scale is left out, or no longer has a name by which it is known as the weight's.
@@ -80,7 +82,7 @@ def refuse_parting(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None
     if not any(each.scales for each in before.values()):
         return
     targets = {dotted(source): dotted(target) for target, source in sources.items()}
-    lost = list(_lost(before.values(), targets, _quantized(made)[1]))
+    lost = list(_lost(before.values(), targets, made))
     if lost:
         said = says_quantized(tree.metadata.config)
         raise MappingError(
@@ -92,24 +94,40 @@ def refuse_parting(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None
         )
 
 
-def _lost(
-    before: Iterable[Quantized], targets: Mapping[str, str], after: Mapping[str, Quantized]
-) -> Iterator[str]:
+def _lost(before: Collection[Quantized], targets: Mapping[str, str], made: Tree) -> Iterator[str]:
     """A line for each weight that has not all of its scales any more.
 
     Args:
         before: the weights.
-        targets: old name -> new name of what is still what it was.
-        after: the weights of the new tree, by name.
+        targets: old name -> new name of what has kept its dtype.
+        made: the new tree.
     """
+    paths, after = _quantized(made)
+    known, fewest = set(targets.values()), _fewest_scales(before)
     for each in before:
         target = targets.get(each.name)
         if target is None:
             continue
         scales = after[target].scales if target in after else ()
-        missing = [scale for scale in each.scales if targets.get(scale) not in scales]
-        # What a function put in their places has other names.
-        if missing and len(scales) < len(each.scales):
+        gone = [scale for scale in each.scales if scale not in targets]
+        # A function may have put others in their places.
+        missing = gone if len(gone) > sum(scale not in known for scale in scales) else []
+        missing += [scale for scale in each.scales if scale in targets and targets[scale] not in scales]
+        if missing:
             yield f"{target}: without {last_keys(missing)}"
-    known = set(targets.values())
-    yield from (str(each) for name, each in after.items() if not each.scales and name not in known)
+    for name, path in paths.items():
+        array = made.arrays[path]
+        weight = after.get(name) or Quantized(name, array.dtype, ())
+        is_matrix = len(array.shape) > 1 and not scales_word(name)
+        wanted = fewest.get(array.dtype, 0) if is_matrix else 0
+        # What several weights became has their dtype, and a name that may tell nothing.
+        if name not in known and len(weight.scales) < (wanted or (name in after)):
+            yield str(weight)
+
+
+def _fewest_scales(weights: Collection[Quantized]) -> dict[DType, int]:
+    """How many scales weights of a dtype have at least."""
+    fewest: dict[DType, int] = {}
+    for each in weights:
+        fewest[each.dtype] = min(len(each.scales), fewest.get(each.dtype, len(each.scales)))
+    return fewest

@@ -9,29 +9,29 @@ from typing import Any
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding
 from ckpttools.doctor.scene import Scene, Weights, json_or_error
 from ckpttools.doctor.shards import header_of
-from ckpttools.dtypes import DType
 from ckpttools.errors import CheckpointError
 from ckpttools.ir.quantized import FIELD, Quantized, quantized, says_quantized, scheme
+from ckpttools.ir.scales import Described
 
 _CONFIG = "config.json"
 
 
 def _look(scene: Scene) -> Iterator[Finding]:
     for weights in scene.weights:
-        dtypes = _dtypes(weights) if weights.is_whole else None
-        config = json_or_error(weights.folder / _CONFIG) if dtypes else None
-        if dtypes is None or config is None or isinstance(config, CheckpointError):
+        arrays = _arrays(weights) if weights.is_whole else None
+        config = json_or_error(weights.folder / _CONFIG) if arrays else None
+        if arrays is None or config is None or isinstance(config, CheckpointError):
             continue
-        yield from _findings(weights.folder, list(quantized(dtypes).values()), config)
+        yield from _findings(weights.folder, list(quantized(arrays).values()), config)
 
 
-def _dtypes(weights: Weights) -> dict[str, DType] | None:
-    """The dtypes of all tensors; None where a file cannot be read, of which others speak."""
+def _arrays(weights: Weights) -> dict[str, Described] | None:
+    """All tensors; None where a file cannot be read, of which others speak."""
     headers = [header_of(weights.folder / name) for name in weights.files]
     read = [header for header in headers if not isinstance(header, CheckpointError)]
     if len(read) < len(headers):
         return None
-    return {entry.name: entry.dtype for header in read for entry in header.entries}
+    return {entry.name: entry for header in read for entry in header.entries}
 
 
 def _findings(folder: Path, found: list[Quantized], config: Mapping[str, Any]) -> Iterator[Finding]:
