@@ -27,6 +27,7 @@ from orbax_items import (
     write_item,
     zarr3,
 )
+from safetensors.numpy import save_file
 
 from ckpttools.cli.main import main
 from ckpttools.doctor import checks as checks_room
@@ -154,6 +155,7 @@ class TestOrbax:
         cut = [each for each in examine(item).findings if each.level == "error"]
         assert [each.place for each in cut] == [str(file)]
         assert "end beyond its" in cut[0].what
+        assert "cut short" in cut[0].why and "deleted" not in cut[0].do
 
     def test_a_deleted_data_file(self, tmp_path):
         item = self.item(tmp_path)
@@ -533,6 +535,28 @@ class TestSafetensors:
         (folder / "model.safetensors.index.json").unlink()
         shutil.copy(self.shards(folder)[0], folder / "old.safetensors")
         assert [each.fix for each in examine(folder).findings if each.check == "safetensors-index"] == [None]
+        with pytest.raises(FormatError, match="no index can be made"):
+            fixes()["index"].apply(folder)
+
+    @pytest.mark.parametrize("name", ["adapter_model", "consolidated"])
+    def test_what_is_beside_a_model_is_no_shard_of_it(self, tmp_path, name):
+        folder = copy(HF, tmp_path)
+        other = folder / f"{name}.safetensors"
+        save_file({"base_model.model.lora_A.weight": np.ones(4, F32)}, other)
+        (found,) = examine(folder).findings
+        assert (found.level, found.check, found.fix) == ("info", "safetensors-index", None)
+        assert other.name in found.what and "take model.safetensors alone" in found.why
+        with pytest.raises(FormatError, match="no index can be made"):
+            fixes()["index"].apply(folder)
+        assert not (folder / "model.safetensors.index.json").exists()
+
+    def test_shards_and_an_adapter_are_not_joined(self, tmp_path):
+        folder = self.folder(tmp_path)
+        (folder / "model.safetensors.index.json").unlink()
+        save_file({"base_model.model.lora_A.weight": np.ones(4, F32)}, folder / "adapter_model.safetensors")
+        (found,) = examine(folder).findings
+        assert (found.level, found.fix) == ("warning", None)
+        assert "not shards of one model: adapter_model, model" in found.what
         with pytest.raises(FormatError, match="no index can be made"):
             fixes()["index"].apply(folder)
 

@@ -1,6 +1,7 @@
 """Chunks that are not there: told wherever a tree is shown, refused where all is wanted, never zeros."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -9,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from golden_data import GOLDEN
 from orbax_items import FIXTURES, LITTLE, write_item, zarr3
 
 from ckpttools.cli.main import main
-from ckpttools.errors import FormatError
+from ckpttools.errors import FormatError, StorageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.report.contents import contents
 from ckpttools.inspect.tree import inspect_tree
@@ -154,3 +156,37 @@ def test_a_damaged_shape_is_of_more_chunks_than_can_be_counted_through(tmp_path)
     looked_at(3)  # imports
     few = calls_of(lambda: looked_at(3))
     assert calls_of(lambda: looked_at(10**15), 2 * few) < 1.1 * few
+
+
+@pytest.mark.parametrize(("nbytes", "code"), [(None, 5), (100_000, 3)], ids=["deleted", "cut short"])
+def test_a_data_file_that_does_not_hold_what_the_index_has_in_it(tmp_path, nbytes, code):
+    source = shutil.copytree(GOLDEN / "llama3.1/maxtext_scanned", tmp_path / "source")
+    file = max((source / "0/items").glob("ocdbt.process_0/d/*"), key=lambda file: file.stat().st_size)
+    if nbytes is None:
+        file.unlink()
+    else:
+        os.truncate(file, nbytes)
+    found = json.loads(run("inspect", "tree", source, "--json").output)
+    (warning,) = (each for each in found["warnings"] if each["name"] == "missing-chunks")
+    assert str(file) in warning["text"]
+    assert f" of {len(warning['arrays'])} array" in warning["text"]
+    assert ("deleted or not copied" if nbytes is None else "cut short") in warning["text"]
+    assert warning["arrays"]
+    for path, array in open_tree(source).arrays.items():
+        if "/".join(path) in warning["arrays"]:
+            with pytest.raises(StorageError if nbytes is None else FormatError):
+                array.read()
+        else:
+            array.read()
+    assert file.name in run("inspect", "tree", source).output
+    page = contents(inspect_tree(open_tree(source)), None, {})
+    assert any(file.name in text for text in page["facts"]["warnings"])
+    before = sorted(tmp_path.iterdir())
+    for words in (
+        ("convert", "to-safetensors", source, tmp_path / "out"),
+        ("convert", "maxtext-to-hf", source, tmp_path / "out", "--like", GOLDEN / "llama3.1/hf"),
+    ):
+        ended = run(*words)
+        assert ended.exit_code == code
+        assert file.name in ended.output
+        assert sorted(tmp_path.iterdir()) == before

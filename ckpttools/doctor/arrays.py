@@ -24,7 +24,8 @@ from ckpttools.region import Shape
 
 _MOST_NAMED = 3
 _UNREAD = "the arrays in it cannot be read"
-_FETCH = "copy the checkpoint again, whole: cp -a SRC DST; it was deleted or not copied"
+_COPY = "copy the checkpoint again, whole: cp -a SRC DST"
+_FETCH = f"{_COPY}; it was deleted or not copied"
 _PULL = "run `git lfs pull` in that repository, or download the files with `hf download`"
 
 
@@ -60,7 +61,7 @@ def _files(database: Database, item: Item) -> Iterator[Finding]:
         beyond = [end for end in found if end > size]
         if beyond:
             what = f"{len(beyond)} of {len(found)} entries end beyond its {size} bytes, at {max(beyond)}"
-            yield Finding(ERROR, str(path), what, "it was cut short: those chunks cannot be read", _FETCH)
+            yield Finding(ERROR, str(path), what, "it was cut short: those chunks cannot be read", _COPY)
 
 
 def _chunks(item: Item, database: Database, table: ChunkTable) -> Iterator[Finding]:
@@ -68,13 +69,13 @@ def _chunks(item: Item, database: Database, table: ChunkTable) -> Iterator[Findi
     if table.strays:
         grid = f"{list(table.grid)} of chunks {list(table.array.chunk)} for shape {list(table.array.shape)}"
         what = f"{len(table.strays)} chunks, such as {table.strays[0]}, are outside the grid {grid}"
-        yield Finding(ERROR, place, what, "the metadata is of another array than the chunks", _FETCH)
+        yield Finding(ERROR, place, what, "the metadata is of another array than the chunks", _COPY)
     faults: dict[str, list[Shape]] = defaultdict(list)
     for bad in bad_chunks(table, database):
         faults[bad.fault].append(bad.index)
     for fault, indices in faults.items():
         what = f"{len(indices)} of {len(table.chunks)} chunks, such as {table.key(indices[0])}, {fault}"
-        do = _PULL if fault == POINTER else _FETCH
+        do = _PULL if fault == POINTER else _COPY
         yield Finding(ERROR, place, what, "they cannot be read", do)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path as FilePath
+from shlex import quote
 
-from ckpttools.errors import FormatError
+from ckpttools.errors import FormatError, StorageError
 from ckpttools.formats import zarr2, zarr3
-from ckpttools.formats.ocdbt import Entry
-from ckpttools.formats.orbax_entries import Entries, Files
+from ckpttools.formats.ocdbt import Entry, Extent
+from ckpttools.formats.orbax_entries import Entries, FileFault, Files
 from ckpttools.formats.orbax_hosts import where_chunks_may_be
 from ckpttools.formats.orbax_pieces import Piece, Shard, piece_array, scratch_of
 from ckpttools.formats.zarr_chunks import parse_array
@@ -166,11 +167,36 @@ class Grid:
         """The chunks that are missing, None if none are or they may hold the fill value."""
         grid = grid_shape(self.document.shape, self.document.chunk)
         present, chunks = self._counted(grid), prod(grid)
+        taken = list(self._taken(grid))
+        if taken:
+            return self._without_files(taken, chunks, 0 if self._fill is not None else chunks - present)
         if present == chunks or self._fill is not None:
             return None
         keys = (self.document.keys.key(grid_index(grid, number)) for number in range(present + 1))
         first = next(key for key in keys if self.arrays.entries.get(self.prefix + key) is None)
         return Gaps(spelled(self.path), chunks - present, chunks, self.prefix + first, self.arrays.hint)
+
+    def _taken(self, grid: Shape) -> Iterator[tuple[str, FileFault]]:
+        """Keys of the chunks that the index has in a file which is missing or ends before them."""
+        entries = self.arrays.entries
+        for key in entries.below(self.prefix) if entries.faults else ():
+            entry = entries.get(self.prefix + key)
+            fault = entries.faults.get(entry.file) if isinstance(entry, Extent) else None
+            is_chunk = self.document.keys.index(key, len(grid)) is not None
+            if is_chunk and isinstance(entry, Extent) and fault and fault.takes(entry):
+                yield self.prefix + key, fault
+
+    def _without_files(self, taken: Sequence[tuple[str, FileFault]], chunks: int, missing: int) -> Gaps:
+        key, first = taken[0]
+        return Gaps(
+            spelled(self.path),
+            missing + len(taken),
+            chunks,
+            key,
+            f"{first.hint}; `ckpt doctor {quote(str(self.arrays.directory))}` says more",
+            tuple(dict.fromkeys(str(fault) for _, fault in taken)),
+            StorageError if first.nbytes is None else FormatError,
+        )
 
     def _counted(self, grid: Shape) -> int:
         """How many chunks there are.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
+from types import MappingProxyType
 from typing import Protocol
 
 from ckpttools.errors import FormatError, StorageError
@@ -20,8 +21,44 @@ MANIFEST = "manifest.ocdbt"
 PROCESSES = "ocdbt.process_*"
 
 
+@dataclass(frozen=True, slots=True)
+class FileFault:
+    """A data file that is missing, or ends before what the index has in it.
+
+    Attributes:
+        path: of it.
+        nbytes: its size; None where it cannot be looked at.
+        end: where the last entry ends that the index has in it, in bytes.
+        reason: why it cannot be looked at.
+    """
+
+    path: Path
+    nbytes: int | None
+    end: int
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.nbytes is None:
+            return f"{self.path}: {self.reason}"
+        return f"{self.path} ends after {self.nbytes:,} of {self.end:,} bytes"
+
+    @property
+    def hint(self) -> str:
+        """What to do about it."""
+        cause = "deleted or not copied" if self.nbytes is None else "cut short"
+        return f"it was {cause}: fetch the checkpoint again"
+
+    def takes(self, extent: Extent) -> bool:
+        """Whether it takes a range of its file away."""
+        return self.nbytes is None or extent.offset + extent.length > self.nbytes
+
+
 class Entries(Protocol):
     """The keys of an item."""
+
+    @property
+    def faults(self) -> Mapping[str, FileFault]:
+        """The files that do not hold all that is said to be in them, by name."""
 
     @property
     def missing(self) -> str:
@@ -159,10 +196,28 @@ class Indexed:
             # As os.fsdecode does with file names: two different keys stay different.
             yield key[len(start) :].decode(errors="surrogateescape")
 
+    @cached_property
+    def faults(self) -> Mapping[str, FileFault]:
+        ends: dict[str, int] = {}
+        for entry in self._index.values():
+            if isinstance(entry, Extent):
+                ends[entry.file] = max(ends.get(entry.file, 0), entry.offset + entry.length)
+        found = {file: _fault(self._directory / file, end) for file, end in ends.items()}
+        return {file: fault for file, fault in found.items() if fault is not None}
+
     def file(self, extent: Extent) -> LocalFile:
         if extent.file not in self._files:
             self._files[extent.file] = named_file(self._directory, extent.file)
         return self._files[extent.file]
+
+
+def _fault(path: Path, end: int) -> FileFault | None:
+    """What keeps a file from being read up to an end, None if nothing does that looking at it tells."""
+    try:
+        nbytes = path.stat().st_size
+    except OSError as error:
+        return FileFault(path, None, end, error.strerror or "it cannot be looked at")
+    return FileFault(path, nbytes, end) if nbytes < end else None
 
 
 def named_file(directory: Path, name: str, what: str = "a data file") -> LocalFile:
@@ -191,6 +246,7 @@ class Files:
     more of them than a process may have open."""
 
     missing = "no such file"
+    faults: Mapping[str, FileFault] = MappingProxyType({})
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

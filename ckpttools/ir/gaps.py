@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ckpttools.errors import FormatError, listing
+from ckpttools.errors import listing
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import Chunked, Elementwise, Padded, Relayout, Stack, Take, Window
 from ckpttools.ir.stored import Gaps
+
+_MOST_FAULTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +30,17 @@ class Incomplete:
 
     @property
     def summary(self) -> str:
-        """`6 of 12 chunks of 3 arrays are missing, such as w/c/1/0`"""
-        number = len(self.arrays)
+        """`6 of 12 chunks of 3 arrays are missing, such as w/c/1/0`, with the files that should hold them"""
+        number, faults = len(self.arrays), self._faults
         of = f"{self.missing:,} of {self.chunks:,} chunks of {number:,} array{'s' * (number != 1)}"
-        return f"{of} {'is' if self.missing == 1 else 'are'} missing, such as {self.arrays[0].first}"
+        are = "cannot be read" if faults else "is missing" if self.missing == 1 else "are missing"
+        more = f" and {len(faults) - _MOST_FAULTS:,} more files" if len(faults) > _MOST_FAULTS else ""
+        told = f" ({'; '.join(faults[:_MOST_FAULTS])}{more})" if faults else ""
+        return f"{of} {are}, such as {self.arrays[0].first}{told}"
+
+    @property
+    def _faults(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(fault for each in self.arrays for fault in each.faults))
 
 
 def incomplete(arrays: Iterable[LazyArray]) -> Incomplete | None:
@@ -51,12 +60,13 @@ def refuse_incomplete(arrays: Iterable[LazyArray], place: str) -> None:
     """Raises an error that lists all arrays with missing chunks.
 
     Raises:
-        FormatError: there are some.
+        FormatError, StorageError: there are some; as reading the first of them would raise.
     """
     lacking = incomplete(arrays)
     if lacking is not None:
         lines = [f"{each.array}: {each.missing:,} of {each.chunks:,} chunks" for each in lacking.arrays]
-        raise FormatError(lacking.summary + listing(lines), place=place, hint=lacking.hint)
+        error = lacking.arrays[0].error
+        raise error(lacking.summary + listing(lines), place=place, hint=lacking.hint)
 
 
 def _gaps(array: LazyArray, seen: set[int]) -> Iterator[Gaps]:

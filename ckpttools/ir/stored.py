@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ckpttools.errors import CheckpointError, FormatError
 from ckpttools.ir import slabs
 from ckpttools.ir.array import ByteSource, LazyArray, ReadCost
 from ckpttools.ir.views import view_of
@@ -192,6 +193,8 @@ class Gaps:
         missing, chunks: how many are missing, and how many there should be.
         first: key of the first that is missing.
         hint: where they may be.
+        faults: what is wrong with the files that should hold them; empty where no file is named for them.
+        error: what reading them raises.
     """
 
     array: str
@@ -199,6 +202,8 @@ class Gaps:
     chunks: int
     first: str
     hint: str
+    faults: tuple[str, ...] = ()
+    error: type[CheckpointError] = FormatError
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -209,7 +214,8 @@ class Chunked(LazyArray):
         chunk: shape of the grid's cells; chunks at the edge have it, too, and are cut when read.
         part: the chunk at a grid index.
         part_scratch: scratch that reading the parts takes at most; None where each is a `Stored`.
-        gaps: chunks that are missing: reading them is refused; None where none is.
+        gaps: chunks that are missing, or whose files are or end before them: reading them is refused; None
+            where none is.
     """
 
     chunk: Shape

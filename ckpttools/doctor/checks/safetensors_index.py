@@ -38,7 +38,7 @@ def _folder(scene: Scene, weights: Weights) -> Iterator[Finding]:
     if lost and not weights.indexes:
         yield _missing(weights.folder, lost, "the names of the others count them")
     if not weights.indexes and len(weights.files) > 1 and not lost:
-        yield from _without_index(scene, weights)
+        yield _beside_the_model(weights) if _WHOLE in weights.files else _without_index(scene, weights)
     if _WHOLE in weights.files and weights.indexes:
         what = f"{_WHOLE} beside {', '.join(weights.indexes)}"
         why = f"transformers and ckpttools read {_WHOLE} and look at no index then"
@@ -71,18 +71,25 @@ def _lost_numbers(files: Iterable[str]) -> Iterator[str]:
                     yield f"{stem}-{number:0{digits}}-of-{count}{SAFETENSORS}"
 
 
-def _without_index(scene: Scene, weights: Weights) -> Iterator[Finding]:
+def _beside_the_model(weights: Weights) -> Finding:
+    """An adapter, or the same weights under other names, as some repositories hold both."""
+    others = [name for name in weights.files if name != _WHOLE]
+    what = f"{_some(others)} beside {_WHOLE}"
+    why = f"transformers and ckpttools take {_WHOLE} alone"
+    do = f"nothing need be done; another file is opened by its name, as {pasted(weights.folder / others[0])}"
+    return Finding(INFO, str(weights.folder), what, why, do)
+
+
+def _without_index(scene: Scene, weights: Weights) -> Finding:
     what = f"{len(weights.files)} files and no {_NAME}"
     why = "transformers does not find the weights; ckpttools takes them all"
     headers = {name: header_of(weights.folder / name) for name in weights.files}
     fault = _contradiction(headers)
     if fault:
         do = "tell apart what does not belong together; then write an index: " + mending(scene, "index")
-        yield Finding(WARNING, str(weights.folder), f"{what}; {fault}", why, do)
-    else:
-        yield Finding(
-            WARNING, str(weights.folder), what, why, f"{mending(scene, 'index')} writes it", "index"
-        )
+        return Finding(WARNING, str(weights.folder), f"{what}; {fault}", why, do)
+    do = f"{mending(scene, 'index')} writes it"
+    return Finding(WARNING, str(weights.folder), what, why, do, "index")
 
 
 def _contradiction(headers: Mapping[str, Header | CheckpointError]) -> str | None:
@@ -90,8 +97,17 @@ def _contradiction(headers: Mapping[str, Header | CheckpointError]) -> str | Non
     damaged = [name for name, header in headers.items() if isinstance(header, CheckpointError)]
     if damaged:
         return f"damaged: {_some(damaged)}"
+    stems = {_stem(name) for name in headers}
+    if len(stems) > 1:
+        return f"they are not shards of one model: {_some(stems)}"
     twice = [name for name, files in _places(headers).items() if len(files) > 1]
     return f"the same tensors in several files: {_some(twice)}" if twice else None
+
+
+def _stem(name: str) -> str:
+    """What the names of all shards of one model begin with: `model` of `model-00001-of-00002.safetensors`."""
+    match = _SHARD.fullmatch(name)
+    return match["stem"] if match else name.removesuffix(SAFETENSORS)
 
 
 def _places(headers: Mapping[str, Header | CheckpointError]) -> dict[str, list[str]]:
@@ -161,7 +177,8 @@ def rebuild(folder: Path) -> str:
     """Writes an index over all safetensors files of a directory that has none.
 
     Raises:
-        FormatError: there is one, a shard is missing or damaged, or a tensor is in two files.
+        FormatError: there is one, a shard is missing or damaged, a tensor is in two files, or the files are
+            not shards of one model.
         StorageError: it cannot be written.
     """
     names = sorted(p.name for p in folder.iterdir() if p.name.endswith(SAFETENSORS) and p.name[0] != ".")
