@@ -20,6 +20,7 @@ from ckpttools.formats.safetensors_write import SafetensorsWriter
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.flavours import parameters
 from ckpttools.ir.kinds import kind_of
+from ckpttools.ir.nodes import window
 from ckpttools.ir.quantized import refuse_quantized, refuse_unmappable, says_quantized
 from ckpttools.ir.tree import Metadata, Tree, dotted
 from ckpttools.ir.tree import Path as TreePath
@@ -31,6 +32,7 @@ from ckpttools.model_files import ModelFiles, config_bytes
 from ckpttools.names import in_natural_order
 from ckpttools.notes import Note, Notes
 from ckpttools.transforms.cast import cast, cast_notes
+from ckpttools.vocabulary import Surplus, refuse_learned
 
 # The spelling of a text model's names, and the files that only a model with towers has.
 TEXT = "text"
@@ -79,12 +81,14 @@ class HuggingFaceModel:
         config: what `config.json` says, None where nothing tells it.
         notes: what the user should know.
         has_text_model: whether the family has a text model without towers.
+        surplus: name of a source array -> rows of it that the model has no place for.
     """
 
     tree: Tree
     config: TrueConfig | None
     notes: Notes
     has_text_model: bool = False
+    surplus: Mapping[str, Surplus] = field(default_factory=dict)
 
 
 def plan_to_huggingface(
@@ -93,7 +97,7 @@ def plan_to_huggingface(
     resources: Resources | None = None,
     writer: SafetensorsWriter | None = None,
 ) -> Conversion:
-    """Plans a conversion without reading any array or writing anything.
+    """Plans a conversion without writing anything, or reading any array but the rows that are cut off.
 
     Args:
         source: a run directory, a step or an item, of any kind and flavour.
@@ -103,8 +107,8 @@ def plan_to_huggingface(
 
     Raises:
         CheckpointError: the source cannot be read, nothing tells which model it is, its arrays are not
-            those of that model, or it has towers that are not there; or the work does not fit into the
-            memory.
+            those of that model, it has towers that are not there, or rows that are cut off are not zero;
+            or the work does not fit into the memory.
     """
     options, resources = options or ToHuggingFace(), resources or Resources()
     tree = open_tree(Path(source), options.read)
@@ -115,7 +119,11 @@ def plan_to_huggingface(
     unwanted = _OF_TOWERS if options.spelling == TEXT else ()
     copied = {name: path for name, path in files.companions.items() if name not in (*made, *unwanted)}
     beside = Beside(writer or SafetensorsWriter(), Companions(copied), made=made)
-    return resources.plan(model.tree, beside, model.notes)
+    conversion = resources.plan(model.tree, beside, model.notes)
+    # The only place where a plan reads data: what is cut off is lost, and no header tells whether that is
+    # padding. Only once the plan is made, which refuses what does not fit into the memory.
+    refuse_learned(model.surplus, tree.metadata.place)
+    return conversion
 
 
 def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> HuggingFaceModel:
@@ -149,7 +157,17 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     config = _config(bound, options, files, made, tied)
     notes = _notes(mapped, main, options.dtype, missing) + Notes(remarks=tuple(_remarks(config, made)))
     has_text_model = any(each.name == TEXT for each in bound.family.spellings)
-    return HuggingFaceModel(Tree(leaves, place), config, notes, has_text_model)
+    surplus = {
+        key: _surplus(arrays[key], axis, mapped.sizes["vocab"]) for key, axis in mapped.surplus.items()
+    }
+    return HuggingFaceModel(Tree(leaves, place), config, notes, has_text_model, surplus)
+
+
+def _surplus(array: LazyArray, axis: int, kept: int) -> Surplus:
+    """What an array has on an axis after the rows of the model."""
+    start, shape = [0] * len(array.shape), list(array.shape)
+    start[axis], shape[axis] = kept, array.shape[axis] - kept
+    return Surplus(window(array, tuple(start), tuple(shape)), axis, kept)
 
 
 def _carried(
@@ -386,7 +404,9 @@ def _notes(mapped: Mapped, main: DType | None, dtype: DType | None, dropped: tup
         if each.exact or back
     ]
     for axis, (there, kept) in mapped.cut.items():
-        text = f"{there} in MaxText, {kept} in the model: the last {there - kept} are cut off"
+        text = (
+            f"{there} in MaxText, {kept} in the model: the last {there - kept} are cut off, all of them zeros"
+        )
         values.append(Note(axis, text))
     if dtype is not None:
         inexact += cast_notes(mapped.arrays, dtype)

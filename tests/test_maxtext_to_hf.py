@@ -25,6 +25,7 @@ from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
 from ckpttools.model import ModelOptions
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
+from ckpttools.testing.strategies import stored
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.select import Select
 
@@ -429,6 +430,37 @@ class TestVocabulary:
         assert any("the last 44 are cut off" in note.text for note in conversion.plan.notes.values)
         conversion.run(tmp_path / "hf")
         assert_same(tensors(tmp_path / "hf"), tensors(hf(family)))
+
+    @SCANS
+    @pytest.mark.parametrize("tied", [True, False], ids=["embedding", "head"])
+    def test_rows_that_are_not_zero_are_never_cut_off(self, tmp_path, scan, tied):
+        """A configuration of fewer rows than were learned; and one learned element in the last padded row."""
+        convert(tmp_path / "maxtext", "llama3.1", scan=scan)
+        config = json.loads((hf("llama3.1") / "config.json").read_bytes())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 200}))
+        with pytest.raises(ConfigError, match="the last 56 rows of the vocabulary") as error:
+            plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=tmp_path / "config.json"))
+        assert str(error.value.place).startswith("token_embedder.embedding in ")
+        assert error.value.got == "256 rows for a vocabulary of 200; row 200 is not zero"
+
+        tree = open_tree(convert(tmp_path / "padded", "llama3.1", scan=scan, pad_vocab=300))
+        name = ("token_embedder", "embedding") if tied else ("decoder", "logits_dense", "kernel")
+        path = ("params", "params", *name)
+        learned = tree.arrays[path].read()
+        learned[(299, 5) if tied else (5, 299)] = np.float32(-1e-30)
+        save(
+            Tree({**tree.leaves, path: stored(learned, DTYPES["bfloat16"])}, tree.metadata),
+            tmp_path / "learned",
+        )
+        with pytest.raises(ConfigError, match="the last 44 rows of the vocabulary") as error:
+            plan_to_huggingface(tmp_path / "learned")
+        assert str(error.value.place).startswith(".".join(name))
+        assert "row 299 is not zero" in str(error.value.got)
+        # What the hint says: all rows are kept.
+        (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
+        made = tensors(back(tmp_path / "learned", tmp_path / "hf", like=tmp_path / "config.json"))
+        written = made["model.embed_tokens.weight" if tied else "lm_head.weight"]
+        assert written.tobytes() == (learned if tied else np.ascontiguousarray(learned.T)).tobytes()
 
     def test_rows_are_never_taken_away(self, tmp_path):
         with pytest.raises(UsageError, match="padding cannot take rows away"):

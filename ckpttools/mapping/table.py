@@ -48,6 +48,7 @@ class Mapped:
         dropped: source keys that were left out on purpose.
         changed: target keys whose values were changed.
         cut: for each axis that was longer in the source than in the model, both lengths.
+        surplus: source key -> the axis on which it was longer.
         unused: source keys that made nothing, where only what could be made was asked for.
     """
 
@@ -57,6 +58,7 @@ class Mapped:
     dropped: tuple[str, ...]
     changed: frozenset[str] = frozenset()
     cut: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    surplus: Mapping[str, int] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
 
 
@@ -168,9 +170,9 @@ class Table:
             cut: axes on which left arrays may be longer than the model says; the surplus is left out.
         """
         directions = [_Direction(row.left, row.right, row, True) for row in self.rows]
-        kept, lengths = self._windowed(arrays, directions, cut)
+        kept, lengths, surplus = self._windowed(arrays, directions, cut)
         mapped = self._respelled(kept, directions, (), False)
-        return Mapped(mapped.arrays, mapped.sizes, mapped.values, (), mapped.changed, lengths)
+        return Mapped(mapped.arrays, mapped.sizes, mapped.values, (), mapped.changed, lengths, surplus)
 
     def left_out_of(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Of right arrays, those that the left side has no place for."""
@@ -239,10 +241,11 @@ class Table:
 
     def _windowed(
         self, arrays: Mapping[str, LazyArray], directions: Iterable[_Direction], cut: Collection[str]
-    ) -> tuple[Mapping[str, LazyArray], dict[str, tuple[int, int]]]:
-        """The arrays without what they have too much on the axes to cut, and what was cut."""
+    ) -> tuple[Mapping[str, LazyArray], dict[str, tuple[int, int]], dict[str, int]]:
+        """The arrays without what they have too much on the axes to cut; what was cut by axis, by key."""
         kept = dict(arrays)
         lengths: dict[str, tuple[int, int]] = {}
+        surplus: dict[str, int] = {}
         for axis in [axis for axis in cut if axis in self.sizes]:
             wanted = self.sizes[axis].length
             sides = [each.source for each in directions if (axis,) in each.source.groups]
@@ -254,7 +257,8 @@ class Table:
                 lengths[axis] = (array.shape[at], wanted)
                 shape = (*array.shape[:at], wanted, *array.shape[at + 1 :])
                 kept[str(side.key)] = window(array, (0,) * len(shape), shape)
-        return kept, lengths
+                surplus[str(side.key)] = at
+        return kept, lengths, surplus
 
     def _unified(self, arrays: Mapping[str, LazyArray], directions: list[_Direction]) -> dict[str, Size]:
         """Sizes from the configuration, by formula, from shapes, and from the numbers in names."""
