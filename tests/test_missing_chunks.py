@@ -34,7 +34,8 @@ F32 = np.dtype("float32")
 
 
 def run(*words):
-    return CliRunner().invoke(main, list(map(str, words)), catch_exceptions=False)
+    # No path is broken, however long it is.
+    return CliRunner(env={"COLUMNS": "1000"}).invoke(main, list(map(str, words)), catch_exceptions=False)
 
 
 def without_saying_so(host: Path) -> None:
