@@ -1,8 +1,9 @@
 """Loads checkpoints through Orbax's public loaders on 8 simulated devices; run by test_orbax_loads.py.
 
 A process of its own, since JAX must be told of the devices before it starts, and since no other test needs
-JAX. Reads a JSON list of [name, run directory, expected], where expected is a map of leaves, or a nested tree
-for the checkpoint "every-leaf". Writes a JSON object: name -> case -> "" or what went wrong.
+JAX. Reads a JSON list of [name, run directory, expected, endings], where expected is a map of leaves, or a
+nested tree for the checkpoint "every-leaf"; cases are those whose names have one of the endings. Writes a
+JSON object: name -> case -> "" or what went wrong.
 """
 
 from __future__ import annotations
@@ -333,10 +334,12 @@ def spelled(tree: Any) -> Any:
     return described(np.asarray(tree)) if isinstance(tree, np.ndarray | jax.Array) else tree
 
 
-def main(jobs: list[tuple[str, str, Expected]]) -> dict[str, dict[str, str]]:
+def main(jobs: list[tuple[str, str, Expected, list[str]]]) -> dict[str, dict[str, str]]:
     results: dict[str, dict[str, str]] = {}
-    for name, run, expected in jobs:
+    for name, run, expected, endings in jobs:
         for case, check in (every_leaf_cases() if name == "every-leaf" else cases()).items():
+            if not case.endswith(tuple(endings)):
+                continue
             try:
                 check(Path(run), expected)
                 problem = ""

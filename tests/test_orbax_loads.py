@@ -119,8 +119,8 @@ def every_leaf(tmp_path_factory):
 def results(runs, every_leaf, tmp_path_factory):
     """What became of every case: name -> case -> problem. One process loads everything."""
     directory = tmp_path_factory.mktemp("results")
-    jobs = [(name, str(runs[name]), golden_leaves(*how[:2])) for name, how in CHECKPOINTS.items()]
-    jobs.append((EVERY, str(every_leaf), spelled_out(EVERY_LEAF.nested())))
+    jobs = [(name, str(runs[name]), golden_leaves(*how[:2]), [""]) for name, how in CHECKPOINTS.items()]
+    jobs.append((EVERY, str(every_leaf), spelled_out(EVERY_LEAF.nested()), [""]))
     (directory / "jobs.json").write_text(json.dumps(jobs))
     command = [sys.executable, str(SCRIPT), str(directory / "jobs.json"), str(directory / "results.json")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
