@@ -20,12 +20,13 @@ from ckpttools.dtypes import DTYPES
 from ckpttools.errors import CheckpointError, FormatError, MappingError
 from ckpttools.formats.registry import open_tree
 from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
-from ckpttools.ir.nodes import Stored
+from ckpttools.ir.nodes import Stored, elementwise
 from ckpttools.ir.quantized import Quantized, quantized, scheme
 from ckpttools.ir.tree import Tree, dotted
 from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import CastMap, CastTo
+from ckpttools.transforms.conversion import Convert
 from ckpttools.transforms.functions import MapArrays
 from ckpttools.transforms.rename import parse_rules
 from ckpttools.transforms.select import Select
@@ -220,6 +221,20 @@ class TestTransforms:
         with pytest.raises(FormatError, match="quantised weights cannot be cast"):
             tree.pipe(CastMap({f"*up.{weight}": "float32"}, force=True))
         assert tree.pipe(CastMap({"norm*": "float32"})).arrays["norm.weight",].dtype.name == "float32"
+
+    def test_a_function_does_not_cast_them_either(self, name):
+        weight, *scales = SCHEMES[name]
+        tree = tree_of(SCHEMES[name])
+
+        def bare(path, array):
+            if path.endswith(f".{weight}"):
+                return elementwise(array, Convert(DTYPES["float32"]))
+            return None if path.endswith(tuple(f".{scale}" for scale in scales)) else path
+
+        with pytest.raises(MappingError, match="would lose their scales"):
+            tree.pipe(MapArrays(bare))
+        with pytest.raises(MappingError, match="cast from"):
+            tree.pipe(MapArrays(lambda path, array: bare(path, array) or path))
 
 
 # Of the same module, as experts are.

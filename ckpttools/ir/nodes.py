@@ -233,6 +233,13 @@ def elementwise(source: LazyArray, op: ElementOp) -> LazyArray:
     return Elementwise(source.shape, op.result(source.dtype), source, op)
 
 
+def inner(array: LazyArray) -> tuple[LazyArray, ...]:
+    """The arrays that an array is made of; none for one that is stored."""
+    if isinstance(array, Derived):
+        return (array.source,)
+    return array.parts if isinstance(array, Stack) else ()
+
+
 @lru_cache(maxsize=4096)
 def _file(path: str) -> str:
     """A file's own name, however the path to it is spelled."""

@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
-from ckpttools.ir.array import ByteSource, Derived, LazyArray
-from ckpttools.ir.nodes import Chunked, Stack, described
+from ckpttools.ir.array import ByteSource, LazyArray
+from ckpttools.ir.nodes import Chunked, described, inner
 
 # Fields of nodes that are made of others; the rest of their fields say how.
 _INNER = ("source", "parts")
-
-
-def inner(array: LazyArray) -> tuple[LazyArray, ...]:
-    """The arrays that an array is made of; none for one that is stored."""
-    if isinstance(array, Derived):
-        return (array.source,)
-    return array.parts if isinstance(array, Stack) else ()
 
 
 def sources(arrays: Iterable[LazyArray]) -> Iterator[ByteSource]:

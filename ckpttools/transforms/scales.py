@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 from ckpttools.dtypes import DType
 from ckpttools.errors import MappingError, listing
+from ckpttools.ir.array import LazyArray
+from ckpttools.ir.nodes import inner
 from ckpttools.ir.quantized import (
     Quantized,
     last_keys,
@@ -82,7 +84,8 @@ def refuse_parting(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None
     if not any(each.scales for each in before.values()):
         return
     targets = {dotted(source): dotted(target) for target, source in sources.items()}
-    lost = list(_lost(before.values(), targets, made))
+    weights = {id(tree.arrays[path]): tree.arrays[path] for path in before}
+    lost = [*_lost(before.values(), targets, made), *_cast_on_the_way(weights, made)]
     if lost:
         said = says_quantized(tree.metadata.config)
         raise MappingError(
@@ -123,6 +126,23 @@ def _lost(before: Collection[Quantized], targets: Mapping[str, str], made: Tree)
         # What several weights became has their dtype, and a name that may tell nothing.
         if name not in known and len(weight.scales) < (wanted or (name in after)):
             yield str(weight)
+
+
+def _cast_on_the_way(weights: Mapping[int, LazyArray], made: Tree) -> Iterator[str]:
+    """A line for each array that is made of a weight's bare numbers in another dtype.
+
+    Args:
+        weights: by their identity.
+        made: the new tree.
+    """
+    for path, array in made.arrays.items():
+        rest = [array]
+        while rest:
+            each = rest.pop()
+            rest += inner(each)
+            if id(each) in weights and each.dtype != array.dtype:
+                yield f"{dotted(path)}: cast from {each.dtype} to {array.dtype}"
+                break
 
 
 def _fewest_scales(weights: Collection[Quantized]) -> dict[DType, int]:
