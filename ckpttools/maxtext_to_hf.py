@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ckpttools import tying
+from ckpttools.agreement import same_family, same_values
 from ckpttools.convert import Conversion, Resources
 from ckpttools.dtypes import DType
 from ckpttools.errors import CheckpointError, ConfigError, UsageError, near_names
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families
-from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.base import COMPANIONS, ReadOptions
 from ckpttools.formats.beside import Beside, Companions
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors_write import SafetensorsWriter
@@ -130,7 +131,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     """A MaxText tree as a Hugging Face one, and what the user should know.
 
     Raises:
-        ConfigError: nothing tells which model it is.
+        ConfigError: nothing tells which model it is, or its configuration contradicts the carried one.
         CoverageError: the arrays are not those of that model.
         FormatError: weights are quantised.
     """
@@ -138,7 +139,9 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     refuse_quantized(arrays, None, tree.metadata.place)
     bound = _bound(arrays, tree, options, files)
     unwanted = _unwanted_head(bound, arrays, options.model.tied)
-    mapped = bound.table.to_right({key: a for key, a in arrays.items() if key not in unwanted}, ("vocab",))
+    wanted = {key: array for key, array in arrays.items() if key not in unwanted}
+    mapped = bound.table.to_right(wanted, ("vocab",))
+    _require_agreement(bound, wanted, tree, options, files)
     refuse_unmappable(mapped.arrays, None, tree.metadata.place)
     main = _main_dtype(arrays, mapped)
     made = {key: _restored(key, array, mapped, main) for key, array in mapped.arrays.items()}
@@ -303,6 +306,29 @@ def _with_family(
         overrides=flags,
     )
     return _Bound(family, replace(table, place=tree.metadata.place), spelling)
+
+
+def _require_agreement(
+    bound: _Bound,
+    arrays: Mapping[str, LazyArray],
+    tree: Tree,
+    options: ToHuggingFace,
+    files: ModelFiles,
+) -> None:
+    """Refuses a configuration by which values come out otherwise than by the carried one.
+
+    Raises:
+        ConfigError: it is of another family, which no option names, or binds the family's rows otherwise.
+    """
+    config, carried = files.config, files.overruled
+    if config is None or carried is None:
+        return
+    if options.model.family is None:
+        same_family(bound.family, config, files.place, carried)
+    place = str(Path(tree.metadata.place) / COMPANIONS / CONFIG)
+    options = replace(options, spelling=bound.spelling.name)
+    other = _with_family(bound.family, arrays, tree, options, replace(files, config=carried, place=place))
+    same_values(bound.table, other.table, arrays, files.place)
 
 
 def _only_fitting(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class ModelFiles:
         carried: arrays that were carried along, by name.
         weights: arrays of the model itself, where it is at hand.
         spelling: how its files spell names, where that was written down.
+        overruled: the configuration that the checkpoint carries, where another is taken.
     """
 
     config: Mapping[str, Any] | None = None
@@ -38,6 +39,7 @@ class ModelFiles:
     carried: Mapping[str, LazyArray] = field(default_factory=dict)
     weights: Mapping[str, LazyArray] = field(default_factory=dict)
     spelling: str | None = None
+    overruled: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, tree: Tree, like: str | Path | None) -> ModelFiles:
@@ -48,7 +50,9 @@ class ModelFiles:
         """
         carried = Path(tree.metadata.place) / COMPANIONS
         if like is not None:
-            return cls._like(Path(like))
+            config = carried / CONFIG
+            overruled = read_json(config) if config.is_file() else None
+            return replace(cls._like(Path(like)), overruled=overruled)
         return cls._carried(carried) if carried.is_dir() else cls()
 
     @classmethod

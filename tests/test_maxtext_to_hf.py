@@ -235,6 +235,70 @@ class TestWhichModel:
         assert not (tmp_path / "hf").exists()
 
 
+class TestTwoConfigurations:
+    """The one that the user names and the one carried along: values come out alike, or nothing does."""
+
+    @pytest.fixture
+    def like(self, tmp_path):
+        def made(**fields: object) -> Path:
+            config = json.loads((tmp_path / "maxtext" / "0" / "items" / "hf" / "config.json").read_bytes())
+            (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
+            return tmp_path / "config.json"
+
+        return made
+
+    def test_rotary_layout(self, tmp_path, like):
+        convert(tmp_path / "maxtext", "llama3.1")
+        plain = like(rope_scaling=None, rope_parameters=None)
+        with pytest.raises(ConfigError, match="other values of the arrays") as error:
+            plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=plain))
+        assert error.value.got == f"interleaved is not set ({plain}: no rope_parameters.rope_type)"
+        assert 'rope_type is "llama3"' in str(error.value.wanted)
+        assert "--rope-layout" in str(error.value.hint)
+        options = {"like": plain, "model": ModelOptions(rope_layout="interleaved")}
+        assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf", **options)), tensors(hf("llama3.1")))
+
+    def test_family(self, tmp_path, like):
+        convert(tmp_path / "maxtext", "llama3.1")
+        other = like(model_type="mistral")
+        with pytest.raises(ConfigError, match="other values of the arrays") as error:
+            plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=other))
+        assert error.value.got == 'model_type "mistral" (family mistral)'
+        assert str(error.value.wanted).startswith('model_type "llama" (family llama)')
+        assert "--family" in str(error.value.hint)
+        options = {"like": other, "model": ModelOptions(family="llama")}
+        assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf", **options)), tensors(hf("llama3.1")))
+
+    def test_a_size_that_only_values_depend_on(self, tmp_path, like):
+        (tmp_path / "mine.py").write_text(
+            "from dataclasses import replace\n"
+            "from ckpttools.families.llama import FAMILY as LLAMA\n"
+            "from ckpttools.mapping.values import Scale\n"
+            "first, *rest = LLAMA.rows\n"
+            "rows = (replace(first, op=Scale('scalar', 1)), *rest)\n"
+            "FAMILY = replace(LLAMA, rows=rows, sizes={**LLAMA.sizes, 'scalar': ('scalar',)})\n"
+        )
+        source = tmp_path / "source"
+        shutil.copytree(hf("llama3.1"), source)
+        config = json.loads((source / "config.json").read_bytes())
+        (source / "config.json").write_text(json.dumps({**config, "scalar": 4}))
+        model = ModelOptions(family=str(tmp_path / "mine.py"))
+        plan_to_maxtext(source, ToMaxText(model=model)).run(tmp_path / "maxtext")
+        with pytest.raises(ConfigError, match="other values of the arrays") as error:
+            plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=like(scalar=8), model=model))
+        assert str(error.value.got).startswith("scalar 8 (")
+        assert str(error.value.wanted).startswith("scalar 4 (")
+        made = back(tmp_path / "maxtext", tmp_path / "hf", like=like(rms_norm_eps=1), model=model)
+        assert_same(tensors(made), tensors(source))
+
+    def test_what_decides_no_value_may_differ(self, tmp_path, like):
+        convert(tmp_path / "maxtext", "deepseek3")
+        other = like(rope_theta=1, num_nextn_predict_layers=0, model_type="deepseek_v3")
+        made = back(tmp_path / "maxtext", tmp_path / "hf", like=other)
+        wanted = tensors(hf("deepseek3"))
+        assert_same(tensors(made), {name: wanted[name] for name in tensors(made)})
+
+
 def families_of(model_type: str) -> list[str]:
     from ckpttools.families.registry import families
 
