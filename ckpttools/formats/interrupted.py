@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import quote
 
 from ckpttools.errors import FormatError, StorageError
 from ckpttools.run.staging import REPLACED, SUFFIX, is_staging
@@ -32,10 +31,7 @@ def refuse_interrupted(path: Path) -> None:
 
 def next_step(partial: Path) -> str:
     """What to do about an interrupted conversion."""
-    destination = quote(str(partial.with_name(partial.name.removesuffix(SUFFIX))))
     replaced = partial / REPLACED
     if replaced.is_dir():
-        return (
-            f"{quote(str(replaced))} holds what {destination} was before it was to be replaced: move it back"
-        )
+        return f"{replaced} holds what it was before it was to be replaced: move it back"
     return f"{partial} is an interrupted conversion: run its command again, and it goes on"
