@@ -33,7 +33,7 @@ from ckpttools.cli.main import main
 from ckpttools.doctor import checks as checks_room
 from ckpttools.doctor.base import LEVELS, pasted
 from ckpttools.doctor.examine import checks, examine, fixes, mend
-from ckpttools.errors import CheckpointError, FormatError, UsageError
+from ckpttools.errors import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.formats.databases import read_database
 from ckpttools.formats.registry import open_tree
 from ckpttools.ir.tree import spelled
@@ -760,6 +760,23 @@ class TestCommand:
         (tmp_path / "dst.partial").mkdir()
         (tmp_path / "dst.partial/journal.ckpttools").touch()
         assert "interrupted conversion" in self.run(tmp_path / "dst").output
+        itself = self.run(tmp_path / "dst.partial")
+        assert itself.exit_code == 0 and "an interrupted conversion" in itself.output
+
+    def test_what_an_interrupted_conversion_left_is_told_where_a_checkpoint_is_opened(self, tmp_path):
+        copy(FIXTURES / "standard", tmp_path, "dst.partial/content")
+        (tmp_path / "dst.partial/journal.ckpttools").touch()
+        with pytest.raises(StorageError, match="dst is not there") as caught:
+            open_tree(tmp_path / "dst")
+        assert caught.value.hint.startswith(f"{tmp_path / 'dst.partial'} is an interrupted conversion")
+        with pytest.raises(FormatError, match="interrupted conversion"):
+            open_tree(tmp_path / "dst.partial")
+        (tmp_path / "dst.partial/replaced").mkdir()
+        (found,) = examine(tmp_path / "dst.partial").findings
+        assert "rm" not in found.do and "move it back" in found.do
+        with pytest.raises(StorageError) as caught:
+            open_tree(tmp_path / "else")
+        assert caught.value.hint == "check the spelling of the path"
 
 
 def test_no_permission(monkeypatch):

@@ -571,6 +571,19 @@ class TestTied:
             plan_to_maxtext(source).run(tmp_path / "maxtext")
             assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), tensors(source))
 
+    @pytest.mark.parametrize("wrong", ["missing", "of another shape"])
+    def test_a_choice_about_the_head_is_no_remedy_for_what_else_is_wrong(self, tmp_path, wrong):
+        source = self.model(tmp_path / "source", said=False, head=False)
+        arrays = tensors(source)
+        norm = arrays.pop("model.norm.weight")
+        if wrong != "missing":
+            arrays["model.norm.weight"] = norm[:-1]
+        save_file(arrays, source / "model.safetensors", {"format": "pt"})
+        with pytest.raises(CoverageError, match=r"model\.norm\.weight") as error:
+            plan_to_maxtext(source)
+        assert "--tied" not in error.value.hint
+        assert "check that config.json belongs to these weights" in error.value.hint
+
     @pytest.mark.parametrize("said", [True, False])
     @pytest.mark.parametrize("head", [True, False])
     @pytest.mark.parametrize("way", ["keep", "drop", "materialize"])

@@ -203,6 +203,9 @@ def test_the_familys_patterns_are_of_right_keys_only():
     mapped = table().to_left(unread(right_shapes()))
     with pytest.raises(CoverageError):
         table(dropped=("layers_0.extra",)).to_right(mapped.arrays | unread({"layers_0.extra": (1,)}))
+    with pytest.raises(CoverageError) as caught:
+        table().to_right(mapped.arrays | unread({"layers_0.extra": (1,)}))
+    assert caught.value.hint == "if they are to be left out, ckpt select SRC DST --drop PATTERN first"
 
 
 def test_dropping_an_array_that_is_needed_is_refused():

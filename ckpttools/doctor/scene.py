@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ckpttools.doctor.looking import is_directory, is_file
-from ckpttools.errors import CheckpointError, FormatError, StorageError
+from ckpttools.errors import CheckpointError, FormatError
 from ckpttools.formats.databases import Database, database_of
+from ckpttools.formats.interrupted import absent
 from ckpttools.formats.ocdbt import MANIFEST
 from ckpttools.formats.orbax_hosts import is_part_of_a_host
 from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, SHARDING_FILE, TREE_FILE
@@ -22,7 +23,7 @@ from ckpttools.formats.orbax_steps import IN_PROGRESS
 from ckpttools.formats.safetensors_header import json_object
 from ckpttools.formats.zarr3 import DOCUMENT as ZARR3
 from ckpttools.formats.zarr_chunks import ChunkTables, chunk_tables
-from ckpttools.run.staging import REPLACED, SUFFIX, is_staging
+from ckpttools.run.staging import is_staging
 from ckpttools.stores.local import read_whole, storage_error
 
 # What the fix set-aside appends.
@@ -183,21 +184,14 @@ def scene_at(path: Path) -> Scene:
     # What is above counts, too, and "." has nothing above it.
     path = path.resolve() if path.name in ("", "..") else path
     if not os.path.lexists(path):
-        raise StorageError(f"{path} is not there", hint=_hint(path))
+        raise absent(path)
     if not is_directory(path):
         return Scene(path, weights=tuple(_one_file(path)))
+    if is_staging(path):
+        return Scene(path, leftovers=(path,))
     walk = _Walk()
     walk.visit(path, 0)
     return walk.scene(path)
-
-
-def _hint(path: Path) -> str:
-    partial = path.with_name(path.name + SUFFIX) if path.name else path
-    if is_directory(partial / REPLACED):
-        return f"{partial / REPLACED} holds what it was before it was to be replaced: move it back"
-    if is_staging(partial):
-        return f"{partial} is an interrupted conversion: run its command again, and it goes on"
-    return "check the spelling of the path"
 
 
 def _one_file(path: Path) -> Iterator[Weights]:

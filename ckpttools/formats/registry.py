@@ -9,8 +9,9 @@ from pathlib import Path
 
 import ckpttools.formats as package
 from ckpttools.entry_points import load_group
-from ckpttools.errors import FormatError, StorageError, UsageError, listing
+from ckpttools.errors import FormatError, UsageError, listing
 from ckpttools.formats.base import Format, ReadOptions
+from ckpttools.formats.interrupted import absent, refuse_interrupted
 from ckpttools.ir.tree import Tree
 
 # Modules of this package with a `FORMAT`, in the order in which they are tried.
@@ -35,10 +36,11 @@ def open_tree(path: Path, options: ReadOptions | None = None) -> Tree:
 
     Raises:
         StorageError: nothing is there.
-        FormatError: no format recognises it; says what each of them missed.
+        FormatError: no format recognises it, says what each of them missed; or a conversion grows there.
     """
     if not path.exists():
-        raise StorageError(f"{path} is not there", hint="check the spelling of the path")
+        raise absent(path)
+    refuse_interrupted(path)
     reasons: dict[str, str] = {}
     # Looking for plug-ins takes 30 ms, which most checkpoints do not need.
     for known in (_built_in, formats):

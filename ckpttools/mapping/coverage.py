@@ -17,14 +17,22 @@ from ckpttools.region import Shape
 
 # Beyond this many lines a list says only how many more there are.
 _MOST_LINES = 200
+_CHECK = "check that config.json belongs to these weights"
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A side whose arrays must be there, or must not be, and who says so (empty where nobody need)."""
+    """A side whose arrays must be there, or must not be.
+
+    Attributes:
+        side: of a row.
+        why: who says so; empty where nobody need.
+        remedy: what a user can do where only such arrays are not as that says.
+    """
 
     side: Side
     why: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,7 @@ def check_coverage(
     place: str,
     dropped: Collection[str] = (),
     remedies: Mapping[str, str] | None = None,
+    leave_out: str = "name them with --drop PATTERN",
 ) -> None:
     """Compares the arrays that are there with those that the rows name.
 
@@ -83,6 +92,7 @@ def check_coverage(
         place: for messages.
         dropped: keys that are left out on purpose.
         remedies: pattern of keys that no row takes -> what to do about such.
+        leave_out: how a user leaves arrays out.
 
     Raises:
         NotCoveredError: with every missing, left-over and misshapen array.
@@ -112,6 +122,8 @@ def check_coverage(
         *_flag_hints(extra, unwanted, lengths, "not expected"),
         *_beyond_hints(extra, wanted, sizes),
     ]
+    wrong = {*missing, *extra, *(each.key for each in misshapen)}
+    hints += _choices(wrong, (*wanted, *unwanted), lengths)
     wanted_shapes = {key: sides[key].shape(lengths) for key in missing}
     coverage = Coverage(wanted_shapes, tuple(extra), tuple(misshapen), tuple(hints))
     packed = quantized(arrays)
@@ -120,12 +132,12 @@ def check_coverage(
     if scaled:
         hints.append(f"{scaled} belongs to a quantised weight, whose numbers mean nothing without its scales")
     elif extra and not hints:
-        hints.append("if they are to be left out, name them with --drop PATTERN")
+        hints.append(f"if they are to be left out, {leave_out}")
     raise NotCoveredError(
         "the arrays do not match the model" + "".join(parts),
         coverage,
         place=place,
-        hint="; ".join(hints) or "check that config.json belongs to these weights",
+        hint="; ".join(hints) or _CHECK,
     )
 
 
@@ -175,6 +187,19 @@ def _flag_hints(
             hit = next((key for key in _keys(each, lengths) if key in there), None)
             if hit:
                 yield f"{hit} is {verdict} because of {each.why}"
+
+
+def _choices(
+    wrong: Collection[str], expected: Sequence[Expected], lengths: Mapping[str, int]
+) -> Iterator[str]:
+    """What a user can choose, where that would mend all; where more is wrong it would only hide that."""
+    open_to_choice = [each for each in expected if each.remedy]
+    keys = {key: each.remedy for each in open_to_choice for key in _keys(each, lengths)}
+    hits = [key for key in wrong if key in keys]
+    if len(hits) == len(wrong):
+        yield from dict.fromkeys(keys[key] for key in hits)
+    elif hits:
+        yield _CHECK
 
 
 def _keys(expected: Expected, lengths: Mapping[str, int]) -> Iterator[str]:

@@ -171,7 +171,7 @@ class Table:
         """
         directions = [_Direction(row.left, row.right, row, True) for row in self.rows]
         kept, lengths, surplus = self._windowed(arrays, directions, cut)
-        mapped = self._respelled(kept, directions, (), False)
+        mapped = self._respelled(kept, directions, (), False, "ckpt select SRC DST --drop PATTERN first")
         return Mapped(mapped.arrays, mapped.sizes, mapped.values, (), mapped.changed, lengths, surplus)
 
     def left_out_of(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
@@ -185,13 +185,15 @@ class Table:
         all_directions: list[_Direction],
         drop: tuple[str, ...],
         exact: bool,
+        leave_out: str = "name them with --drop PATTERN",
     ) -> Mapped:
         settled = self._settled(arrays, all_directions, drop)
         kept, said, flags = settled.arrays, settled.sizes, settled.flags
         self._require(said, kept, [each.source for each in settled.directions])
-        expected = [Expected(each.source, _why(each.row, flags)) for each in settled.directions]
-        unwanted = [Expected(each.source, _why(each.row, flags)) for each in settled.absent]
-        check_coverage(kept, expected, unwanted, said, self.place, settled.dropped, self.remedies)
+        expected = [_expected(each, flags) for each in settled.directions]
+        unwanted = [_expected(each, flags) for each in settled.absent]
+        dropped, remedies = settled.dropped, self.remedies
+        check_coverage(kept, expected, unwanted, said, self.place, dropped, remedies, leave_out)
         refuse_open(flags, self.place)
         return _made(settled.directions, kept, said, settled.dropped, exact)
 
@@ -301,10 +303,12 @@ def _is_void(side: Side, sizes: Mapping[str, Size]) -> bool:
     return any(axis in sizes and sizes[axis].length == 0 for axis in side.axes)
 
 
-def _why(row: Row, flags: Mapping[str, Flag]) -> str:
-    """Who says that the row is, or is not, part of the model; empty where nothing decides."""
-    deciding = [flags[name] for name in sorted(row.flags) if flags[name].source]
-    return "; ".join(dict.fromkeys(f"{f.source} ({f.remedy})" if f.remedy else f.source for f in deciding))
+def _expected(direction: _Direction, flags: Mapping[str, Flag]) -> Expected:
+    """Who says that the row is, or is not, part of the model, and what may be chosen instead."""
+    deciding = [flags[name] for name in sorted(direction.row.flags) if flags[name].source]
+    why = dict.fromkeys(flag.source for flag in deciding)
+    remedies = dict.fromkeys(flag.remedy for flag in deciding if flag.remedy)
+    return Expected(direction.source, "; ".join(why), "; ".join(remedies))
 
 
 def _made(

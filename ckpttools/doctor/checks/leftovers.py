@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, pasted
+from ckpttools.doctor.looking import is_directory
 from ckpttools.doctor.scene import SET_ASIDE, Scene
+from ckpttools.formats.interrupted import next_step, partial_of
 from ckpttools.formats.orbax_steps import IN_PROGRESS
-from ckpttools.run.staging import SUFFIX, is_staging
+from ckpttools.run.staging import REPLACED, SUFFIX, is_staging
 
 _UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
 def _look(scene: Scene) -> Iterator[Finding]:
-    beside = scene.path.with_name(scene.path.name + SUFFIX) if scene.path.name else scene.path
-    for place in [*scene.leftovers, *([beside] if beside != scene.path and is_staging(beside) else [])]:
+    beside = partial_of(scene.path)
+    for place in [*scene.leftovers, *([beside] if beside else [])]:
         size, age = _measured(place)
         what = f"{_kind(place)}: {size:,} bytes, last changed {age} ago"
         yield Finding(WARNING, str(place), what, _why(place), _do(place))
@@ -43,6 +45,8 @@ def _why(place: Path) -> str:
 
 
 def _do(place: Path) -> str:
+    if is_directory(place / REPLACED):
+        return next_step(place)
     if is_staging(place):
         return f"run the same command again to go on; or, to give it up, rm -r {pasted(place)}"
     return f"when nothing writes to it: rm -r {pasted(place)}"
