@@ -23,7 +23,7 @@ from ckpttools.formats.safetensors_write import SafetensorsWriter
 from ckpttools.formats.zarr3_write import ZarrWriter
 from ckpttools.ir.tree import Tree
 from ckpttools.run import executor
-from ckpttools.run.journal import NAME as JOURNAL
+from ckpttools.stores.partial import JOURNAL
 from ckpttools.transforms.select import Select
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="tells what a descriptor is of")

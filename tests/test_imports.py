@@ -28,7 +28,7 @@ MAY = {
     "formats": BASE | {"ir", "stores"},
     "plan": BASE | {"ir", "formats.base", "formats.placement", "notes"},
     "run": BASE | {"ir", "stores", "formats.base", "formats.placement", "plan"},
-    "doctor": BASE | {"ir", "formats", "stores", "run.staging"},
+    "doctor": BASE | {"ir", "formats", "stores"},
     "inspect": BASE | {"ir", "mapping", "families", "plan.pieces", "run.scanning"},
     "prove": BASE
     | {"ir", "mapping.values", "stores.memory", "transforms.restack", "plan", "run.events", "run.scanning"},
@@ -38,7 +38,6 @@ MAY = {
 MAY_ALSO = {
     "families/registry.py": {"entry_points"},
     "formats/registry.py": {"entry_points"},
-    "formats/interrupted.py": {"run.staging"},
 }
 ROOMS = set(MAY) | {"cli", "testing", "__main__"}
 # Words from outside -> rooms that may use them.

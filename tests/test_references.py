@@ -759,7 +759,7 @@ from ckpttools.formats.references import ReferenceMode, References
 from ckpttools.plan import plan
 from ckpttools.run import executor
 from ckpttools.run.events import TaskDone
-from ckpttools.run.journal import NAME
+from ckpttools.stores.partial import JOURNAL as NAME
 references.SMALLEST_CHUNK, executor._SYNC_SECONDS = 1, 0.001
 plan.LARGEST_TASK, plan._SMALLEST_TASK = 1 << 12, 1 << 10
 source, out, entries = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])

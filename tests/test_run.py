@@ -21,7 +21,7 @@ from ckpttools.plan import plan as planning
 from ckpttools.run import executor
 from ckpttools.run.data_files import DataFiles
 from ckpttools.run.events import Publishing, Receipt, Started, TaskDone
-from ckpttools.run.journal import NAME as JOURNAL
+from ckpttools.stores.partial import JOURNAL
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 SIZES = LlamaSizes(layers=3, hidden=128, mlp=384, heads=4, kv_heads=2, head_dim=32, vocab=1000)

@@ -17,10 +17,11 @@ from ckpttools.formats.base import PLAN_MARK
 from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
 from ckpttools.run import staging as staging_module
 from ckpttools.run.events import Publishing, TaskDone
-from ckpttools.run.journal import NAME, Entry, Journal, LockedError
+from ckpttools.run.journal import Entry, Journal, LockedError
 from ckpttools.run.staging import Staging
 from ckpttools.stores.files import exchange
 from ckpttools.stores.local import LocalFile
+from ckpttools.stores.partial import JOURNAL as NAME
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 TIMES = re.compile(rb'"[a-z]+_timestamp_nsecs": \d+')
@@ -356,6 +357,14 @@ def stop_at_change(patch, count):
     patch.setattr(Staging, "publish", published)
     for name in ("rename", "unlink", "rmdir", "fsync", "open"):
         patch.setattr(os, name, watching(name))
+
+
+def test_a_source_is_the_same_however_it_is_spelled(models, out, monkeypatch):
+    with pytest.raises(StopError):
+        plan_to_maxtext(models / "a").run(out, observe=stop_when(Publishing))
+    monkeypatch.chdir(models / "a")
+    receipt = plan_to_maxtext(".").run(out)
+    assert receipt.tasks_resumed == receipt.tasks
 
 
 class TestJournal:

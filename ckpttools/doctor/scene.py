@@ -23,8 +23,8 @@ from ckpttools.formats.orbax_steps import IN_PROGRESS
 from ckpttools.formats.safetensors_header import json_object
 from ckpttools.formats.zarr3 import DOCUMENT as ZARR3
 from ckpttools.formats.zarr_chunks import ChunkTables, chunk_tables
-from ckpttools.run.staging import is_staging
 from ckpttools.stores.local import read_whole, storage_error
+from ckpttools.stores.partial import is_staging
 
 # What the fix set-aside appends.
 SET_ASIDE = ".unfinished"

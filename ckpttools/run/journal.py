@@ -20,8 +20,8 @@ from ckpttools.errors import UsageError
 from ckpttools.formats.placement import Range
 from ckpttools.region import Shape
 from ckpttools.stores.files import write_error
+from ckpttools.stores.partial import JOURNAL
 
-NAME = "journal.ckpttools"
 # A line takes 60 bytes, and some more for each chunk that is encoded.
 _LARGEST = 1 << 30
 _PLAN, _TASK, _PUBLISHING = "plan", "task", "publishing"
@@ -77,7 +77,7 @@ class Journal:
             LockedError: another process is at work here.
             OSError: it cannot be opened.
         """
-        self._path = directory / NAME
+        self._path = directory / JOURNAL
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(self._path, flags, 0o666)
         try:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ckpttools.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.formats.base import PLAN_MARK
-from ckpttools.run.journal import NAME, Journal
+from ckpttools.run.journal import Journal
 from ckpttools.stores.files import (
     exchange,
     make_directory,
@@ -36,9 +36,8 @@ from ckpttools.stores.files import (
     write_synced,
 )
 from ckpttools.stores.local import read_whole, storage_error
+from ckpttools.stores.partial import CONTENT, JOURNAL, REMOVED, REPLACED, SUFFIX, is_staging
 
-SUFFIX = ".partial"
-CONTENT, REPLACED, REMOVED = "content", "replaced", "removed"
 _LONGEST_MARK = 1 << 10
 _ATTEMPTS = 100
 
@@ -173,7 +172,7 @@ class Staging:
             names = names_in(self.directory)
         except FileNotFoundError:
             return
-        if self.directory.is_symlink() or (names and NAME not in names):
+        if self.directory.is_symlink() or (names and JOURNAL not in names):
             raise UsageError(
                 f"{self.directory} is there and has no journal of ckpttools in it",
                 wanted="that name free: a conversion grows there until it is complete",
@@ -315,13 +314,8 @@ class Staging:
         """Takes the directory away where there is nothing in it to go on with."""
         with suppress(OSError, StorageError):
             is_needed = journal.plan is not None and self.is_published(journal.plan)
-            if not is_needed and names_in(self.directory) == [NAME] and journal.remove():
+            if not is_needed and names_in(self.directory) == [JOURNAL] and journal.remove():
                 self.directory.rmdir()
-
-
-def is_staging(path: Path) -> bool:
-    """Whether a directory is one in which a conversion grows, or grew until it was interrupted."""
-    return path.name.endswith(SUFFIX) and (path / NAME).is_file()
 
 
 def check_name(destination: Path) -> None:

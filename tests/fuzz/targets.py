@@ -36,8 +36,9 @@ from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.prove.canonical import Selection
 from ckpttools.prove.hashing import hash_tree
 from ckpttools.prove.manifest import read_manifest
-from ckpttools.run.journal import NAME, Journal
+from ckpttools.run.journal import Journal
 from ckpttools.stores.memory import Bytes
+from ckpttools.stores.partial import JOURNAL as NAME
 from ckpttools.transforms.rename import read_rules
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
