@@ -67,7 +67,7 @@ class StripOptimizer:
         dropped = [path for path in tree.arrays if path not in kept and path not in _STEPS]
         if not dropped and target == own:
             raise UsageError(
-                "there is nothing to strip: no optimizer state, no random states",
+                "there is nothing to strip: no optimizer state and no random states that are known",
                 place=place,
                 hint="to cast it, use ckpt cast; to leave out what only you know, --drop PATTERN",
             )
@@ -84,11 +84,12 @@ class StripOptimizer:
         if heads:
             first = spelled(next(iter(heads)))
             beside = f" beside {spelled(known.mirrored)}" if known.mirrored else ""
+            copy = f" if it, not {spelled(known.mirrored)}, is the copy" if known.mirrored else " a copy"
             raise FormatError(
                 "it cannot be told whether this is state of an optimizer or learned, such as an average of "
                 f"parameters{beside}" + listing([_summed(tree, head) for head in heads]),
                 place=tree.metadata.place or None,
-                hint=f"say so with --drop '{first}' or --keep '{first}'",
+                hint=f"--keep '{first}' if it is learned; --drop '{first}' if it is state, or{copy}",
             )
 
     def _step(self, tree: Tree) -> LazyArray | None:
