@@ -424,6 +424,13 @@ class TestMomentsAreNotKeptSilently:
         else:
             assert "'tx'" in left.hint
 
+    def test_the_hint_names_what_is_joined_by_dots(self):
+        learned = below(("run", "params"), NETWORK)
+        state = {**below(("run", "tx", "first"), NETWORK), ("run", "tx", "count"): COUNT}
+        flat = {(".".join(map(str, path)),): each for path, each in {**learned, **state}.items()}
+        assert "--drop 'run.tx'" in refusal(tree_of(flat)).hint
+        assert len(kept_by(StripOptimizer(drop=["run.tx"]), tree_of(flat))) == len(learned)
+
     def test_other_shapes_mirror_nothing(self):
         state = {("1", 0, "mu", *path): np.ones((7, 2), np.float32) for path in NETWORK}
         leaves = {**below(("0",), NETWORK), **state, ("1", 0, "count"): COUNT}

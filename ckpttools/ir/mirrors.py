@@ -12,7 +12,6 @@ from ckpttools.ir.role_names import FACTORED, MOMENTS, STEPS, SUMMED, container,
 from ckpttools.ir.tree import Path
 from ckpttools.region import Shape
 
-
 # A path that more arrays have, such as the `weight` of numbered layers, is not one parameter's.
 _SAME = 8
 
@@ -70,7 +69,7 @@ class Mirrors:
     def _ends(self, path: Path) -> Iterator[Path]:
         yield from unwrapped(path)
         # The name of a run above everything is none of the parameter's either.
-        key = path[self.common] if self.common < len(path) else ""
+        key = path[self.common] if 0 < self.common < len(path) else ""
         if is_wrapper(key) and not str(key).isdecimal() and not all(map(is_wrapper, path[: self.common])):
             yield from unwrapped(path, self.common + 1)
 

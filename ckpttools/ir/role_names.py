@@ -93,6 +93,7 @@ def is_container(head: Path) -> bool:
     return is_strong(head[-1]) or (is_outer(head) and container(head[-1]) not in _WEAK_CONTAINERS)
 
 
+@lru_cache(maxsize=4096)
 def is_average(key: str | int) -> bool:
     """Whether a key is that of an average of parameters."""
     words = str(key).lower().split("_")
