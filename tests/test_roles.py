@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from train_data import lazy
 
@@ -35,15 +35,20 @@ KEYS = (
     "v",
     "m",
     "mu",
+    "nu",
     "optimizer",
+    "opt",
     "embedding",
     "layers_0",
 )
 
 
+COUNTERS = ("cache_index", "num_batches_tracked", "step", "count")
+
+
 @st.composite
 def models(draw):
-    """Parameters of a model: some with names that optimizers have as well."""
+    """Parameters of a model: some with names that optimizers have as well, some beside counters."""
     names = draw(
         st.lists(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5)
     )
@@ -53,7 +58,9 @@ def models(draw):
         if not any(name[: len(each)] == each or each[: len(name)] == name for each in paths):
             paths.append(name)
     shapes = st.lists(st.integers(1, 3), min_size=1, max_size=2)
-    return {("decoder", *path, "w"): np.ones(draw(shapes), np.float32) for path in paths}
+    model = {("decoder", *path, "w"): np.ones(draw(shapes), np.float32) for path in paths}
+    beside = draw(st.lists(st.tuples(st.sampled_from([(), *paths]), st.sampled_from(COUNTERS)), max_size=3))
+    return model | {("decoder", *path, name): COUNT.copy() for path, name in beside}
 
 
 def mirrored(model, *head, inner=()):
@@ -159,6 +166,17 @@ def tree_of(leaves):
 
 def kept_by(transform, tree):
     return {id(each) for path, each in transform(tree).tree.arrays.items() if path != ("step",)}
+
+
+def refusal(tree):
+    """The paths that stripping keeps, or why it refuses."""
+    try:
+        kept = kept_by(StripOptimizer(), tree)
+    except FormatError as error:
+        return error
+    except UsageError:
+        kept = arrays_at(tree, tree)
+    return {path for path in tree if id(tree[path]) in kept}
 
 
 def arrays_at(tree, paths):
@@ -282,6 +300,149 @@ class TestUnclear:
             StripOptimizer(flavour="nnx")(tree)
         made = StripOptimizer(flavour="nnx", drop=["batch_stats"])(tree).tree
         assert set(made) == {("decoder", "w", "value")}
+
+
+def weights(*names, shape=(4, 4)):
+    """name -> array, of names joined by dots."""
+    return {tuple(name.split(".")): np.ones(shape, np.float32) for name in names}
+
+
+def counters(*names, dtype=np.int32):
+    return {tuple(name.split(".")): np.array(3, dtype) for name in names}
+
+
+def attention(*heads):
+    return weights(*(f"{head}.{name}.kernel" for head in heads for name in "qkvo"))
+
+
+NETWORK = weights("l0.w", "l1.mlp.w", "embed.w") | {("l1", "norm"): np.ones(4, np.float32)}
+# Name -> a model that has modules called as moments are, and counters beside them.
+PLAIN = {
+    "attention": weights("embed.weight", *(f"attn.{name}.weight" for name in "qkvo")) | counters("attn.step"),
+    "vae": weights(
+        "enc.conv.weight",
+        "enc.conv.bias",
+        *(f"bottleneck.{name}.{leaf}" for name in ("mu", "logvar") for leaf in ("weight", "bias")),
+    )
+    | counters("bottleneck.num_batches_tracked"),
+    "batch norm": weights("l0.w", "l0.b", "bn.m", "bn.v", "bn.scale", "bn.offset", shape=(4,))
+    | counters("bn.count"),
+    "t5": weights("decoder.layers_0.mlp.wo", "decoder.layers_0.mlp.wi", "token_embedder.embedding")
+    | attention("decoder.layers_0.attn", "decoder.layers_1.attn")
+    | counters("decoder.layers_0.attn.cache_index", "decoder.layers_1.attn.cache_index"),
+    "one layer": weights("embed.w", "attn.v.w", "attn.mu.w") | counters("attn.count"),
+}
+
+
+class TestModelsWithNamesOfMoments:
+    @pytest.mark.parametrize("name", sorted(PLAIN))
+    def test_they_are_parameters(self, name):
+        for head, suffix in (
+            ((), ()),
+            (("params",), ()),
+            (("model",), ("value",)),
+            (("params", "params"), ()),
+        ):
+            tree = tree_of(below(head, PLAIN[name], suffix))
+            assert {roles(tree).of(path) for path in tree} == {"parameter"}
+            assert roles(tree).unclear == ()
+            with pytest.raises(UsageError, match="that are known"):
+                StripOptimizer()(tree)
+
+    @given(models(), st.sampled_from(sorted(PLAIN)), st.sampled_from([(), ("params",), ("0",), ("net",)]))
+    def test_nothing_learned_is_dropped_without_a_word(self, model, name, head):
+        tree = tree_of({**below(head, model), **below(head, PLAIN[name])})
+        left = refusal(tree)
+        assert isinstance(left, FormatError) or left == set(tree)
+
+    @given(models(), st.sampled_from(sorted(PLAIN)), st.sampled_from(["maxtext", "nnx tuple", "state"]))
+    def test_beside_an_optimizer(self, model, name, nesting):
+        inner, outer, suffix, rest = NESTINGS[nesting]
+        model = {**model, **PLAIN[name]}
+        learned, state = below(inner, model, suffix), below(outer, OPTIMIZERS["adam"](model), suffix)
+        assert refusal(tree_of({**learned, **state, **rest})) == set(learned)
+
+
+def per_parameter(model, *head):
+    """PyTorch: moments and a step of its own below each parameter."""
+    return {
+        (*head, *path, name): np.ones(() if name == "step" else array.shape, np.float32)
+        for path, array in model.items()
+        for name in ("exp_avg", "exp_avg_sq", "step")
+    }
+
+
+class TestMomentsAreNotKeptSilently:
+    @given(models(), st.integers(1, 3), st.sampled_from([(), ("run",), ("state",)]))
+    @example(NETWORK, 2, ())
+    def test_what_mirrors_by_names_of_its_own(self, model, moments, head):
+        names = ("first", "second", "third")[:moments]
+        state = {k: each for name in names for k, each in below(("tx_state", name), model).items()}
+        leaves = {**below(("params",), model), **state, ("tx_state", "count"): COUNT}
+        loose = {("step",): COUNT, ("rng",): np.ones(2, np.uint32)} if not head else {}
+        tree = tree_of({**below(head, leaves), **loose})
+        pattern = spelled((*head, "tx_state"))
+        assert roles(tree).unclear == ((*head, "tx_state"),)
+        error = refusal(tree)
+        assert isinstance(error, FormatError)
+        assert pattern in error.hint
+        kept = kept_by(StripOptimizer(drop=[pattern]), tree)
+        assert kept == arrays_at(tree, below((*head, "params"), model))
+
+    @given(models(), st.sampled_from([(), ("app",)]), st.sampled_from(["optim.state", "optim", "state"]))
+    @example(NETWORK, (), "optim.state")
+    @example(NETWORK, ("app",), "optim.state")
+    def test_moments_below_each_parameter(self, model, head, place):
+        learned = below((*head, "model"), model)
+        state = per_parameter(model, *head, *place.split("."))
+        tree = tree_of({**learned, **state})
+        left = refusal(tree)
+        if left != set(learned):
+            assert f"--drop '{spelled((*head, 'model'))}'" not in left.hint
+
+    @pytest.mark.parametrize("head", [(), ("app",)])
+    def test_a_step_of_each_parameter_in_floats(self, head):
+        learned = below((*head, "model"), NETWORK)
+        state = per_parameter(NETWORK, *head, "optim", "state")
+        assert refusal(tree_of({**learned, **state})) == set(learned)
+        # Numbered, they do not tell what they belong to.
+        numbered = per_parameter(
+            {(k,): each for k, each in enumerate(NETWORK.values())}, *head, "optim", "state"
+        )
+        error = refusal(tree_of({**learned, **numbered}))
+        assert spelled((*head, "optim")) in error.hint
+
+    @given(models(), st.sampled_from([("mu", "nu"), ("mu",), ("exp_avg", "exp_avg_sq")]), st.booleans())
+    def test_moments_that_no_name_tells(self, model, names, counted):
+        """Below a key of its own, with a counter or without."""
+        state = {k: each for name in names for k, each in below(("tx", name), model).items()}
+        state |= {("tx", "count"): COUNT} if counted else {}
+        learned = below(("params",), model)
+        left = refusal(tree_of({**learned, **state}))
+        if counted and len(names) > 1:
+            assert left == set(learned)
+        else:
+            assert "'tx'" in left.hint
+
+    def test_the_hint_names_what_is_joined_by_dots(self):
+        learned = below(("run", "params"), NETWORK)
+        state = {**below(("run", "tx", "first"), NETWORK), ("run", "tx", "count"): COUNT}
+        flat = {(".".join(map(str, path)),): each for path, each in {**learned, **state}.items()}
+        assert "--drop 'run.tx'" in refusal(tree_of(flat)).hint
+        assert len(kept_by(StripOptimizer(drop=["run.tx"]), tree_of(flat))) == len(learned)
+
+    def test_other_shapes_mirror_nothing(self):
+        state = {("1", 0, "mu", *path): np.ones((7, 2), np.float32) for path in NETWORK}
+        leaves = {**below(("0",), NETWORK), **state, ("1", 0, "count"): COUNT}
+        assert refusal(tree_of(leaves)) == set(leaves)
+
+    def test_factored_shapes_do(self):
+        state = {
+            (0, "v_row", *path): np.ones(each.shape[1:] or (1,), np.float32) for path, each in NETWORK.items()
+        }
+        state |= {(0, "v", *path): np.ones(1, np.float32) for path in NETWORK} | {(0, "count"): COUNT}
+        learned = below(("0",), NETWORK)
+        assert refusal(tree_of({**learned, **below(("1",), state)})) == set(learned)
 
 
 def router(model_layers=2, experts=4, axis=1):

@@ -18,7 +18,8 @@ from ckpttools.ir.array import LazyArray
 from ckpttools.ir.layer_notes import layer_notes
 from ckpttools.ir.layers import DECODER, below_decoder, scan_axis, stacked_keys, stacked_lengths
 from ckpttools.ir.relayout import relayout
-from ckpttools.ir.roles import roles, wraps
+from ckpttools.ir.role_names import wraps
+from ckpttools.ir.roles import roles
 from ckpttools.ir.tree import Leaf, Path, Tree, spelled
 
 # Where MaxText keeps what its NNX model has beside parameters: random states, but also learned variables.

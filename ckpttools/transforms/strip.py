@@ -13,7 +13,7 @@ from ckpttools.ir.flavours import LINEN, NNX, Flavour, flavour_of, homes, on_fir
 from ckpttools.ir.kinds import linen_state
 from ckpttools.ir.layer_notes import first_axis_names, layer_notes, with_layer_notes
 from ckpttools.ir.roles import roles
-from ckpttools.ir.tree import Leaf, Path, Tree, spelled
+from ckpttools.ir.tree import Leaf, Path, Tree, dotted, spelled
 from ckpttools.names import array_count
 from ckpttools.notes import Notes
 from ckpttools.transforms.base import Transformed
@@ -67,7 +67,7 @@ class StripOptimizer:
         dropped = [path for path in tree.arrays if path not in kept and path not in _STEPS]
         if not dropped and target == own:
             raise UsageError(
-                "there is nothing to strip: no optimizer state, no random states",
+                "there is nothing to strip: no optimizer state and no random states that are known",
                 place=place,
                 hint="to cast it, use ckpt cast; to leave out what only you know, --drop PATTERN",
             )
@@ -82,13 +82,14 @@ class StripOptimizer:
         left = [path for path in tree.arrays if known.unclear_of(path) and not first_match(path, self.keep)]
         heads = dict.fromkeys(head for path in left if (head := known.unclear_of(path)))
         if heads:
-            first = spelled(next(iter(heads)))
+            first = _pattern(next(iter(heads)), left)
             beside = f" beside {spelled(known.mirrored)}" if known.mirrored else ""
+            copy = f" if it, not {spelled(known.mirrored)}, is the copy" if known.mirrored else " a copy"
             raise FormatError(
                 "it cannot be told whether this is state of an optimizer or learned, such as an average of "
                 f"parameters{beside}" + listing([_summed(tree, head) for head in heads]),
                 place=tree.metadata.place or None,
-                hint=f"say so with --drop '{first}' or --keep '{first}'",
+                hint=f"--keep '{first}' if it is learned; --drop '{first}' if it is state, or{copy}",
             )
 
     def _step(self, tree: Tree) -> LazyArray | None:
@@ -99,6 +100,12 @@ class StripOptimizer:
         if step is None:
             raise UsageError("there is no step to keep", place=tree.metadata.place or None)
         return step
+
+
+def _pattern(head: Path, paths: Sequence[Path]) -> str:
+    """A pattern of what is below a head; of names that were joined by dots, joined like them."""
+    patterns = (spelled(head), dotted(head))
+    return next((each for each in patterns if any(first_match(path, (each,)) for path in paths)), patterns[0])
 
 
 def _summed(tree: Tree, head: Path) -> str:

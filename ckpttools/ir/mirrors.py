@@ -1,0 +1,147 @@
+"""Which arrays have the whole path and the shape of a parameter: an optimizer's moments, or copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from typing import NamedTuple
+
+from ckpttools.ir.role_names import FACTORED, MOMENTS, STEPS, SUMMED, container, is_wrapper, unwrapped
+from ckpttools.ir.tree import Path
+from ckpttools.region import Shape
+
+# A path that more arrays have, such as the `weight` of numbered layers, is not one parameter's.
+_SAME = 8
+
+
+class Array(NamedTuple):
+    """What must be known of an array."""
+
+    shape: Shape
+    is_integer: bool
+
+
+Arrays = Mapping[Path, Array]
+
+
+class Moment(NamedTuple):
+    """An array that is named as a moment and mirrors a parameter: head/mu/parameter or head/parameter/m.
+
+    Attributes:
+        head: keys above the moment's name and the parameter's path.
+        name: the moment's name.
+        parameter: the path of the parameter in the tree.
+        root: keys around the parameter, the wrappers of its model.
+    """
+
+    head: Path
+    name: str | int
+    parameter: Path
+    root: Path
+
+
+@dataclass(frozen=True)
+class Mirrors:
+    """Arrays, of which some have the whole path of another one, below whatever wraps that."""
+
+    arrays: Arrays
+
+    @cached_property
+    def common(self) -> int:
+        """Number of first keys that all paths have."""
+        first, last = min(self.arrays, key=_words, default=()), max(self.arrays, key=_words, default=())
+        same = sum(1 for _ in takewhile(lambda keys: keys[0] == keys[1], zip(first, last, strict=False)))
+        return min(same, max(len(first) - 1, 0))
+
+    @cached_property
+    def _whole(self) -> dict[Path, list[Path]]:
+        """Whole paths, below wrappers -> the arrays that have them."""
+        found: dict[Path, list[Path]] = {}
+        for path in (path for path in self.arrays if not self.is_step(path)):
+            for end in self._ends(path):
+                same = found.setdefault(end, [])
+                if len(same) < _SAME:
+                    same.append(path)
+        return found
+
+    def _ends(self, path: Path) -> Iterator[Path]:
+        yield from unwrapped(path)
+        # The name of a run above everything is none of the parameter's either.
+        key = path[self.common] if 0 < self.common < len(path) else ""
+        if is_wrapper(key) and not str(key).isdecimal() and not all(map(is_wrapper, path[: self.common])):
+            yield from unwrapped(path, self.common + 1)
+
+    def is_step(self, path: Path) -> bool:
+        """Whether it is a number of steps, of any dtype, by its name."""
+        return self.arrays[path].shape == () and path[-1:] != () and path[-1] in STEPS
+
+    def is_count(self, path: Path) -> bool:
+        """Whether it counts anything."""
+        array = self.arrays[path]
+        return array.shape == () and (array.is_integer or self.is_step(path))
+
+    def is_whole(self, tail: Path, outside: Path) -> bool:
+        """Whether a path is the whole one, below wrappers, of an array outside of a subtree."""
+        return any(of[: len(outside)] != outside for of in self._whole.get(tail, ()))
+
+    def mirrors(self, path: Path, start: int) -> bool:
+        """Whether what is below the first `start` keys ends as an array outside does, and has its shape."""
+        tails = (path[k:] for k in range(start, len(path)))
+        if any(self._found(path, path[:start], "", tails, start)):
+            return True
+        return self.moment(path, start) is not None
+
+    def moment(self, path: Path, start: int = 0) -> Moment | None:
+        """The moment that an array is of one outside of its first `start` keys; None where it is none."""
+        for k in (k for k in range(start, len(path)) if path[k] in MOMENTS):
+            for found in self._found(path, path[:k], path[k], unwrapped(path, k + 1), start):
+                return found
+        for k in range(start, len(path) - 1) if path[-1:] and path[-1] in MOMENTS else ():
+            for found in self._found(path, path[:k], path[-1], [path[k:-1]], start):
+                return found
+        return None
+
+    def _found(
+        self, path: Path, head: Path, name: str | int, tails: Iterable[Path], start: int
+    ) -> Iterator[Moment]:
+        """Those that it mirrors with one of the tails, by the shapes that a name allows."""
+        shape = self.arrays[path].shape
+        for tail in tails:
+            for of in self._whole.get(tail, ()):
+                root = of[: len(of) - len(tail)]
+                within = bool(start) and of[:start] == path[:start]
+                if (
+                    is_moments_shape(name, shape, self.arrays[of].shape)
+                    and not within
+                    and not _same_module(of, head, len(root))
+                ):
+                    yield Moment(head, name, of, root)
+
+
+def _same_module(of: Path, head: Path, root: int) -> bool:
+    """Whether a head is in the same module of the model as a parameter: modules mirror none of their own."""
+    return of[:root] == head[:root] and of[root : root + 1] == head[root : root + 1] != ()
+
+
+def is_moments_shape(name: str | int, shape: Shape, parameter: Shape) -> bool:
+    """Whether a moment of a parameter may have a shape: the parameter's, or one with an axis summed up."""
+    if shape == parameter or (name in FACTORED and shape == (1,)):
+        return True
+    axes = range(len(parameter)) if name in SUMMED else ()
+    return any(parameter[:k] + parameter[k + 1 :] == shape for k in axes)
+
+
+def below_moments(path: Path) -> bool:
+    """Whether a key names a moment."""
+    return not MOMENTS.isdisjoint(path)
+
+
+def may_tell(keys: Path) -> bool:
+    """Whether a key is one that some state has."""
+    return below_moments(keys) or keys[-1:] == ("key",) or any(map(container, keys))
+
+
+def _words(path: Path) -> tuple[str, ...]:
+    return tuple(map(str, path))
