@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SECONDS ?= 60
 CI_SECONDS ?= 5
 
-.PHONY: demo test crash lint types fuzz bench docs clean
+.PHONY: demo test crash memory lint types fuzz bench docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,10 @@ test: $(STAMP) lint types
 # Every crash state, every failing call and 200 interleavings of each kind, where `make test` tries some.
 crash: $(STAMP)
 	CKPTTOOLS_CRASH=all $(BIN)/python -m pytest -n 2 tests/crash
+
+# Every command at every budget on 100,000 tensors, an hour or more, where `make test` tries some.
+memory: $(STAMP)
+	CKPTTOOLS_MEMORY=all $(BIN)/python -m pytest -n 2 tests/test_memory_matrix.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

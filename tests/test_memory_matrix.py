@@ -13,18 +13,23 @@ import struct
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorstore as ts
+from orbax_items import LITTLE, write_item, zarr2, zarr3
 
+from ckpttools.convert_any import save
 from ckpttools.dtypes import DTYPES
 from ckpttools.formats.base import Layout
 from ckpttools.formats.placement import DataFile, Placement
+from ckpttools.formats.registry import open_tree
+from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
 from ckpttools.ir.nodes import Constant
 from ckpttools.ir.tree import Tree
 from ckpttools.plan.plan import build
+from ckpttools.testing.models import LlamaSizes, write_llama
 
 MIB = 1 << 20
 EVERYTHING = os.environ.get("CKPTTOOLS_MEMORY") == "all"
@@ -53,8 +58,13 @@ class Ended:
 
 def ckpt(*words, mib, limit=""):
     """Runs a command with so much memory."""
-    command = [sys.executable, "-c", limit + RUN, *map(str, words), "--memory", f"{mib}MiB"]
-    done = subprocess.run([*command, "--no-progress"], capture_output=True, text=True, check=False)
+    return measured(*words, "--memory", f"{mib}MiB", "--no-progress", limit=limit)
+
+
+def measured(*words, limit=""):
+    """Runs a command."""
+    command = [sys.executable, "-c", limit + RUN, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     said, _, peak = done.stderr.rpartition("peak ")
     assert "Traceback" not in said, said
     return Ended(done.returncode, int(peak or 0), said)
@@ -76,43 +86,106 @@ def write_tiny(path, count):
     return path
 
 
+@dataclass(frozen=True)
+class Sources:
+    """Checkpoints, made when first asked for: a file of so many tensors, models of a tenth as many."""
+
+    folder: Path
+    count: int
+
+    @cached_property
+    def file(self):
+        return write_tiny(self.folder / "model.safetensors", self.count)
+
+    @cached_property
+    def rules(self):
+        path = self.folder / "rules.toml"
+        path.write_text('[[rules]]\nfrom = "model.{...}"\nto = "other.{...}"\n')
+        return path
+
+    @cached_property
+    def hf(self):
+        sizes = LlamaSizes(
+            layers=self.count // 90, hidden=8, mlp=8, heads=2, kv_heads=1, head_dim=4, vocab=16, tied=False
+        )
+        return write_llama(self.folder / "hf", sizes).parent
+
+    @cached_property
+    def scanned(self):
+        plan_to_maxtext(self.hf).run(self.folder / "scanned")
+        return self.folder / "scanned"
+
+    @cached_property
+    def unscanned(self):
+        plan_to_maxtext(self.hf, ToMaxText(scan=False)).run(self.folder / "unscanned")
+        return self.folder / "unscanned"
+
+    @cached_property
+    def training(self):
+        """A third of the tensors are parameters, the others their moments."""
+        fewer = Sources(self.folder / "fewer", self.count // 3)
+        leaves = dict(open_tree(fewer.unscanned).leaves)
+        for moment in ("mu", "nu"):
+            leaves |= {
+                ("opt_state", moment, *path[1:]): leaf for path, leaf in leaves.items() if path[0] == "params"
+            }
+        leaves["opt_state", "count"] = leaves["step",] = Constant((), DTYPES["int32"], bytes(4))
+        save(Tree(leaves), self.folder / "training", "orbax")
+        return self.folder / "training"
+
+
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    return write_tiny(tmp_path_factory.mktemp("many") / "model.safetensors", 100_000)
+    return Sources(tmp_path_factory.mktemp("many"), 100_000)
 
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
-    return write_tiny(tmp_path_factory.mktemp("several") / "model.safetensors", 2_000)
+    return Sources(tmp_path_factory.mktemp("several"), 2_000)
 
 
-def commands(source, folder):
-    """Every way to read and to write, by name."""
-    return {
-        "hash": ("hash", source),
-        "manifest": ("hash", source, "--manifest", folder / "m.json"),
-        "diff": ("diff", source, source),
-        "verify": ("verify", source, "--against", source),
-        "stats": ("inspect", "stats", source),
-        "report": ("inspect", "report", source, "-o", folder / "r.html"),
-        "safetensors": ("convert", "to-safetensors", source, folder / "st"),
-        "orbax": ("convert", "to-orbax", source, folder / "orbax"),
-        "zstd": ("convert", "to-orbax", source, folder / "zstd", "--compression", "zstd"),
-        "files": ("convert", "to-orbax", source, folder / "files", "--no-ocdbt"),
-        "zarr3": ("convert", "to-zarr3", source, folder / "zarr3"),
-        "hashed": ("convert", "to-safetensors", source, folder / "st", "--manifest", folder / "st.json"),
-        "cast": ("cast", source, folder / "cast", "--dtype", "float32"),
-    }
+# Every way to read and to write, by name; `$name` is a source, DIR/ an empty directory.
+COMMANDS = {
+    "hash": "hash $file",
+    "manifest": "hash $file --manifest DIR/m.json",
+    "diff": "diff $file $file",
+    "verify": "verify $file --against $file",
+    "stats": "inspect stats $file",
+    "report": "inspect report $file -o DIR/r.html",
+    "safetensors": "convert to-safetensors $file DIR/st",
+    "orbax": "convert to-orbax $file DIR/orbax",
+    "zstd": "convert to-orbax $file DIR/zstd --compression zstd",
+    "files": "convert to-orbax $file DIR/files --no-ocdbt",
+    "zarr3": "convert to-zarr3 $file DIR/zarr3",
+    "hashed": "convert to-safetensors $file DIR/st --manifest DIR/st.json",
+    "cast": "cast $file DIR/cast --dtype float32",
+    "select": "select $file DIR/select --drop *.0.gate_proj.weight",
+    "remap": "remap $file DIR/remap --map $rules",
+    "hf-to-maxtext": "convert hf-to-maxtext $hf DIR/maxtext",
+    "unscanned": "convert hf-to-maxtext $hf DIR/unscanned --no-scan",
+    "maxtext-to-hf": "convert maxtext-to-hf $scanned DIR/hf --like $hf",
+    "unstack": "unstack $scanned DIR/unstacked",
+    "stack": "stack $unscanned DIR/stacked",
+    "strip-optimizer": "strip-optimizer $training DIR/parameters",
+}
+# These take no `--memory`.
+LOOKING = ("inspect tree $file", "inspect tree $unscanned", "inspect chunks $unscanned")
+NAMES = tuple(COMMANDS)
 
 
-NAMES = tuple(commands(Path(), Path()))
+def spelled_out(command, sources, folder):
+    """The words of a command."""
+    words = command.replace("DIR", str(folder)).split()
+    return [getattr(sources, word[1:]) if word.startswith("$") else word for word in words]
+
+
 QUICK = ("hash", "diff", "stats", "orbax")
 
 
 @pytest.mark.parametrize("mib", [64, 128])
 def test_a_refusal_stays_within_the_budget(many, tmp_path, mib):
     for name in NAMES if EVERYTHING else QUICK:
-        ended = ckpt(*commands(many, tmp_path)[name], mib=mib)
+        ended = ckpt(*spelled_out(COMMANDS[name], many, tmp_path), mib=mib)
         assert ended.code == 4, (name, ended.said)
         assert ended.peak <= mib * MIB, name
         assert mib < ended.hint <= 900, name
@@ -121,10 +194,10 @@ def test_a_refusal_stays_within_the_budget(many, tmp_path, mib):
 
 @pytest.mark.parametrize("name", NAMES if EVERYTHING else ("hash", "diff", "orbax"))
 def test_what_a_refusal_names_is_enough(several, tmp_path, name):
-    refused = ckpt(*commands(several, tmp_path)[name], mib=100)
+    refused = ckpt(*spelled_out(COMMANDS[name], several, tmp_path), mib=100)
     assert refused.code == 4, refused.said
     assert refused.peak <= 100 * MIB
-    ended = ckpt(*commands(several, tmp_path)[name], mib=refused.hint)
+    ended = ckpt(*spelled_out(COMMANDS[name], several, tmp_path), mib=refused.hint)
     assert ended.code == 0, ended.said
     assert ended.peak <= refused.hint * MIB
 
@@ -132,18 +205,25 @@ def test_what_a_refusal_names_is_enough(several, tmp_path, name):
 @pytest.mark.skipif(not EVERYTHING, reason="CKPTTOOLS_MEMORY=all")
 @pytest.mark.parametrize("mib", [256, 300, 400, 512])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_hundred_thousand_tensors(many, tmp_path, name, mib):
-    ended = ckpt(*commands(many, tmp_path)[name], mib=mib)
+def test_many_tensors(many, tmp_path, name, mib):
+    ended = ckpt(*spelled_out(COMMANDS[name], many, tmp_path), mib=mib)
     assert ended.peak <= mib * MIB, ended.said
     if ended.code:
         assert ended.code == 4, ended.said
-        again = ckpt(*commands(many, tmp_path)[name], mib=ended.hint)
+        again = ckpt(*spelled_out(COMMANDS[name], many, tmp_path), mib=ended.hint)
         assert again.code == 0, again.said
         assert again.peak <= ended.hint * MIB
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="CKPTTOOLS_MEMORY=all")
+@pytest.mark.parametrize("command", LOOKING)
+def test_looking_takes_little(many, tmp_path, command):
+    ended = measured(*spelled_out(command, many, tmp_path))
+    assert ended.code == 0, ended.said
+    assert ended.peak <= 512 * MIB
+
+
 SIDE = 6 << 10
-LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 CODECS = {
     "none": [LITTLE],
     "zstd": [LITTLE, {"name": "zstd", "configuration": {"level": 1}}],
@@ -162,34 +242,29 @@ CODECS = {
 }
 
 
+MORE_CODECS = {"crc32c": [LITTLE, {"name": "crc32c"}]}
+# Of zarr v2.
+COMPRESSORS = {"zlib": {"id": "zlib", "level": 1}, "bz2": {"id": "bz2", "level": 1}}
+
+
 def write_giant(folder, codec):
     """An array of one chunk of 72 MiB, more than the smallest budget."""
-    made = ts.open(
-        {
-            "driver": "zarr3",
-            "kvstore": {"driver": "file", "path": str(folder / "giant")},
-            "metadata": {
-                "shape": [SIDE, SIDE],
-                "data_type": "uint16",
-                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [SIDE, SIDE]}},
-                "codecs": CODECS[codec],
-            },
-            "create": True,
-        }
-    ).result()
-    made[...] = (np.arange(SIDE * SIDE, dtype=np.uint32) // 64).astype(np.uint16).reshape(SIDE, SIDE)
-    (folder / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
-    return folder
+    values = (np.arange(SIDE * SIDE, dtype=np.uint32) // 64).astype(np.uint16).reshape(SIDE, SIDE)
+    if codec in COMPRESSORS:
+        created = zarr2(COMPRESSORS[codec], [SIDE, SIDE])
+    else:
+        created = zarr3((CODECS | MORE_CODECS)[codec], [SIDE, SIDE])
+    return write_item(folder, {("giant",): (created, values)}, use_ocdbt=False)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", (*CODECS, *MORE_CODECS, *COMPRESSORS) if EVERYTHING else CODECS)
 def test_giant_chunks(tmp_path, codec):
     (tmp_path / "in").mkdir()
     source = write_giant(tmp_path / "in", codec)
-    words = [("hash", source), ("convert", "to-safetensors", source, tmp_path / "out.safetensors")]
-    for command in words if EVERYTHING else words[1:]:
-        for mib in (64, 128, 512) if EVERYTHING else (64,):
-            ended = ckpt(*command, *(["--overwrite"] if mib > 64 and "convert" in command else []), mib=mib)
+    for mib in (64, 128, 512) if EVERYTHING else (64,):
+        words = [("convert", "to-safetensors", source, tmp_path / f"{mib}.safetensors"), ("hash", source)]
+        for command in words if EVERYTHING else words[:1]:
+            ended = ckpt(*command, mib=mib)
             assert ended.peak <= mib * MIB, (command, ended.said)
             if ended.code:
                 assert ended.code == 4, ended.said
