@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ckpttools import tying
 from ckpttools.convert import Conversion, Resources
+from ckpttools.direction import refuse_maxtext
 from ckpttools.dtypes import DType
 from ckpttools.errors import UsageError
 from ckpttools.families.family import Family
@@ -86,6 +87,7 @@ def plan_to_maxtext(
     options, resources = options or ToMaxText(), resources or Resources()
     writer = writer or OrbaxWriter(step=0, item="items")
     tree = open_tree(Path(source), options.read)
+    refuse_maxtext(tree)
     made = to_maxtext(tree, options)
     place = f"{writer.step or 0}/{writer.item}/{COMPANIONS}"
     written_down = {RECORD: record(made.spelling)}

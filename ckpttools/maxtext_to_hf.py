@@ -10,6 +10,7 @@ from pathlib import Path
 from ckpttools import tying
 from ckpttools.agreement import same_family, same_values
 from ckpttools.convert import Conversion, Resources
+from ckpttools.direction import refuse_hugging_face
 from ckpttools.dtypes import DType
 from ckpttools.errors import CheckpointError, ConfigError, UsageError, near_names
 from ckpttools.families.family import Family, Spelling
@@ -113,6 +114,7 @@ def plan_to_huggingface(
     """
     options, resources = options or ToHuggingFace(), resources or Resources()
     tree = open_tree(Path(source), options.read)
+    refuse_hugging_face(tree)
     files = ModelFiles.of(tree, options.like)
     model = to_huggingface(tree, options, files)
     _require_towers(model, files, tree.metadata.place)

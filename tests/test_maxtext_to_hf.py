@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from ckpttools.convert import Resources
 from ckpttools.convert_any import plan_save, save
 from ckpttools.dtypes import DTYPES
-from ckpttools.errors import CheckpointError, ConfigError, CoverageError, UsageError
+from ckpttools.errors import CheckpointError, ConfigError, CoverageError, FormatError, UsageError
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors_write import SafetensorsWriter
@@ -195,6 +195,19 @@ def train_config(tree: Tree) -> dict[str, object]:
         "vocab_size": tree["params", "params", "token_embedder", "embedding"].shape[0],
         "tie_word_embeddings": False,
     }
+
+
+@pytest.mark.parametrize("family", ["llama3.1", "gemma3"])
+def test_a_source_that_is_already_what_it_would_become(tmp_path, family):
+    convert(tmp_path / "maxtext", family)
+    for like in (None, hf(family)):
+        with pytest.raises(FormatError, match="this is a Hugging Face checkpoint already") as caught:
+            plan_to_huggingface(hf(family), ToHuggingFace(like=like))
+        assert f"ckpt convert hf-to-maxtext {hf(family)} DST" in caught.value.hint
+    for source in (tmp_path / "maxtext", golden_checkpoint(scan=True)):
+        with pytest.raises(FormatError, match="this is a MaxText checkpoint already") as caught:
+            plan_to_maxtext(source)
+        assert "ckpt convert maxtext-to-hf" in caught.value.hint
 
 
 class TestWhichModel:
