@@ -10,7 +10,7 @@ from typing import Any
 from ckpttools.convert import Conversion, Resources
 from ckpttools.errors import UsageError
 from ckpttools.formats.base import COMPANIONS, ReadOptions, Writer
-from ckpttools.formats.beside import Beside, Companions
+from ckpttools.formats.beside import CARRIED, Beside, Companions
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
@@ -61,21 +61,22 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
     """Plans writing `tree` with `writer`; errors as `plan_any`, but for those of reading."""
     resources = resources or Resources()
     notes = tree.metadata.notes
-    writer, remarks = _with_companions(writer, tree)
+    writer, said = _with_companions(writer, tree)
     if isinstance(writer, Beside):
         tree = writer.with_companions(tree)
-    notes += Notes(remarks=remarks)
-    return resources.plan(tree, writer, notes)
+    return resources.plan(tree, writer, notes + said)
 
 
-def _with_companions(writer: Writer, tree: Tree) -> tuple[Writer, tuple[str, ...]]:
+def _with_companions(writer: Writer, tree: Tree) -> tuple[Writer, Notes]:
     """The writer, and the model's configuration, tokenizer and so on where they belong in what it writes.
 
     With them comes what there is to say of them.
     """
     companions = companions_of(tree)
-    if not companions or isinstance(writer, ZarrWriter):
-        return writer, ()
+    if not companions:
+        return writer, Notes()
+    if isinstance(writer, ZarrWriter):
+        return writer, _left_out(companions)
     beside_weights = tree.metadata.format == "safetensors" and tree.metadata.config is not None
     files = ModelFiles(companions=companions.files)
     made, remarks = {}, []
@@ -85,17 +86,27 @@ def _with_companions(writer: Writer, tree: Tree) -> tuple[Writer, tuple[str, ...
         remarks = [f"{CONFIG}: {change}" for change in config.changes]
         if beside_weights and tree.metadata.notes.dropped:
             remarks.append(f"{CONFIG} describes the whole model, also what is left out")
-    copied = {name: path for name, path in companions.files.items() if name not in made}
+    copied = {name: file for name, file in companions.files.items() if name not in made}
     place = "" if beside_weights else COMPANIONS
     if isinstance(writer, OrbaxWriter):
         step = tree.metadata.step or 0 if writer.step is None else writer.step
         place = f"{step}/{writer.item}/{COMPANIONS}"
-    return Beside(writer, Companions(copied, companions.arrays), place, made), tuple(remarks)
+    notes = Notes(remarks=tuple(remarks))
+    return Beside(writer, Companions(copied, companions.arrays), place, made), notes
+
+
+def _left_out(companions: Companions) -> Notes:
+    """What to say where companions have no place."""
+    names = ", ".join(companions.files)
+    remarks = (f"left out, as plain zarr has no place for what belongs to a model: {names}",) if names else ()
+    return Notes(
+        dropped=tuple(f"{COMPANIONS}/{CARRIED}/{name}" for name in companions.arrays), remarks=remarks
+    )
 
 
 def _config(tree: Tree, companions: Companions) -> Mapping[str, Any]:
     """The configuration that goes along."""
-    return tree.metadata.config or read_json(companions.files[CONFIG])
+    return tree.metadata.config or read_json(Path(companions.files[CONFIG].path))
 
 
 def _weights(tree: Tree) -> dict[str, LazyArray]:

@@ -120,7 +120,7 @@ def plan_to_huggingface(
     _require_towers(model, files, tree.metadata.place)
     made = {} if model.config is None else {CONFIG: config_bytes(files, model.config)}
     unwanted = _OF_TOWERS if options.spelling == TEXT else ()
-    copied = {name: path for name, path in files.companions.items() if name not in (*made, *unwanted)}
+    copied = {name: file for name, file in files.companions.items() if name not in (*made, *unwanted)}
     beside = Beside(writer or SafetensorsWriter(), Companions(copied), made=made)
     conversion = resources.plan(model.tree, beside, model.notes)
     # The only place where a plan reads data: what is cut off is lost, and no header tells whether that is

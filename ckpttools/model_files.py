@@ -17,6 +17,7 @@ from ckpttools.ir.array import LazyArray
 from ckpttools.ir.tree import Tree, dotted
 from ckpttools.model import CONFIG
 from ckpttools.model_config import TrueConfig
+from ckpttools.stores.local import LocalFile
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class ModelFiles:
     Attributes:
         config: the parsed `config.json`, or None.
         place: where that lies, for messages.
-        companions: name -> file, byte for byte the model's.
+        companions: name -> file, byte for byte the model's, looked at before it was read.
         carried: arrays that were carried along, by name.
         weights: arrays of the model itself, where it is at hand.
         spelling: how its files spell names, where that was written down.
@@ -35,7 +36,7 @@ class ModelFiles:
 
     config: Mapping[str, Any] | None = None
     place: str = CONFIG
-    companions: Mapping[str, Path] = field(default_factory=dict)
+    companions: Mapping[str, LocalFile] = field(default_factory=dict)
     carried: Mapping[str, LazyArray] = field(default_factory=dict)
     weights: Mapping[str, LazyArray] = field(default_factory=dict)
     spelling: str | None = None
@@ -62,20 +63,22 @@ class ModelFiles:
                 f"{path} is not there", hint="--like names a model's directory, or its config.json"
             )
         if path.is_file():
-            return cls(read_json(path), str(path), {CONFIG: path})
+            files = {CONFIG: LocalFile.at(path)}
+            return cls(read_json(path), str(path), files)
         if not (path / CONFIG).is_file():
             raise ConfigError("there is no config.json", place=path, hint="--like names a model's directory")
-        return cls(read_json(path / CONFIG), str(path / CONFIG), files_of_model(path), {}, _weights(path))
+        files = files_of_model(path)
+        return cls(read_json(path / CONFIG), str(path / CONFIG), files, {}, _weights(path))
 
     @classmethod
     def _carried(cls, directory: Path) -> ModelFiles:
-        config = directory / CONFIG
+        config, files = directory / CONFIG, files_of_model(directory)
         record = read_json(directory / RECORD) if (directory / RECORD).is_file() else {}
         arrays = directory / f"{CARRIED}.safetensors"
         return cls(
             read_json(config) if config.is_file() else None,
             str(config),
-            files_of_model(directory),
+            files,
             _arrays(open_tree(arrays)) if arrays.is_file() else {},
             {},
             record.get("spelling"),
@@ -94,7 +97,7 @@ def companions_of(tree: Tree) -> Companions:
     arrays = directory / f"{CARRIED}.safetensors"
     files = files_of_model(directory)
     if (directory / RECORD).is_file():
-        files[RECORD] = directory / RECORD
+        files[RECORD] = LocalFile.at(directory / RECORD)
     return Companions(files, _arrays(open_tree(arrays)) if arrays.is_file() else {})
 
 

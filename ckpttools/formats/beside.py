@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 
+from ckpttools.errors import FormatError
 from ckpttools.formats.base import COMPANIONS, Extents, Layout, Writer
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors_write import SafetensorsWriter
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.tree import Metadata, Path, Tree
+from ckpttools.ir.tree import Leaf, Metadata, Path, Tree, spelled
 from ckpttools.stores.files import write_file
-from ckpttools.stores.local import read_whole
+from ckpttools.stores.local import LocalFile
+from ckpttools.stores.unchanged import check_unchanged
 
 CARRIED = "carried"
 # What transformers and tokenizers read beside the weights; not the weights, their index, or pictures.
@@ -42,25 +44,35 @@ class Companions:
     """What goes along.
 
     Attributes:
-        files: name -> the file that is copied, byte for byte.
+        files: name -> the file that is copied, byte for byte, as it was when it was looked at.
         arrays: name -> array that is kept as it is.
     """
 
-    files: Mapping[str, FilePath] = field(default_factory=dict)
-    arrays: Mapping[str, LazyArray] = field(default_factory=dict, repr=False)
+    files: Mapping[str, LocalFile] = field(default_factory=dict)
+    arrays: Mapping[str, LazyArray] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """With sizes and times of change: a writer's representation tells which files it makes."""
+        files = [(name, each.path, each.size, each.version) for name, each in self.files.items()]
+        return f"Companions({files})"
 
     def __bool__(self) -> bool:
         return bool(self.files or self.arrays)
 
 
-def files_of_model(directory: FilePath) -> dict[str, FilePath]:
-    """Name -> file of the configuration and tokenizer in a directory."""
+def files_of_model(directory: FilePath) -> dict[str, LocalFile]:
+    """Name -> file of the configuration and tokenizer in a directory.
+
+    Raises:
+        StorageError: one cannot be looked at.
+    """
     found = {path.name: path for pattern in PATTERNS for path in directory.glob(pattern)}
-    return {
-        name: path
+    files = {
+        name: LocalFile.at(path)
         for name, path in sorted(found.items())
-        if path.is_file() and not name.startswith(".") and path.stat().st_size <= _LARGEST
+        if path.is_file() and not name.startswith(".")
     }
+    return {name: file for name, file in files.items() if file.size <= _LARGEST}
 
 
 @dataclass(frozen=True)
@@ -84,13 +96,24 @@ class Beside:
         return self.writer.name
 
     def with_companions(self, tree: Tree) -> Tree:
-        """The tree to plan: what the writer writes, and the arrays that go along."""
+        """The tree to plan: what the writer writes, and the arrays that go along.
+
+        Raises:
+            FormatError: an array of the tree has the path of one that goes along.
+        """
         carried = {(*_PREFIX, name): array for name, array in self.companions.arrays.items()}
+        for path in carried.keys() & tree.leaves.keys():
+            raise FormatError(
+                "an array has the name of one that is carried along with the model",
+                place=spelled(path),
+                wanted=f"other names than those below {spelled(_PREFIX)}",
+                hint="rename it: ckpt remap SRC DST --map RULES",
+            )
         return Tree({**tree.leaves, **carried}, tree.metadata)
 
     def layout(self, tree: Tree, most: int) -> Layout:
         """As `Writer.layout`, for a tree of `with_companions`."""
-        own, carried = _apart(tree)
+        own, carried = self._apart(tree)
         layout = self.writer.layout(own, most)
         if not carried:
             return layout
@@ -103,6 +126,20 @@ class Beside:
             files={**layout.files, **files},
         )
 
+    def _apart(self, tree: Tree) -> tuple[Tree, Tree]:
+        """The tree itself, and the companions' arrays by their names; others may have paths like theirs."""
+        carried: dict[Path, Leaf] = {(name,): tree[(*_PREFIX, name)] for name in self.companions.arrays}
+        own = {path: leaf for path, leaf in tree.items() if not self._is_companion(path)}
+        return Tree(own, tree.metadata), Tree(carried, Metadata(place=tree.metadata.place))
+
+    def _is_companion(self, path: Path) -> bool:
+        return len(path) == 3 and path[:2] == _PREFIX and path[2] in self.companions.arrays
+
+    def _without_companions(self, layout: Layout) -> Layout:
+        placements = layout.placements.items()
+        kept = {path: place for path, place in placements if not self._is_companion(path)}
+        return replace(layout, placements=kept)
+
     def _place(self, name: str) -> str:
         return f"{self.directory}/{name}" if self.directory else name
 
@@ -114,38 +151,35 @@ class Beside:
         return replace(placement, home=replace(home, file=self._place(home.file)))
 
     def finish(self, directory: FilePath, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """As `Writer.finish`; files are copied before the writer says that all is there."""
-        own, carried = _apart(tree)
+        """As `Writer.finish`; files are copied before the writer says that all is there.
+
+        Raises:
+            FormatError: a file that goes along is not what it was when it was looked at.
+            StorageError: it cannot be read.
+        """
+        own, carried = self._apart(tree)
         place = directory / self.directory
-        for name, path in self.companions.files.items():
-            write_file(place / name, read_file(path))
+        for name, file in self.companions.files.items():
+            write_file(place / name, read_file(file))
         for name, content in self.made.items():
             write_file(place / name, content)
         if carried:
             _WRITER.finish(place, carried, _WRITER.layout(carried, 1), {})
-        self.writer.finish(directory, own, _without_companions(layout), extents)
+        self.writer.finish(directory, own, self._without_companions(layout), extents)
 
 
 _PREFIX: Path = (COMPANIONS, CARRIED)
 _WRITER = SafetensorsWriter(max_shard_bytes=None, stem=CARRIED)
 
 
-def _apart(tree: Tree) -> tuple[Tree, Tree]:
-    """The tree itself, and the companions' arrays by their names."""
-    carried = {path[len(_PREFIX) :]: leaf for path, leaf in tree.items() if path[: len(_PREFIX)] == _PREFIX}
-    own = {path: leaf for path, leaf in tree.items() if path[: len(_PREFIX)] != _PREFIX}
-    return Tree(own, tree.metadata), Tree(carried, Metadata(place=tree.metadata.place))
-
-
-def _without_companions(layout: Layout) -> Layout:
-    kept = {path: place for path, place in layout.placements.items() if path[: len(_PREFIX)] != _PREFIX}
-    return replace(layout, placements=kept)
-
-
-def read_file(path: FilePath) -> bytes:
-    """A companion's content.
+def read_file(file: LocalFile) -> bytes:
+    """A companion's content, as it was when it was looked at.
 
     Raises:
+        FormatError: it was changed since then.
         StorageError: it cannot be read.
     """
-    return read_whole(path)
+    content = file.read(0, file.size)
+    file.close()
+    check_unchanged([file])
+    return content

@@ -152,11 +152,11 @@ def _made(
         observe(Publishing())
         try:
             check_unchanged(plan.sources)
+            writer.finish(staging.content, plan.tree, plan.layout, extents)
         except FormatError:
+            # What was read, or is copied at the end, is not what was planned.
             staging.discard(journal)
             raise
-        try:
-            writer.finish(staging.content, plan.tree, plan.layout, extents)
         except OSError as error:
             raise write_error(error.filename or staging.content, error) from error
     return _Work(len(done), bytes_done, run.counts), unlinked

@@ -1,0 +1,124 @@
+"""What lies beside the weights: apart from arrays, as it was when planned, never dropped in silence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from golden_data import GOLDEN
+from safetensors.numpy import load_file
+
+from ckpttools.convert import Conversion
+from ckpttools.convert_any import plan_any, plan_save
+from ckpttools.errors import FormatError
+from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.registry import open_tree
+from ckpttools.formats.zarr3_write import ZarrWriter
+from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
+from ckpttools.ir.tree import Tree
+from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
+from ckpttools.run.events import Event, Started
+from ckpttools.run.executor import fingerprint
+from ckpttools.transforms.rename import renames
+
+TOKENIZER = b'{"model": "the one that was planned"}'
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """A model with a tokenizer."""
+    shutil.copytree(GOLDEN / "qwen3" / "hf", tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_bytes(TOKENIZER)
+    return tmp_path / "model"
+
+
+class TestChanged:
+    """A file that is replaced, or grows, while the weights are written is not published half-way."""
+
+    @pytest.fixture(params=["any", "to_maxtext", "to_huggingface"])
+    def planned(self, request, model, tmp_path):
+        if request.param == "to_huggingface":
+            plan_to_maxtext(model).run(tmp_path / "maxtext")
+        return {
+            "any": lambda: plan_any(model, OrbaxWriter(step=0)),
+            "to_maxtext": lambda: plan_to_maxtext(model),
+            "to_huggingface": lambda: plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=model)),
+        }[request.param]
+
+    @pytest.mark.parametrize("change", ["written", "replaced"])
+    def test_while_it_is_converted(self, planned, model, tmp_path, change):
+        tokenizer, out = model / "tokenizer.json", tmp_path / "out"
+        conversion: Conversion = planned()
+
+        def meddle(event: Event) -> None:
+            if isinstance(event, Started) and change == "written":
+                tokenizer.write_bytes(TOKENIZER[:9])
+            elif isinstance(event, Started):
+                other = tokenizer.with_suffix(".new")
+                other.write_bytes(TOKENIZER[::-1])
+                os.utime(other, ns=(0, tokenizer.stat().st_mtime_ns))
+                other.rename(tokenizer)
+
+        with pytest.raises(FormatError, match=r"tokenizer\.json (was changed|ends too early)"):
+            conversion.run(out, observe=meddle)
+        assert not out.exists()
+        now = tokenizer.read_bytes()
+        planned().run(out)
+        assert [path.read_bytes() for path in out.rglob("tokenizer.json")] == [now]
+
+    def test_files_are_part_of_what_is_planned(self, planned, model):
+        """Nothing goes on with a conversion that had other companions."""
+        one, same = planned(), planned()
+        status = (model / "tokenizer.json").stat()
+        os.utime(model / "tokenizer.json", ns=(0, status.st_mtime_ns + 1))
+        other = planned()
+        assert fingerprint(one.plan, one.writer) == fingerprint(same.plan, same.writer)
+        assert fingerprint(one.plan, one.writer) != fingerprint(other.plan, other.writer)
+
+
+class TestNames:
+    """Arrays have any path; those carried along are told from them by more than theirs."""
+
+    def renamed(self, tree: Tree, target: str) -> Tree:
+        return tree.pipe(renames({"model.norm.weight": target}))
+
+    def test_an_array_below_the_directory_of_companions(self, model, tmp_path):
+        tree = self.renamed(open_tree(model), "hf/carried/x")
+        plan_save(tree, "orbax").run(tmp_path / "out")
+        made = open_tree(tmp_path / "out")
+        wanted = load_file(model / "model.safetensors")["model.norm.weight"]
+        assert made.arrays["hf", "carried", "x"].read().tobytes() == wanted.tobytes()
+        assert made.arrays.keys() == tree.arrays.keys()
+
+    def test_an_array_with_the_path_of_one_that_is_carried(self, tmp_path):
+        plan_to_maxtext(GOLDEN / "gemma3" / "hf", ToMaxText(carry=True)).run(tmp_path / "maxtext")
+        tree = open_tree(tmp_path / "maxtext")
+        carried = load_file(tmp_path / "maxtext" / "0" / "items" / "hf" / "carried.safetensors")
+        path, array = next(iter(tree.arrays.items()))
+        for name, refused in ((next(iter(carried)), True), ("x", False)):
+            leaves = {**tree.leaves, ("hf", "carried", name): array}
+            del leaves[path]
+            taken = Tree(leaves, tree.metadata)
+            if refused:
+                with pytest.raises(FormatError, match="carried along") as error:
+                    plan_save(taken)
+                assert error.value.place == f"hf/carried/{name}"
+                continue
+            plan_save(taken).run(tmp_path / "out")
+            assert open_tree(tmp_path / "out").arrays.keys() == taken.arrays.keys()
+            kept = load_file(tmp_path / "out" / "0" / "items" / "hf" / "carried.safetensors")
+            assert kept.keys() == carried.keys()
+
+
+def test_what_has_no_place_in_plain_zarr_is_said(model, tmp_path):
+    plan = plan_any(model, ZarrWriter()).plan
+    names = sorted(path.name for path in model.iterdir() if path.suffix == ".json")
+    assert names
+    assert [remark.partition(": ")[2] for remark in plan.remarks] == [", ".join(names)]
+    plan_to_maxtext(GOLDEN / "gemma3" / "hf", ToMaxText(carry=True)).run(tmp_path / "maxtext")
+    plan = plan_any(tmp_path / "maxtext", ZarrWriter()).plan
+    carried = load_file(tmp_path / "maxtext" / "0" / "items" / "hf" / "carried.safetensors")
+    assert set(plan.notes.dropped) == {f"hf/carried/{name}" for name in carried}
+    assert "ckpttools.json" in plan.remarks[0]
