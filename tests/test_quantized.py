@@ -413,6 +413,7 @@ class TestCommands:
             ("select", llama, tmp_path / "out", "--drop", "*_scale_inv"),
             ("cast", llama, tmp_path / "out", "--dtype", "bfloat16"),
             ("convert", "to-orbax", llama, tmp_path / "out", "--drop", "*_scale_inv"),
+            ("strip-optimizer", llama, tmp_path / "out", "--drop", "*_scale_inv"),
             ("convert", "to-safetensors", llama, tmp_path / "out", "--dtype", "bfloat16"),
         ):
             done = run(*words, code=3)

@@ -6,6 +6,7 @@ were tried); beside the items it would be taken for one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
@@ -53,7 +54,8 @@ class Companions:
 
     def __repr__(self) -> str:
         """With sizes and times of change: a writer's representation tells which files it makes."""
-        files = [(name, each.path, each.size, each.version) for name, each in self.files.items()]
+        found = self.files.items()
+        files = [(name, os.path.realpath(each.path), each.size, each.version) for name, each in found]
         return f"Companions({files})"
 
     def __bool__(self) -> bool:

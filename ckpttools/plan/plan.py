@@ -129,7 +129,7 @@ class Plan:
             if not isinstance(placement.home, Referenced):
                 yield from describer.lines(array)
         for task in self.tasks:
-            yield [spelled(task.path), task.region.start, task.region.stop, task.locality]
+            yield [spelled(task.path), task.region.start, task.region.stop]
 
 
 def build(

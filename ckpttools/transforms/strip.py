@@ -17,6 +17,7 @@ from ckpttools.ir.tree import Leaf, Path, Tree, dotted, spelled
 from ckpttools.names import array_count
 from ckpttools.notes import Notes
 from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.scales import refuse_parting
 from ckpttools.transforms.select import first_match, require_matches
 
 FlavourName = Literal["same", "linen", "nnx"]
@@ -49,6 +50,7 @@ class StripOptimizer:
         """The parameters' tree, in Linen's flavour with the nodes around them that MaxText writes.
 
         Raises:
+            MappingError: a quantised weight would lose its scales.
             FormatError: there are no parameters, it cannot be told what they are, or some have no place in
                 the other flavour.
             UsageError: there is nothing to strip, no step to keep, or a pattern matches nothing.
@@ -74,6 +76,7 @@ class StripOptimizer:
         leaves = {new: left[old] for old, new in kept.items()}
         gone = tuple(map(spelled, dropped))
         made = _dressed(leaves, tree, target, self._step(tree))
+        refuse_parting(tree, made, {new: old for old, new in kept.items() if old in tree.arrays})
         return Transformed(_noted(made, tree, kept, target), Notes(dropped=gone))
 
     def _require_clear(self, tree: Tree) -> None:
