@@ -90,7 +90,7 @@ def plan_to_maxtext(
     refuse_maxtext(tree)
     made = to_maxtext(tree, options)
     place = f"{writer.step or 0}/{writer.item}/{COMPANIONS}"
-    written_down = {RECORD: record(made.spelling)}
+    written_down = {RECORD: record(made.spelling, options.model.rope_layout)}
     beside = Beside(writer, Companions(companions_of(tree).files, made.carried), place, written_down)
     state = beside.with_companions(made.state)
     return resources.plan(state, beside, made.notes)

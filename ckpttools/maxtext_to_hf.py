@@ -137,6 +137,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         CoverageError: the arrays are not those of that model.
         FormatError: weights are quantised.
     """
+    options = _as_it_was_made(options, files)
     arrays = _parameters(tree, options.prefix)
     refuse_quantized(arrays, None, tree.metadata.place)
     bound = _bound(arrays, tree, options, files)
@@ -278,6 +279,12 @@ class _Bound:
     family: Family
     table: Table
     spelling: Spelling
+
+
+def _as_it_was_made(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
+    """The options with what was chosen on the way to MaxText, unless the user says otherwise now."""
+    chosen = options.model.rope_layout or files.rope_layout
+    return replace(options, model=replace(options.model, rope_layout=chosen))
 
 
 def _bound(arrays: Mapping[str, LazyArray], tree: Tree, options: ToHuggingFace, files: ModelFiles) -> _Bound:

@@ -32,6 +32,7 @@ class ModelFiles:
         weights: arrays of the model itself, where it is at hand.
         spelling: how its files spell names, where that was written down.
         overruled: the configuration that the checkpoint carries, where another is taken.
+        rope_layout: the order of rotary pairs that the user chose when the checkpoint was made, if one was.
     """
 
     config: Mapping[str, Any] | None = None
@@ -41,6 +42,7 @@ class ModelFiles:
     weights: Mapping[str, LazyArray] = field(default_factory=dict)
     spelling: str | None = None
     overruled: Mapping[str, Any] | None = None
+    rope_layout: str | None = None
 
     @classmethod
     def of(cls, tree: Tree, like: str | Path | None) -> ModelFiles:
@@ -53,7 +55,8 @@ class ModelFiles:
         if like is not None:
             config = carried / CONFIG
             overruled = read_json(config) if config.is_file() else None
-            return replace(cls._like(Path(like)), overruled=overruled)
+            chosen = _recorded(carried).get("rope_layout")
+            return replace(cls._like(Path(like)), overruled=overruled, rope_layout=chosen)
         return cls._carried(carried) if carried.is_dir() else cls()
 
     @classmethod
@@ -73,7 +76,7 @@ class ModelFiles:
     @classmethod
     def _carried(cls, directory: Path) -> ModelFiles:
         config, files = directory / CONFIG, files_of_model(directory)
-        record = read_json(directory / RECORD) if (directory / RECORD).is_file() else {}
+        record = _recorded(directory)
         arrays = directory / f"{CARRIED}.safetensors"
         return cls(
             read_json(config) if config.is_file() else None,
@@ -82,6 +85,7 @@ class ModelFiles:
             _arrays(open_tree(arrays)) if arrays.is_file() else {},
             {},
             record.get("spelling"),
+            rope_layout=record.get("rope_layout"),
         )
 
 
@@ -101,9 +105,15 @@ def companions_of(tree: Tree) -> Companions:
     return Companions(files, _arrays(open_tree(arrays)) if arrays.is_file() else {})
 
 
-def record(spelling: str) -> bytes:
-    """What is written down of a model on the way to MaxText."""
-    return json.dumps({"spelling": spelling}, indent=2).encode() + b"\n"
+def record(spelling: str, rope_layout: str | None) -> bytes:
+    """What is written down of a model on the way to MaxText, and no configuration tells."""
+    chosen = {} if rope_layout is None else {"rope_layout": rope_layout}
+    return json.dumps({"spelling": spelling, **chosen}, indent=2).encode() + b"\n"
+
+
+def _recorded(directory: Path) -> Mapping[str, Any]:
+    path = directory / RECORD
+    return read_json(path) if path.is_file() else {}
 
 
 def _weights(directory: Path) -> Mapping[str, LazyArray]:

@@ -25,6 +25,7 @@ from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
 from ckpttools.model import ModelOptions
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
+from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import stored
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.select import Select
@@ -711,3 +712,18 @@ class TestWritten:
         made = back(tmp_path / "maxtext", tmp_path / "hf")
         assert {name: (made / name).read_bytes() for name in texts} == texts
         assert not (made / "README.md").exists()
+
+
+def test_the_order_of_rotary_pairs_is_written_down(tmp_path):
+    """Chosen on the way to MaxText, it holds for the way back, with --like as well."""
+    sizes = LlamaSizes(layers=1, hidden=32, mlp=64, heads=2, kv_heads=2, head_dim=16, vocab=64)
+    write_llama(tmp_path / "hf", sizes)
+    before = open_tree(tmp_path / "hf")
+    for layout in ("halves", "interleaved"):
+        options = ToMaxText(model=ModelOptions(rope_layout=layout))
+        plan_to_maxtext(tmp_path / "hf", options).run(tmp_path / layout)
+        for like in (None, tmp_path / "hf"):
+            out = tmp_path / f"{layout}-{like is None}"
+            plan_to_huggingface(tmp_path / layout, ToHuggingFace(like=like)).run(out)
+            after = open_tree(out)
+            assert all((after.arrays[path].read() == before.arrays[path].read()).all() for path in before)
