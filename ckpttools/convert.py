@@ -11,8 +11,7 @@ from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import open_tree
 from ckpttools.ir.tree import Tree
 from ckpttools.notes import Notes
-from ckpttools.plan.plan import Plan, build
-from ckpttools.prove.watching import hashing_bytes
+from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Observer, Receipt
 
 DEFAULT_MEMORY = 1 << 30
@@ -48,6 +47,10 @@ class Resources:
 
     def plan(self, tree: Tree, writer: Writer, notes: Notes | None = None) -> Conversion:
         """Plans writing `tree` with `writer`; raises as `ckpttools.plan.plan.build`."""
+        # What these import takes memory before it is known whether there is enough.
+        from ckpttools.plan.plan import build
+        from ckpttools.prove.watching import hashing_bytes
+
         reserved = hashing_bytes(tree) if self.manifest else 0
         plan = build(tree, writer, memory=self.memory, jobs=self.workers, notes=notes, reserved=reserved)
         return Conversion(plan, writer)

@@ -307,7 +307,7 @@ class TestDestinations:
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
         assert done.returncode == 4
-        assert done.stderr.startswith("Error: the disk is full\n")
+        assert done.stderr.startswith("Error: the disk is full that the output goes to\n  at     stdout\n")
 
 
 class TestDemo:

@@ -286,7 +286,9 @@ def test_a_conversion_replaces_a_manifest_only_when_asked(written, tmp_path):
     command = ("convert", "to-zarr3", golden_checkpoint(scan=True), tmp_path / "made", "--manifest", path)
     assert "exists" in run(*command, code=2)
     assert not (tmp_path / "made").exists()
-    path.write_text("something else")
+    other = tmp_path / "other.json"
+    run("hash", GOLDEN / "llama3.1" / "hf", "--manifest", other)
+    path.write_bytes(other.read_bytes())
     run(*command, "--overwrite")
     assert path.read_bytes() == before
 

@@ -15,7 +15,7 @@ from ckpttools.region import Shape
 from ckpttools.testing.strategies import noise, shapes, stored
 
 # Names as checkpoints have them: some sort badly, one is prefix of another.
-NAMES = ("kernel", "scale", "layers_9", "layers_10", "layers", "a", "A", "mu", "0", "weight_1")
+NAMES = ("kernel", "bias", "layers_9", "layers_10", "layers", "a", "A", "mu", "0", "weight_1")
 
 
 @st.composite
