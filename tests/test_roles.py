@@ -580,3 +580,26 @@ def test_roles_are_worked_out_once():
     tree = tree_of(router())
     assert roles(tree) is roles(tree)
     assert roles(replace(tree)) is not roles(tree)
+
+
+PLAIN_MODEL = {("decoder", "w"): np.ones((4, 4), np.float32), ("decoder", "norm"): np.ones(4, np.float32)}
+
+
+class TestNamesOfBookkeeping:
+    """What is learned stays, whatever the keys above it are called."""
+
+    def test_fractions_below_a_key_of_random_states_are_learned(self):
+        model = {**mirrored(PLAIN_MODEL, "params"), ("params", "rngs", "embedding", "k"): np.ones((4, 4))}
+        state = {("opt_state", "0", "mu", *path): each for path, each in model.items()}
+        random = {("params", "rngs", "dropout", "key"): np.zeros(2, np.uint32)}
+        made = tree_of({**model, **state, ("opt_state", "0", "count"): COUNT, **random}).pipe(
+            StripOptimizer()
+        )
+        assert ("params", "rngs", "embedding", "k") in made.arrays
+        assert not any("opt_state" in path or "dropout" in path for path in made.arrays)
+
+    def test_more_exact_copies_in_an_optimizer_are_asked_about(self):
+        state = mirrored(PLAIN_MODEL, "opt_state", "master_params")
+        tree = tree_of({**mirrored(PLAIN_MODEL, "params"), **state, ("opt_state", "count"): COUNT})
+        with pytest.raises(FormatError, match="cannot be told"):
+            tree.pipe(StripOptimizer())

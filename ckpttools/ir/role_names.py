@@ -24,7 +24,10 @@ SUMMED = frozenset(("v_row", "v_col"))
 # ... and those that a parameter does not need have the shape (1,).
 FACTORED = SUMMED | {"v", "m"}
 # Keys with weights below them, also where they lie in an optimizer, as in T5X's optimizer/target.
-WEIGHTS = frozenset(("params", "model", "target", "mdl_vars", "model_params", "base", "weights"))
+WEIGHTS = frozenset(("params", "model", "target", "mdl_vars", "model_params", "base", "weights")) | {
+    "master_params",
+    "master_weights",
+}
 # Keys around a whole state; so are places in a tuple.
 _WRAPPERS = (WEIGHTS - {"params"}) | {"state", "train_state", "nnx_aux"}
 _AVERAGES = frozenset(("ema", "average", "averages", "averaged", "polyak", "swa", "shadow"))

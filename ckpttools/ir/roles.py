@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, NamedTuple, Protocol
 
@@ -68,6 +68,7 @@ class Roles:
         unclear: subtrees that mirror the parameters or lie in an optimizer, and may be either; parameters
             until the user says otherwise.
         mirrored: where the parameters are that these mirror; None where nothing tells.
+        learned: arrays of fractions below a key of random states, which are whole numbers.
     """
 
     optimizer: frozenset[Path] = frozenset()
@@ -75,6 +76,7 @@ class Roles:
     others: frozenset[Path] = frozenset()
     unclear: tuple[Path, ...] = ()
     mirrored: Path | None = None
+    learned: frozenset[Path] = frozenset()
     _lengths: tuple[int, ...] = field(init=False)
     _unclear: frozenset[Path] = field(init=False)
     _unclear_lengths: tuple[int, ...] = field(init=False)
@@ -96,7 +98,7 @@ class Roles:
                 return "optimizer"
             if above in self.others:
                 return "other"
-        return "other" if is_bookkeeping(keys) else "parameter"
+        return "other" if is_bookkeeping(keys) and keys not in self.learned else "parameter"
 
     def below_optimizer(self, path: Path) -> Path:
         """The path of a leaf of the optimizer within its state: below the last key that is named as one."""
@@ -134,6 +136,13 @@ def roles_of(arrays: Mapping[Path, Kind], empty: Iterable[Path] = (), random: It
         empty: paths of leaves without data.
         random: paths of arrays that are states of random number generators.
     """
+    found = _told(arrays, empty, random)
+    fractions = (keys_of(path) for path, each in arrays.items() if "float" in _name(each))
+    learned = frozenset(keys for keys in fractions if is_random(keys))
+    return replace(found, learned=learned) if learned else found
+
+
+def _told(arrays: Mapping[Path, Kind], empty: Iterable[Path], random: Iterable[Path]) -> Roles:
     random = [core for core in map(core_of, random) if not is_bookkeeping(core)]
     # A tree of 100,000 tensors has a budget of its own, which copies of all names would not fit into.
     if not any(may_tell(keys_of(path)) for path in chain(arrays, empty)) and not _may_be_twice(arrays):
@@ -168,8 +177,12 @@ def _top(keys: Path, start: int) -> Path:
     return keys[: first + 1]
 
 
+def _name(array: Kind) -> str:
+    return str(getattr(array.dtype, "name", array.dtype))
+
+
 def _is_integer(array: Kind) -> bool:
-    return str(getattr(array.dtype, "name", array.dtype)).startswith(("int", "uint"))
+    return _name(array).startswith(("int", "uint"))
 
 
 def _random_states(known: Arrays) -> Iterator[Path]:
