@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -114,7 +115,8 @@ def place() -> Iterator[Place]:
 
 @pytest.fixture
 def nobody() -> Iterator[None]:
-    """As root everything can be read: be somebody else."""
+    """As root everything can be read: be somebody else, who may not be able to import anything more."""
+    importlib.import_module("importlib.readers")
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)

@@ -20,11 +20,6 @@ def right_shapes(table: Table) -> dict[str, Shape]:
     return _shapes(table, lambda row: row.right)
 
 
-def left_shapes(table: Table) -> dict[str, Shape]:
-    """Left keys and shapes; errors as `right_shapes`."""
-    return _shapes(table, lambda row: row.left)
-
-
 def _shapes(table: Table, side_of: Callable[[Row], Side]) -> dict[str, Shape]:
     flags = [name for name, flag in table.flags.items() if flag.value]
     rows = [row for row in table.rows if row.applies(flags)]
