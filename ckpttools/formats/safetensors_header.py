@@ -313,7 +313,8 @@ def _three_fields(value: object, place: str) -> tuple[object, object, object]:
 
 
 def _refuse_field(message: str, place: str, got: object, wanted: str) -> NoReturn:
-    _refuse(message, place, reprlib.repr(got), wanted)
+    as_written = got._asdict() if isinstance(got, _Fields) else got
+    _refuse(message, place, reprlib.repr(as_written), wanted)
 
 
 def _dtype(code: object, place: str) -> DType:
@@ -335,9 +336,10 @@ def _known_dtypes() -> tuple[str, ...]:
 
 def _naturals(value: object, field: str, place: str) -> Shape:
     """Whole numbers from zero to what a signed 64-bit number holds."""
-    if isinstance(value, tuple) and all(0 <= n <= _MOST_BYTES for n in value):
+    # Not `isinstance`: where an entry should have numbers, a `_Fields` may stand.
+    if type(value) is tuple and all(0 <= n <= _MOST_BYTES for n in value):
         return value
-    got = list(value) if isinstance(value, tuple) else value
+    got = list(value) if type(value) is tuple else value
     if _are_whole(got) and all(0 <= n <= _MOST_BYTES for n in got):
         return tuple(got)
     _refuse_field(f"{field} is not a list of whole numbers from zero", place, got, "such as [2, 3]")
