@@ -92,6 +92,10 @@ class UnknownNameError(UsageError):
     """A family, dtype or algorithm was named that nothing here answers to."""
 
 
+class NoSuchPathError(UnknownNameError, KeyError):
+    """A tree has nothing at a path; also a KeyError, as trees are mappings."""
+
+
 class MappingError(CheckpointError):
     """A mapping row or table that is wrong in itself, whatever the checkpoint."""
 

@@ -27,7 +27,7 @@ def folded(lines: Iterable[str]) -> list[str]:
     return ["".join(pieces) for pieces in split]
 
 
-def array_count(names: Collection[str]) -> str:
+def array_count(names: Collection[object]) -> str:
     """How many arrays these are: "1 array", "12 arrays"."""
     return f"{len(names):,} array{'s' * (len(names) != 1)}"
 

@@ -17,8 +17,10 @@ from ckpttools.region import Region, Shape
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import DTypeLike
     from typing_extensions import Buffer
 
+    from ckpttools.ir.indexing import Index
     from ckpttools.ir.scratch import Scratch
 
 
@@ -108,6 +110,11 @@ class LazyArray(ABC):
         """The files that reading all of it reads; one may come several times."""
 
     @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)
@@ -127,6 +134,28 @@ class LazyArray(ABC):
         out = np.empty(region.shape, self.dtype.carrier)
         self.read_into(region, out, Scratch(self.scratch_bytes))
         return out.view(self.dtype.numpy)
+
+    def __getitem__(self, index: Index) -> np.ndarray:
+        """What numpy's basic indexing takes: `array[3, :, 10:20]`. Reads the smallest box that has all of it.
+
+        Raises:
+            IndexError: not whole numbers, slices and an ellipsis, or beyond the array.
+            FormatError, StorageError: as `read_into`.
+        """
+        from ckpttools.ir.indexing import indexing
+
+        chosen = indexing(self.shape, index)
+        return self.read(chosen.region)[chosen.within]
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        """All of it, read anew at each call: `np.asarray(array)`.
+
+        Raises:
+            ValueError: asked for without a copy; there is no memory to share.
+        """
+        if copy is False:
+            raise ValueError("a lazy array has no memory that numpy could share: it is read")
+        return self.read() if dtype is None else self.read().astype(dtype, copy=False)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.dtype}{list(self.shape)})"

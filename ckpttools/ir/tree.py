@@ -12,8 +12,10 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, cast
 
-from ckpttools.errors import FormatError
+from ckpttools.errors import FormatError, NoSuchPathError, UsageError, listing, near_names
 from ckpttools.ir.array import LazyArray
+from ckpttools.ir.pytree import register_where_jax_is_loaded
+from ckpttools.names import array_count
 from ckpttools.notes import Notes
 
 Path = tuple[str | int, ...]
@@ -78,24 +80,97 @@ class Changed(Protocol):
     def notes(self) -> Notes: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tree(Mapping[Path, Leaf]):
-    """An ordered map from path to leaf, with metadata. Never changed; transforms make new ones."""
+    """An ordered map from path to leaf, with metadata. Never changed; transforms make new ones.
+
+    tree["params/params/decoder/decoder_norm/scale"]         # a path as text, or as a tuple of keys
+    tree.glob("*/mlp/*").nbytes                              # the tree of what a pattern names
+    jax.tree.map(lambda array: array.shape, tree)            # a pytree of lazy arrays
+    """
 
     leaves: Mapping[Path, Leaf]
     metadata: Metadata = field(default_factory=Metadata)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "leaves", MappingProxyType(dict(self.leaves)))
+        register_where_jax_is_loaded(Tree)
 
-    def __getitem__(self, path: Path) -> Leaf:
-        return self.leaves[path]
+    def __getitem__(self, path: Path | str) -> Leaf:
+        """The leaf at a path, whose keys may be joined by "/" or by ".".
+
+        Raises:
+            NoSuchPathError: there is none; says which paths are near.
+            UsageError: text that stands for several paths.
+        """
+        found = self._find(path)
+        if found is None:
+            raise self._no_such_path(path)
+        return self.leaves[found]
+
+    def get(self, path: Path | str, default: Any = None) -> Any:
+        found = self._find(path)
+        return default if found is None else self.leaves[found]
+
+    def __contains__(self, path: object) -> bool:
+        return isinstance(path, tuple | str) and self._find(path) is not None
 
     def __iter__(self) -> Iterator[Path]:
         return iter(self.leaves)
 
     def __len__(self) -> int:
         return len(self.leaves)
+
+    def _find(self, path: Path | str) -> Path | None:
+        if not isinstance(path, str):
+            return path if path in self.leaves else None
+        found = self._by_name.get(path, ())
+        if len(found) > 1:
+            raise UsageError(
+                "several paths are written like this",
+                place=self.metadata.place or None,
+                got=path,
+                wanted=" or ".join(map(str, found)),
+                hint="give one of these tuples",
+            )
+        return found[0] if found else None
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, tuple[Path, ...]]:
+        """Paths by their names: joined by "/", and by "." where that is no other's name already."""
+        found: dict[str, tuple[Path, ...]] = {}
+        for path in self.leaves:
+            found[spelled(path)] = (*found.get(spelled(path), ()), path)
+        with_dots: dict[str, tuple[Path, ...]] = {}
+        for path in self.leaves:
+            with_dots[dotted(path)] = (*with_dots.get(dotted(path), ()), path)
+        return {**with_dots, **found}
+
+    def _no_such_path(self, path: Path | str) -> NoSuchPathError:
+        name = path if isinstance(path, str) else spelled(path)
+        known = [spelled(each) for each in self.leaves]
+        if any(each.startswith(f"{name}/") for each in known):
+            message, hint = "no leaf is at this path, but below it", f"glob({name!r}) gives the tree of those"
+        else:
+            near = near_names(name, known)
+            message, hint = "there is no such path", f"did you mean {' or '.join(near)}?" if near else ""
+        return NoSuchPathError(message, place=self.metadata.place or None, got=name, hint=hint or None)
+
+    def glob(self, *patterns: str) -> Tree:
+        """The tree of what any of the patterns names, as `ckpttools.ir.patterns` takes them; may be empty."""
+        from ckpttools.ir.patterns import first_match
+
+        found = {path: leaf for path, leaf in self.leaves.items() if first_match(path, patterns)}
+        scalars = self.metadata.scalars & found.keys()
+        key_impls = {path: impl for path, impl in self.metadata.key_impls.items() if path in found}
+        return Tree(found, replace(self.metadata, scalars=scalars, key_impls=key_impls))
+
+    def __repr__(self) -> str:
+        """What it is and the names in it, those that differ in numbers only on one line."""
+        what = " ".join(filter(None, (self.metadata.format, self.metadata.place)))
+        lines = [f"{spelled(path)}: {_shown(leaf)}" for path, leaf in self.leaves.items()]
+        head = f"<Tree{f' of {what}' if what else ''}: {array_count(self.arrays)}, {self.nbytes:,} bytes"
+        return f"{head}{listing(lines)}>"
 
     @cached_property
     def arrays(self) -> dict[Path, LazyArray]:
@@ -143,6 +218,13 @@ class Tree(Mapping[Path, Leaf]):
                 return _value(leaf)
             _insert(root, path, leaf)
         return _sequences(root, ())
+
+
+def _shown(leaf: Leaf) -> str:
+    """A leaf in a few characters."""
+    if isinstance(leaf, LazyArray):
+        return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
+    return leaf.kind if isinstance(leaf, Empty) else repr(leaf.value)
 
 
 def _value(leaf: Leaf) -> Any:

@@ -10,13 +10,14 @@ from ckpttools.dtypes import DType, parse_dtype
 from ckpttools.errors import MappingError, listing
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import elementwise
+from ckpttools.ir.patterns import first_match
 from ckpttools.ir.tree import Path, Tree, spelled
 from ckpttools.mapping.values import Cast
 from ckpttools.notes import Note, Notes
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.conversion import Convert, has_infinity, has_nan, is_lossless
 from ckpttools.transforms.scales import refuse_casts
-from ckpttools.transforms.select import first_match, require_matches
+from ckpttools.transforms.select import require_matches
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from ckpttools.errors import UsageError, near_names
+from ckpttools.ir.patterns import first_match, prefixes
 from ckpttools.ir.tree import Path, Tree, dotted, spelled
 from ckpttools.notes import Notes
 from ckpttools.transforms.base import Transformed
@@ -18,8 +18,7 @@ class Select:
     """The leaves that `keep` names (all where it is empty) without those that `drop` names.
 
     A pattern is a glob of a whole path, its keys joined by "/" or by ".", or of a key with everything below
-    it: `params/*`, `opt_state`, `*.bias`. `*` stands for any text and `?` for any character, borders between
-    keys included, so `**` says no more than `*`; `[0-9]` is one character of several.
+    it: `params/*`, `opt_state`, `*.bias`; see `ckpttools.ir.patterns`.
 
     Attributes:
         keep: patterns of what stays.
@@ -54,12 +53,6 @@ class Select:
         yield from (f"--drop {pattern!r}" for pattern in self.drop)
 
 
-def first_match(path: Path, patterns: Iterable[str]) -> str | None:
-    """The first of `patterns` that names the path or a key above it, as `Select` takes patterns."""
-    names = [*_prefixes(spelled(path), "/"), *_prefixes(dotted(path), ".")]
-    return next((p for p in patterns if any(fnmatchcase(name, p) for name in names)), None)
-
-
 def require_matches(patterns: Iterable[str], paths: Iterable[Path], place: str) -> None:
     """Every pattern must name something.
 
@@ -83,18 +76,10 @@ def _matched(tree: Tree, patterns: Sequence[str]) -> set[Path]:
     return {path for path in tree if first_match(path, patterns)}
 
 
-def _prefixes(name: str, separator: str) -> list[str]:
-    """The name, and what of it ends before a separator, longest first."""
-    prefixes = [name]
-    while separator in prefixes[-1]:
-        prefixes.append(prefixes[-1].rpartition(separator)[0])
-    return prefixes
-
-
 def _names(paths: Iterable[Path]) -> list[str]:
     """Every path and every key above one, and the words between slashes and dots, each once."""
     names: dict[str, None] = {}
     for path in paths:
-        names.update(dict.fromkeys(_prefixes(spelled(path), "/")))
+        names.update(dict.fromkeys(prefixes(spelled(path), "/")))
         names.update(dict.fromkeys(dotted(path).replace("/", ".").split(".")))
     return list(names)

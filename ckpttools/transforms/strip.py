@@ -12,13 +12,14 @@ from ckpttools.ir.array import LazyArray
 from ckpttools.ir.flavours import LINEN, NNX, Flavour, flavour_of, homes, on_first_axis
 from ckpttools.ir.kinds import linen_state
 from ckpttools.ir.layer_notes import first_axis_names, layer_notes, with_layer_notes
+from ckpttools.ir.patterns import first_match
 from ckpttools.ir.roles import roles
 from ckpttools.ir.tree import Leaf, Path, Tree, dotted, spelled
 from ckpttools.names import array_count
 from ckpttools.notes import Notes
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.scales import refuse_parting
-from ckpttools.transforms.select import first_match, require_matches
+from ckpttools.transforms.select import require_matches
 
 FlavourName = Literal["same", "linen", "nnx"]
 _AUXILIARY: Path = ("nnx_aux",)

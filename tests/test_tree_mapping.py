@@ -1,0 +1,97 @@
+"""A tree as a Python user meets it: paths as text, patterns, errors that name what is near, JAX."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import CheckpointError, NoSuchPathError, UsageError
+from ckpttools.ir.nodes import Constant
+from ckpttools.ir.tree import Empty, Metadata, Tree, dotted, spelled
+
+KEYS = st.one_of(st.text("ab./", min_size=1, max_size=3), st.integers(0, 3))
+PATHS = st.lists(KEYS, min_size=1, max_size=3).map(tuple)
+
+
+def array(*shape):
+    return Constant(shape, DTYPES["float32"], bytes(4))
+
+
+def layers(count=3):
+    leaves = {("params", "layers", k, "kernel"): array(k + 1, 4) for k in range(count)}
+    return Tree({**leaves, ("params", "norm"): array(4), ("opt",): Empty("None")}, Metadata(place="here"))
+
+
+@given(st.lists(PATHS, unique=True, max_size=6))
+def test_text_finds_its_path_or_says_that_several_are_meant(paths):
+    tree = Tree({path: array(place) for place, path in enumerate(paths)})
+    for path in paths:
+        assert tree[path] is tree.leaves[path] and path in tree
+        alike = [each for each in paths if spelled(each) == spelled(path)]
+        if len(alike) == 1:
+            assert tree[spelled(path)] is tree.get(spelled(path)) is tree.leaves[path]
+        else:
+            with pytest.raises(UsageError, match="several"):
+                tree[spelled(path)]
+        if sum(dotted(path) in (spelled(each), dotted(each)) for each in paths) == 1:
+            assert tree[dotted(path)] is tree.leaves[path]
+
+
+def test_what_is_not_there_is_a_key_error_that_says_what_is_near():
+    tree = layers()
+    with pytest.raises(KeyError, match="did you mean params/layers/0/kernel") as caught:
+        tree["params/layers/0/kernle"]
+    assert isinstance(caught.value, CheckpointError) and caught.value.place == "here"
+    assert str(caught.value).startswith("there is no such path")
+    with pytest.raises(NoSuchPathError, match=r"glob\('params/layers'\)"):
+        tree["params/layers"]
+    with pytest.raises(KeyError):
+        tree[("params", "layers", 7)]
+    assert tree.get("nothing", 5) == 5 and "nothing" not in tree and 3 not in tree and () not in tree
+
+
+def test_a_pattern_gives_a_tree_with_what_is_said_of_its_leaves():
+    paths = (("params", "layers", 0, "kernel"), ("params", "norm"))
+    tree = layers().with_metadata(scalars=frozenset(paths), key_impls=dict.fromkeys(paths, "rbg"))
+    found = tree.glob("*/kernel")
+    assert list(found) == [("params", "layers", k, "kernel") for k in range(3)]
+    assert found.metadata.scalars == {paths[0]} and found.metadata.key_impls == {paths[0]: "rbg"}
+    assert list(tree.glob("params.layers.1", "opt")) == [("params", "layers", 1, "kernel"), ("opt",)]
+    assert not tree.glob("no*") and tree.glob("*") == tree
+
+
+def test_it_shows_its_names_folded():
+    assert repr(layers(1)).splitlines() == [
+        "<Tree of here: 2 arrays, 32 bytes",
+        "    params/layers/0/kernel: float32[1, 4]",
+        "    params/norm: float32[4]",
+        "    opt: None>",
+    ]
+    many = Tree({("layers", k, "w"): array(2) for k in range(1000)})
+    assert repr(many) == "<Tree: 1,000 arrays, 8,000 bytes\n    layers/{0..999}/w: float32[2]>"
+
+
+def test_jax_maps_over_it():
+    """In a process of its own: trees made before jax was imported are no pytrees yet."""
+    script = """
+import sys
+from ckpttools.dtypes import DTYPES
+from ckpttools.ir.nodes import Constant
+from ckpttools.ir.tree import Empty, Tree
+assert "jax" not in sys.modules
+import jax
+def array(*shape): return Constant(shape, DTYPES["float32"], bytes(4))
+tree = Tree({("a", 0, "w"): array(2), ("a", 1, "w"): array(3), ("b",): Empty("None")})
+assert jax.tree.map(lambda each: each.shape, tree) == {"a": [{"w": (2,)}, {"w": (3,)}], "b": None}
+paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+assert paths == ["['a'][0]['w']", "['a'][1]['w']"], paths
+assert jax.tree.map(lambda each: each.shape, Tree({(): array(5)})) == (5,)
+assert jax.tree.map(lambda each: each.shape, Tree({(0,): array(5)})) == [(5,)]
+assert jax.tree.leaves(Tree({})) == []
+import numpy as np
+assert np.array_equal(jax.tree.map(np.asarray, tree)["a"][0]["w"], np.zeros(2))
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
