@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from copy import copy
+from typing import ClassVar, Self
 
 from ckpttools.names import folded
 
@@ -55,6 +56,13 @@ class CheckpointError(Exception):
         self.got = None if got is None else str(got)
         self.wanted = None if wanted is None else str(wanted)
         self.hint = hint
+
+    def at(self, place: object = None, *, hint: str | None = None) -> Self:
+        """The same error, with another place or next step where these are given."""
+        made = copy(self)
+        made.place = self.place if place is None else str(place)
+        made.hint = self.hint if hint is None else hint
+        return made
 
     def details(self) -> list[tuple[str, str]]:
         """The labelled lines below the message, in reading order."""

@@ -18,6 +18,7 @@ CODES = {
     "FormatError": 3,
     "ConfigError": 3,
     "UnknownNameError": 2,
+    "NoSuchPathError": 2,
     "MappingError": 3,
     "ShapeError": 3,
     "CoverageError": 3,
@@ -123,3 +124,11 @@ def test_near_names():
     assert near_names("lama", ["qwen2", "llama"]) == ["llama"]
     assert near_names("zzz", ["qwen2", "llama"]) == []
     assert len(near_names("qwen", ["qwen2", "qwen3", "qwen4", "qwen5"], 2)) == 2
+
+
+def test_the_same_error_at_another_place():
+    error = errors.FormatError("cut short", place="a", got=3, wanted=4, hint="copy it again")
+    moved = error.at("b")
+    assert type(moved) is errors.FormatError and str(moved) == str(error).replace("at     a", "at     b")
+    assert error.at(hint="give up").details() == [*error.details()[:3], ("next", "give up")]
+    assert error.place == "a" and error.hint == "copy it again"

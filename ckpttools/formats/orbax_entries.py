@@ -136,10 +136,7 @@ def read_index(
     try:
         return ocdbt.read(fetch, max_bytes)
     except FormatError as error:
-        place = directory / (error.place or MANIFEST)
-        raise FormatError(
-            error.message, place=place, got=error.got, wanted=error.wanted, hint=error.hint
-        ) from error
+        raise error.at(directory / (error.place or MANIFEST)) from error
 
 
 def _union(processes: list[Path], max_index_bytes: int) -> dict[bytes, Entry]:

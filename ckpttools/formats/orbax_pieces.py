@@ -168,9 +168,7 @@ class Piece:
         except FormatError as error:
             if error.place is not None:
                 raise
-            raise FormatError(
-                error.message, place=self.name, got=error.got, wanted=error.wanted, hint=error.hint
-            ) from error
+            raise error.at(self.name) from error
 
     def _read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         if region.shape == self._shape and out.flags.c_contiguous:

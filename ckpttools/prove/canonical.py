@@ -42,13 +42,7 @@ def per_layer(tree: Tree) -> dict[str, LazyArray]:
     try:
         return as_stored(_unstacked(tree))
     except (FormatError, ShapeError) as error:
-        raise type(error)(
-            error.message,
-            place=error.place,
-            got=error.got,
-            wanted=error.wanted,
-            hint="ckpt hash --whole takes stacked layers as they are stored",
-        ) from error
+        raise error.at(hint="ckpt hash --whole takes stacked layers as they are stored") from error
 
 
 def as_stored(tree: Tree) -> dict[str, LazyArray]:

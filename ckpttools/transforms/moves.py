@@ -97,9 +97,6 @@ def _check_lists(made: Tree) -> None:
     try:
         made.nested()
     except FormatError as error:
-        raise FormatError(
-            error.message,
-            place=error.place,
-            got=error.got,
+        raise error.at(
             hint="leave out the whole list or its last elements, or give those that stay other names",
         ) from error

@@ -303,10 +303,4 @@ def _rule(entry: object, place: str) -> Rule:
     try:
         return Rule(entry["from"], entry.get("to"), entry.get("axes"), entry.get("to-axes"), optional)
     except MappingError as error:
-        raise MappingError(
-            error.message,
-            place=f"{place}: {error.place}",
-            got=error.got,
-            wanted=error.wanted,
-            hint=error.hint,
-        ) from error
+        raise error.at(f"{place}: {error.place}") from error
