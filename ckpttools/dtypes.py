@@ -1,4 +1,4 @@
-"""Element types, each with every spelling the formats use. One table; no other file spells a dtype.
+"""Element types: how each format spells them, and what numbers they hold. One table, for all.
 
 numpy and ml_dtypes are imported only when an array is really made, so that looking at a checkpoint's
 structure needs neither.
@@ -8,12 +8,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from math import frexp
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttools.errors import UnknownNameError, near_names
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+class Float(NamedTuple):
+    """What a floating-point type is made of.
+
+    Attributes:
+        mantissa: bits behind the exponent.
+        infinity, nan, zero, sign: whether it has them.
+        in_order: whether magnitudes are in the order of their patterns, what is no finite number last.
+    """
+
+    mantissa: int
+    infinity: bool = True
+    nan: bool = True
+    zero: bool = True
+    sign: bool = True
+    in_order: bool = True
 
 
 @dataclass(frozen=True)
@@ -26,6 +44,8 @@ class DType:
         kind: "float", "int", "uint", "bool" or "complex".
         safetensors: spelling in a safetensors header, or None where the format lacks the type.
         zarr3: `data_type` in zarr.json as tensorstore spells it, or None where it lacks the type.
+        layout: of a floating-point type; of a complex one that of its parts; None for others.
+        value_bits: bits of which values are made; None for `bits`.
     """
 
     name: str
@@ -33,6 +53,8 @@ class DType:
     kind: str
     safetensors: str | None = None
     zarr3: str | None = None
+    layout: Float | None = None
+    value_bits: int | None = None
 
     @cached_property
     def numpy(self) -> np.dtype[np.generic]:
@@ -65,15 +87,83 @@ class DType:
     def is_float(self) -> bool:
         return self.kind == "float"
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its numbers are whole: integers and booleans."""
+        return self.kind in ("int", "uint", "bool")
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The smallest and the largest number of a whole-number type."""
+        bits = self.value_bits or self.bits
+        return (-(1 << bits - 1), (1 << bits - 1) - 1) if self.kind == "int" else (0, (1 << bits) - 1)
+
+    @property
+    def digits(self) -> int:
+        """Binary digits of a number of a floating-point type, the first included; 0 for others."""
+        return self.layout.mantissa + 1 if self.layout else 0
+
+    @property
+    def epsilon(self) -> float:
+        """The distance from 1 to the next number; 1 for whole numbers."""
+        return 2.0**-self.layout.mantissa if self.layout else 1.0
+
+    @property
+    def has_infinity(self) -> bool:
+        return self.layout is not None and self.layout.infinity
+
+    @property
+    def has_nan(self) -> bool:
+        return self.layout is not None and self.layout.nan
+
+    @property
+    def has_zero(self) -> bool:
+        return self.layout is None or self.layout.zero
+
+    @property
+    def not_finite_from(self) -> int | None:
+        """The pattern, without sign, from which on elements are infinite or NaN; None where it is not so."""
+        if not (self.is_float and self.layout and self.layout.in_order and self.layout.nan):
+            return None
+        most = (1 << self.bits - 1) - 1
+        return most & -1 << self.layout.mantissa if self.layout.infinity else most
+
+    @property
+    def normal_from(self) -> int:
+        """The pattern of the smallest normal number."""
+        return 1 << self.layout.mantissa if self.layout else 0
+
+    @cached_property
+    def smallest_normal(self) -> float:
+        """Magnitudes below it are subnormal; 0 for types without such numbers."""
+        if not self.layout:
+            return 0.0
+        from ml_dtypes import finfo
+
+        return float(finfo(self.numpy).smallest_normal)  # type: ignore[no-untyped-call]
+
+    @cached_property
+    def beyond_range(self) -> float:
+        """The least magnitude that is rounded to no finite number of a floating-point type."""
+        from ml_dtypes import finfo
+
+        most = float(finfo(self.numpy).max)  # type: ignore[no-untyped-call]
+        return most + 2.0 ** (frexp(most)[1] - 2) * self.epsilon
+
     def __str__(self) -> str:
         return self.name
 
 
+_FN = Float(3, infinity=False)
+_FNUZ = Float(3, infinity=False, in_order=False)
+_E5M2FNUZ = Float(2, infinity=False, in_order=False)
+_E8M0 = Float(0, infinity=False, zero=False, sign=False, in_order=False)
 # Spellings: safetensors from the Dtype enum of its Rust crate (0.8), zarr3 from tensorstore 0.1.86.
+# Layouts: OCP 8-bit floating point (E4M3, E5M2) and microscaling formats (the others), ml_dtypes.
 _TABLE = (
-    DType("bool", 8, "bool", "BOOL", "bool"),
-    DType("int4", 8, "int", None, "int4"),
-    DType("int2", 8, "int", None, "int2"),
+    DType("bool", 8, "bool", "BOOL", "bool", value_bits=1),
+    DType("int4", 8, "int", None, "int4", value_bits=4),
+    DType("int2", 8, "int", None, "int2", value_bits=2),
     DType("int8", 8, "int", "I8", "int8"),
     DType("int16", 16, "int", "I16", "int16"),
     DType("int32", 32, "int", "I32", "int32"),
@@ -82,22 +172,22 @@ _TABLE = (
     DType("uint16", 16, "uint", "U16", "uint16"),
     DType("uint32", 32, "uint", "U32", "uint32"),
     DType("uint64", 64, "uint", "U64", "uint64"),
-    DType("float4_e2m1fn", 4, "float", "F4", "float4_e2m1fn"),
-    DType("float6_e2m3fn", 6, "float", "F6_E2M3", None),
-    DType("float6_e3m2fn", 6, "float", "F6_E3M2", None),
-    DType("float8_e3m4", 8, "float", None, "float8_e3m4"),
-    DType("float8_e4m3fn", 8, "float", "F8_E4M3", "float8_e4m3fn"),
-    DType("float8_e4m3fnuz", 8, "float", "F8_E4M3FNUZ", "float8_e4m3fnuz"),
-    DType("float8_e4m3b11fnuz", 8, "float", None, "float8_e4m3b11fnuz"),
-    DType("float8_e5m2", 8, "float", "F8_E5M2", "float8_e5m2"),
-    DType("float8_e5m2fnuz", 8, "float", "F8_E5M2FNUZ", "float8_e5m2fnuz"),
-    DType("float8_e8m0fnu", 8, "float", "F8_E8M0", "float8_e8m0fnu"),
-    DType("float16", 16, "float", "F16", "float16"),
-    DType("bfloat16", 16, "float", "BF16", "bfloat16"),
-    DType("float32", 32, "float", "F32", "float32"),
-    DType("float64", 64, "float", "F64", "float64"),
-    DType("complex64", 64, "complex", "C64", "complex64"),
-    DType("complex128", 128, "complex", None, "complex128"),
+    DType("float4_e2m1fn", 4, "float", "F4", "float4_e2m1fn", layout=Float(1, infinity=False, nan=False)),
+    DType("float6_e2m3fn", 6, "float", "F6_E2M3", None, layout=Float(3, infinity=False, nan=False)),
+    DType("float6_e3m2fn", 6, "float", "F6_E3M2", None, layout=Float(2, infinity=False, nan=False)),
+    DType("float8_e3m4", 8, "float", None, "float8_e3m4", layout=Float(4)),
+    DType("float8_e4m3fn", 8, "float", "F8_E4M3", "float8_e4m3fn", layout=_FN),
+    DType("float8_e4m3fnuz", 8, "float", "F8_E4M3FNUZ", "float8_e4m3fnuz", layout=_FNUZ),
+    DType("float8_e4m3b11fnuz", 8, "float", None, "float8_e4m3b11fnuz", layout=_FNUZ),
+    DType("float8_e5m2", 8, "float", "F8_E5M2", "float8_e5m2", layout=Float(2)),
+    DType("float8_e5m2fnuz", 8, "float", "F8_E5M2FNUZ", "float8_e5m2fnuz", layout=_E5M2FNUZ),
+    DType("float8_e8m0fnu", 8, "float", "F8_E8M0", "float8_e8m0fnu", layout=_E8M0),
+    DType("float16", 16, "float", "F16", "float16", layout=Float(10)),
+    DType("bfloat16", 16, "float", "BF16", "bfloat16", layout=Float(7)),
+    DType("float32", 32, "float", "F32", "float32", layout=Float(23)),
+    DType("float64", 64, "float", "F64", "float64", layout=Float(52)),
+    DType("complex64", 64, "complex", "C64", "complex64", layout=Float(23)),
+    DType("complex128", 128, "complex", None, "complex128", layout=Float(52)),
 )
 DTYPES: dict[str, DType] = {dtype.name: dtype for dtype in _TABLE}
 _BY_SAFETENSORS = {dtype.safetensors: dtype for dtype in _TABLE if dtype.safetensors}

@@ -25,7 +25,7 @@ from ckpttools.run import executor
 from ckpttools.run.events import TaskDone
 from ckpttools.testing.strategies import lazy_arrays, noise, stored, tilings
 from ckpttools.transforms.cast import CastMap, CastTo, cast
-from ckpttools.transforms.conversion import Convert, has_infinity, has_nan, is_lossless, limits
+from ckpttools.transforms.conversion import Convert, is_lossless
 
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]
 WHOLE = [dtype for dtype in DTYPES.values() if dtype.kind in ("int", "uint")]
@@ -88,7 +88,7 @@ def test_equal_to_ml_dtypes_to_the_bit(name, to):
     # NaN may have any bits, and stays NaN.
     both_nan = np.isnan(as_float(got.view(to.numpy))) & np.isnan(as_float(wanted))
     assert (same | both_nan).all()
-    if has_nan(to) and to.name != "float8_e8m0fnu":
+    if to.has_nan and to.name != "float8_e8m0fnu":
         assert np.isnan(as_float(got.view(to.numpy))[np.isnan(as_float(values))]).all()
 
 
@@ -111,14 +111,6 @@ def test_counts_are_those_of_the_values(name, to):
     assert counts == {kind: count for kind, count in wanted.items() if count}
 
 
-def test_what_dtypes_have_is_what_ml_dtypes_says():
-    for dtype in FLOATS:
-        with np.errstate(all="ignore"):
-            infinity, nan = np.array([np.inf, np.nan], np.float32).astype(dtype.numpy).astype(np.float32)
-        assert has_infinity(dtype) == np.isinf(infinity)
-        assert has_nan(dtype) == np.isnan(nan)
-
-
 def whole(numbers, dtype):
     wide = np.int64 if dtype.kind == "int" else np.uint64
     return np.array(numbers, wide).astype(dtype.numpy)
@@ -137,7 +129,7 @@ def nearest(number, digits, largest):
 
 @given(st.data(), st.sampled_from(WHOLE), st.sampled_from(sorted(DIGITS)))
 def test_whole_numbers_are_rounded_once_to_nearest_even(data, dtype, name):
-    least, most = limits(dtype)
+    least, most = dtype.limits
     near_ties = st.builds(
         lambda a, b, c: (a << b) + c, st.integers(1, 999), st.integers(0, 62), st.integers(-1, 1)
     )
@@ -159,7 +151,7 @@ def test_whole_numbers_are_rounded_once_to_nearest_even(data, dtype, name):
 )
 def test_floats_to_whole_numbers_round_and_clip(numbers, dtype, to):
     got, counts = converted(np.array(numbers, dtype.numpy), dtype, to)
-    least, most = limits(to)
+    least, most = to.limits
     finite = {n: round(n) if np.isfinite(n) else n for n in numbers if not np.isnan(n)}
     wanted = [0 if np.isnan(n) else int(min(max(finite[n], least), most)) for n in numbers]
     assert got.view(to.numpy).astype(object).tolist() == wanted
@@ -173,10 +165,10 @@ def test_floats_to_whole_numbers_round_and_clip(numbers, dtype, to):
 
 @given(st.data(), st.sampled_from(WHOLE), st.sampled_from(WHOLE))
 def test_whole_numbers_to_whole_numbers_clip(data, dtype, to):
-    least, most = limits(dtype)
+    least, most = dtype.limits
     numbers = data.draw(st.lists(st.integers(least, most), min_size=1, max_size=20))
     got, counts = converted(whole(numbers, dtype), dtype, to)
-    low, high = limits(to)
+    low, high = to.limits
     assert got.view(to.numpy).astype(object).tolist() == [min(max(n, low), high) for n in numbers]
     assert counts.get("saturated", 0) == sum(not low <= n <= high for n in numbers)
     assert not is_lossless(dtype, to) or not counts

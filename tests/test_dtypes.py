@@ -104,3 +104,54 @@ def test_a_name_like_no_other(text):
 def test_codes_that_formats_lack():
     assert from_safetensors("BF17") is None
     assert from_zarr3("float6_e2m3fn") is None
+
+
+@EVERY
+def test_what_numbers_a_type_of_few_bits_holds(dtype):
+    """All of them, as ml_dtypes and numpy read their patterns."""
+    if not dtype.is_float or dtype.bits > 16:
+        pytest.skip("too many to look at each, or whole numbers")
+    with np.errstate(all="ignore"):
+        numbers = np.arange(1 << dtype.bits, dtype=dtype.carrier).view(dtype.numpy).astype(np.float64)
+    finite = np.unique(numbers[np.isfinite(numbers)])
+    assert dtype.has_infinity == bool(np.isinf(numbers).any())
+    assert dtype.has_nan == bool(np.isnan(numbers).any())
+    assert dtype.has_zero == (0 in finite)
+    assert dtype.layout.sign == bool((finite < 0).any())
+    assert dtype.epsilon == finite[finite > 1][0] - 1
+    # Every whole number of so many digits that is in range, and not the first that has one more.
+    whole = np.arange(not dtype.has_zero, 2**dtype.digits + 1)
+    assert np.isin(whole[whole <= finite[-1]], finite).all()
+    assert 2**dtype.digits + 1 not in finite
+    step = dtype.epsilon * 2 ** np.floor(np.log2(finite[-1]))
+    assert dtype.beyond_range == finite[-1] + step / 2
+    if dtype.layout.sign:
+        half, first = numbers[: 1 << dtype.bits - 1], dtype.not_finite_from
+        assert half[dtype.normal_from] == dtype.smallest_normal
+        assert dtype.layout.in_order == bool(np.isfinite(numbers[1 << dtype.bits - 1]))
+        if first is not None:
+            assert np.isfinite(half[:first]).all() and (np.diff(half[:first]) > 0).all()
+            assert not np.isfinite(half[first:]).any()
+
+
+@EVERY
+def test_the_limits_of_whole_numbers(dtype):
+    if not dtype.is_whole:
+        assert dtype.kind in ("float", "complex")
+    elif dtype.kind == "bool":
+        assert dtype.limits == (0, 1)
+    else:
+        info = ml_dtypes.iinfo(dtype.numpy)
+        assert dtype.limits == (info.min, info.max)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "complex64", "complex128"])
+def test_wide_types_are_laid_out_as_numpy_says(name):
+    dtype, info = DTYPES[name], np.finfo(name)
+    assert dtype.layout.mantissa == info.nmant
+    assert dtype.epsilon == info.eps
+    assert dtype.smallest_normal == info.smallest_normal
+    if dtype.is_float:
+        assert dtype.not_finite_from == int(np.array(np.inf, name).view(dtype.carrier))
+    else:
+        assert dtype.not_finite_from is None

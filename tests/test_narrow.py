@@ -13,7 +13,7 @@ from ckpttools.dtypes import DTYPES, DType
 from ckpttools.ir.scratch import Scratch
 from ckpttools.prove import narrow
 from ckpttools.prove.deviation import EXACT, Deviation, Tolerances
-from ckpttools.prove.distances import beyond_range, coarser, numbers, steps_between, steps_into
+from ckpttools.prove.distances import coarser, numbers, steps_between, steps_into
 from ckpttools.prove.measure import SCRATCH_BYTES, _of_part, block_elements, deviation
 from ckpttools.prove.narrow import NARROW, deviation_of_narrow
 
@@ -85,7 +85,7 @@ def test_two_dtypes(dtypes: tuple[DType, DType], seed: int, rtol: float):
         same = numbers(a, dtypes[0]).astype(np.float32).astype(dtypes[1].numpy).view(dtypes[1].carrier)
     same = np.where(np.isfinite(numbers(same, dtypes[1])), same, 0)
     mixed = np.where(np.random.default_rng(seed).random(300) < 0.7, same, finite(dtypes[1], seed, 300))
-    room = beyond_range(coarser(*dtypes))
+    room = coarser(*dtypes).beyond_range
     fits = [np.abs(numbers(each, own)) < room for each, own in zip((a, mixed), dtypes, strict=True)]
     a, mixed = (np.where(np.logical_and(*fits), each, 0) for each in (a, mixed))
     for tolerances in (EXACT, Tolerances(rtol=rtol, ulp=1)):

@@ -14,7 +14,6 @@ from command_line import ckpt
 from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_dtypes import finfo
 from safetensors.numpy import save_file
 
 from ckpttools.dtypes import DTYPES, DType
@@ -26,7 +25,7 @@ from ckpttools.inspect.layer_rows import layer_rows
 from ckpttools.inspect.moments import Moments
 from ckpttools.inspect.stats import ArrayStats, Statistics, inspect_stats, statistics_of
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.elements import LAYOUTS, smallest_normal, table, widen
+from ckpttools.ir.elements import table, widen
 from ckpttools.ir.nodes import Constant, Stored
 from ckpttools.ir.scratch import ALIGNMENT, Scratch
 from ckpttools.ir.tree import Path as TreePath
@@ -38,7 +37,7 @@ from ckpttools.testing.strategies import lazy_arrays, noise, shapes, stored
 
 MIB = 1 << 20
 BF16, F16, F32, F64 = (DTYPES[name] for name in ("bfloat16", "float16", "float32", "float64"))
-LAID_OUT = [DTYPES[name] for name in LAYOUTS]
+LAID_OUT = [dtype for dtype in DTYPES.values() if dtype.not_finite_from is not None]
 
 
 def numbers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
@@ -96,15 +95,6 @@ class TestWidening:
             assert np.array_equal(made, truth[keep], equal_nan=True)
             assert (np.signbit(made) == np.signbit(truth[keep]))[~np.isnan(made)].all()
 
-    @pytest.mark.parametrize("name", LAYOUTS)
-    def test_layouts_are_those_of_the_dtypes(self, name: str):
-        dtype, layout = DTYPES[name], LAYOUTS[name]
-        edges = np.array([layout.infinity - 1, layout.infinity, layout.normal], dtype.carrier)
-        most, beyond, normal = numbers(edges, dtype)
-        assert most == float(finfo(dtype.numpy).max)
-        assert not np.isfinite(beyond)
-        assert normal == smallest_normal(dtype)
-
     def test_nothing_is_as_good(self):
         widen(np.empty(0, np.uint16), F16, np.empty(0, np.float32))
 
@@ -115,7 +105,7 @@ class TestNearZero:
         dtype = data.draw(st.sampled_from(LAID_OUT))
         size = data.draw(st.integers(1, 30_000))
         x = np.random.default_rng(0).standard_normal(size).astype(dtype.numpy)
-        planted = st.sampled_from([0.0, -0.0, *(smallest_normal(dtype) * k for k in (1, -1, 0.5, -0.5))])
+        planted = st.sampled_from([0.0, -0.0, *(dtype.smallest_normal * k for k in (1, -1, 0.5, -0.5))])
         for place, value in data.draw(st.dictionaries(st.integers(0, size - 1), planted, max_size=5)).items():
             x[place] = value
         magnitudes = abs(x.astype(np.float64))
@@ -126,7 +116,7 @@ class TestNearZero:
         assert seen is not None
         zeros, subnormals = near_zero(carriers, dtype, seen, Scratch(2 * carriers.nbytes + 2 * ALIGNMENT))
         assert zeros == (magnitudes == 0).sum()
-        assert zeros + subnormals == (magnitudes < smallest_normal(dtype)).sum()
+        assert zeros + subnormals == (magnitudes < dtype.smallest_normal).sum()
         assert np.array_equal(carriers, before)
 
 
@@ -150,7 +140,7 @@ def check(found: Statistics, carriers: np.ndarray, dtype: DType) -> None:
     assert (found.elements, found.nan) == (x.size, np.isnan(x).sum())
     assert found.inf == x.size - finite.size - found.nan
     assert found.zeros == (finite == 0).sum()
-    assert found.subnormals == ((finite != 0) & (abs(finite) < smallest_normal(dtype))).sum()
+    assert found.subnormals == ((finite != 0) & (abs(finite) < dtype.smallest_normal)).sum()
     if not finite.size:
         assert (found.min, found.max, found.mean, found.std, found.norm, found.max_abs) == (None,) * 6
         return

@@ -15,7 +15,6 @@ from math import inf
 import numpy as np
 
 from ckpttools.dtypes import DType
-from ckpttools.ir.elements import LAYOUTS, smallest_normal
 from ckpttools.ir.scratch import Scratch
 
 # Elements among which the one nearest to zero is looked for.
@@ -48,8 +47,8 @@ def extremes(carriers: np.ndarray, dtype: DType) -> Extremes | None:
         carriers: of any shape and strides.
         dtype: of the elements.
     """
-    layout = LAYOUTS.get(dtype.name)
-    if layout is None:
+    not_finite = dtype.not_finite_from
+    if not_finite is None:
         return None
     sign, signed = 1 << (dtype.bits - 1), carriers.view(_SIGNED[dtype.itemsize])
     first, last = int(_least(carriers, axis=None)), int(_most(carriers, axis=None))
@@ -58,7 +57,7 @@ def extremes(carriers: np.ndarray, dtype: DType) -> Extremes | None:
     # sign negative numbers come last; with one they come first, the nearest to zero in front.
     positive = (first, most) if first < sign else None
     negative = (least + sign, last - sign) if last >= sign else None
-    if any(side is not None and side[1] >= layout.infinity for side in (positive, negative)):
+    if any(side is not None and side[1] >= not_finite for side in (positive, negative)):
         return None
     number = partial(_number, dtype)
     match positive, negative:
@@ -83,7 +82,7 @@ def near_zero(carriers: np.ndarray, dtype: DType, seen: Extremes, scratch: Scrat
         seen: their extremes.
         scratch: has as many bytes as the carriers, and one more for each.
     """
-    normal = smallest_normal(dtype)
+    normal = dtype.smallest_normal
     sides = [side for side, least in (("u", seen.above), ("i", seen.below)) if least < normal]
     if not sides:
         return 0, 0
@@ -92,7 +91,7 @@ def near_zero(carriers: np.ndarray, dtype: DType, seen: Extremes, scratch: Scrat
         with scratch.take(suspect.shape, np.dtype(bool)) as found:
             np.bitwise_and(suspect, (1 << (dtype.bits - 1)) - 1, out=suspect)
             zeros = int(np.count_nonzero(np.equal(suspect, 0, out=found)))
-            nearer = np.less(suspect, LAYOUTS[dtype.name].normal, out=found)
+            nearer = np.less(suspect, dtype.normal_from, out=found)
             return zeros, int(np.count_nonzero(nearer)) - zeros
 
 
@@ -104,7 +103,7 @@ def _suspect(carriers: np.ndarray, dtype: DType, sides: Sequence[str], room: np.
     whole = carriers.size // _ROW * _ROW
     flat = carriers.reshape(-1)
     rows = flat[:whole].reshape(-1, _ROW)
-    normal, near = LAYOUTS[dtype.name].normal, np.zeros(len(rows), bool)
+    normal, near = dtype.normal_from, np.zeros(len(rows), bool)
     for side in sides:
         patterns = rows.view(f"<{side}{dtype.itemsize}")
         # With a sign in front the least integer is that of negative zero.

@@ -15,7 +15,7 @@ import numpy as np
 from ckpttools.dtypes import DType
 from ckpttools.inspect import sums
 from ckpttools.inspect.extremes import extremes, near_zero
-from ckpttools.ir.elements import smallest_normal, wide, widen, widened_in_any_order, widens_in_place
+from ckpttools.ir.elements import wide, widen, widened_in_any_order, widens_in_place
 from ckpttools.ir.scratch import ALIGNMENT, Scratch
 from ckpttools.ir.views import view_of
 from ckpttools.region import Region, Shape, split_to
@@ -152,7 +152,7 @@ def _of_any(block: np.ndarray, dtype: DType, numbers: np.ndarray, scratch: Scrat
 
 def _of_numbers(x: np.ndarray, dtype: DType, scratch: Scratch) -> Moments:
     """Of numbers of which some may not be finite; `first` counts among them."""
-    near, ends = _near_zero(x, smallest_normal(dtype), scratch), (float(x.min()), float(x.max()))
+    near, ends = _near_zero(x, dtype.smallest_normal, scratch), (float(x.min()), float(x.max()))
     # NaN and infinity are contagious: extremes that are finite say that all is.
     if all(map(isfinite, ends)):
         return _finite((x,), ends, near, scratch)
@@ -187,7 +187,7 @@ def _finite(xs: sums.Numbers, ends: tuple[float, float], near: tuple[int, int], 
 
 def _with_integers(found: Moments, block: np.ndarray, dtype: DType) -> Moments:
     """Integers have integer extremes, which float64 rounds from 2**53 on."""
-    if dtype.kind not in ("int", "uint", "bool") or found.min is None or found.max is None:
+    if not dtype.is_whole or found.min is None or found.max is None:
         return found
     if dtype.bits < 64:
         return replace(found, min=int(found.min), max=int(found.max))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -40,26 +39,6 @@ def widen(values: np.ndarray, dtype: DType, out: np.ndarray) -> None:
         out[...] = values.view(dtype.numpy)
 
 
-class Layout(NamedTuple):
-    """How a dtype has sign, exponent and mantissa one behind the other, as IEEE 754 says.
-
-    Attributes:
-        infinity: the pattern from which on magnitudes are no numbers.
-        normal: that of the smallest normal number.
-    """
-
-    infinity: int
-    normal: int
-
-
-LAYOUTS = {
-    "float8_e4m3fn": Layout(0x7F, 0x08),
-    "float8_e5m2": Layout(0x7C, 0x04),
-    "float16": Layout(0x7C00, 0x0400),
-    "bfloat16": Layout(0x7F80, 0x0080),
-    "float32": Layout(0x7F80_0000, 0x0080_0000),
-    "float64": Layout(0x7FF0_0000_0000_0000, 0x0010_0000_0000_0000),
-}
 # How far their bits are from where float32 has them, and the power of two between both exponents.
 _NARROW = {
     "float16": (13, np.float32(2.0**112)),
@@ -70,7 +49,8 @@ _NARROW = {
 
 def _is_finite(values: np.ndarray, dtype: DType) -> bool:
     """Whether all elements are numbers, told from the largest patterns of both signs."""
-    sign, infinity = 1 << (dtype.bits - 1), LAYOUTS[dtype.name].infinity
+    sign, infinity = 1 << (dtype.bits - 1), dtype.not_finite_from
+    assert infinity is not None
     signed = values.view(np.dtype(f"<i{dtype.itemsize}"))
     return bool(np.max(signed, initial=-sign) < infinity and np.max(values, initial=0) < sign | infinity)
 
@@ -134,13 +114,3 @@ def table(dtype: DType) -> np.ndarray:
         carriers &= np.uint8((1 << dtype.bits) - 1)
     with np.errstate(invalid="ignore"):
         return carriers.view(dtype.numpy).astype(np.float32)
-
-
-@cache
-def smallest_normal(dtype: DType) -> float:
-    """Magnitudes below it are subnormal; 0 for dtypes without such numbers."""
-    if dtype.kind not in ("float", "complex"):
-        return 0.0
-    from ml_dtypes import finfo
-
-    return float(finfo(dtype.numpy).smallest_normal)  # type: ignore[no-untyped-call]

@@ -18,8 +18,6 @@ from ckpttools.ir.nodes import ElementOp
 if TYPE_CHECKING:
     import numpy as np
 
-# Bits behind the exponent in types that IEEE 754 lays out: sign, exponent, mantissa.
-_MANTISSA_BITS = {"bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}
 # Elements of one block: source, float32 copy and result stay in a core's L2 cache.
 _BLOCK = 1 << 16
 
@@ -195,8 +193,8 @@ class Add:
         if dtype == result:
             return Exactness(False, f"{said}: at most 1 ulp of the larger of the two values off")
         # float32 has 24 bits: a value of 8 bits next to 1 keeps them all down to 2**-16, one of 11 to 2**-13.
-        digits = {"bfloat16": 8, "float16": 11}.get(dtype.name, 4)
-        return Exactness(True, f"{said}: exact but for values under 2**-{24 - digits}, off by 2**-24 at most")
+        least = f"2**-{24 - dtype.digits}"
+        return Exactness(True, f"{said}: exact but for values under {least}, off by 2**-24 at most")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +245,7 @@ def _holders() -> dict[DType, tuple[DType, ...]]:
     floats = [DTYPES[name] for name in ("float32", "float64")]
     small = [d for d in DTYPES.values() if d.is_float and d.bits <= 16]
     wider = {d: tuple(floats) for d in small}
-    tiny = [d for d in small if d.bits <= 8 and d.name != "float8_e8m0fnu"]
-    wider.update(dict.fromkeys(tiny, (DTYPES["bfloat16"], *floats)))
-    wider[DTYPES["float8_e8m0fnu"]] = (DTYPES["bfloat16"], *floats)
+    wider.update(dict.fromkeys((d for d in small if d.bits <= 8), (DTYPES["bfloat16"], *floats)))
     wider[DTYPES["float32"]] = (DTYPES["float64"],)
     return wider
 
@@ -264,9 +260,9 @@ def _with_shifted_exponents(bits: np.ndarray, steps: int, dtype: DType) -> np.nd
     """
     import numpy as np
 
-    digits = _MANTISSA_BITS.get(dtype.name)
-    if digits is None or bits.size == 0:
+    if dtype.layout is None or dtype.bits < 16 or bits.size == 0:
         return None
+    digits = dtype.layout.mantissa
     kind = bits.dtype.type
     most = (1 << dtype.bits - 1 - digits) - 1
     exponents = np.bitwise_and(bits, kind(most << digits))

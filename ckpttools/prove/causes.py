@@ -20,7 +20,7 @@ from ckpttools.dtypes import DTYPES, DType
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import Constant, elementwise, relayout, stack, take, window
 from ckpttools.mapping.values import Add, blockwise, rounded
-from ckpttools.prove.distances import coarser, epsilon
+from ckpttools.prove.distances import coarser
 from ckpttools.prove.reshape import reshaped, transposes
 from ckpttools.prove.samples import as_dtype, in_one_dtype, sampled_numbers
 from ckpttools.region import Region, Shape
@@ -106,7 +106,7 @@ Causes = Callable[[Case], Iterator[Hypothesis]]
 def all_zeros(case: Case) -> Iterator[Hypothesis]:
     """One side is zeros, as arrays are that were made and never filled."""
     for side, array, _, _ in case.sides:
-        if array.dtype.name != _WITHOUT_ZERO:
+        if array.dtype.has_zero:
             cause = Cause("zeros", f"{side} is all zeros", f"{side} was not written, or never initialised")
             yield Hypothesis(cause, ((array, _constant(array, bytes(array.dtype.itemsize))),))
 
@@ -114,14 +114,10 @@ def all_zeros(case: Case) -> Iterator[Hypothesis]:
 def all_nan(case: Case) -> Iterator[Hypothesis]:
     """One side is NaN throughout."""
     for side, array, _, _ in case.sides:
-        if array.dtype.is_float and array.dtype.name not in _WITHOUT_NAN:
+        if array.dtype.is_float and array.dtype.has_nan:
             nan = np.array(np.nan).astype(array.dtype.numpy).tobytes()
             cause = Cause("nan", f"{side} is all NaN", f"take an earlier step of {side}")
             yield Hypothesis(cause, ((array, _constant(array, nan)),))
-
-
-_WITHOUT_ZERO = "float8_e8m0fnu"
-_WITHOUT_NAN = ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn")
 
 
 def _constant(like: LazyArray, element: bytes) -> LazyArray:
@@ -302,7 +298,7 @@ def _one_is_nothing(a: LazyArray, b: LazyArray) -> bool:
         return False
     x, y = sampled_numbers(a), sampled_numbers(b)
     with np.errstate(over="ignore", invalid="ignore"):
-        return not np.any(np.abs(x - y) > 4 * epsilon(a.dtype) * np.maximum(np.abs(x), np.abs(y)))
+        return not np.any(np.abs(x - y) > 4 * a.dtype.epsilon * np.maximum(np.abs(x), np.abs(y)))
 
 
 def factor(case: Case) -> Iterator[Hypothesis]:
@@ -317,7 +313,7 @@ def factor(case: Case) -> Iterator[Hypothesis]:
     with np.errstate(over="ignore", invalid="ignore"):
         ratio = _ratio(x[good], y[good], a.dtype)
     # Rounding alone makes a factor that is nearly one.
-    if not np.isfinite(ratio) or ratio == 0 or abs(ratio - 1) < 2 * epsilon(a.dtype):
+    if not np.isfinite(ratio) or ratio == 0 or abs(ratio - 1) < 2 * a.dtype.epsilon:
         return
     made = as_dtype(elementwise(a, _Times(ratio)), b.dtype)
     yield Hypothesis(_of_factor(case, ratio), ((made, b),), ulps=2)
@@ -349,7 +345,7 @@ class _Times:
 
 def _of_factor(case: Case, ratio: float) -> Cause:
     name = case.name.lower()
-    tolerance = max(1e-4, epsilon(case.alike[0].dtype))
+    tolerance = max(1e-4, case.alike[0].dtype.epsilon)
     lengths = {n: f"axis {k}" for k, n in reversed(list(enumerate(case.a.shape)))}
     lengths |= {n: axis for axis, n in case.sizes.items()} if case.sizes else {}
     # An axis that a model does without has the length 0.

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-from math import frexp
-
 import numpy as np
 
 from ckpttools.dtypes import DTYPES, DType
 from ckpttools.ir.elements import wide, widen
 from ckpttools.ir.scratch import Scratch
-
-WHOLE = ("int", "uint", "bool")
-"""Kinds of dtypes whose numbers are whole."""
 
 
 def numbers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
@@ -28,24 +22,7 @@ def numbers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
 
 def coarser(a: DType, b: DType) -> DType:
     """Of two floating-point dtypes the one that rounds more; `a` where they do alike."""
-    return b if epsilon(b) > epsilon(a) else a
-
-
-@cache
-def epsilon(dtype: DType) -> float:
-    """The distance from 1 to the next number of a floating-point dtype."""
-    from ml_dtypes import finfo
-
-    return float(finfo(dtype.numpy).eps)  # type: ignore[no-untyped-call]
-
-
-@cache
-def beyond_range(dtype: DType) -> float:
-    """The least magnitude that is rounded to no number of a floating-point dtype."""
-    from ml_dtypes import finfo
-
-    most = float(finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]
-    return most + 2.0 ** (frexp(most)[1] - 2) * epsilon(dtype)
+    return b if b.epsilon > a.epsilon else a
 
 
 def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> np.ndarray | None:
@@ -53,7 +30,7 @@ def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> 
 
     A number that this dtype has no room for is farther from all others than any two of them.
     """
-    kinds = {"int" if dtype.kind in WHOLE else dtype.kind for dtype in dtypes}
+    kinds = {"int" if dtype.is_whole else dtype.kind for dtype in dtypes}
     if kinds == {"float"}:
         dtype = coarser(*dtypes)
         sides = (_rounded(each, own, dtype) for each, own in zip((a, b), dtypes, strict=True))
@@ -61,7 +38,7 @@ def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> 
         for each, own in zip((a, b), dtypes, strict=True):
             if own != dtype:
                 size = np.abs(numbers(each, own))
-                steps[(size >= beyond_range(dtype)) & np.isfinite(size)] = 1 << dtype.bits
+                steps[(size >= dtype.beyond_range) & np.isfinite(size)] = 1 << dtype.bits
         return steps
     if kinds == {"int"} and (dtypes[0] == dtypes[1] or "uint64" not in (d.name for d in dtypes)):
         return _between(*(_integers(each, own) for each, own in zip((a, b), dtypes, strict=True)))
@@ -100,7 +77,7 @@ def _ranks(carriers: np.ndarray, dtype: DType) -> np.ndarray:
         signed, lowest = carriers.view(np.int64), np.iinfo(np.int64).min
         return np.asarray(np.where(signed < 0, lowest - signed, signed))
     places: np.ndarray = carriers.astype(np.int64)
-    if dtype.name == "float8_e8m0fnu":  # the one without a sign
+    if dtype.layout is not None and not dtype.layout.sign:
         return places
     sign = 1 << (dtype.bits - 1)
     return np.asarray(np.where(places >= sign, sign - places, places))

@@ -10,7 +10,7 @@ import numpy as np
 from ckpttools.dtypes import DType
 from ckpttools.ir.scratch import Scratch
 from ckpttools.prove.deviation import EXACT, Deviation, Tolerances
-from ckpttools.prove.distances import WHOLE, numbers, steps_between
+from ckpttools.prove.distances import numbers, steps_between
 from ckpttools.prove.narrow import NARROW, deviation_of_narrow
 
 # What is looked at at once, of each side. Shorter blocks are over so soon that workers wait for the
@@ -88,7 +88,7 @@ def _of_part(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], toleranc
     steps = steps_between(a, b, dtypes)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         nan = np.isnan(x), np.isnan(y)
-        if steps is not None and dtypes[0].kind in WHOLE:
+        if steps is not None and dtypes[0].is_whole:
             # Integers of 64 bits are more than float64 tells apart.
             unequal, gap = steps != 0, steps.astype(np.float64)
         else:

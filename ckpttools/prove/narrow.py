@@ -14,7 +14,7 @@ from ckpttools.dtypes import DType
 from ckpttools.ir.elements import widen
 from ckpttools.ir.scratch import Scratch
 from ckpttools.prove.deviation import Deviation, Tolerances
-from ckpttools.prove.distances import beyond_range, coarser, numbers, steps_into
+from ckpttools.prove.distances import coarser, numbers, steps_into
 
 NARROW = ("float16", "bfloat16", "float32")
 """Dtypes that float32 holds, with the layout that `steps_into` wants."""
@@ -90,7 +90,7 @@ def deviation_of_narrow(
 
 def _within_range(dtype: DType, *sides: np.ndarray) -> bool:
     """Whether all numbers can be rounded to some of the dtype."""
-    return all(max(-float(each.min()), float(each.max())) < beyond_range(dtype) for each in sides)
+    return all(max(-float(each.min()), float(each.max())) < dtype.beyond_range for each in sides)
 
 
 def _steps(

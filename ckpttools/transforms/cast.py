@@ -15,7 +15,7 @@ from ckpttools.ir.tree import Path, Tree, spelled
 from ckpttools.mapping.values import Cast
 from ckpttools.notes import Note, Notes
 from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.conversion import Convert, has_infinity, has_nan, is_lossless
+from ckpttools.transforms.conversion import Convert, is_lossless
 from ckpttools.transforms.scales import refuse_casts
 from ckpttools.transforms.select import require_matches
 
@@ -129,9 +129,9 @@ def _reason(dtype: DType, to: DType) -> str:
     reason = f"cast from {dtype} to {to}: rounded"
     if not to.is_float:
         return f"{reason}, clipped to the range of {to}" + (", NaN becomes 0" if dtype.is_float else "")
-    if not has_nan(to):
+    if not to.has_nan:
         return f"{reason}, clipped to the range of {to}, NaN becomes 0"
-    return reason if has_infinity(to) else f"{reason}, what is too large, as infinity, becomes NaN"
+    return reason if to.has_infinity else f"{reason}, what is too large, as infinity, becomes NaN"
 
 
 def _is_exact(dtype: DType, to: DType) -> bool:

@@ -23,11 +23,6 @@ from ckpttools.mapping.values import blockwise, rounded
 if TYPE_CHECKING:
     import numpy as np
 
-# Whole numbers of at most so many bits are values of these.
-_DIGITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
-# What these hold; each takes a whole byte.
-_BITS = {"bool": 1, "int2": 2, "int4": 4}
-_WHOLE = ("int", "uint", "bool")
 # What a float64 cannot hold of an int64.
 _SURPLUS_BITS = 11
 
@@ -73,28 +68,13 @@ class Convert:
 
 def is_lossless(dtype: DType, to: DType) -> bool:
     """Whether every value of a whole-number dtype is one of `to`, itself included."""
-    if dtype.kind not in _WHOLE:
+    if not dtype.is_whole:
         return dtype == to
-    least, most = limits(dtype)
+    least, most = dtype.limits
     if to.kind in ("int", "uint"):
-        return limits(to)[0] <= least and most <= limits(to)[1]
-    return dtype == to or most.bit_length() <= _DIGITS.get(to.name, 0)
-
-
-def limits(dtype: DType) -> tuple[int, int]:
-    """The smallest and the largest number of a whole-number dtype."""
-    bits = _BITS.get(dtype.name, dtype.bits)
-    return (-(1 << bits - 1), (1 << bits - 1) - 1) if dtype.kind == "int" else (0, (1 << bits) - 1)
-
-
-def has_infinity(dtype: DType) -> bool:
-    """Whether a floating-point dtype has infinities."""
-    return dtype.bits > 8 or dtype.name in ("float8_e3m4", "float8_e5m2")
-
-
-def has_nan(dtype: DType) -> bool:
-    """Whether a floating-point dtype has NaN."""
-    return dtype.bits >= 8
+        return to.limits[0] <= least and most <= to.limits[1]
+    # Of the smaller ones some have the digits, but not the range.
+    return dtype == to or (to.bits >= 16 and most.bit_length() <= to.digits)
 
 
 def _as_float64(block: np.ndarray, dtype: DType) -> np.ndarray:
@@ -114,9 +94,9 @@ def _as_float64(block: np.ndarray, dtype: DType) -> np.ndarray:
 def _as_whole(block: np.ndarray, dtype: DType, to: DType) -> np.ndarray:
     import numpy as np
 
-    least, most = limits(to)
+    least, most = to.limits
     if not dtype.is_float:
-        source = limits(dtype)
+        source = dtype.limits
         clipped: np.ndarray = np.clip(_plain(block, dtype), max(least, source[0]), min(most, source[1]))
         return clipped.astype(to.numpy)
     wide = np.rint(block.astype(np.float64))
@@ -132,15 +112,15 @@ def _plain(block: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _plain_dtype(dtype: DType) -> np.dtype[np.generic]:
-    return (DTYPES["int8"] if dtype.name in _BITS else dtype).numpy
+    return (DTYPES["int8"] if dtype.value_bits else dtype).numpy
 
 
 def _lost_of_float(block: np.ndarray, made: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
     import numpy as np
 
     counts = {"underflowed": _count(_is_zero(made, to), lambda: _numbers(block, dtype) != 0)}
-    if has_nan(to):
-        before = np.isinf if has_infinity(to) else np.isnan
+    if to.has_nan:
+        before = np.isinf if to.has_infinity else np.isnan
         counts["overflowed"] = _count(_is_beyond(made, to), lambda: ~before(_numbers(block, dtype)))
     else:
         source = _numbers(block, dtype)
@@ -152,7 +132,7 @@ def _lost_of_float(block: np.ndarray, made: np.ndarray, dtype: DType, to: DType)
 def _lost_of_whole(block: np.ndarray, made: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
     import numpy as np
 
-    least, most = limits(to)
+    least, most = to.limits
     if not dtype.is_float:
         source = _plain(block, dtype)
         beyond = _count((source < least) | (source > most))
@@ -187,7 +167,7 @@ def _is_beyond(made: np.ndarray, to: DType) -> np.ndarray:
 
     beyond: np.ndarray
     if to.bits <= 8:
-        beyond = (np.isinf if has_infinity(to) else np.isnan)(_values(to))[made.view(np.uint8)]
+        beyond = (np.isinf if to.has_infinity else np.isnan)(_values(to))[made.view(np.uint8)]
     elif to.bits == 16:
         beyond = made.view(np.uint16) & 0x7FFF == np.array(np.inf).astype(to.numpy).view(np.uint16)
     else:
