@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from train_data import lazy
 
@@ -431,10 +431,15 @@ class TestMomentsAreNotKeptSilently:
         assert "--drop 'run.tx'" in refusal(tree_of(flat)).hint
         assert len(kept_by(StripOptimizer(drop=["run.tx"]), tree_of(flat))) == len(learned)
 
-    def test_other_shapes_mirror_nothing(self):
-        state = {("1", 0, "mu", *path): np.ones((7, 2), np.float32) for path in NETWORK}
-        leaves = {**below(("0",), NETWORK), **state, ("1", 0, "count"): COUNT}
+    @pytest.mark.parametrize("behind", [(), ("codes",)])
+    def test_moments_of_other_shapes_are_for_the_user_to_tell(self, behind):
+        """As those that are stored in eight bits."""
+        state = {("1", 0, "mu", *path, *behind): np.ones((7, 2), np.uint8) for path in NETWORK}
+        leaves = {**below(("0",), NETWORK), **state}
         assert refusal(tree_of(leaves)) == set(leaves)
+        counted = tree_of({**leaves, ("1", 0, "count"): COUNT})
+        assert roles(counted).unclear == (("1",),)
+        assert kept_by(StripOptimizer(drop=["1"]), counted) == arrays_at(counted, below(("0",), NETWORK))
 
     def test_factored_shapes_do(self):
         state = {
@@ -603,3 +608,230 @@ class TestNamesOfBookkeeping:
         tree = tree_of({**mirrored(PLAIN_MODEL, "params"), **state, ("opt_state", "count"): COUNT})
         with pytest.raises(FormatError, match="cannot be told"):
             tree.pipe(StripOptimizer())
+
+
+def rows_and_columns(model, *head):
+    """Adafactor's moments below each parameter: those of matrices are summed up over one axis."""
+    state = {}
+    for path, array in model.items():
+        if array.ndim < 2:
+            state[(*head, *path, "v")] = array
+        else:
+            state[(*head, *path, "v_row")] = np.ones(array.shape[:-1], np.float32)
+            state[(*head, *path, "v_col")] = np.ones(array.shape[1:], np.float32)
+    return state
+
+
+def placeholders(model, *head):
+    """Adafactor of optax: three trees, with one number where a parameter has no such moment."""
+    one = np.ones(1, np.float32)
+    state = {}
+    for path, array in model.items():
+        is_factored = array.ndim > 1
+        state[(*head, "v_row", *path)] = np.ones(array.shape[:-1], np.float32) if is_factored else one
+        state[(*head, "v_col", *path)] = np.ones(array.shape[1:], np.float32) if is_factored else one
+        state[(*head, "v", *path)] = one if is_factored else array
+    return state | {(*head, "count"): COUNT}
+
+
+def adam(model, *head):
+    return {**mirrored(model, *head, "mu"), **mirrored(model, *head, "nu"), (*head, "count"): COUNT}
+
+
+def preconditioners(model, *head):
+    """Two square matrices for each matrix."""
+    matrices = {path: array for path, array in model.items() if array.ndim == 2}
+    return {
+        (*head, side, *path): np.ones((array.shape[k], array.shape[k]), np.float32)
+        for path, array in matrices.items()
+        for k, side in enumerate("LR")
+    }
+
+
+def parts(model):
+    """The model in the two parts that optimizers for matrices and for other arrays have."""
+    return tuple({p: a for p, a in model.items() if (a.ndim > 1) is matrices} for matrices in (True, False))
+
+
+NET = {
+    ("decoder", "layers_0", "attention", "kernel"): np.ones((4, 6), np.float32),
+    ("decoder", "layers_0", "norm", "scale"): np.ones(4, np.float32),
+    ("decoder", "layers_0", "moe", "wi"): np.ones((2, 4, 6), np.float32),
+    ("embedder", "embedding"): np.ones((8, 4), np.float32),
+}
+MATRICES, VECTORS = parts(NET)
+FRACTION, YES = np.array(0.5, np.float32), np.array(True)
+# Name -> (where the parameters are, the optimizer's state, which of it is for the user to tell).
+LAYOUTS = {
+    "factored below each parameter": (
+        ("params",),
+        {**rows_and_columns(NET, "inner"), ("inner", "count"): COUNT, ("opt_state", "count"): COUNT},
+        None,
+    ),
+    "factored beside any name": (
+        ("net",),
+        {**rows_and_columns(NET, "inner"), ("inner", "count"): COUNT, ("opt_state", "count"): COUNT},
+        None,
+    ),
+    "factored beside a bare model": (
+        (),
+        {**rows_and_columns(NET, "inner"), ("inner", "count"): COUNT, ("opt_state", "count"): COUNT},
+        None,
+    ),
+    "optax adafactor": (("0",), placeholders(NET, "1", 0), None),
+    "optax adafactor beside any name": (("net",), placeholders(NET, "tx", 0), None),
+    "optax adafactor with momentum": (
+        ("params",),
+        {**placeholders(NET, "opt_state", 0), **mirrored(NET, "opt_state", 4, "ema")},
+        "opt_state/4",
+    ),
+    "t5x": (
+        ("target",),
+        {**rows_and_columns(NET, "state", "param_states"), ("state", "step"): COUNT},
+        None,
+    ),
+    "pax": (
+        ("mdl_vars", "params"),
+        {
+            ("opt_states_0", "no_prefix", "count"): COUNT,
+            **mirrored(NET, "opt_states_0", "no_prefix", "m", "params"),
+            **mirrored(NET, "opt_states_0", "no_prefix", "v", "params"),
+        },
+        None,
+    ),
+    "easylm": (
+        ("params", "params"),
+        adam({("params", *p): a for p, a in NET.items()}, "opt_state", 1, 0),
+        None,
+    ),
+    "levanter": (
+        ("model",),
+        {**adam(NET, "opt_state", "inner_state", 0), ("training_key",): np.ones(2, np.uint32)},
+        None,
+    ),
+    "multi steps beside any name": (
+        ("net",),
+        {
+            ("tx", "mini_step"): COUNT,
+            ("tx", "gradient_step"): COUNT,
+            **adam(NET, "tx", "inner_opt_state", 0),
+            **mirrored(NET, "tx", "acc_grads"),
+        },
+        None,
+    ),
+    "masked": (("params",), adam(MATRICES, "tx", "inner_state", 0), None),
+    "one for matrices, one for others": (
+        ("params",),
+        {
+            ("tx", "inner_states", "muon", "inner_state", 0, "count"): COUNT,
+            **mirrored(MATRICES, "tx", "inner_states", "muon", "inner_state", 0, "mu"),
+            **adam(VECTORS, "tx", "inner_states", "adam", "inner_state", 0),
+        },
+        None,
+    ),
+    "muon with its own names": (
+        ("params",),
+        {
+            ("opt_state", "muon", "count"): COUNT,
+            **mirrored(MATRICES, "opt_state", "muon", "momentum"),
+            ("opt_state", "muon", "ns_coeffs"): np.ones(3, np.float32),
+        },
+        None,
+    ),
+    "hyperparameters": (
+        ("net",),
+        {
+            ("tx", "hyperparams", "learning_rate"): FRACTION,
+            ("tx", "count"): COUNT,
+            **adam(NET, "tx", "inner_state", 0),
+        },
+        None,
+    ),
+    "if finite": (
+        ("params",),
+        {("tx", "last_finite"): YES, ("tx", "notfinite_count"): COUNT, **adam(NET, "tx", "inner_state", 0)},
+        None,
+    ),
+    "plateau": (
+        ("params",),
+        {**adam(NET, "tx", 0), ("tx", 1, "scale"): FRACTION, ("tx", 1, "best_value"): FRACTION},
+        "tx/1",
+    ),
+    "soap": (("params",), {**adam(NET, "opt_state", 0), **preconditioners(NET, "opt_state", 0)}, None),
+    "soap beside any name": (("net",), {**adam(NET, "tx"), **preconditioners(NET, "tx")}, "tx"),
+    "schedule-free": (
+        ("params",),
+        {
+            ("tx", "weight_sum"): FRACTION,
+            **mirrored(NET, "tx", "z"),
+            **adam(NET, "tx", "base_optimizer_state", 0),
+        },
+        "tx/z",
+    ),
+    "eight bits": (
+        ("params",),
+        {
+            ("tx", "count"): COUNT,
+            **{("tx", "mu", *path, "codes"): np.ones((3, 16), np.uint8) for path in NET},
+            **{("tx", "mu", *path, "scales"): np.ones(3, np.float32) for path in NET},
+        },
+        "tx",
+    ),
+    "copies with a counter": (
+        ("params",),
+        {
+            **mirrored(NET, "tx", 0, "gradients"),
+            ("tx", 0, "count"): COUNT,
+            ("tx", 1, "memory"): np.ones((3, 2)),
+        },
+        "tx",
+    ),
+    "momentum beside any name": (("net",), mirrored(NET, "tx", 0, "trace"), "tx"),
+}
+
+
+class TestLayoutsOfLibraries:
+    @pytest.mark.parametrize("name", sorted(LAYOUTS))
+    def test_parameters_stay_and_all_else_goes_or_is_asked_about(self, name):
+        head, state, question = LAYOUTS[name]
+        learned = below(head, NET)
+        tree = tree_of({**learned, **state})
+        pattern = []
+        if question:
+            error = refusal(tree)
+            assert isinstance(error, FormatError)
+            assert f"--drop '{question}'" in error.hint
+            assert [spelled(path) for path in roles(tree).unclear] == [question]
+            pattern = [question]
+        assert kept_by(StripOptimizer(drop=pattern), tree) == arrays_at(tree, learned)
+        told = {path for path in tree if not roles(tree).unclear_of(path)}
+        assert {path for path in told if roles(tree).of(path) == "parameter"} == set(learned)
+
+
+# Keys that frameworks, and people, put around a state.
+WRAPPERS = st.lists(
+    st.sampled_from(("tx", "0", 1, "inner", "inner_state", "state", "opt_state", "run", "optim")), max_size=3
+)
+STATES = {
+    "adam": adam,
+    "rows and columns": rows_and_columns,
+    "placeholders": placeholders,
+    "momentum": lambda model, *head: mirrored(model, *head, "trace"),
+}
+
+
+class TestNests:
+    @settings(max_examples=40)
+    @given(
+        models(),
+        st.sampled_from([(), ("params",), ("params", "params"), ("net",), ("0",), ("state", "model")]),
+        st.lists(st.tuples(WRAPPERS, st.sampled_from(sorted(STATES))), min_size=1, max_size=3),
+    )
+    def test_exactly_the_parameters_are_left_or_it_is_refused(self, model, head, nests):
+        model, leaves = {**model, **NET}, {}
+        for place, (keys, name) in enumerate(nests):
+            outer = (("tx", "opt_state", "ema")[place], *keys)
+            leaves |= STATES[name](model, *outer) | {(*outer, "count"): COUNT}
+        learned = below(head, model)
+        left = refusal(tree_of({**learned, **leaves}))
+        assert isinstance(left, FormatError) or left == set(learned)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from typing import NamedTuple
 
-from ckpttools.ir.role_names import FACTORED, MOMENTS, STEPS, SUMMED, container, is_wrapper, unwrapped
+from ckpttools.ir.role_names import FACTORED, MOMENTS, STEPS, SUMMED, is_wrapper, unwrapped
 from ckpttools.ir.tree import Path
 from ckpttools.region import Shape
 
@@ -17,13 +17,14 @@ _SAME = 8
 
 
 class Array(NamedTuple):
-    """What must be known of an array."""
+    """What must be known of an array; whole numbers are those of integers and booleans."""
 
     shape: Shape
-    is_integer: bool
+    is_whole_number: bool
 
 
 Arrays = Mapping[Path, Array]
+Index = Mapping[Path, list[Path]]
 
 
 class Moment(NamedTuple):
@@ -56,11 +57,21 @@ class Mirrors:
         return min(same, max(len(first) - 1, 0))
 
     @cached_property
-    def _whole(self) -> dict[Path, list[Path]]:
+    def _whole(self) -> Index:
         """Whole paths, below wrappers -> the arrays that have them."""
+        return self._indexed(self._ends)
+
+    @cached_property
+    def _named(self) -> Index:
+        """Paths below the first key that not all have, whatever its name -> the arrays that have them."""
+        return self._indexed(self._inner)
+
+    def _indexed(self, ends: Callable[[Path], Iterable[Path]]) -> Index:
         found: dict[Path, list[Path]] = {}
-        for path in (path for path in self.arrays if not self.is_step(path)):
-            for end in self._ends(path):
+        for path in self.arrays:
+            if self.is_step(path):
+                continue
+            for end in ends(path):
                 same = found.setdefault(end, [])
                 if len(same) < _SAME:
                     same.append(path)
@@ -73,14 +84,19 @@ class Mirrors:
         if is_wrapper(key) and not str(key).isdecimal() and not all(map(is_wrapper, path[: self.common])):
             yield from unwrapped(path, self.common + 1)
 
+    def _inner(self, path: Path) -> Iterator[Path]:
+        # A single key, such as `kernel`, is no whole path of a parameter below an unknown name.
+        if len(path) > self.common + 2 and not str(path[self.common]).isdecimal():
+            yield from unwrapped(path, self.common + 1)
+
     def is_step(self, path: Path) -> bool:
         """Whether it is a number of steps, of any dtype, by its name."""
         return self.arrays[path].shape == () and path[-1:] != () and path[-1] in STEPS
 
     def is_count(self, path: Path) -> bool:
-        """Whether it counts anything."""
+        """Whether it counts anything, or says yes or no."""
         array = self.arrays[path]
-        return array.shape == () and (array.is_integer or self.is_step(path))
+        return array.shape == () and (array.is_whole_number or self.is_step(path))
 
     def is_whole(self, tail: Path, outside: Path) -> bool:
         """Whether a path is the whole one, below wrappers, of an array outside of a subtree."""
@@ -88,36 +104,56 @@ class Mirrors:
 
     def mirrors(self, path: Path, start: int) -> bool:
         """Whether what is below the first `start` keys ends as an array outside does, and has its shape."""
-        tails = (path[k:] for k in range(start, len(path)))
-        if any(self._found(path, path[:start], "", tails, start)):
-            return True
+        for k in range(start, len(path)):
+            for of in self._outside(path, path[:start], path[k:], start, self._whole):
+                if self.arrays[path].shape == self.arrays[of].shape:
+                    return True
         return self.moment(path, start) is not None
 
     def moment(self, path: Path, start: int = 0) -> Moment | None:
         """The moment that an array is of one outside of its first `start` keys; None where it is none."""
-        for k in (k for k in range(start, len(path)) if path[k] in MOMENTS):
-            for found in self._found(path, path[:k], path[k], unwrapped(path, k + 1), start):
-                return found
-        for k in range(start, len(path) - 1) if path[-1:] and path[-1] in MOMENTS else ():
-            for found in self._found(path, path[:k], path[-1], [path[k:-1]], start):
-                return found
+        return next(self._moments(path, start, self._whole), None)
+
+    def moment_below_names(self, path: Path) -> Moment | None:
+        """The same, of a parameter below a key that no framework gives to a model."""
+        return next(self._moments(path, 0, self._named), None)
+
+    def odd_moment(self, path: Path) -> Moment | None:
+        """The moment that an array would be if not for its shape, or if it were not a part of one."""
+        for tails in (path, path[:-1]):
+            for index in (self._whole, self._named):
+                for found in self._candidates(tails, 0, index):
+                    return found
         return None
 
-    def _found(
-        self, path: Path, head: Path, name: str | int, tails: Iterable[Path], start: int
-    ) -> Iterator[Moment]:
-        """Those that it mirrors with one of the tails, by the shapes that a name allows."""
+    def _moments(self, path: Path, start: int, index: Index) -> Iterator[Moment]:
         shape = self.arrays[path].shape
-        for tail in tails:
-            for of in self._whole.get(tail, ()):
-                root = of[: len(of) - len(tail)]
-                within = bool(start) and of[:start] == path[:start]
-                if (
-                    is_moments_shape(name, shape, self.arrays[of].shape)
-                    and not within
-                    and not _same_module(of, head, len(root))
-                ):
-                    yield Moment(head, name, of, root)
+        for found in self._candidates(path, start, index):
+            if is_moments_shape(found.name, shape, self.arrays[found.parameter].shape):
+                yield found
+
+    def _candidates(self, path: Path, start: int, index: Index) -> Iterator[Moment]:
+        """What is named as a moment, with a parameter's whole path below the name or above it."""
+        for k in range(start, len(path)):
+            if path[k] in MOMENTS:
+                for tail in unwrapped(path, k + 1):
+                    yield from self._of(path, path[:k], path[k], tail, start, index)
+        if path[-1:] and path[-1] in MOMENTS:
+            for k in range(start, len(path) - 1):
+                yield from self._of(path, path[:k], path[-1], path[k:-1], start, index)
+
+    def _of(
+        self, path: Path, head: Path, name: str | int, tail: Path, start: int, index: Index
+    ) -> Iterator[Moment]:
+        for of in self._outside(path, head, tail, start, index):
+            yield Moment(head, name, of, of[: len(of) - len(tail)])
+
+    def _outside(self, path: Path, head: Path, tail: Path, start: int, index: Index) -> Iterator[Path]:
+        """The arrays with a whole path that lie in another subtree, and in another module."""
+        for of in index.get(tail, ()):
+            within = bool(start) and of[:start] == path[:start]
+            if of != path and not within and not _same_module(of, head, len(of) - len(tail)):
+                yield of
 
 
 def _same_module(of: Path, head: Path, root: int) -> bool:
@@ -136,11 +172,6 @@ def is_moments_shape(name: str | int, shape: Shape, parameter: Shape) -> bool:
 def below_moments(path: Path) -> bool:
     """Whether a key names a moment."""
     return not MOMENTS.isdisjoint(path)
-
-
-def may_tell(keys: Path) -> bool:
-    """Whether a key is one that some state has."""
-    return below_moments(keys) or keys[-1:] == ("key",) or any(map(container, keys))
 
 
 def _words(path: Path) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 
 from ckpttools.ir.tree import Path
@@ -11,6 +11,8 @@ from ckpttools.ir.tree import Path
 _CONTAINERS = frozenset(
     ("opt_state", "opt_states", "optimizer", "optimizers", "optimizer_state", "optimizer_states")
 ) | {"param_states"}
+# The state of another optimizer, beside that of the one around it, as optax nests them.
+ENCLOSED = frozenset(("base_optimizer_state", "inner_opt_state"))
 PER_PARAMETER = "param_states"
 # Names that modules of a model may have as well.
 _WEAK_CONTAINERS = frozenset(("opt", "optim"))
@@ -18,7 +20,23 @@ _STRONG_CONTAINERS = _CONTAINERS - {"optimizer", "optimizers"}
 # Keys of what optimizers keep of each parameter.
 MOMENTS = frozenset(
     ("mu", "nu", "m", "v", "trace", "momentum", "v_row", "v_col", "acc_grads", "nu_max", "exp_avg")
-) | {"exp_avg_sq", "grad_ema", "sum_of_squares", "accumulator", "hessian"}
+) | {
+    "exp_avg_sq",
+    "grad_ema",
+    "sum_of_squares",
+    "accumulator",
+    "hessian",
+    "e_g",
+    "e_x",
+    "grad_sum",
+    "grad_sum_sq",
+    "cumulative_gradients",
+    "previous_gradient",
+    "prev_updates",
+    "step_sizes",
+    "init_params",
+    "params0",
+}
 # Adafactor's: one axis is summed up in these ...
 SUMMED = frozenset(("v_row", "v_col"))
 # ... and those that a parameter does not need have the shape (1,).
@@ -34,8 +52,17 @@ _AVERAGES = frozenset(("ema", "average", "averages", "averaged", "polyak", "swa"
 _RANDOM = "rngs"
 # Keys of a state, outside of the model, that hold nothing learned.
 _STATES = frozenset(("state", "train_state"))
-_COUNTERS = frozenset(("step", "global_step", "epoch", "rng", "prng", "dropout_rng"))
+_COUNTERS = frozenset(("step", "global_step", "epoch", "rng", "prng", "dropout_rng", "training_key"))
 _LOSS_SCALES = frozenset(("loss_scale", "dynamic_scale"))
+# Scalars that optax keeps beside moments, of any dtype, by the keys above them or by their own.
+_HYPERPARAMETERS = frozenset(("hyperparams", "hyperparams_states"))
+# Where a random state is that has no counter beside it, and one that has.
+LONE_KEY = "rng_key"
+KEYS = frozenset(("key", LONE_KEY))
+# The iterate of schedule-free optimizers, which the weights for inference are worked out from.
+_ITERATE, _BESIDE_ITERATE = "z", "weight_sum"
+# Keys that some state has, beside those above.
+_SIGNS = ENCLOSED | KEYS | {_BESIDE_ITERATE}
 # An optimizer's number of steps; a model has counters too, but calls them cache_index, num_batches_tracked.
 STEPS = frozenset(("step", "count"))
 _VALUE = "value"
@@ -81,6 +108,11 @@ def container(key: str | int) -> str | None:
     return name if name in _CONTAINERS | _WEAK_CONTAINERS else None
 
 
+def may_tell(key: str | int) -> bool:
+    """Whether a key is one that some state has."""
+    return key in MOMENTS or key in _SIGNS or container(key) is not None
+
+
 def is_strong(key: str | int) -> bool:
     """Whether a container's name is no module's."""
     return container(key) in _STRONG_CONTAINERS
@@ -101,6 +133,17 @@ def is_average(key: str | int) -> bool:
     """Whether a key is that of an average of parameters."""
     words = str(key).lower().split("_")
     return key not in MOMENTS and not _AVERAGES.isdisjoint(words)
+
+
+def is_hyperparameter(path: Path) -> bool:
+    """Whether a key says that it is a number which the user chose for the optimizer."""
+    return not _HYPERPARAMETERS.isdisjoint(path)
+
+
+def iterates(paths: Collection[Path]) -> set[Path]:
+    """Where schedule-free optimizers keep their iterate: beside the sum of its weights."""
+    may_be = {(*path[:-1], _ITERATE) for path in paths if path[-1:] == (_BESIDE_ITERATE,)}
+    return {head for head in may_be if any(path[: len(head)] == head for path in paths)}
 
 
 def is_random(path: Path) -> bool:
