@@ -763,6 +763,7 @@ LAYOUTS = {
         ("params",),
         {
             ("tx", "weight_sum"): FRACTION,
+            ("tx", "max_lr"): FRACTION,
             **mirrored(NET, "tx", "z"),
             **adam(NET, "tx", "base_optimizer_state", 0),
         },
@@ -835,3 +836,16 @@ class TestNests:
         learned = below(head, model)
         left = refusal(tree_of({**learned, **leaves}))
         assert isinstance(left, FormatError) or left == set(learned)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        {("z", "w"): np.ones((4, 4)), ("weight_sum",): np.ones(()), ("w",): np.ones((4, 4))},
+        {("mu", "q", "w"): np.ones((4, 4)), ("nu", "q", "w"): np.ones((4, 4)), ("count",): COUNT},
+    ],
+)
+def test_a_module_with_the_names_of_a_state_is_not_dropped(module):
+    leaves = {("embed", "q", "w"): np.ones((4, 4)), **below(("head",), module)}
+    left = refusal(tree_of(leaves))
+    assert isinstance(left, FormatError) or left == set(leaves)

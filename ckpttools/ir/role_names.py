@@ -60,9 +60,9 @@ _HYPERPARAMETERS = frozenset(("hyperparams", "hyperparams_states"))
 LONE_KEY = "rng_key"
 KEYS = frozenset(("key", LONE_KEY))
 # The iterate of schedule-free optimizers, which the weights for inference are worked out from.
-_ITERATE, _BESIDE_ITERATE = "z", "weight_sum"
+_ITERATE, _BESIDE_ITERATE = "z", ("weight_sum", "max_lr")
 # Keys that some state has, beside those above.
-_SIGNS = ENCLOSED | KEYS | {_BESIDE_ITERATE}
+_SIGNS = ENCLOSED | KEYS | {*_BESIDE_ITERATE}
 # An optimizer's number of steps; a model has counters too, but calls them cache_index, num_batches_tracked.
 STEPS = frozenset(("step", "count"))
 _VALUE = "value"
@@ -141,8 +141,9 @@ def is_hyperparameter(path: Path) -> bool:
 
 
 def iterates(paths: Collection[Path]) -> set[Path]:
-    """Where schedule-free optimizers keep their iterate: beside the sum of its weights."""
-    may_be = {(*path[:-1], _ITERATE) for path in paths if path[-1:] == (_BESIDE_ITERATE,)}
+    """Where schedule-free optimizers keep their iterate: beside its weights and the largest rate."""
+    first, second = ({path[:-1] for path in paths if path[-1:] == (name,)} for name in _BESIDE_ITERATE)
+    may_be = {(*around, _ITERATE) for around in first & second}
     return {head for head in may_be if any(path[: len(head)] == head for path in paths)}
 
 

@@ -93,20 +93,25 @@ class _Search:
         # Below a key of its own, one moment with a counter beside it may be a module's as well.
         sign = len(group.names) > 1 or all(all(map(wraps, head)) for head in group.heads)
         alone = not any(self._sizes[head] for head in group.heads)
-        return sign and alone and self._is_complete(group) and self._is_counted(group)
+        many = self._is_of_known_names(group) or len(group.parameters) > _FEW
+        return many and sign and alone and self._is_complete(group) and self._is_counted(group)
 
     def _may_be_state(self, group: _Group) -> bool:
-        complete = self._is_complete(group)
-        if group.moments.keys() <= self.moments.keys():
-            return complete or self._is_counted(group)
-        return complete and len(group.parameters) > _FEW
+        complete, counted = self._is_complete(group), self._is_counted(group)
+        if self._is_of_known_names(group):
+            return complete or counted
+        many = len(group.parameters) > _FEW
+        return complete and (many or (counted and len(group.names) > 1))
+
+    def _is_of_known_names(self, group: _Group) -> bool:
+        return group.moments.keys() <= self.moments.keys()
 
     def _is_complete(self, group: _Group) -> bool:
         """Whether it mirrors most of the model, and that is most of what lies outside."""
         model = max(self._sizes[root] for root in group.roots)
         if not mostly(len(group.parameters), model):
             return False
-        if group.moments.keys() <= self.moments.keys():
+        if self._is_of_known_names(group):
             return True
         own = inside(self._others, [group.branch])
         return mostly(model, len(self._others) - len(own))
