@@ -4,7 +4,7 @@
     1/opt_state/0/{count, mu/…, nu/…}            mirrors  0/…                  an NNX (model, optimizer) tuple
     state/param_states/decoder/norm/scale/v_row  mirrors  target/decoder/norm/scale             T5X
     1/0/{count, mu/…, nu/…}                      mirrors  0/…                  no name tells, the counter does
-    inner/decoder/norm/scale/{v_row, v_col}      mirrors  net/decoder/norm/scale      nor the model's; most of it
+    inner/decoder/norm/scale/{v_row, v_col}      mirrors  net/decoder/norm/scale          nor one here
 
 State of an optimizer lies below a name that optimizers have, or it is named as moments are, has the whole
 paths and the shapes of parameters, and a number of steps beside it. Whatever is neither that nor a random
