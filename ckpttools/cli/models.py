@@ -207,6 +207,12 @@ _back_options = bundled(
         is_flag=True,
         help="Take what MaxText has no place for (vision tower, prediction layers) from --like.",
     ),
+    click.option(
+        "--padding-rows",
+        type=click.Choice(("keep", "drop")),
+        help="What becomes of rows beyond the vocabulary, whatever they hold: written, with a vocab_size of "
+        "so many, or left out. Without this, zeros are left out and others refused.",
+    ),
     model_options,
     click.option(
         "--step",
