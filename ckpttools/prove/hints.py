@@ -51,11 +51,11 @@ def after_manifest(
 
 
 def _are_state(found: Collection[Difference], mine: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> bool:
-    """Whether these are nothing but training state that one side lacks."""
-    if not all(each.reason in ("missing", "extra") for each in found):
-        return False
-    known = {*parameters_among(mine), *parameters_among(wanted)} if found else set()
-    return not any(each.name in known for each in found)
+    """Whether none of these is a parameter, and parameters were compared."""
+    if not found:
+        return True
+    sides = parameters_among(mine), parameters_among(wanted)
+    return bool(sides[0] & sides[1]) and not {each.name for each in found} & (sides[0] | sides[1])
 
 
 def _is_of_another_float(
@@ -96,7 +96,10 @@ def _verify(source: str, made: str) -> str:
 
 
 def _is_rounded(each: ArrayDiff) -> bool:
-    return each.outcome == "dtype" or (each.cause is not None and each.cause.name == "cast")
+    """Whether all numbers are the same in the coarser dtype of the two."""
+    apart = each.deviation
+    same = apart is not None and apart.max_ulp == 0 and apart.nan == 0
+    return each.outcome == "dtype" or (each.outcome == "differs" and same and _widths(each) != 0)
 
 
 def _widths(each: ArrayDiff) -> int:
