@@ -312,7 +312,7 @@ def _mapped(
             "--like, --family and --rope-layout say otherwise"
         )
     if mapped.dropped:
-        remarks.append(f"left out, as MaxText has no place for it: {array_count(mapped.dropped)}")
+        remarks.append(f"left out, as family {family.name} has no row for it: {array_count(mapped.dropped)}")
     if mapped.unused:
         remarks.append(f"no part of the model, so under its own name: {array_count(mapped.unused)}")
     left = {name: arrays[name] for name in mapped.unused if name not in made}

@@ -171,12 +171,13 @@ def _is_maxtext(tree: Tree) -> bool:
 
 def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> Counterpart:
     made = to_maxtext(tree, replace(options, scan=False))
+    family = family_for(tree.metadata.config, options.model, tree.metadata.place)
     parameters = Tree({path: leaf for path, leaf in made.state.items() if path[0] == "params"})
     head, remarks = _head(tree, options), []
     dropped = [name for name in made.notes.dropped if name != head]
     if dropped:
         said = " or --drop says so" if options.drop else ""
-        remarks.append(f"left out, as MaxText has no place for it{said}: {array_count(dropped)}")
+        remarks.append(f"left out, as family {family.name} has no row for it{said}: {array_count(dropped)}")
     if head in made.notes.dropped:
         remarks.append(f"left out, as {why_headless}: the output head, {head}")
     return Counterpart(per_layer(parameters), tuple(remarks))

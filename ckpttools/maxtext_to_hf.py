@@ -170,7 +170,9 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     place = Metadata(place=tree.metadata.place)
     tied = None if head is None else head.head not in made
     config = _config(bound, options, files, made, tied)
-    notes = _notes(mapped, main, options, missing) + Notes(remarks=tuple(_remarks(config, made)))
+    # Only of a model that is at hand it is known what it could give.
+    lacking = bool(files.weights) and not left_out
+    notes = _notes(mapped, main, options, missing) + Notes(remarks=tuple(_remarks(config, made, lacking)))
     has_text_model = any(each.name == TEXT for each in bound.family.spellings)
     surplus = dict(_surplus(bound.table, wanted, mapped))
     return HuggingFaceModel(Tree(leaves, place), config, notes, has_text_model, surplus)
@@ -231,17 +233,24 @@ def _config(
     return replace(config, changes=("it is that of the text model alone", *config.changes))
 
 
-def _remarks(config: TrueConfig | None, made: Mapping[str, LazyArray]) -> Iterator[str]:
-    """What to say of the configuration."""
+def _remarks(config: TrueConfig | None, made: Mapping[str, LazyArray], lacking: bool) -> Iterator[str]:
+    """What to say of the configuration.
+
+    Args:
+        config: None where there is none.
+        made: what is written beside it.
+        lacking: whether the model at hand has nothing but what comes from MaxText.
+    """
     if config is None:
         yield f"no {CONFIG} is written, as nothing tells it: --like takes the one of the model it came from"
         return
     yield from (f"{CONFIG}: {change}" for change in config.changes)
     prediction = absent_prediction(config.config, made)
     if prediction:
+        remedy = "nor in the model" if lacking else "--like HF_DIR --carry takes them from the model"
         yield (
             f"{CONFIG}: {prediction} is {config.config[prediction]}, but layers that predict further tokens "
-            "are not there; --like HF_DIR --carry takes them from the model"
+            f"are not there{', ' if lacking else '; '}{remedy}"
         )
 
 
