@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckpttools import tying
+from ckpttools import tying, vocabulary
 from ckpttools.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families, family_called, family_of
@@ -41,10 +41,12 @@ class AlignOptions:
     Attributes:
         model: family and RoPE layout, where no configuration or another one is to be followed.
         like: directory of a Hugging Face model, or a `config.json`; None for what lies beside the arrays.
+        padding_rows: what becomes of rows beyond the vocabulary, as `ckpttools.vocabulary.counted` takes it.
     """
 
     model: ModelOptions = field(default_factory=ModelOptions)
     like: str | Path | None = None
+    padding_rows: str | None = None
 
 
 class Pair(NamedTuple):
@@ -79,12 +81,15 @@ class Aligned:
         remarks: what was done to align them and what takes no part, in words; those on one side begin
             with "A: " or "B: ".
         sizes: as `Named.sizes`.
+        converted: the side that is of Hugging Face where the other is MaxText's, "a" or "b"; None where both
+            spell names alike.
     """
 
     a: Mapping[str, LazyArray]
     b: Mapping[str, LazyArray]
     remarks: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
+    converted: str | None = None
 
     @property
     def pairs(self) -> Iterator[Pair]:
@@ -118,14 +123,42 @@ def aligned(a: Tree, b: Tree, options: AlignOptions | None = None) -> Aligned:
         first = as_maxtext(trees[0], options, trees[1])
     elif first is None or second is None:
         first, second = _spelled_alike(trees[0], trees[1], options)
-    if options.model.rope_layout is not None and _is_maxtext(trees[0]) == _is_maxtext(trees[1]):
+    of_maxtext = [_is_maxtext(tree) for tree in trees]
+    converted = None if of_maxtext[0] == of_maxtext[1] else "b" if of_maxtext[0] else "a"
+    of_both = {"--rope-layout": options.model.rope_layout, "--padding-rows": options.padding_rows}
+    said = [name for name, value in of_both.items() if value is not None]
+    if said and converted is None:
         raise UsageError(
-            "--rope-layout is for Hugging Face against MaxText; both sides spell names alike",
+            f"{said[0]} is for Hugging Face against MaxText; both sides spell names alike",
             hint="leave it out",
         )
-    both = _with_what_both_have(first, second)
-    told = _told_sizes(trees, options)
-    return both if both.sizes else replace(both, sizes=told)
+    both = replace(_with_what_both_have(first, second), converted=converted)
+    return both if both.sizes else replace(both, sizes=_told_sizes(trees, options))
+
+
+def less_padding(both: Aligned, padding_rows: str | None, memory: int) -> Aligned:
+    """Rows that MaxText has beyond the vocabulary of Hugging Face's side: left out where they are zeros.
+
+    Others are an array of their own on that side. Reads them.
+
+    Args:
+        both: the arrays that are compared.
+        padding_rows: as `AlignOptions.padding_rows`.
+        memory: bytes that may be resident at most.
+
+    Raises:
+        CheckpointError: they cannot be read, or the memory is too small.
+    """
+    if both.converted is None:
+        return both
+    mine, theirs = (both.b, both.a) if both.converted == "a" else (both.a, both.b)
+    shapes = {name: each.shape for name, each in theirs.items()}
+    less = vocabulary.less_padding(mine, shapes, padding_rows, memory)
+    side = "B" if both.converted == "a" else "A"
+    remarks = (*both.remarks, *(f"{side}: {text}" for text in less.remarks))
+    if side == "A":
+        return replace(both, a=less.arrays, remarks=remarks)
+    return replace(both, b=less.arrays, remarks=remarks)
 
 
 def as_maxtext(tree: Tree, options: AlignOptions | None = None, other: Tree | None = None) -> Named:
@@ -279,7 +312,7 @@ def _mapped(
             "--like, --family and --rope-layout say otherwise"
         )
     if mapped.dropped:
-        remarks.append(f"left out, as MaxText has no place for it: {array_count(mapped.dropped)}")
+        remarks.append(f"left out, as family {family.name} has no row for it: {array_count(mapped.dropped)}")
     if mapped.unused:
         remarks.append(f"no part of the model, so under its own name: {array_count(mapped.unused)}")
     left = {name: arrays[name] for name in mapped.unused if name not in made}

@@ -19,8 +19,8 @@ from ckpttools.model_files import ModelFiles
 from ckpttools.names import array_count
 from ckpttools.prove.canonical import per_layer
 from ckpttools.tying import right_head
+from ckpttools.vocabulary import Surplus, counted, less_padding
 
-_EMBEDDING = "token_embedder/embedding"
 _HEAD = "decoder/logits_dense/kernel"
 
 
@@ -44,10 +44,12 @@ class Counterpart:
     Attributes:
         arrays: by name.
         remarks: what is not among them, in words.
+        surplus: name -> rows of the array it was made from, beyond the vocabulary, that are not in it.
     """
 
     arrays: Mapping[str, LazyArray]
     remarks: tuple[str, ...] = ()
+    surplus: Mapping[str, Surplus] = field(default_factory=dict)
 
 
 def in_maxtext_names(tree: Tree, wording: Wording | None = None) -> Counterpart:
@@ -67,8 +69,8 @@ def in_maxtext_names(tree: Tree, wording: Wording | None = None) -> Counterpart:
 def counterpart(source: Tree, made: Tree, wording: Wording | None = None) -> Counterpart | None:
     """The parameters of `source` as a conversion to `made` spells them; None where both spell alike.
 
-    What a user may have chosen for that conversion is told from `made`: padding, an output head, and
-    float32 for what would not come back exactly otherwise.
+    What a user may have chosen for that conversion is told from `made`: an output head, and float32 for what
+    would not come back exactly otherwise. Rows beyond the vocabulary are left to `paired`.
 
     Args:
         source: what was converted.
@@ -92,11 +94,50 @@ def counterpart(source: Tree, made: Tree, wording: Wording | None = None) -> Cou
             )
         return _as_huggingface(source, made, wording.model)
     there = per_layer(made)
-    options = _options(source, there, wording)
+    options = _options(there, wording)
     why_headless = "--tied drop says so" if wording.model.tied else f"{made.metadata.place} has none"
     wanted = _converted(source, options, why_headless)
     widened = any(_is_wider(there.get(name), array) for name, array in wanted.arrays.items())
     return _converted(source, replace(options, exact=True), why_headless) if widened else wanted
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two sets of arrays that should be the same.
+
+    Attributes:
+        mine, wanted: by name. Rows beyond the vocabulary that count are arrays of their own on one side.
+        remarks: what became of the others.
+    """
+
+    mine: Mapping[str, LazyArray]
+    wanted: Mapping[str, LazyArray]
+    remarks: tuple[str, ...] = ()
+
+
+def paired(
+    mine: Mapping[str, LazyArray],
+    wanted: Mapping[str, LazyArray],
+    surplus: Mapping[str, Surplus],
+    *,
+    padding_rows: str | None,
+    memory: int,
+) -> Paired:
+    """Arrays and what a conversion makes of others, with the rows beyond the vocabulary looked at.
+
+    Args:
+        mine: arrays of what was made.
+        wanted: what was converted, in their spelling.
+        surplus: as `Counterpart.surplus`, of `wanted`.
+        padding_rows: as `ckpttools.vocabulary.counted` takes it.
+        memory: bytes that may be resident at most.
+
+    Raises:
+        CheckpointError: rows cannot be read, or the memory is too small.
+    """
+    theirs = counted({name: surplus[name] for name in wanted if name in surplus}, padding_rows, memory)
+    less = less_padding(mine, {name: each.shape for name, each in wanted.items()}, padding_rows, memory)
+    return Paired(less.arrays, {**wanted, **theirs.arrays}, (*theirs.remarks, *less.remarks))
 
 
 def require_none(wording: Wording | None, why: str) -> None:
@@ -115,18 +156,28 @@ def require_none(wording: Wording | None, why: str) -> None:
         )
 
 
+def require_no_padding(padding_rows: str | None) -> None:
+    """Raises UsageError where something is said of rows beyond a vocabulary and nothing is converted."""
+    if padding_rows is not None:
+        raise UsageError(
+            "--padding-rows is for a conversion, and there is none: both sides spell names alike",
+            hint="leave it out",
+        )
+
+
 def _is_maxtext(tree: Tree) -> bool:
     return kind_of(tree).kind is not None
 
 
 def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> Counterpart:
     made = to_maxtext(tree, replace(options, scan=False))
+    family = family_for(tree.metadata.config, options.model, tree.metadata.place)
     parameters = Tree({path: leaf for path, leaf in made.state.items() if path[0] == "params"})
     head, remarks = _head(tree, options), []
     dropped = [name for name in made.notes.dropped if name != head]
     if dropped:
         said = " or --drop says so" if options.drop else ""
-        remarks.append(f"left out, as MaxText has no place for it{said}: {array_count(dropped)}")
+        remarks.append(f"left out, as family {family.name} has no row for it{said}: {array_count(dropped)}")
     if head in made.notes.dropped:
         remarks.append(f"left out, as {why_headless}: the output head, {head}")
     return Counterpart(per_layer(parameters), tuple(remarks))
@@ -139,18 +190,12 @@ def _head(tree: Tree, options: ToMaxText) -> str | None:
     return head.head if head else None
 
 
-def _options(source: Tree, there: Mapping[str, LazyArray], wording: Wording) -> ToMaxText:
+def _options(there: Mapping[str, LazyArray], wording: Wording) -> ToMaxText:
     """The options that the conversion to `there` must have had."""
-    said = source.metadata.config or {}
-    text = said.get("text_config") or said
-    vocab = text.get("vocab_size") if isinstance(text, Mapping) else None
-    embedding = there.get(_EMBEDDING)
-    rows = embedding.shape[0] if embedding is not None else None
-    padded = rows if rows and isinstance(vocab, int) and rows > vocab else None
     model = wording.model
     if model.tied is None:
         model = replace(model, tied="materialize" if _HEAD in there else "drop")
-    return ToMaxText(pad_vocab=padded, model=model, drop=wording.drop)
+    return ToMaxText(model=model, drop=wording.drop)
 
 
 def _is_wider(there: LazyArray | None, wanted: LazyArray) -> bool:
@@ -171,4 +216,4 @@ def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> Counterpar
     absent = known.carried.keys() - carried.keys()
     remark = f"left out, as it is carried along and not in {made.metadata.place}: {array_count(absent)}"
     arrays = {dotted(path): array for path, array in converted.tree.arrays.items()}
-    return Counterpart({**arrays, **carried}, (remark,) if absent else ())
+    return Counterpart({**arrays, **carried}, (remark,) if absent else (), converted.surplus)

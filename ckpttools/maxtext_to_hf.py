@@ -22,20 +22,21 @@ from ckpttools.formats.safetensors_write import SafetensorsWriter
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.flavours import parameters
 from ckpttools.ir.kinds import kind_of
-from ckpttools.ir.nodes import window
 from ckpttools.ir.quantized import refuse_quantized, refuse_unmappable, says_quantized
 from ckpttools.ir.tree import Metadata, Tree, dotted
 from ckpttools.ir.tree import Path as TreePath
 from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped, Table, ValueNote
-from ckpttools.model import CONFIG, ModelOptions, family_for, overrides
+from ckpttools.model import CONFIG, ModelOptions, check_choice, family_for, overrides
 from ckpttools.model_config import TrueConfig, absent_prediction, absent_towers, text_config, true_config
 from ckpttools.model_files import ModelFiles, config_bytes
 from ckpttools.names import in_natural_order
 from ckpttools.notes import Note, Notes
 from ckpttools.transforms.cast import cast, cast_notes
-from ckpttools.vocabulary import Surplus, refuse_learned
+from ckpttools.vocabulary import WAYS, Surplus, refuse_learned
 
+_VOCAB = "vocab"
 # The spelling of a text model's names, and the files that only a model with towers has.
 TEXT = "text"
 _OF_TOWERS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -54,6 +55,8 @@ class ToHuggingFace:
         scan_axis: the axis on which layers are stacked, where the arrays do not tell.
         model: what the user says of the model.
         carry: arrays that MaxText has no place for are taken from `like`.
+        padding_rows: what becomes of rows beyond the vocabulary: "keep" writes them, with a vocabulary of so
+            many, "drop" leaves them out, whatever they hold; None leaves out zeros and refuses others.
         read: options for opening the source.
     """
 
@@ -64,9 +67,11 @@ class ToHuggingFace:
     scan_axis: int | None = None
     model: ModelOptions = field(default_factory=ModelOptions)
     carry: bool = False
+    padding_rows: str | None = None
     read: ReadOptions = field(default_factory=ReadOptions)
 
     def __post_init__(self) -> None:
+        check_choice("way with padding rows", self.padding_rows, WAYS)
         if self.carry and self.spelling == TEXT:
             raise UsageError(
                 "a text model alone has no place for what --carry takes from the model",
@@ -83,7 +88,7 @@ class HuggingFaceModel:
         config: what `config.json` says, None where nothing tells it.
         notes: what the user should know.
         has_text_model: whether the family has a text model without towers.
-        surplus: name of a source array -> rows of it that the model has no place for.
+        surplus: name -> rows of the array it was made from that the model has no place for.
     """
 
     tree: Tree
@@ -125,7 +130,9 @@ def plan_to_huggingface(
     conversion = resources.plan(model.tree, beside, model.notes)
     # The only place where a plan reads data: what is cut off is lost, and no header tells whether that is
     # padding. Only once the plan is made, which refuses what does not fit into the memory.
-    refuse_learned(model.surplus, tree.metadata.place)
+    if options.padding_rows is None:
+        held = conversion.plan.held_bytes
+        refuse_learned(model.surplus, tree.metadata.place, memory=resources.memory, reserved=held)
     return conversion
 
 
@@ -143,7 +150,9 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     bound = _bound(arrays, tree, options, files)
     unwanted = _unwanted_head(bound, arrays, options.model.tied)
     wanted = {key: array for key, array in arrays.items() if key not in unwanted}
-    mapped = bound.table.to_right(wanted, ("vocab",))
+    if options.padding_rows == "keep":
+        bound = _with_all_rows(bound, wanted)
+    mapped = bound.table.to_right(wanted, (_VOCAB,))
     _require_agreement(bound, wanted, tree, options, files)
     refuse_unmappable(mapped.arrays, None, tree.metadata.place)
     main = _main_dtype(arrays, mapped)
@@ -161,19 +170,30 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     place = Metadata(place=tree.metadata.place)
     tied = None if head is None else head.head not in made
     config = _config(bound, options, files, made, tied)
-    notes = _notes(mapped, main, options.dtype, missing) + Notes(remarks=tuple(_remarks(config, made)))
+    # Only of a model that is at hand it is known what it could give.
+    lacking = bool(files.weights) and not left_out
+    notes = _notes(mapped, main, options, missing) + Notes(remarks=tuple(_remarks(config, made, lacking)))
     has_text_model = any(each.name == TEXT for each in bound.family.spellings)
-    surplus = {
-        key: _surplus(arrays[key], axis, mapped.sizes["vocab"]) for key, axis in mapped.surplus.items()
-    }
+    surplus = dict(_surplus(bound.table, wanted, mapped))
     return HuggingFaceModel(Tree(leaves, place), config, notes, has_text_model, surplus)
 
 
-def _surplus(array: LazyArray, axis: int, kept: int) -> Surplus:
-    """What an array has on an axis after the rows of the model."""
-    start, shape = [0] * len(array.shape), list(array.shape)
-    start[axis], shape[axis] = kept, array.shape[axis] - kept
-    return Surplus(window(array, tuple(start), tuple(shape)), axis, kept)
+def _with_all_rows(bound: _Bound, arrays: Mapping[str, LazyArray]) -> _Bound:
+    """A table with a vocabulary of all the rows that are there."""
+    there = [length for length, _ in bound.table.to_right(arrays, (_VOCAB,)).cut.values()]
+    if not there:
+        return bound
+    sizes = {**bound.table.sizes, _VOCAB: Size(max(there), "--padding-rows keep")}
+    return replace(bound, table=replace(bound.table, sizes=sizes))
+
+
+def _surplus(table: Table, arrays: Mapping[str, LazyArray], mapped: Mapped) -> Iterator[tuple[str, Surplus]]:
+    """What was cut off, by the name of what was made of the rest."""
+    for row in table.rows:
+        name = str(row.left.key)
+        if name in mapped.surplus:
+            kept = mapped.sizes[_VOCAB]
+            yield str(row.right.key), Surplus.of(name, arrays[name], mapped.surplus[name], kept)
 
 
 def _carried(
@@ -204,23 +224,33 @@ def _config(
     rule = bound.family.flags.get(tying.FLAG)
     by_default = rule is not None and rule.default
     text = text_config(files.config, bound.spelling.model_types[0]) if options.spelling == TEXT else None
+    size = bound.table.sizes.get(_VOCAB) if options.padding_rows == "keep" else None
+    config = true_config(
+        text or files.config, made, tied, tied_by_default=by_default, vocab=size.length if size else None
+    )
     if text is None:
-        return true_config(files.config, made, tied, tied_by_default=by_default)
-    config = true_config(text, made, tied, tied_by_default=by_default)
+        return config
     return replace(config, changes=("it is that of the text model alone", *config.changes))
 
 
-def _remarks(config: TrueConfig | None, made: Mapping[str, LazyArray]) -> Iterator[str]:
-    """What to say of the configuration."""
+def _remarks(config: TrueConfig | None, made: Mapping[str, LazyArray], lacking: bool) -> Iterator[str]:
+    """What to say of the configuration.
+
+    Args:
+        config: None where there is none.
+        made: what is written beside it.
+        lacking: whether the model at hand has nothing but what comes from MaxText.
+    """
     if config is None:
         yield f"no {CONFIG} is written, as nothing tells it: --like takes the one of the model it came from"
         return
     yield from (f"{CONFIG}: {change}" for change in config.changes)
     prediction = absent_prediction(config.config, made)
     if prediction:
+        remedy = "nor in the model" if lacking else "--like HF_DIR --carry takes them from the model"
         yield (
             f"{CONFIG}: {prediction} is {config.config[prediction]}, but layers that predict further tokens "
-            "are not there; --like HF_DIR --carry takes them from the model"
+            f"are not there{', ' if lacking else '; '}{remedy}"
         )
 
 
@@ -421,13 +451,13 @@ def _restored(key: str, array: LazyArray, mapped: Mapped, main: DType | None) ->
     return cast(array, main) if widened and main is not None else array
 
 
-def _notes(mapped: Mapped, main: DType | None, dtype: DType | None, dropped: tuple[str, ...]) -> Notes:
+def _notes(mapped: Mapped, main: DType | None, options: ToHuggingFace, dropped: tuple[str, ...]) -> Notes:
     """What the user should know.
 
     Args:
         mapped: the arrays and what their rows do to values.
         main: dtype of most arrays; wider ones whose values are changed are rounded back to it.
-        dtype: what all arrays are cast to, None where they are not.
+        options: what the user wants.
         dropped: what is left out.
     """
     rounded = [main is not None and each.dtype.bits > main.bits for each in mapped.values]
@@ -439,12 +469,13 @@ def _notes(mapped: Mapped, main: DType | None, dtype: DType | None, dropped: tup
         if each.exact or back
     ]
     for axis, (there, kept) in mapped.cut.items():
-        text = (
-            f"{there} in MaxText, {kept} in the model: the last {there - kept} are cut off, all of them zeros"
-        )
-        values.append(Note(axis, text))
-    if dtype is not None:
-        inexact += cast_notes(mapped.arrays, dtype)
+        text = f"{there} in MaxText, {kept} in the model: the last {there - kept} are cut off"
+        if options.padding_rows is None:
+            values.append(Note(axis, f"{text}, all of them zeros"))
+        else:
+            inexact.append(Note(axis, f"{text}, whatever they hold, as --padding-rows drop says"))
+    if options.dtype is not None:
+        inexact += cast_notes(mapped.arrays, options.dtype)
     return Notes(tuple(inexact), tuple(values), dropped)
 
 

@@ -32,11 +32,12 @@ class ModelOptions:
     tied: str | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("RoPE layout", self.rope_layout, ROPE_LAYOUTS)
-        _check_choice("way with tied embeddings", self.tied, WAYS)
+        check_choice("RoPE layout", self.rope_layout, ROPE_LAYOUTS)
+        check_choice("way with tied embeddings", self.tied, WAYS)
 
 
-def _check_choice(what: str, value: str | None, choices: Collection[str]) -> None:
+def check_choice(what: str, value: str | None, choices: Collection[str]) -> None:
+    """Raises UsageError for a value that is none of the choices; None is no value."""
     if value is not None and value not in choices:
         raise UsageError(f"unknown {what} {value!r}", wanted="one of " + ", ".join(choices))
 

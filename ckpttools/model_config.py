@@ -20,6 +20,7 @@ from ckpttools.ir.quantized import FIELD, quantized, says_quantized, scheme, wit
 # transformers says `dtype` from version 5 on, `torch_dtype` before.
 _DTYPES = ("dtype", "torch_dtype")
 _TIED = "tie_word_embeddings"
+_ROWS = "vocab_size"
 _TEXT, _PART = "text_config", "_config"
 # Words in the names of a tower's arrays.
 _TOWERS = {"vision_config": ("vision", "visual"), "audio_config": ("audio",)}
@@ -52,6 +53,7 @@ def true_config(
     tied: bool | None = None,
     *,
     tied_by_default: bool = False,
+    vocab: int | None = None,
 ) -> TrueConfig:
     """A configuration as it is true of these arrays.
 
@@ -60,11 +62,14 @@ def true_config(
         arrays: what is written beside it, by name.
         tied: whether that is without an output head; None to leave what it says of that.
         tied_by_default: what a configuration means that says nothing of it.
+        vocab: how many rows the vocabulary has; None to leave what it says of that.
     """
     made = json.loads(json.dumps(config))
     changes = list(_with_dtypes(made, "", _plain(arrays, config)))
     if tied is not None:
         changes += _with_tied(made, tied, tied_by_default)
+    if vocab is not None:
+        changes += _with_vocab(made, vocab)
     said = says_quantized(made)
     if said and not quantized(arrays) and without_quantization(made):
         changes.append(f"{FIELD} is left out, as no weight is quantised; it was {scheme(said)}")
@@ -116,15 +121,28 @@ def _main_dtype(arrays: Mapping[str, LazyArray]) -> DType | None:
 
 def _with_tied(config: dict[str, Any], tied: bool, by_default: bool) -> Iterator[str]:
     """Says in every place that says it, or where none does and that would mean the contrary."""
-    text = config.get(_TEXT)
-    places = {"": config, f"{_TEXT}.": text} if isinstance(text, dict) else {"": config}
-    stating = {where: place for where, place in places.items() if _TIED in place}
+    stating = {where: place for where, place in _of_text(config).items() if _TIED in place}
     if not stating and tied != by_default:
         stating = {"": config}
     for where, place in stating.items():
         if place.get(_TIED) != tied:
             place[_TIED] = tied
             yield f"{where}{_TIED} is {json.dumps(tied)}, as {'no' if tied else 'an'} output head is stored"
+
+
+def _with_vocab(config: dict[str, Any], vocab: int) -> Iterator[str]:
+    """Says in every place that says it how many rows the vocabulary has."""
+    for where, place in _of_text(config).items():
+        said = place.get(_ROWS)
+        if said is not None and said != vocab:
+            place[_ROWS] = vocab
+            yield f"{where}{_ROWS} is {vocab}, as all rows are kept; it was {said}"
+
+
+def _of_text(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Where a configuration speaks of the text model: prefix of the fields -> what has them."""
+    text = config.get(_TEXT)
+    return {"": config, f"{_TEXT}.": text} if isinstance(text, dict) else {"": config}
 
 
 def absent_towers(config: Mapping[str, Any], names: Collection[str]) -> tuple[str, ...]:

@@ -129,7 +129,7 @@ def test_a_head_that_was_left_out_is_told(tmp_path):
 def test_what_has_no_place_is_told(tmp_path):
     convert(tmp_path / "maxtext", "gemma3")
     result = verify(tmp_path / "maxtext", hf("gemma3"))
-    assert "left out, as MaxText has no place for it: 34 arrays\n" in result.stdout
+    assert "left out, as family gemma3 has no row for it: 34 arrays\n" in result.stdout
     remarks = json.loads(verify(tmp_path / "maxtext", hf("gemma3"), "--json").stdout)["remarks"]
     assert len(remarks) == 1
     hashed = CliRunner().invoke(main, ["hash", str(hf("gemma3")), "--as", "maxtext", "--no-progress"])

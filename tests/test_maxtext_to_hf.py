@@ -404,6 +404,12 @@ class TestDtypes:
         convert(tmp_path / "maxtext", "deepseek3")
         (told,) = plan_to_huggingface(tmp_path / "maxtext").plan.remarks
         assert told.startswith("config.json: num_nextn_predict_layers is 1, but layers that predict")
+        assert told.endswith("are not there; --like HF_DIR --carry takes them from the model")
+        # This model's files lack them: carrying them would change nothing.
+        for carry in (True, False):
+            options = ToHuggingFace(like=hf("deepseek3"), carry=carry)
+            (told,) = plan_to_huggingface(tmp_path / "maxtext", options).plan.remarks
+            assert told.endswith("are not there, nor in the model")
 
     def test_no_configuration_is_told(self, tmp_path):
         shutil.rmtree(convert(tmp_path / "maxtext", "qwen3") / "hf")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from math import isfinite, isnan
 from pathlib import Path
@@ -23,6 +23,7 @@ from ckpttools.cli.options import (
 )
 from ckpttools.cli.output import print_json
 from ckpttools.cli.scanning import progress_option, watching
+from ckpttools.cli.wording import padding_rows_option
 from ckpttools.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class DiffReport:
         remarks: how names were brought together, and what took no part.
         outcomes: how many arrays have which outcome, see `ckpttools.prove.diff.OUTCOMES`.
         arrays: those that differ; all where asked for.
+        hints: which options leave all that differs out of account.
     """
 
     a: SideReport
@@ -65,6 +67,7 @@ class DiffReport:
     remarks: tuple[str, ...]
     outcomes: Mapping[str, int]
     arrays: tuple[ArrayDiff, ...]
+    hints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +137,13 @@ _looking_options = bundled(
 )
 
 
-def _align_options(like: Path | None, family: str | None, rope_layout: str | None) -> AlignOptions:
+def _align_options(
+    like: Path | None, family: str | None, rope_layout: str | None, padding_rows: str | None
+) -> AlignOptions:
     from ckpttools.alignment import AlignOptions
     from ckpttools.model import ModelOptions
 
-    return AlignOptions(ModelOptions(family, rope_layout), like)
+    return AlignOptions(ModelOptions(family, rope_layout), like, padding_rows)
 
 
 _alignment_options = bundled(
@@ -161,6 +166,7 @@ _alignment_options = bundled(
         type=click.Choice(("halves", "interleaved")),
         help="Order of rotary pairs in MaxText's query and key; without it as config.json implies.",
     ),
+    padding_rows_option,
 )
 
 
@@ -201,7 +207,7 @@ def diff(
       ckpt diff ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
       ckpt diff run/checkpoints/100 run/checkpoints/200 --rtol 1e-3 --filter '*norm*'
     """
-    from ckpttools.alignment import aligned
+    from ckpttools.alignment import aligned, less_padding
     from ckpttools.cli.diff_text import print_diff
     from ckpttools.formats.base import ReadOptions
     from ckpttools.formats.registry import open_tree
@@ -209,16 +215,17 @@ def diff(
     read = ReadOptions(max_header_bytes=max_header_bytes, max_index_bytes=max_index_bytes)
     trees = open_tree(first, read), open_tree(second, read)
     both = aligned(*trees, alignment)
-    a, b = (_chosen(each, looking.pattern) for each in (both.a, both.b))
-    if not a and not b:
+    chosen = replace(both, a=_chosen(both.a, looking.pattern), b=_chosen(both.b, looking.pattern))
+    if not chosen.a and not chosen.b:
         raise (UsageError if both.a or both.b else FormatError)(
             "none of the arrays is meant",
             got=f"{len(both.a)} and {len(both.b)} arrays",
             wanted=f"names that match {looking.pattern!r}",
             hint="names are those that --all lists",
         )
-    found = _compared(a, b, both, looking, resources, progress)
-    report = _report(trees, (a, b), both, found, looking.everything)
+    chosen = less_padding(chosen, alignment.padding_rows, resources.memory)
+    found = _compared(chosen, both, looking, resources, progress)
+    report = _report(trees, chosen, found, looking.everything)
     if as_json:
         print_json(_plain(report))
     else:
@@ -232,8 +239,7 @@ def _chosen(arrays: Mapping[str, LazyArray], pattern: str) -> dict[str, LazyArra
 
 
 def _compared(
-    a: Mapping[str, LazyArray],
-    b: Mapping[str, LazyArray],
+    chosen: Aligned,
     both: Aligned,
     looking: _Looking,
     resources: Resources,
@@ -242,6 +248,7 @@ def _compared(
     from ckpttools.prove.diff import diff as compare
     from ckpttools.prove.explain import explain
 
+    a, b = chosen.a, chosen.b
     limits: dict[str, Any] = {"memory": resources.memory, "jobs": resources.readers}
     same = [name for name in a.keys() & b.keys() if a[name].shape == b[name].shape]
     with watching(progress, sum(a[name].nbytes + b[name].nbytes for name in same)) as observe:
@@ -255,17 +262,18 @@ def _compared(
         )
     if looking.why and not all(each.is_equal for each in found):
         # Causes may lie in arrays that are not asked for: what was renamed is elsewhere.
-        return explain(found, both.a, both.b, both.sizes, **limits)
+        return explain(found, {**both.a, **a}, {**both.b, **b}, both.sizes, **limits)
     return found
 
 
 def _report(
     trees: tuple[Tree, Tree],
-    chosen: tuple[Mapping[str, LazyArray], Mapping[str, LazyArray]],
-    both: Aligned,
+    chosen: Aligned,
     found: tuple[ArrayDiff, ...],
     everything: bool,
 ) -> DiffReport:
+    from ckpttools.prove.hints import after_diff
+
     a, b = (
         SideReport(
             tree.metadata.place,
@@ -274,15 +282,16 @@ def _report(
             len(arrays),
             sum(each.nbytes for each in arrays.values()),
         )
-        for tree, arrays in zip(trees, chosen, strict=True)
+        for tree, arrays in zip(trees, (chosen.a, chosen.b), strict=True)
     )
     return DiffReport(
         a,
         b,
         all(each.is_equal for each in found),
-        both.remarks,
+        chosen.remarks,
         dict(Counter(each.outcome for each in found)),
         tuple(each for each in found if everything or each.outcome != "equal"),
+        after_diff(found, {**chosen.a, **chosen.b}, a.path, b.path),
     )
 
 

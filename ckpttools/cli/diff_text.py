@@ -51,6 +51,8 @@ def _lines(report: DiffReport) -> Iterator[str]:
     if paragraphs:
         yield ""
     yield from _verdict(report)
+    for hint in report.hints:
+        yield from _indented(hint)
 
 
 def _side(name: str, side: SideReport, remarks: Sequence[str]) -> Iterator[str]:

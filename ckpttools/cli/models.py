@@ -109,7 +109,7 @@ _mapping_options = bundled(
     click.option(
         "--carry",
         is_flag=True,
-        help="Keep what MaxText has no place for (vision tower, prediction layers) beside the arrays, "
+        help="Keep what is not converted (vision tower, prediction layers) beside the arrays, "
         "for the way back. Without it, it is left out, by name.",
     ),
     model_options,
@@ -205,7 +205,13 @@ _back_options = bundled(
     click.option(
         "--carry",
         is_flag=True,
-        help="Take what MaxText has no place for (vision tower, prediction layers) from --like.",
+        help="Take what is not converted (vision tower, prediction layers) from --like.",
+    ),
+    click.option(
+        "--padding-rows",
+        type=click.Choice(("keep", "drop")),
+        help="What becomes of rows beyond the vocabulary, whatever they hold: written, with a vocab_size of "
+        "so many, or left out. Without this, zeros are left out and others refused.",
     ),
     model_options,
     click.option(

@@ -15,17 +15,18 @@ from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_
 from ckpttools.cli.output import print_json, show
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.units import counted, disk
-from ckpttools.cli.wording import wording_options
+from ckpttools.cli.wording import padding_rows_option, wording_options
 from ckpttools.errors import UsageError
 from ckpttools.names import folded, printable
 
 if TYPE_CHECKING:
     from ckpttools.convert import Resources
-    from ckpttools.counterpart import Wording
+    from ckpttools.counterpart import Counterpart, Paired, Wording
     from ckpttools.formats.base import ReadOptions
     from ckpttools.ir.tree import Tree
     from ckpttools.prove.canonical import Selection
     from ckpttools.prove.differences import Difference
+    from ckpttools.prove.manifest import Manifest
 
 _DIFFERENT = 1
 _MOST_LINES = 20
@@ -52,6 +53,7 @@ class Verification:
         different: how many are not as they should be, those that are missing included.
         differences: each of them.
         remarks: what took no part, in words.
+        hints: which options leave all that differs out of account.
     """
 
     path: str
@@ -62,6 +64,7 @@ class Verification:
     different: int
     differences: tuple[Difference, ...]
     remarks: tuple[str, ...]
+    hints: tuple[str, ...] = ()
 
 
 @click.command(short_help="Prove that a checkpoint holds what another one does.")
@@ -73,6 +76,7 @@ class Verification:
 @click.option(
     "--cast", "casts", is_flag=True, help="Compare with SRC cast to the dtypes of DST, as --dtype casts it."
 )
+@padding_rows_option
 @wording_options
 @json_option
 @selection_options
@@ -84,6 +88,7 @@ def verify(
     against: Path | None,
     manifest: Path | None,
     casts: bool,
+    padding_rows: str | None,
     wording: Wording | None,
     as_json: bool,
     selection: Selection,
@@ -115,11 +120,13 @@ def verify(
     tree = open_tree(path, read)
     if against is not None:
         source = open_tree(against, replace(read, step=None))
-        found = _bit_by_bit(tree, source, wording, casts, selection, resources, progress)
+        said = _Said(wording, casts, padding_rows)
+        found = _bit_by_bit(tree, source, said, selection, resources, progress)
     else:
         if casts:
             raise UsageError("--cast is for --against: a manifest has digests of one dtype")
-        found = _by_digests(tree, cast(Path, manifest), wording, selection, resources, progress)
+        said = _Said(wording, padding_rows=padding_rows)
+        found = _by_digests(tree, cast(Path, manifest), said, selection, resources, progress)
     if as_json:
         print_json(found)
     else:
@@ -128,29 +135,30 @@ def verify(
         click.get_current_context().exit(_DIFFERENT)
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What the user says of what made the one of the other."""
+
+    wording: Wording | None
+    casts: bool = False
+    padding_rows: str | None = None
+
+
 def _bit_by_bit(
     tree: Tree,
     source: Tree,
-    wording: Wording | None,
-    casts: bool,
+    said: _Said,
     selection: Selection,
     resources: Resources,
     progress: bool,
 ) -> Verification:
-    from ckpttools.counterpart import counterpart
+    from ckpttools.prove.hints import after_verify
     from ckpttools.prove.verify import compare
     from ckpttools.transforms.cast import cast as cast_to
 
-    respelled = counterpart(source, tree, wording)
-    if respelled is None:
-        mine, wanted = selection.arrays(tree), selection.arrays(source)
-    else:
-        if not selection.layers:
-            raise UsageError("a conversion is compared layer by layer", hint="leave out --whole")
-        parameters = replace(selection, parameters=True)
-        mine = parameters.arrays(tree)
-        wanted = parameters.chosen(respelled.arrays, source.metadata.place)
-    if casts:
+    sides = _sides(tree, source, said, selection, resources)
+    mine, wanted = sides.mine, sides.wanted
+    if said.casts:
         wanted = {
             name: cast_to(array, mine[name].dtype) if name in mine else array
             for name, array in wanted.items()
@@ -159,33 +167,49 @@ def _bit_by_bit(
     with watching(progress, both) as observe:
         found = compare(mine, wanted, memory=resources.memory, jobs=resources.readers, observe=observe)
     nbytes = sum(each.nbytes for each in mine.values())
-    remarks = respelled.remarks if respelled else ()
-    return _verification(tree, source.metadata.place, len(mine), nbytes, found, remarks)
+    made = _verification(tree, source.metadata.place, len(mine), nbytes, found, sides.remarks)
+    return replace(made, hints=after_verify(found, mine, wanted))
+
+
+def _sides(tree: Tree, source: Tree, said: _Said, selection: Selection, resources: Resources) -> Paired:
+    """What is compared with what."""
+    from ckpttools.counterpart import Paired, counterpart, paired, require_no_padding
+
+    respelled = counterpart(source, tree, said.wording)
+    if respelled is None:
+        require_no_padding(said.padding_rows)
+        return Paired(selection.arrays(tree), selection.arrays(source))
+    if not selection.layers:
+        raise UsageError("a conversion is compared layer by layer", hint="leave out --whole")
+    parameters = replace(selection, parameters=True)
+    both = paired(
+        parameters.arrays(tree),
+        parameters.chosen(respelled.arrays, source.metadata.place),
+        respelled.surplus,
+        padding_rows=said.padding_rows,
+        memory=resources.memory,
+    )
+    return replace(both, remarks=(*respelled.remarks, *both.remarks))
 
 
 def _by_digests(
     tree: Tree,
     path: Path,
-    wording: Wording | None,
+    said: _Said,
     selection: Selection,
     resources: Resources,
     progress: bool,
 ) -> Verification:
-    from ckpttools.counterpart import in_maxtext_names, require_none
     from ckpttools.prove.canonical import Selection
     from ckpttools.prove.hashing import differences, hash_tree
+    from ckpttools.prove.hints import after_manifest
     from ckpttools.prove.manifest import read_manifest
 
     if selection != Selection():
         raise UsageError("the manifest says which arrays are meant", hint="leave out --filter and the like")
     manifest = read_manifest(path)
-    selection = manifest.selection
-    remarks: tuple[str, ...] = ()
-    if manifest.names == "maxtext":
-        named = in_maxtext_names(tree, wording)
-        selection, remarks = replace(selection, spelling=lambda tree: named.arrays), named.remarks
-    else:
-        require_none(wording, "the manifest has the names that are stored")
+    mine = _as_in(manifest, tree, said, resources)
+    selection = Selection(spelling=lambda tree: mine.arrays)
     with watching(progress, selection.nbytes(tree)) as observe:
         made = hash_tree(
             tree,
@@ -196,7 +220,29 @@ def _by_digests(
             observe=observe,
         )
     found = differences(made, manifest)
-    return _verification(tree, str(path), len(made.arrays), selection.nbytes(tree), found, remarks)
+    nbytes = sum(each.nbytes for each in mine.arrays.values())
+    shown = _verification(tree, str(path), len(made.arrays), nbytes, found, mine.remarks)
+    return replace(shown, hints=after_manifest(found, mine.arrays, manifest.arrays))
+
+
+def _as_in(manifest: Manifest, tree: Tree, said: _Said, resources: Resources) -> Counterpart:
+    """The arrays that a manifest means, under the names that it gives them."""
+    from ckpttools.counterpart import Counterpart, in_maxtext_names, require_no_padding, require_none
+    from ckpttools.ir.kinds import kind_of
+    from ckpttools.vocabulary import less_padding
+
+    selection = manifest.selection
+    if manifest.names != "maxtext":
+        require_none(said.wording, "the manifest has the names that are stored")
+        require_no_padding(said.padding_rows)
+        return Counterpart(selection.arrays(tree))
+    named = in_maxtext_names(tree, said.wording)
+    arrays = selection.chosen(named.arrays, tree.metadata.place)
+    shapes = {name: each.shape for name, each in manifest.arrays.items()}
+    # A Hugging Face model has no rows beyond its own vocabulary.
+    way = "keep" if kind_of(tree).kind is None else said.padding_rows
+    less = less_padding(arrays, shapes, way, resources.memory)
+    return Counterpart(less.arrays, (*named.remarks, *less.remarks))
 
 
 def _verification(
@@ -227,6 +273,9 @@ def _lines(found: Verification) -> Iterator[str]:
     yield from map(printable, lines[:_MOST_LINES])
     if len(lines) > _MOST_LINES:
         yield f"… and {len(lines) - _MOST_LINES:,} more lines; --json lists all"
+    if found.hints:
+        yield ""
+        yield from map(printable, found.hints)
 
 
 def _of_reason(found: Verification, reason: str) -> list[str]:

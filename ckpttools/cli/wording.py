@@ -12,6 +12,13 @@ from ckpttools.cli.options import bundled
 if TYPE_CHECKING:
     from ckpttools.counterpart import Wording
 
+padding_rows_option = click.option(
+    "--padding-rows",
+    type=click.Choice(("keep", "drop")),
+    help="Whether rows count that MaxText has beyond the vocabulary of Hugging Face's side. Without this, "
+    "they do unless all are zeros.",
+)
+
 
 def _wording(**values: Any) -> Wording | None:
     """None where nothing is said, which spares `ckpt hash` the import of all conversions."""

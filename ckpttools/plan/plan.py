@@ -98,8 +98,12 @@ class Plan:
     @property
     def projected_peak(self) -> int:
         """Bytes resident at most: the interpreter, the plan, and every worker's buffers."""
-        base = self.reserved + _base_bytes(self.tree, self.layout, len(self.tasks))
-        return base + self.jobs * (self.buffer_bytes + self.scratch_bytes)
+        return BASE_BYTES + self.held_bytes + self.jobs * (self.buffer_bytes + self.scratch_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is resident beside the interpreter and the workers' buffers."""
+        return self.reserved + _base_bytes(self.tree, self.layout, len(self.tasks)) - BASE_BYTES
 
     @property
     def sources(self) -> tuple[ByteSource, ...]:

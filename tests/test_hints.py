@@ -1,0 +1,122 @@
+"""An option that leaves all that differs out of account is named; where something else differs, none is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from click.testing import CliRunner
+from golden_data import GOLDEN, convert
+
+from ckpttools.cli.main import main
+from ckpttools.convert_any import save
+from ckpttools.dtypes import DTYPES
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.tree import Tree
+from ckpttools.testing.strategies import stored
+
+TRAIN = Path(__file__).parents[1] / "fixtures" / "train" / "llama_scanned"
+CAST = "values were not compared where dtypes differ: --cast compares with SRC cast to the dtypes of DST"
+PARAMETERS = "--parameters compares the parameters alone"
+
+
+def hints(command: str, *arguments: object, code: int = 1) -> list[str]:
+    arguments = (command, *arguments, "--json", "--no-progress")
+    result = CliRunner().invoke(main, [*map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)["hints"]
+
+
+def changed(source: Path, destination: Path, name: str) -> Path:
+    """A checkpoint with one other number in the only array that has such a name."""
+    tree = open_tree(source)
+    (path,) = (path for path in tree.arrays if name in path and path[0] == "params")
+    values = tree.arrays[path].read()
+    values.reshape(-1)[0] += 1
+    save(Tree({**tree.leaves, path: stored(values, tree.arrays[path].dtype)}, tree.metadata), destination)
+    return destination
+
+
+def test_another_dtype(tmp_path):
+    made = {}
+    for name in ("bfloat16", "float16", "float32"):
+        convert(made.setdefault(name, tmp_path / name), "qwen3", dtype=DTYPES[name])
+    source = GOLDEN / "qwen3" / "hf"
+    same, half, wide = (made[name] for name in ("bfloat16", "float16", "float32"))
+    for one, other in ((wide, same), (same, wide), (half, source)):
+        assert hints("verify", one, "--against", other) == [CAST]
+        assert hints("verify", one, "--against", other, "--cast", code=0) == []
+    assert hints("diff", same, wide) == [
+        "the numbers are the same: with --ignore-dtype they are equal in any dtype"
+    ]
+    assert hints("diff", same, wide, "--ignore-dtype", code=0) == []
+    # Of a rounded float32 only a cast tells, and which of the two is the rounded one.
+    tree = open_tree(wide)
+    fine = dict(tree.items())
+    for path, array in tree.arrays.items():
+        if path[0] == "params":
+            fine[path] = stored(np.asarray(array.read() * np.float32(1 / 3)), array.dtype)
+    save(Tree(fine, tree.metadata), tmp_path / "fine")
+    result = CliRunner().invoke(
+        main, ["cast", str(tmp_path / "fine"), str(tmp_path / "rounded"), "--dtype", "bfloat16"]
+    )
+    assert result.exit_code == 0, result.output
+    for sides in (("fine", "rounded"), ("rounded", "fine")):
+        (hint,) = hints("diff", *(tmp_path / side for side in sides))
+        command = hint.removesuffix(" proves that the one is the other, rounded").split()[1:]
+        assert [Path(command[1]).parents[1].name, Path(command[3]).parents[1].name] == ["rounded", "fine"]
+        assert hints(*command, code=0) == []
+    # One number that is no rounding: nothing is talked away.
+    damaged = changed(wide, tmp_path / "damaged", "embedding")
+    assert hints("diff", damaged, same) == []
+
+
+def test_training_state_on_one_side(tmp_path):
+    for name in ("stripped", "manifest"):
+        arguments = ["strip-optimizer", TRAIN, tmp_path / name, "--copy"]
+        assert CliRunner().invoke(main, [*map(str, arguments)]).exit_code == 0
+    stripped, manifest = tmp_path / "stripped", tmp_path / "m.json"
+    assert hints("verify", stripped, "--against", TRAIN) == [PARAMETERS]
+    assert hints("verify", stripped, "--against", TRAIN, "--parameters", code=0) == []
+    assert CliRunner().invoke(main, ["hash", str(TRAIN), "--manifest", str(manifest)]).exit_code == 0
+    (hint,) = hints("verify", stripped, "--manifest", manifest)
+    assert hint == "ckpt hash SRC --parameters --manifest FILE writes digests of the parameters alone"
+    damaged = changed(stripped, tmp_path / "damaged", "embedding")
+    assert hints("verify", damaged, "--against", TRAIN) == []
+    assert hints("verify", damaged, "--manifest", manifest) == []
+
+
+def test_both_options_where_both_are_needed(tmp_path):
+    arguments = ["cast", TRAIN, tmp_path / "cast", "--dtype", "bfloat16"]
+    assert CliRunner().invoke(main, [*map(str, arguments)]).exit_code == 0
+    arguments = ["strip-optimizer", tmp_path / "cast", tmp_path / "stripped", "--copy"]
+    assert CliRunner().invoke(main, [*map(str, arguments)]).exit_code == 0
+    assert hints("verify", tmp_path / "stripped", "--against", TRAIN) == [PARAMETERS, CAST]
+    assert hints("verify", tmp_path / "stripped", "--against", TRAIN, "--parameters", "--cast", code=0) == []
+
+
+def test_a_training_that_went_on_nowhere(tmp_path):
+    """Of two training checkpoints with equal parameters only the state is told."""
+    tree = open_tree(TRAIN)
+    path = next(path for path in tree.arrays if path[0] == "opt_state" and "mu" in path)
+    values = tree.arrays[path].read() + np.float32(1)
+    later = tmp_path / "later"
+    save(Tree({**tree.leaves, path: stored(values, tree.arrays[path].dtype)}, tree.metadata), later)
+    (hint,) = hints("diff", TRAIN, later)
+    assert hint.startswith("the parameters are equal: ckpt verify ")
+    command = hint.removeprefix("the parameters are equal: ckpt ").removesuffix(" compares nothing else")
+    assert hints(*command.split(), code=0) == []
+
+
+def test_a_manifest_refuses_what_it_cannot_obey(tmp_path):
+    """And obeys what became of the head."""
+    source, manifest = GOLDEN / "llama3.2-tied" / "hf", tmp_path / "m.json"
+    convert(tmp_path / "maxtext", "llama3.2-tied")
+    made = ["hash", str(tmp_path / "maxtext"), "--as", "maxtext", "--manifest", str(manifest)]
+    assert CliRunner().invoke(main, made).exit_code == 0
+    for option in ("--cast", "--parameters", "--filter=*"):
+        refused = CliRunner().invoke(main, ["verify", str(source), "--manifest", str(manifest), option])
+        assert (refused.exit_code == 2) == (option != "--filter=*"), refused.output
+    assert hints("verify", source, "--manifest", manifest, "--tied", "drop", code=0) == []
+    assert hints("verify", source, "--manifest", manifest, "--tied", "materialize") == []

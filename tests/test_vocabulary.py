@@ -1,0 +1,179 @@
+"""Rows beyond a vocabulary: nothing is cut off, or called equal, but the zeros that it was padded with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from golden_data import GOLDEN, SCAN_NAMES, convert
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.cli.main import main
+from ckpttools.convert_any import save
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import MemoryBudgetError
+from ckpttools.formats.registry import open_tree
+from ckpttools.ir.tree import Tree
+from ckpttools.testing.strategies import chunk_shapes, chunked, stored
+from ckpttools.vocabulary import Surplus, surpluses, without
+
+PARAMS = ("params", "params")
+EMBEDDING = (*PARAMS, "token_embedder", "embedding")
+HEAD = (*PARAMS, "decoder", "logits_dense", "kernel")
+PLENTY = 512 << 20
+FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3fn")
+
+
+def ckpt(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(main, [*map(str, arguments)])
+    assert result.exit_code == code, (arguments, result.output)
+    return result.output
+
+
+@given(st.data(), st.integers(0, 1), st.sampled_from(FLOATS))
+def test_a_row_that_is_not_zero_is_found_wherever_it_is(data, axis, name):
+    shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    kept = data.draw(st.integers(0, shape[axis] - 1))
+    dtype = DTYPES[name]
+    truth = np.ones(shape, dtype.numpy)
+    beyond = truth[kept:] if axis == 0 else truth[:, kept:]
+    beyond[...] = data.draw(st.sampled_from([0.0, -0.0]))
+    for _ in range(data.draw(st.integers(0, 2))):
+        at = tuple(data.draw(st.integers(0, n - 1)) for n in beyond.shape)
+        beyond[at] = data.draw(st.sampled_from([0.125, -1.0, np.nan, -0.0]))
+    chunk = data.draw(st.none() | chunk_shapes(shape))
+    carried = truth.view(dtype.carrier)
+    array = chunked(carried, dtype, chunk) if chunk else stored(carried, dtype)
+    surplus = Surplus.of("a", array, axis, kept)
+    row = surplus.first_learned(memory=PLENTY)
+    learned = np.flatnonzero((np.moveaxis(beyond, axis, 0).astype(np.float32) != 0).any(axis=1)) + kept
+    assert (row is None) == (learned.size == 0)
+    assert row is None or row in learned
+    assert (surplus.count, surplus.there) == (shape[axis] - kept, shape[axis])
+    rest = without(array, surplus).read()
+    assert rest.tobytes() == np.ascontiguousarray(truth[:kept] if axis == 0 else truth[:, :kept]).tobytes()
+
+
+def test_they_are_read_within_the_memory_and_no_others():
+    surplus = Surplus.of("a", stored(np.zeros((9, 4), np.uint16), DTYPES["bfloat16"]), 0, 5)
+    with pytest.raises(MemoryBudgetError):
+        surplus.first_learned(memory=90 << 20)
+    with pytest.raises(MemoryBudgetError):
+        surplus.first_learned(memory=PLENTY, reserved=PLENTY)
+    assert surplus.rows.shape == (4, 4)
+    assert surplus.place == "a[5:9]"
+
+
+def test_only_what_differs_in_nothing_but_rows_has_rows_beyond():
+    embedding = {"token_embedder/embedding": stored(np.zeros((9, 4), np.float32), DTYPES["float32"])}
+    for shape, found in (((5, 4), 1), ((9, 4), 0), ((10, 4), 0), ((5, 3), 0), ((5,), 0), ((5, 4, 1), 0)):
+        assert len(surpluses(embedding, {"token_embedder/embedding": shape})) == found
+    assert surpluses(embedding, {}) == surpluses({}, {"token_embedder/embedding": (5, 4)}) == {}
+
+
+def with_learned(source: Path, destination: Path, path: tuple[str, ...]) -> Path:
+    """A checkpoint with one number in the last row of a padded vocabulary."""
+    tree = open_tree(source)
+    values = tree.arrays[path].read()
+    values[(299, 5) if path == EMBEDDING else (5, 299)] = np.float32(-1e-30)
+    save(Tree({**tree.leaves, path: stored(values, DTYPES["bfloat16"])}, tree.metadata), destination)
+    return destination
+
+
+@pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
+@pytest.mark.parametrize("family", ["llama3.1", "llama3.2-tied"])
+class TestPadded:
+    def test_zeros_are_left_out_with_a_word(self, tmp_path, family, scan):
+        source, made, manifest = GOLDEN / family / "hf", tmp_path / "maxtext", tmp_path / "m.json"
+        convert(made, family, scan=scan, pad_vocab=300)
+        ckpt("convert", "maxtext-to-hf", made, tmp_path / "hf")
+        ckpt("hash", source, "--as", "maxtext", "--manifest", manifest)
+        for command in (
+            ("verify", made, "--against", source),
+            ("verify", tmp_path / "hf", "--against", made),
+            ("verify", made, "--manifest", manifest),
+            ("diff", made, source),
+            ("diff", source, made),
+        ):
+            told = json.loads(ckpt(*command, "--json", "--no-progress"))
+            assert told["equal"]
+            rows = [text for text in told["remarks"] if "[256:300]" in text]
+            assert len(rows) == 1 and "left out, as a vocabulary is padded with zeros" in rows[0]
+            head = [text for text in told["remarks"] if "kernel[:, 256:300]" in text]
+            assert len(head) == (family == "llama3.1")
+            counted = json.loads(ckpt(*command, "--padding-rows", "keep", "--json", "--no-progress", code=1))
+            assert not counted["equal"]
+
+    def test_what_was_learned_is_a_difference_that_names_the_rows(self, tmp_path, family, scan):
+        source, manifest, made = GOLDEN / family / "hf", tmp_path / "m.json", tmp_path / "learned"
+        convert(tmp_path / "maxtext", family, scan=scan, pad_vocab=300)
+        path = HEAD if family == "llama3.1" else EMBEDDING
+        rows = f"{'/'.join(path[2:])}[{':, ' * (path == HEAD)}256:300]"
+        with_learned(tmp_path / "maxtext", made, path)
+        ckpt("hash", source, "--as", "maxtext", "--manifest", manifest)
+        for command, name, reason in (
+            (("verify", made, "--against", source), rows, "extra"),
+            (("verify", source, "--against", made), rows.replace("/", "."), "missing"),
+            (("verify", made, "--manifest", manifest), rows, "extra"),
+            (("diff", made, source), rows, "only in A"),
+            (("diff", source, made), rows, "only in B"),
+        ):
+            told = json.loads(ckpt(*command, "--json", "--no-progress", code=1))
+            (found,) = told["differences"] if command[0] == "verify" else told["arrays"]
+            assert (found["name"], found.get("reason", found.get("outcome"))) == (name, reason)
+            (remark,) = [text for text in told["remarks"] if "row 299 is not zero" in text]
+            assert name in remark and "--padding-rows drop" in remark
+            said = json.loads(ckpt(*command, "--padding-rows", "drop", "--json", "--no-progress"))
+            assert any("as --padding-rows drop says" in text and name in text for text in said["remarks"])
+        if path == EMBEDDING:
+            # What is not asked for is not read.
+            filtered = ckpt("diff", made, source, "--filter", "*norm*", "--no-progress")
+            assert "256:300" not in filtered
+
+    def test_a_conversion_keeps_or_drops_them_only_when_that_is_said(self, tmp_path, family, scan):
+        source, made, out = GOLDEN / family / "hf", tmp_path / "learned", tmp_path / "out"
+        convert(tmp_path / "maxtext", family, scan=scan, pad_vocab=300)
+        like = ("--like", source)
+        with_learned(tmp_path / "maxtext", made, EMBEDDING)
+        refused = ckpt("convert", "maxtext-to-hf", made, out, *like, code=3)
+        assert "--padding-rows keep" in refused and "row 299 is not zero" in refused
+        assert not out.exists()
+        dropped = ckpt("convert", "maxtext-to-hf", made, out, *like, "--padding-rows", "drop")
+        assert "the last 44 are cut off, whatever they hold, as --padding-rows drop says" in dropped
+        ckpt("verify", out, "--against", source)
+        assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
+        kept = ckpt("convert", "maxtext-to-hf", made, tmp_path / "kept", *like, "--padding-rows", "keep")
+        assert "config.json: vocab_size is 300, as all rows are kept; it was 256" in kept
+        config = json.loads((tmp_path / "kept" / "config.json").read_bytes())
+        assert config == {**json.loads((source / "config.json").read_bytes()), "vocab_size": 300}
+        wanted = open_tree(made).arrays[EMBEDDING].read()
+        there = open_tree(tmp_path / "kept").arrays["model.embed_tokens.weight",].read()
+        assert there.tobytes() == wanted.tobytes()
+        ckpt("verify", tmp_path / "kept", "--against", made)
+        # And there again, all rows.
+        ckpt("convert", "hf-to-maxtext", tmp_path / "kept", tmp_path / "again")
+        ckpt("verify", tmp_path / "again", "--against", made, "--parameters")
+
+
+def test_a_multimodal_configuration_says_it_where_it_says_it(tmp_path):
+    convert(tmp_path / "maxtext", "gemma3", pad_vocab=300, carry=True)
+    ckpt("convert", "maxtext-to-hf", tmp_path / "maxtext", tmp_path / "hf", "--padding-rows", "keep")
+    config = json.loads((tmp_path / "hf" / "config.json").read_bytes())
+    original = json.loads((GOLDEN / "gemma3" / "hf" / "config.json").read_bytes())
+    assert config["text_config"] == {**original["text_config"], "vocab_size": 300}
+    assert config == {**original, "text_config": config["text_config"]}
+
+
+def test_where_nothing_is_converted_it_is_refused(tmp_path):
+    source = GOLDEN / "qwen3" / "hf"
+    ckpt("hash", source, "--manifest", tmp_path / "m.json")
+    for command in (
+        ("verify", source, "--against", source),
+        ("verify", source, "--manifest", tmp_path / "m.json"),
+        ("diff", source, source),
+    ):
+        assert "--padding-rows is for" in ckpt(*command, "--padding-rows", "drop", code=2)
