@@ -12,7 +12,7 @@ from shlex import quote
 from types import MappingProxyType
 from typing import Protocol
 
-from ckpttools.errors import FormatError, StorageError
+from ckpttools.errors import FormatError
 from ckpttools.formats import ocdbt
 from ckpttools.formats.ocdbt import Entry, Extent
 from ckpttools.stores.local import LocalFile, storage_error
@@ -74,7 +74,8 @@ class Entries(Protocol):
         """The file that a range is in.
 
         Raises:
-            StorageError: it is not there or may not be looked at.
+            FormatError: it is not there.
+            StorageError: it may not be looked at.
         """
 
 
@@ -221,13 +222,14 @@ def named_file(directory: Path, name: str, what: str = "a data file") -> LocalFi
     """A file that an item names.
 
     Raises:
-        StorageError: it is not there or may not be looked at.
+        FormatError: it is not there.
+        StorageError: it may not be looked at.
     """
     path = directory / name
     try:
         path.stat()
     except FileNotFoundError as error:
-        raise StorageError(
+        raise FormatError(
             f"{what} is missing: {path}",
             got="no such file",
             hint="it was deleted or not copied: fetch the checkpoint again; "
