@@ -9,6 +9,7 @@ from shlex import quote
 
 from ckpttools.doctor.scene import Scene
 from ckpttools.errors import CheckpointError
+from ckpttools.formats.base import ReadOptions
 
 ERROR, WARNING, INFO = LEVELS = ("error", "warning", "info")
 
@@ -24,6 +25,7 @@ class Finding:
         what: what is there.
         why: why that matters.
         do: the next step, with the exact command where there is one.
+        command: that command, as it stands in `do`; None where there is none.
         fix: name of the fix that would do it; None where there is none.
         check: name of the check; filled in by who runs it.
     """
@@ -35,6 +37,7 @@ class Finding:
     do: str
     fix: str | None = None
     check: str = ""
+    command: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +47,14 @@ class Fix:
     Attributes:
         name: what users call it.
         summary: what it does, in a line.
-        apply: does it for one place and says what was done; a CheckpointError says why it was not.
+        apply: does it for one place, which is read within these limits, and says what was done; a
+            CheckpointError says why it was not.
         needs_health: whether it is refused where something at or below the place is an error.
     """
 
     name: str
     summary: str
-    apply: Callable[[Path], str]
+    apply: Callable[[Path, ReadOptions], str]
     needs_health: bool = False
 
 

@@ -30,12 +30,14 @@ class FileFault:
         nbytes: its size; None where it cannot be looked at.
         end: where the last entry ends that the index has in it, in bytes.
         reason: why it cannot be looked at.
+        is_absent: whether that is because there is none.
     """
 
     path: Path
     nbytes: int | None
     end: int
     reason: str = ""
+    is_absent: bool = False
 
     def __str__(self) -> str:
         if self.nbytes is None:
@@ -45,7 +47,9 @@ class FileFault:
     @property
     def hint(self) -> str:
         """What to do about it."""
-        cause = "deleted or not copied" if self.nbytes is None else "cut short"
+        if self.nbytes is None and not self.is_absent:
+            return "check who owns it, the directories above it, and their mode bits"
+        cause = "deleted or not copied" if self.is_absent else "cut short"
         return f"it was {cause}: fetch the checkpoint again"
 
     def takes(self, extent: Extent) -> bool:
@@ -214,7 +218,8 @@ def _fault(path: Path, end: int) -> FileFault | None:
     try:
         nbytes = path.stat().st_size
     except OSError as error:
-        return FileFault(path, None, end, error.strerror or "it cannot be looked at")
+        reason = error.strerror or "it cannot be looked at"
+        return FileFault(path, None, end, reason, isinstance(error, FileNotFoundError))
     return FileFault(path, nbytes, end) if nbytes < end else None
 
 

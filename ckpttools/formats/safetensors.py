@@ -349,7 +349,7 @@ def _config(folder: Path) -> dict[str, Any] | None:
     hint = "correct the file, fetch it again, or move it away to do without"
     if path.is_symlink() and not _is_file(path):
         raise ConfigError(
-            "the configuration is a link to nothing", place=path, got=os.readlink(path), hint=hint
+            "the configuration is a link to nothing", place=path, got=path.readlink(), hint=hint
         )
     # Duplicate keys pass, as they do in transformers.
     return _json_file(path, ConfigError, hint, unique=False)
