@@ -13,7 +13,7 @@ import pytest
 from click import Context, Group
 from command_line import ckpt, run, succeed
 from golden_data import GOLDEN
-from orbax_items import FIXTURES
+from orbax_items import FIXTURES, change_index
 from safetensors.numpy import save_file
 
 from ckpttools.cli.main import main
@@ -148,6 +148,20 @@ class TestDoctor:
         again = ckpt("doctor", place, "--fix", "merge", "--fix", "commit-marker")
         assert again.exit_code == 0 and "nothing here" in again.output
 
+    def test_an_index_that_lacks_keys_is_merged_again_and_again(self, tmp_path):
+        """What an earlier time has set aside is in nobody's way."""
+        place = tmp_path / "a run"
+        shutil.copytree(FIXTURES / "lazy_2proc", place)
+        for _ in range(2):
+            change_index(place / "7/items", lambda entries: entries.pop(b"params.params.w/c/1/0"))
+            findings = json.loads(ckpt("doctor", place, "--json").stdout)["findings"]
+            (told,) = (each for each in findings if each["check"] == "unmerged")
+            rename, merge = told["command"].split(" && ")
+            subprocess.run(shlex.split(rename), check=True)
+            succeed(*shlex.split(merge)[1:])
+            assert succeed("doctor", place).exit_code == 0
+        open_tree(place).arrays["params", "params", "w"].read()
+
     def test_an_unknown_fix_among_known_ones_changes_nothing(self, tmp_path):
         place = self.unmerged(tmp_path)
         assert ckpt("doctor", place, "--fix", "merge", "--fix", "none").exit_code == 2
@@ -258,6 +272,10 @@ class TestLines:
         assert wrapped("x" * 50, 30) == ["x" * 50]
         assert wrapped("", 30) == [""]
 
+    def test_a_command_in_a_sentence_stays_whole(self):
+        command = "`ckpt doctor '/some where/else' --fix merge`"
+        assert wrapped(f"it is so: {command}, says more", 30) == ["it is so:", f"{command},", "says more"]
+
     def test_a_command_has_a_line_of_its_own(self):
         command = "ckpt doctor '/some where/else' --fix merge"
         text = f"mend it: {command}; that is all there is to say of it, and enough"
@@ -315,6 +333,8 @@ def test_a_comparison_obeys_the_options_or_refuses_them(model, tmp_path):
     assert "q_proj" not in ckpt(*asked, "--filter", "lm_head*").stdout.partition("Against")[2]
     assert ckpt(*asked, "--filter", "*k_proj*").exit_code == 0
     assert ckpt(*asked, "--depth", "1").exit_code == 2
+    narrow = ckpt(*asked, "--flat", COLUMNS="44").stdout.partition("1 array")[2]
+    assert all(len(line) <= 44 for line in narrow.splitlines())
 
 
 def test_what_is_named_otherwise_is_told_by_its_name(model, tmp_path):

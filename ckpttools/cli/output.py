@@ -66,16 +66,16 @@ def prose_width() -> int:
 def wrapped(text: str, room: int | None) -> list[str]:
     """The text in lines that fit into so many columns, broken between words; in a path behind a `/` or `.`.
 
-    A part of a path that is longer than that stays whole.
+    A part of a path that is longer than that stays whole, and so does a command in backticks.
     """
     if room is None:
         return [text]
     lines = [""]
-    for word in text.split():
+    for word in _WORDS.findall(text):
         if len(lines[-1]) + 1 + len(word) <= room and lines[-1]:
             lines[-1] += f" {word}"
             continue
-        parts = [word] if len(word) <= room else _AFTER_A_KEY.split(word)
+        parts = [word] if len(word) <= room or "`" in word else _AFTER_A_KEY.split(word)
         lines.append("")
         for part in parts:
             if lines[-1] and len(lines[-1]) + len(part) > room:
@@ -84,6 +84,7 @@ def wrapped(text: str, room: int | None) -> list[str]:
     return [line for line in lines if line] or [""]
 
 
+_WORDS = re.compile(r"\S*`[^`]+`\S*|\S+")
 _AFTER_A_KEY = re.compile(r"(?<=[/.])(?=[^/.])")
 
 

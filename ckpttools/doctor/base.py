@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from shlex import quote
 
@@ -87,7 +89,9 @@ def pasted(path: Path) -> str:
 
 def set_aside(path: Path) -> str:
     """The command that gives a file another name, and replaces none by it."""
-    return f"mv -n {pasted(path)} {pasted(path.with_name(path.name + '.aside'))}"
+    names = (path.with_name(f"{path.name}.aside{number or ''}") for number in count())
+    free = next(each for each in names if not os.path.lexists(each))
+    return f"mv -n {pasted(path)} {pasted(free)}"
 
 
 def told(error: CheckpointError, place: Path, level: str = ERROR, why: str = "") -> Finding:
