@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttools.convert import Conversion, Resources
 from ckpttools.errors import UsageError
-from ckpttools.formats.base import COMPANIONS, ReadOptions, Writer
+from ckpttools.formats.base import COMPANIONS, RECORD, ReadOptions, Writer
 from ckpttools.formats.beside import CARRIED, Beside, Companions
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax_write import OrbaxWriter
@@ -77,22 +77,34 @@ def _with_companions(writer: Writer, tree: Tree) -> tuple[Writer, Notes]:
         return writer, Notes()
     if isinstance(writer, ZarrWriter):
         return writer, _left_out(companions)
-    beside_weights = tree.metadata.format == "safetensors" and tree.metadata.config is not None
+    is_model = _is_model(tree, companions)
     files = ModelFiles(companions=companions.files)
     made, remarks = {}, []
     if CONFIG in companions.files:
         config = true_config(_config(tree, companions), _weights(tree))
         made = {CONFIG: config_bytes(files, config)}
         remarks = [f"{CONFIG}: {change}" for change in config.changes]
-        if beside_weights and tree.metadata.notes.dropped:
+        if is_model and tree.metadata.notes.dropped:
             remarks.append(f"{CONFIG} describes the whole model, also what is left out")
     copied = {name: file for name, file in companions.files.items() if name not in made}
-    place = "" if beside_weights else COMPANIONS
+    place = "" if is_model else COMPANIONS
     if isinstance(writer, OrbaxWriter):
         step = tree.metadata.step or 0 if writer.step is None else writer.step
         place = f"{step}/{writer.item}/{COMPANIONS}"
     notes = Notes(remarks=tuple(remarks))
     return Beside(writer, Companions(copied, companions.arrays), place, made), notes
+
+
+def _is_model(tree: Tree, companions: Companions) -> bool:
+    """Whether the arrays have the model's own names, so that its files belong beside them.
+
+    Of Hugging Face's directory, and of what was made of one without another spelling: what hf-to-maxtext
+    makes is nested, and has a record of it.
+    """
+    if tree.metadata.format == "safetensors" and tree.metadata.config is not None:
+        return True
+    has_names = all(len(path) == 1 for path in tree)
+    return has_names and RECORD not in companions.files and not companions.arrays
 
 
 def _left_out(companions: Companions) -> Notes:

@@ -12,6 +12,7 @@ from ckpttools.direction import refuse_maxtext
 from ckpttools.dtypes import DType
 from ckpttools.errors import UsageError
 from ckpttools.families.family import Family
+from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import COMPANIONS, RECORD, ReadOptions
 from ckpttools.formats.beside import Beside, Companions
 from ckpttools.formats.orbax_write import OrbaxWriter
@@ -88,6 +89,7 @@ def plan_to_maxtext(
     writer = writer or OrbaxWriter(step=0, item="items")
     tree = open_tree(Path(source), options.read)
     refuse_maxtext(tree)
+    refuse_adapter(tree)
     made = to_maxtext(tree, options)
     place = f"{writer.step or 0}/{writer.item}/{COMPANIONS}"
     written_down = {RECORD: record(made.spelling, options.model.rope_layout)}

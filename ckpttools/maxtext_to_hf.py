@@ -15,6 +15,7 @@ from ckpttools.dtypes import DType
 from ckpttools.errors import CheckpointError, ConfigError, UsageError, near_names
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families
+from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import COMPANIONS, ReadOptions
 from ckpttools.formats.beside import Beside, Companions
 from ckpttools.formats.registry import open_tree
@@ -120,6 +121,7 @@ def plan_to_huggingface(
     options, resources = options or ToHuggingFace(), resources or Resources()
     tree = open_tree(Path(source), options.read)
     refuse_hugging_face(tree)
+    refuse_adapter(tree)
     files = ModelFiles.of(tree, options.like)
     model = to_huggingface(tree, options, files)
     _require_towers(model, files, tree.metadata.place)

@@ -105,6 +105,14 @@ def companions_of(tree: Tree) -> Companions:
     return Companions(files, _arrays(open_tree(arrays)) if arrays.is_file() else {})
 
 
+def companion_names(tree: Tree) -> list[str]:
+    """The files of `companions_of`, relative to the directory of the checkpoint."""
+    found = companions_of(tree)
+    carried = [f"{CARRIED}.safetensors"] if found.arrays else []
+    beside = tree.metadata.format == "safetensors" and tree.metadata.config is not None
+    return [name if beside else f"{COMPANIONS}/{name}" for name in (*found.files, *carried)]
+
+
 def record(spelling: str, rope_layout: str | None) -> bytes:
     """What is written down of a model on the way to MaxText, and no configuration tells."""
     chosen = {} if rope_layout is None else {"rope_layout": rope_layout}

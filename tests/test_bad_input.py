@@ -152,7 +152,7 @@ def test_an_unknown_model_type_lists_the_known_ones(broken):
     assert result.exit_code == 3
     assert "no family has model_type 'lama'" in result.stderr
     assert "wanted one of deepseek_v2, deepseek_v3, gemma2," in result.stderr
-    assert "did you mean llama? --family llama uses its rows" in result.stderr
+    assert "`ckpt inspect tree` shows which family's names the arrays have" in result.stderr
 
 
 def test_a_fine_tune_with_its_own_model_type_converts_with_the_family_named(broken):

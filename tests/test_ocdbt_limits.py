@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import zstandard
+from command_line import ckpt
 
 from ckpttools.errors import FormatError
 from ckpttools.formats import ocdbt
@@ -134,13 +135,32 @@ def test_a_bomb_is_refused_in_little_time_and_memory():
     assert ended.stdout.splitlines() == [f"{bomb.__name__} True True" for bomb in BOMBS]
 
 
-def test_the_limit_can_be_raised_and_is_what_is_not_accounted_for_by_the_size_on_disk():
-    count, length = 100, 60_000
+def long_keys(count, length=60_000):
+    """Manifest and node of keys that are alike but for their last byte."""
     columns = [[length] * (count - 1), [length + 1], [1] * (count - 1)]
     suffixes = bytes(length) + b"".join(bytes([number]) for number in range(count))
     keys = b"".join(map(ocdbt._varints, columns)) + suffixes
     node = frame(NODE_MAGIC, b"\0\0" + ocdbt._varint(count) + keys + bytes(2 * count), zstd=True)
-    fetch = database(frame(MANIFEST_MAGIC, manifest_body(0, 0, len(node))), node)
+    return frame(MANIFEST_MAGIC, manifest_body(0, 0, len(node))), node
+
+
+def test_the_doctor_takes_the_limit_too(tmp_path):
+    place, (manifest, node) = tmp_path / "ocdbt.process_0", long_keys(100)
+    (place / "d").mkdir(parents=True)
+    (place / "manifest.ocdbt").write_bytes(manifest)
+    (place / "d/n").write_bytes(node)
+    (tmp_path / "_METADATA").write_text('{"tree_metadata": {}, "use_ocdbt": true}')
+    assert "--max-index-bytes" not in ckpt("doctor", tmp_path).stdout
+    limited = ("doctor", tmp_path, "--max-index-bytes", "6000000")
+    assert "--max-index-bytes" in ckpt(*limited).stdout
+    refused = ckpt(*limited, "--fix", "merge")
+    assert refused.exit_code == 3 and "--max-index-bytes" in refused.output
+    assert not (tmp_path / "manifest.ocdbt").exists()
+
+
+def test_the_limit_can_be_raised_and_is_what_is_not_accounted_for_by_the_size_on_disk():
+    count, (manifest, node) = 100, long_keys(100)
+    fetch = database(manifest, node)
     assert len(node) < 1000
     assert len(read(fetch, 7_000_000)) == count
     with pytest.raises(FormatError, match="--max-index-bytes"):

@@ -19,7 +19,7 @@ from golden_data import (
     opened_by_tensorstore,
 )
 
-from ckpttools.errors import CheckpointError, FormatError, LaterStepWarning, StorageError, UsageError
+from ckpttools.errors import CheckpointError, FormatError, LaterStepWarning, UsageError
 from ckpttools.formats import ocdbt
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax_runs import DamagedStepError, not_whole_beside
@@ -426,7 +426,7 @@ class TestDamaged:
 
     def test_a_missing_index(self, checkpoint):
         (checkpoint / INDEX_FILE).unlink()
-        with pytest.raises(StorageError, match=INDEX_FILE):
+        with pytest.raises(FormatError, match=INDEX_FILE):
             open_tree(checkpoint)
 
     def test_a_truncated_data_file(self, checkpoint):
@@ -444,7 +444,7 @@ class TestDamaged:
 
     def test_a_missing_data_file(self, checkpoint):
         (checkpoint / "d" / "data").unlink()
-        with pytest.raises(StorageError, match="d/data"):
+        with pytest.raises(FormatError, match="d/data"):
             leaves_by_package(open_tree(checkpoint))
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"tree_metadata": {"a": {}}}', '{"tree_metadata": 1}'])

@@ -603,7 +603,7 @@ def test_a_broken_configuration(text, place, words, tmp_path):
 def test_a_configuration_that_cannot_be_read(tmp_path):
     file_at(tmp_path, small("x"))
     (tmp_path / "config.json").symlink_to("nowhere")
-    assert_says(refusal(tmp_path, StorageError), "cannot read", "config.json")
+    assert_says(refusal(tmp_path, ConfigError), "link to nothing", "config.json")
 
 
 def test_a_configuration_that_is_no_text(tmp_path):

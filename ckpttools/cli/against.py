@@ -68,9 +68,9 @@ def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) ->
     if comparison.is_same:
         number = counted(comparison.num_compared, "array")
         shapes = ", every shape as it should be" if comparison.shapes_compared else ""
-        yield f"Against {against}: {number}, none missing, none left over{shapes}."
+        yield from wrapped(f"Against {against}: {number}, none missing, none left over{shapes}.", room)
     else:
-        yield f"Against {against}:"
+        yield from wrapped(f"Against {against}:", room)
     lists = {
         "missing": [(each.path, _type(each)) for each in comparison.missing],
         "not expected": [(each.path, _type(each)) for each in comparison.extra],
@@ -98,11 +98,20 @@ def _listed(lines: Sequence[tuple[str, str]], room: int | None) -> Iterator[str]
         width = min(width, max(room // 3, room - 4 - max(len(text) for _, text in shown)))
     for name, text in shown:
         line = f"  {name:{width}}  {click.style(text, fg='cyan')}" if text else f"  {name}"
-        if text and room is not None and 4 + max(width, len(name)) + len(text) > room:
-            line = f"  {name}\n      {click.style(text, fg='cyan')}"
-        yield line
+        if room is not None and 4 + max(width, len(name)) + len(text) > room:
+            yield from _broken(name, text, room)
+        else:
+            yield line
     if len(lines) > _MOST_LINES:
         yield f"  … and {len(lines) - _MOST_LINES:,} more lines; --json has all of them"
+
+
+def _broken(name: str, text: str, room: int) -> Iterator[str]:
+    """A name and below it what is to say of it, each in as many lines as it needs."""
+    first, *more = wrapped(name, room - 6)
+    yield f"  {first}"
+    yield from (f"    {part}" for part in more)
+    yield from (click.style(f"      {part}", fg="cyan") for part in wrapped(text, room - 6) if text)
 
 
 def _shown(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

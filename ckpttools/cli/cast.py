@@ -40,7 +40,7 @@ def cast(dtype: DType | None, dtype_map: tuple[tuple[str, DType], ...], force: b
     \b
     Example:
       ckpt cast ~/maxtext/llama ~/maxtext/llama-bf16 --dtype bfloat16
-      ckpt cast ~/maxtext/llama ~/mixed --dtype-map '*norm*=float32' --dtype float8_e4m3fn
+      ckpt cast ~/llama ~/mixed --dtype-map '*norm*=float32' --dtype bfloat16
     """
     from ckpttools.transforms.cast import CastMap
 

@@ -44,7 +44,7 @@ def to_safetensors(max_shard_size: int, separator: str, transforms: list[Transfo
 
     \b
     Example:
-      ckpt convert to-safetensors ~/maxtext/llama3.1-8b ~/st/llama3.1-8b --dtype bfloat16
+      ckpt convert to-safetensors ~/maxtext/llama ~/llama --dtype bfloat16
     """
     from ckpttools.formats.safetensors_write import SafetensorsWriter
 
@@ -76,8 +76,8 @@ def to_orbax(
 
     \b
     Example:
-      ckpt convert to-orbax ~/maxtext/run/checkpoints ~/smaller --compression zstd:9
-      ckpt convert to-orbax ~/models/weights.safetensors ~/orbax --item params --no-ocdbt
+      ckpt convert to-orbax ~/run/checkpoints ~/smaller --compression zstd:9
+      ckpt convert to-orbax weights.safetensors ~/orbax --item params --no-ocdbt
     """
     from ckpttools.formats.orbax_write import OrbaxWriter
 
@@ -101,7 +101,7 @@ def to_zarr3(compression: CompressionSpec | None, transforms: list[Transform], *
 
     \b
     Example:
-      ckpt convert to-zarr3 ~/maxtext/llama3.1-8b ~/zarr/llama3.1-8b --dtype float32
+      ckpt convert to-zarr3 ~/maxtext/llama ~/zarr/llama --dtype float32
     """
     from ckpttools.formats.zarr3_write import ZarrWriter
 

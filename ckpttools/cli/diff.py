@@ -205,7 +205,7 @@ def diff(
     \b
     Example:
       ckpt diff ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
-      ckpt diff run/checkpoints/100 run/checkpoints/200 --rtol 1e-3 --filter '*norm*'
+      ckpt diff checkpoints/100 checkpoints/200 --rtol 1e-3 --filter '*norm*'
     """
     from ckpttools.alignment import aligned, less_padding
     from ckpttools.cli.diff_text import print_diff

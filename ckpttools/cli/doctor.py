@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, json_option
-from ckpttools.cli.output import print_json, show, width
+from ckpttools.cli.options import ANY_PATH, json_option, max_index_option
+from ckpttools.cli.output import labelled, print_json, prose_width, show
 from ckpttools.cli.units import counted
 from ckpttools.names import printable
 
@@ -19,16 +18,31 @@ if TYPE_CHECKING:
     from ckpttools.doctor.base import Finding
     from ckpttools.doctor.examine import Diagnosis
 
+# Where texts begin.
+_COLUMN = 8
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
 @click.command()
 @click.argument("path", type=ANY_PATH, required=False)
 @json_option
-@click.option("--fix", metavar="NAME", help="Mend what this fix can mend; nothing is deleted or overwritten.")
+@click.option(
+    "--fix",
+    metavar="NAME",
+    multiple=True,
+    help="Mend what this fix can mend; nothing is deleted or overwritten. May be repeated.",
+)
 @click.option("--list", "as_list", is_flag=True, help="List the checks and the fixes.")
+@max_index_option
 @click.pass_context
-def doctor(ctx: click.Context, path: Path | None, as_json: bool, fix: str | None, as_list: bool) -> None:
+def doctor(
+    ctx: click.Context,
+    path: Path | None,
+    as_json: bool,
+    fix: tuple[str, ...],
+    as_list: bool,
+    max_index_bytes: int,
+) -> None:
     """What is wrong with a checkpoint, and what to do.
 
     PATH is anything: a run, a step, an item, a directory or file of safetensors, a zarr v3 hierarchy, whole
@@ -39,11 +53,12 @@ def doctor(ctx: click.Context, path: Path | None, as_json: bool, fix: str | None
     \b
     Example:
       ckpt doctor ~/maxtext/run/checkpoints
-      ckpt doctor ~/maxtext/run/checkpoints --fix merge
+      ckpt doctor ~/maxtext/run/checkpoints --fix merge --fix commit-marker
     """
     from ckpttools.doctor.examine import checks, examine, fixes, mend
+    from ckpttools.formats.base import ReadOptions
 
-    if as_list and (path is not None or fix is not None):
+    if as_list and (path is not None or fix):
         raise click.UsageError("--list looks at nothing: leave out PATH and --fix, or --list")
     if as_list:
         listed = [("check", each.name, each.summary) for each in checks()]
@@ -55,7 +70,8 @@ def doctor(ctx: click.Context, path: Path | None, as_json: bool, fix: str | None
         return
     if path is None:
         raise click.UsageError("Missing argument 'PATH'.", ctx)
-    diagnosis = mend(path, fix) if fix is not None else examine(path)
+    read = ReadOptions(max_index_bytes=max_index_bytes)
+    diagnosis = mend(path, *fix, read=read) if fix else examine(path, read)
     if as_json:
         print_json(diagnosis)
     else:
@@ -63,16 +79,18 @@ def doctor(ctx: click.Context, path: Path | None, as_json: bool, fix: str | None
     ctx.exit(diagnosis.exit_code)
 
 
-def _view(diagnosis: Diagnosis, fix: str | None) -> Iterator[str]:
+def _view(diagnosis: Diagnosis, fix: tuple[str, ...]) -> Iterator[str]:
     yield click.style(printable(diagnosis.path), bold=True)
     if diagnosis.looked_at:
         yield ", ".join(diagnosis.looked_at)
     for line in diagnosis.fixed:
         yield click.style("fixed: ", fg="green") + printable(line)
     for each in diagnosis.refused:
-        yield click.style("refused: ", fg="red") + printable(f"{each.place}: {each.what}; {each.do}")
-    if fix is not None and not diagnosis.fixed:
-        yield f"nothing here that --fix {fix} could mend"
+        yield click.style("refused: ", fg="red") + printable(each.place) + ":"
+        yield from labelled("", printable(each.what), _COLUMN, prose_width())
+        yield from labelled("  next", printable(each.do), _COLUMN, prose_width())
+    if fix and not diagnosis.fixed:
+        yield f"nothing here that --fix {' --fix '.join(fix)} could mend"
     for finding in diagnosis.findings:
         yield ""
         yield from _lines(finding)
@@ -82,15 +100,12 @@ def _view(diagnosis: Diagnosis, fix: str | None) -> Iterator[str]:
 
 
 def _lines(finding: Finding) -> Iterator[str]:
-    room = max(40, (width() or 110) - 8)
     place = click.style(finding.level, fg=_COLOURS[finding.level], bold=True)
     yield f"{place}  {printable(finding.place)}  [{finding.check}]"
-    for label, text in (("", finding.what), ("why", finding.why)):
-        wrapped = textwrap.wrap(printable(text), room, break_long_words=False, break_on_hyphens=False) or [""]
-        yield f"  {label:<6}{wrapped[0]}"
-        yield from (f"        {line}" for line in wrapped[1:])
-    # In one piece, whatever the width: it is there to be copied.
-    yield f"  next  {printable(finding.do)}"
+    yield from labelled("", printable(finding.what), _COLUMN, prose_width())
+    yield from labelled("  why", printable(finding.why), _COLUMN, prose_width())
+    command = None if finding.command is None else printable(finding.command)
+    yield from labelled("  next", printable(finding.do), _COLUMN, prose_width(), command=command)
 
 
 def _verdict(diagnosis: Diagnosis) -> str:

@@ -120,6 +120,7 @@ def _look(path: Path, view: _View, read: ReadOptions) -> tuple[TreeReport, Compa
     from ckpttools.inspect.comparison import arranged
     from ckpttools.inspect.folding import ordered
     from ckpttools.inspect.tree import inspect_tree
+    from ckpttools.model_files import companion_names
 
     opened = open_tree(path, read)
     shardings = stored_shardings(opened) if view.sharding else {}
@@ -134,6 +135,7 @@ def _look(path: Path, view: _View, read: ReadOptions) -> tuple[TreeReport, Compa
         families=families().values(),
         # The pattern may mean what is missing.
         or_none=comparison is not None,
+        companions=companion_names(opened),
     )
     if view.sort:
         report = replace(report, arrays=ordered(report.arrays, view.sort))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
@@ -41,10 +42,20 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # click looks for near names among imported commands only.
         name = args[0]
-        near = near_names(name, self.list_commands(ctx))
-        if near and name not in near:
-            raise click.UsageError(f"No such command {name!r}. Did you mean {near[0]!r}?", ctx)
+        known = self.list_commands(ctx)
+        if name not in known and not name.startswith("-"):
+            raise click.UsageError(f"No such command {name!r}. {self._instead(ctx, name, known)}", ctx)
         return super().resolve_command(ctx, args)
+
+    def _instead(self, ctx: click.Context, name: str, known: Sequence[str]) -> str:
+        """What may have been meant: a name like it, here or one level below, or one of all."""
+        if near := near_names(name, known):
+            return f"Did you mean {near[0]!r}?"
+        for group in known:
+            command = self.get_command(ctx, group)
+            if isinstance(command, click.Group) and name in command.list_commands(ctx):
+                return f"Did you mean '{group} {name}'?"
+        return f"There are: {', '.join(known)}."
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         eager = {name: command.get_short_help_str(100) for name, command in self.commands.items()}

@@ -148,7 +148,7 @@ def hf_to_maxtext(
 
     \b
     Example:
-      ckpt convert hf-to-maxtext ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b --memory 2GiB
+      ckpt convert hf-to-maxtext ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
     """
     from ckpttools.formats.orbax_write import OrbaxWriter
     from ckpttools.hf_to_maxtext import plan_to_maxtext
@@ -247,7 +247,7 @@ def maxtext_to_hf(
 
     \b
     Example:
-      ckpt convert maxtext-to-hf ~/maxtext/run/checkpoints ~/models/tuned --like ~/models/Llama-3.1-8B
+      ckpt convert maxtext-to-hf ~/run/checkpoints ~/tuned --like ~/Llama-3.1-8B
     """
     from ckpttools.formats.safetensors_write import SafetensorsWriter
     from ckpttools.maxtext_to_hf import plan_to_huggingface

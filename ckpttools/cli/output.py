@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
-from textwrap import wrap
 
 import click
 
@@ -54,6 +54,62 @@ def width() -> int | None:
     return None
 
 
+# Sentences in a pipe or a file; rows of tables and names have no limit there.
+_PROSE = 80
+
+
+def prose_width() -> int:
+    """Columns for sentences: those of the terminal, or of most, where there is none."""
+    return width() or _PROSE
+
+
 def wrapped(text: str, room: int | None) -> list[str]:
-    """The text in lines that fit into so many columns, broken between words only."""
-    return [text] if room is None else wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    """The text in lines that fit into so many columns, broken between words; in a path behind a `/` or `.`.
+
+    A part of a path that is longer than that stays whole, and so does a command in backticks.
+    """
+    if room is None:
+        return [text]
+    lines = [""]
+    for word in _WORDS.findall(text):
+        if len(lines[-1]) + 1 + len(word) <= room and lines[-1]:
+            lines[-1] += f" {word}"
+            continue
+        parts = [word] if len(word) <= room or "`" in word else _AFTER_A_KEY.split(word)
+        lines.append("")
+        for part in parts:
+            if lines[-1] and len(lines[-1]) + len(part) > room:
+                lines.append("")
+            lines[-1] += part
+    return [line for line in lines if line] or [""]
+
+
+_WORDS = re.compile(r"\S*`[^`]+`\S*|\S+")
+_AFTER_A_KEY = re.compile(r"(?<=[/.])(?=[^/.])")
+
+
+def labelled(
+    label: str, text: str, column: int, room: int | None, *, command: str | None = None
+) -> list[str]:
+    """A label and a text from a column on, which goes on below itself; a command has lines of its own.
+
+    Args:
+        label: padded to `column`.
+        text: sentences.
+        column: where the text begins.
+        room: columns of a line; None for no limit.
+        command: a part of the text, there to be copied: never broken, whatever its length.
+    """
+    width = None if room is None else max(room - column, 20)
+    before, found, after = text.partition(command) if command else (text, "", "")
+    if not found or width is None or len(text) <= width:
+        lines = [text] if found else wrapped(text, width)
+    else:
+        lines = [*_prose(before, width), found, *_prose(after, width)]
+    return [f"{'' if number else label:<{column}}{line}" for number, line in enumerate(lines)]
+
+
+def _prose(text: str, room: int) -> list[str]:
+    """What stands before or behind a command."""
+    stripped = text.strip().lstrip(";,").strip()
+    return wrapped(stripped, room) if stripped else []

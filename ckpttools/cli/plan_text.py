@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpttools.cli.output import say, show
+from ckpttools.cli.output import labelled, prose_width, say, show
 from ckpttools.cli.units import count, counted, disk, exact, memory
 from ckpttools.ir.roles import roles
 from ckpttools.ir.tree import spelled
@@ -122,8 +122,15 @@ def print_plan(report: PlanReport) -> None:
         *_warnings(report.inexact, report.dropped),
     ]
     for label, text in pairs:
-        show([f"{label:<8} {text}"])
+        show(_lines(label, text) if label in _SENTENCES else [f"{label:<8} {text}"])
     show(["", "Dry run: nothing was written. --json lists every array with its chunks."])
+
+
+_SENTENCES = ("changed", "note", "INEXACT", "dropped", "share")
+
+
+def _lines(label: str, text: str) -> list[str]:
+    return labelled(label, text, 9, prose_width())
 
 
 def _shared(report: PlanReport) -> Iterator[tuple[str, str]]:
@@ -137,9 +144,9 @@ def _shared(report: PlanReport) -> Iterator[tuple[str, str]]:
 def print_notes(notes: Notes, remarks: Sequence[str] = ()) -> None:
     """What the user should know before the work begins, on stderr."""
     for text in remarks:
-        say(f"{'note':<8} {text}")
+        say(*_lines("note", text))
     for label, text in _warnings(notes.inexact, notes.dropped):
-        say(f"{label:<8} {text}")
+        say(*_lines(label, text))
 
 
 def closing_line(receipt: Receipt) -> str:

@@ -44,7 +44,7 @@ def remap(map_spec: str | None, strict: bool, **common: Any) -> None:
     \b
     Example:
       ckpt remap ~/maxtext/llama ~/renamed --map names.toml --strict
-      ckpt remap ~/maxtext/llama ~/renamed --map ./names.py:rename --to safetensors
+      ckpt remap ~/llama ~/renamed --map ./names.py:rename --to safetensors
     """
     from ckpttools.transforms.functions import mapped_by
 

@@ -88,7 +88,7 @@ def stack(
     \b
     Example:
       ckpt stack ~/maxtext/llama-unscanned ~/maxtext/llama-scanned
-      ckpt stack ~/maxtext/gemma3-unscanned ~/maxtext/gemma3-scanned --family gemma3
+      ckpt stack ~/gemma3-unscanned ~/gemma3-scanned --family gemma3
     """
     from ckpttools.stacking import StackAsModel
 
@@ -126,7 +126,7 @@ def unstack(
     \b
     Example:
       ckpt unstack ~/maxtext/llama-scanned ~/maxtext/llama-unscanned
-      ckpt unstack ~/maxtext/run/checkpoints ~/decode --force-unroll --dtype bfloat16
+      ckpt unstack ~/run/checkpoints ~/decode --force-unroll --dtype bfloat16
     """
     from ckpttools.transforms.scan import ForceUnroll, UnstackLayers
 

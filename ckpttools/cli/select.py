@@ -33,7 +33,7 @@ def select(keep: tuple[str, ...], drop: tuple[str, ...], **common: Any) -> None:
     \b
     Example:
       ckpt select ~/maxtext/run/checkpoints ~/weights --keep params
-      ckpt select ~/models/llama ~/models/llama-body --drop '*embed_tokens*' --drop lm_head.weight
+      ckpt select ~/llama ~/body --drop '*embed_tokens*' --drop lm_head.weight
     """
     from ckpttools.transforms.select import Select
 

@@ -86,7 +86,7 @@ def strip_optimizer(
 
     \b
     Example:
-      ckpt strip-optimizer ~/maxtext/run/checkpoints ~/maxtext/llama-inference --dtype bfloat16
+      ckpt strip-optimizer ~/run/checkpoints ~/llama --dtype bfloat16
     """
     from ckpttools.transforms.strip import StripOptimizer
 

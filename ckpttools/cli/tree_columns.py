@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 
 import click
 
+from ckpttools.cli.output import wrapped
 from ckpttools.cli.units import count, disk
 
 _GAP = 2
+# Narrower than that no part of a name is put on a line of its own.
+_SHORTEST = 20
 _HEADS = ("", "dtype[shape]", "", "elements", "bytes", "share")
 _NAME, _TYPE, _TIMES, _ELEMENTS, _BYTES, _SHARE = range(len(_HEADS))
 _TO_THE_RIGHT = frozenset((_ELEMENTS, _BYTES, _SHARE))
@@ -142,7 +145,10 @@ def _lines(row: Row, texts: Texts, guides: _Guides, stops: Sequence[_Stop], room
     if _length(rest, below) > room:
         at_once = [replace(stop, at=0) if stop.column == _TYPE else stop for stop in stops]
         rest = _placed(("", *texts[1:]), at_once, len(below))
-    yield _guided(guide, style(_NAME, row.name))
+    first, *more = wrapped(row.name, max(room - len(guide), _SHORTEST))
+    yield _guided(guide, style(_NAME, first))
+    for part in more:
+        yield _guided(below, style(_NAME, part))
     yield _guided(below, _line(rest, style))
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
 
 import click
 
+from ckpttools.cli.output import wrapped
 from ckpttools.cli.units import count, counted, disk
 from ckpttools.inspect.family import FamilyGuess
 from ckpttools.inspect.tree import Total, TreeReport
@@ -45,6 +45,8 @@ def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
     yield from _beside_parameters(report)
     if mesh := _meshes(report):
         yield "mesh", mesh
+    if report.companions:
+        yield "with", ", ".join(map(printable, report.companions))
     if report.custom_metadata:
         yield "metadata", _metadata(report)
     for warning in report.warnings:
@@ -116,8 +118,8 @@ def _metadata(report: TreeReport) -> str:
 
 def _lines(label: str, text: str, room: int | None) -> Iterator[str]:
     """The label and the text, which goes on below itself where the terminal ends."""
-    width = 10_000_000 if room is None else max(room - _INDENT - _LABEL, 20)
-    for number, line in enumerate(wrap(text, width, break_on_hyphens=False) or [""]):
+    width = None if room is None else max(room - _INDENT - _LABEL, 20)
+    for number, line in enumerate(wrapped(text, width)):
         head = "" if number else label
         colour = {"fg": "yellow"} if label == "warning" else {"dim": True}
         yield " " * _INDENT + click.style(head.ljust(_LABEL), **colour) + line

@@ -57,7 +57,8 @@ def _files(database: Database, item: Item) -> Iterator[Finding]:
             yield Finding(ERROR, str(path), what, _UNREAD, _FETCH)
             continue
         if not os.access(path, os.R_OK):
-            yield Finding(ERROR, str(path), "no permission to read it", _UNREAD, f"chmod u+r {pasted(path)}")
+            do = f"chmod u+r {pasted(path)}"
+            yield Finding(ERROR, str(path), "no permission to read it", _UNREAD, do, command=do)
         beyond = [end for end in found if end > size]
         if beyond:
             what = f"{len(beyond)} of {len(found)} entries end beyond its {size} bytes, at {max(beyond)}"
@@ -153,7 +154,7 @@ def _flavour(item: Item, names: Sequence[str]) -> Iterator[Finding]:
         what = f"_METADATA says use_zarr3 {wrong}, but {len(other)} arrays have no {document}: {_some(other)}"
         why = "Orbax opens them with the wrong driver and fails"
         do = _edited(item, "use_zarr3", wrong, right)
-        yield Finding(ERROR, str(item.path), what, why, do)
+        yield Finding(ERROR, str(item.path), what, why, do, command=do)
     says = item.says("use_ocdbt")
     has = item.is_merged or bool(item.processes)
     if isinstance(says, bool) and says != has and names:
@@ -161,13 +162,8 @@ def _flavour(item: Item, names: Sequence[str]) -> Iterator[Finding]:
         what = (
             f"_METADATA says use_ocdbt {wrong}, but the arrays are {'in' if has else 'not in'} an OCDBT index"
         )
-        yield Finding(
-            ERROR,
-            str(item.path),
-            what,
-            "Orbax looks for them elsewhere",
-            _edited(item, "use_ocdbt", wrong, right),
-        )
+        do = _edited(item, "use_ocdbt", wrong, right)
+        yield Finding(ERROR, str(item.path), what, "Orbax looks for them elsewhere", do, command=do)
 
 
 def _edited(item: Item, field: str, wrong: str, right: str) -> str:

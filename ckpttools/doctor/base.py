@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from shlex import quote
 
 from ckpttools.doctor.scene import Scene
 from ckpttools.errors import CheckpointError
+from ckpttools.formats.base import ReadOptions
 
 ERROR, WARNING, INFO = LEVELS = ("error", "warning", "info")
 
@@ -24,6 +27,7 @@ class Finding:
         what: what is there.
         why: why that matters.
         do: the next step, with the exact command where there is one.
+        command: that command, as it stands in `do`; None where there is none.
         fix: name of the fix that would do it; None where there is none.
         check: name of the check; filled in by who runs it.
     """
@@ -35,6 +39,7 @@ class Finding:
     do: str
     fix: str | None = None
     check: str = ""
+    command: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +49,14 @@ class Fix:
     Attributes:
         name: what users call it.
         summary: what it does, in a line.
-        apply: does it for one place and says what was done; a CheckpointError says why it was not.
+        apply: does it for one place, which is read within these limits, and says what was done; a
+            CheckpointError says why it was not.
         needs_health: whether it is refused where something at or below the place is an error.
     """
 
     name: str
     summary: str
-    apply: Callable[[Path], str]
+    apply: Callable[[Path, ReadOptions], str]
     needs_health: bool = False
 
 
@@ -83,7 +89,9 @@ def pasted(path: Path) -> str:
 
 def set_aside(path: Path) -> str:
     """The command that gives a file another name, and replaces none by it."""
-    return f"mv -n {pasted(path)} {pasted(path.with_name(path.name + '.aside'))}"
+    names = (path.with_name(f"{path.name}.aside{number or ''}") for number in count())
+    free = next(each for each in names if not os.path.lexists(each))
+    return f"mv -n {pasted(path)} {pasted(free)}"
 
 
 def told(error: CheckpointError, place: Path, level: str = ERROR, why: str = "") -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -14,6 +14,7 @@ from ckpttools.doctor import checks as checks_room
 from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, told
 from ckpttools.doctor.scene import Scene, scene_at
 from ckpttools.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.formats.base import ReadOptions
 from ckpttools.stores.local import storage_error
 
 # The check that opens everything: what it finds is only said where no other check says more.
@@ -78,14 +79,18 @@ def fixes() -> dict[str, Fix]:
     return {check.fix.name: check.fix for check in checks() if check.fix is not None}
 
 
-def examine(path: Path) -> Diagnosis:
+def examine(path: Path, read: ReadOptions | None = None) -> Diagnosis:
     """Looks at everything at or below a path; reads no arrays and changes nothing.
+
+    Args:
+        path: where.
+        read: how to open what is there.
 
     Raises:
         StorageError: there is nothing at all, or it may not be listed.
         FormatError: nothing there is or was going to be a checkpoint.
     """
-    scene = scene_at(path)
+    scene = scene_at(path, read)
     if scene.path in scene.denied:
         raise scene.denied[scene.path]
     if scene.is_empty:
@@ -148,36 +153,55 @@ def _is_at(place: str, top: str) -> bool:
     return place == top or place.startswith((f"{top}/", f"{top}:"))
 
 
-def mend(path: Path, name: str) -> Diagnosis:
-    """Applies a fix wherever a finding asks for it, then looks again; goes on where it is refused.
+def mend(path: Path, *names: str, read: ReadOptions | None = None) -> Diagnosis:
+    """Applies fixes in turn wherever a finding asks for them, then looks again; goes on where one is refused.
+
+    Args:
+        path: where.
+        names: of the fixes.
+        read: how to open what is there.
 
     Raises:
         UsageError: no fix has this name.
         CheckpointError: it was not safe or not possible anywhere; nothing was changed.
     """
-    known = fixes()
-    if name not in known:
-        raise UsageError(f"there is no fix {name!r}", wanted=" or ".join(known), hint="ckpt doctor --list")
-    found = examine(path).findings
+    known, read = fixes(), read or ReadOptions()
+    for name in names:
+        if name not in known:
+            what = f"there is no fix {name!r}"
+            raise UsageError(what, wanted=" or ".join(known), hint="ckpt doctor --list")
     done: list[str] = []
     refused: dict[str, CheckpointError] = {}
-    for place in dict.fromkeys(each.place for each in found if each.fix == name):
-        try:
-            done.append(_applied(known[name], place, found))
-        except CheckpointError as error:
-            refused[place] = error
+    for name in names:
+        if os.path.lexists(path):
+            _mend_all(known[name], examine(path, read).findings, read, done, refused)
     if refused and not done:
-        raise _together(name, refused)
-    after = examine(path) if os.path.lexists(path) else Diagnosis(str(path), True, (), ())
+        raise _together(" --fix ".join(names), refused)
+    after = examine(path, read) if os.path.lexists(path) else Diagnosis(str(path), True, (), ())
     refusals = tuple(_refusal(place, error) for place, error in refused.items())
     return replace(after, fixed=tuple(done), refused=refusals)
 
 
-def _applied(fix: Fix, place: str, found: Iterable[Finding]) -> str:
+def _mend_all(
+    fix: Fix,
+    found: Sequence[Finding],
+    read: ReadOptions,
+    done: list[str],
+    refused: dict[str, CheckpointError],
+) -> None:
+    """Applies a fix in all places, and adds what came of it to `done` and, by place, to `refused`."""
+    for place in dict.fromkeys(each.place for each in found if each.fix == fix.name):
+        try:
+            done.append(_applied(fix, place, found, read))
+        except CheckpointError as error:
+            refused[place] = error
+
+
+def _applied(fix: Fix, place: str, found: Iterable[Finding], read: ReadOptions) -> str:
     if fix.needs_health:
         _refuse_ill(place, found)
     try:
-        return fix.apply(Path(place))
+        return fix.apply(Path(place), read)
     except OSError as error:
         raise storage_error("cannot mend", error.filename or place, error) from error
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ckpttools.doctor.looking import is_directory, is_file
 from ckpttools.errors import CheckpointError, FormatError
+from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.databases import Database, database_of
 from ckpttools.formats.interrupted import absent
 from ckpttools.formats.ocdbt import MANIFEST
@@ -55,11 +56,13 @@ class Item:
         directory: the listed directory.
         step: the directory above that is its step, or its own.
         may_leave_out: whether chunks that hold only the fill value need not be there, whatever it says.
+        read: how large its index may be.
     """
 
     directory: Directory
     step: Path
     may_leave_out: bool = False
+    read: ReadOptions = field(default_factory=ReadOptions)
 
     @property
     def path(self) -> Path:
@@ -103,7 +106,7 @@ class Item:
     def database(self) -> Database | CheckpointError:
         """All keys, or what is wrong with the index."""
         try:
-            return database_of(self.path)
+            return database_of(self.path, self.read.max_index_bytes)
         except CheckpointError as error:
             return error
 
@@ -143,6 +146,7 @@ class Scene:
         weights: directories with safetensors.
         hierarchies: plain zarr v3 roots.
         leftovers: directories of unfinished or replaced work.
+        read: how to open what is there.
     """
 
     path: Path
@@ -153,6 +157,7 @@ class Scene:
     weights: tuple[Weights, ...] = ()
     hierarchies: tuple[Path, ...] = ()
     leftovers: tuple[Path, ...] = ()
+    read: ReadOptions = field(default_factory=ReadOptions)
 
     @property
     def is_empty(self) -> bool:
@@ -175,8 +180,12 @@ def is_unfinished(document: Mapping[str, Any]) -> bool:
     return document.get("commit_timestamp_nsecs", 0) is None
 
 
-def scene_at(path: Path) -> Scene:
+def scene_at(path: Path, read: ReadOptions | None = None) -> Scene:
     """Looks around at a path, which may be a file, or a directory at any level.
+
+    Args:
+        path: where.
+        read: how to open what is there.
 
     Raises:
         StorageError: there is nothing at all.
@@ -189,7 +198,7 @@ def scene_at(path: Path) -> Scene:
         return Scene(path, weights=tuple(_one_file(path)))
     if is_staging(path):
         return Scene(path, leftovers=(path,))
-    walk = _Walk()
+    walk = _Walk(read or ReadOptions())
     walk.visit(path, 0)
     return walk.scene(path)
 
@@ -205,7 +214,8 @@ def _one_file(path: Path) -> Iterator[Weights]:
 class _Walk:
     """A walk down, which tells what each directory is."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: ReadOptions) -> None:
+        self._read = read
         self._seen: set[tuple[int, int]] = set()
         self._directories: dict[Path, Directory] = {}
         self._denied: dict[Path, CheckpointError] = {}
@@ -255,7 +265,7 @@ class _Walk:
         items = []
         for place in self._items:
             step = self._step_of(place)
-            items.append(Item(self._directories[place], step))
+            items.append(Item(self._directories[place], step, read=self._read))
             if step not in self._directories:
                 listed = self._listed(step)
                 steps |= {step: listed} if listed else {}
@@ -270,6 +280,7 @@ class _Walk:
             tuple(_weights(each) for each in self._directories.values() if _has_weights(each)),
             tuple(self._hierarchies),
             tuple(self._leftovers),
+            self._read,
         )
 
     def _step_of(self, item: Path) -> Path:

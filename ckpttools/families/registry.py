@@ -89,14 +89,13 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
         return family
     if model_type in _by_model_type():
         return _by_model_type()[model_type]
-    near = near_names(model_type, _by_model_type())
     raise ConfigError(
         f"no family has model_type {model_type!r}",
         place=place,
         wanted="one of " + ", ".join(sorted(_by_model_type())),
-        hint=f"did you mean {near[0]}? --family {_by_model_type()[near[0]].name} uses its rows"
-        if near
-        else f"{_ELSE}; --family NAME uses another family's rows",
+        # A name that is near says nothing: the next version of a model mostly has other arrays.
+        hint="`ckpt inspect tree` shows which family's names the arrays have, if any: --family NAME uses its "
+        f"rows. {_ELSE}",
     )
 
 

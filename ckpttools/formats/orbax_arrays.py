@@ -195,7 +195,7 @@ class Grid:
             key,
             f"{first.hint}; `ckpt doctor {quote(str(self.arrays.directory))}` says more",
             tuple(dict.fromkeys(str(fault) for _, fault in taken)),
-            StorageError if first.nbytes is None else FormatError,
+            FormatError if first.is_absent or first.nbytes is not None else StorageError,
         )
 
     def _counted(self, grid: Shape) -> int:

@@ -12,7 +12,7 @@ from shlex import quote
 from types import MappingProxyType
 from typing import Protocol
 
-from ckpttools.errors import FormatError, StorageError
+from ckpttools.errors import FormatError
 from ckpttools.formats import ocdbt
 from ckpttools.formats.ocdbt import Entry, Extent
 from ckpttools.stores.local import LocalFile, storage_error
@@ -30,12 +30,14 @@ class FileFault:
         nbytes: its size; None where it cannot be looked at.
         end: where the last entry ends that the index has in it, in bytes.
         reason: why it cannot be looked at.
+        is_absent: whether that is because there is none.
     """
 
     path: Path
     nbytes: int | None
     end: int
     reason: str = ""
+    is_absent: bool = False
 
     def __str__(self) -> str:
         if self.nbytes is None:
@@ -45,7 +47,9 @@ class FileFault:
     @property
     def hint(self) -> str:
         """What to do about it."""
-        cause = "deleted or not copied" if self.nbytes is None else "cut short"
+        if self.nbytes is None and not self.is_absent:
+            return "check who owns it, the directories above it, and their mode bits"
+        cause = "deleted or not copied" if self.is_absent else "cut short"
         return f"it was {cause}: fetch the checkpoint again"
 
     def takes(self, extent: Extent) -> bool:
@@ -74,7 +78,8 @@ class Entries(Protocol):
         """The file that a range is in.
 
         Raises:
-            StorageError: it is not there or may not be looked at.
+            FormatError: it is not there.
+            StorageError: it may not be looked at.
         """
 
 
@@ -213,7 +218,8 @@ def _fault(path: Path, end: int) -> FileFault | None:
     try:
         nbytes = path.stat().st_size
     except OSError as error:
-        return FileFault(path, None, end, error.strerror or "it cannot be looked at")
+        reason = error.strerror or "it cannot be looked at"
+        return FileFault(path, None, end, reason, isinstance(error, FileNotFoundError))
     return FileFault(path, nbytes, end) if nbytes < end else None
 
 
@@ -221,13 +227,14 @@ def named_file(directory: Path, name: str, what: str = "a data file") -> LocalFi
     """A file that an item names.
 
     Raises:
-        StorageError: it is not there or may not be looked at.
+        FormatError: it is not there.
+        StorageError: it may not be looked at.
     """
     path = directory / name
     try:
         path.stat()
     except FileNotFoundError as error:
-        raise StorageError(
+        raise FormatError(
             f"{what} is missing: {path}",
             got="no such file",
             hint="it was deleted or not copied: fetch the checkpoint again; "

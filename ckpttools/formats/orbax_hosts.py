@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 
+from ckpttools.errors import FormatError
 from ckpttools.formats.orbax_entries import processes_of
 from ckpttools.formats.orbax_metadata import TREE_FILE
 
@@ -30,6 +32,51 @@ def other_hosts(item: Path) -> list[Path]:
         if found:
             return found
     return []
+
+
+def hosts_at(path: Path) -> dict[Path, list[Path]]:
+    """Directories of hosts of emergency and multi-tier checkpoints at a path: host -> its items.
+
+    Each holds `STEP/ITEM`, with `STEP/process_metadata` beside the item.
+
+    Raises:
+        OSError: a directory may not be listed.
+    """
+    found: dict[Path, list[Path]] = {}
+    for host in _directories(path):
+        steps = [step for step in _directories(host) if (step / _OF_A_HOST).is_dir()]
+        items = [item for step in steps for item in _directories(step) if (item / TREE_FILE).is_file()]
+        if items:
+            found[host] = items
+    return found
+
+
+def not_together(path: Path, hosts: Mapping[Path, list[Path]]) -> FormatError:
+    """The error of a directory that holds those of hosts, each with its part of one checkpoint."""
+    names = [host.name for host in hosts]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    common = set.intersection(*({item.parent.name for item in items} for items in hosts.values()))
+    hint = "copy the ocdbt.process_* of all hosts, of one step, and one _METADATA into a new directory"
+    if common:
+        step = max(common, key=lambda name: (len(name), name))
+        item = next(each for each in next(iter(hosts.values())) if each.parent.name == step)
+        below = f"{quote(str(path))}/*/{quote(step)}/{quote(item.name)}"
+        hint += f": mkdir NEW && cp -r {below}/ocdbt.process_* {quote(str(item / TREE_FILE))} NEW"
+    others = [each for each in _directories(path) if each not in hosts]
+    if others:
+        hint += f". What lies beside them is none of a host: {', '.join(each.name for each in others[:3])}"
+    return FormatError(
+        "this holds what several hosts kept for themselves, each a part of one checkpoint (emergency or "
+        "multi-tier checkpointing)",
+        place=path,
+        got=f"directories of hosts: {', '.join(names[:_MOST_NAMED])}{more}",
+        wanted="one directory with the parts of all of them, or that of one host",
+        hint=hint,
+    )
+
+
+def _directories(path: Path) -> list[Path]:
+    return sorted(place for place in path.iterdir() if place.is_dir())
 
 
 def where_chunks_may_be(item: Path, may_be_old: bool) -> str:

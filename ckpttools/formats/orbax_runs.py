@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ckpttools.errors import FormatError, LaterStepWarning, UsageError, listing
 from ckpttools.formats.orbax_entries import MANIFEST, processes_of
+from ckpttools.formats.orbax_hosts import hosts_at, not_together
 from ckpttools.formats.orbax_metadata import TREE_FILE
 from ckpttools.formats.orbax_steps import (
     IN_PROGRESS,
@@ -71,7 +72,7 @@ def why_not(path: Path) -> str | None:
         return "not a directory"
     _listed(path)
     try:
-        if is_item(path) or is_step(path) or _steps(_run(path)):
+        if is_item(path) or is_step(path) or _steps(_run(path)) or hosts_at(path):
             return None
     except OSError as error:
         return f"cannot look at {error.filename}: {error.strerror}"
@@ -210,6 +211,9 @@ def _unfinished_error(place: Path, step: int | None, reason: str | None) -> Form
 
 def _in_run(path: Path, step: int | None) -> Item:
     steps = _steps(path)
+    hosts = {} if steps else hosts_at(path)
+    if hosts:
+        raise not_together(path, hosts)
     if step is not None:
         place = _finished_step(path, steps, step)
         return _only(items_of(place), place)

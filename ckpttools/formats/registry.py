@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 
 import ckpttools.formats as package
 from ckpttools.entry_points import load_group
-from ckpttools.errors import FormatError, UsageError, listing
+from ckpttools.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.formats.base import Format, ReadOptions
 from ckpttools.formats.interrupted import absent, refuse_interrupted
 from ckpttools.ir.tree import Tree
 
+_MOST_TRIED, _MOST_NAMED = 100, 5
 # Modules of this package with a `FORMAT`, in the order in which they are tried.
 _BUILT_IN = ("orbax", "safetensors", "zarr3_read")
 
@@ -51,7 +53,22 @@ def open_tree(path: Path, options: ReadOptions | None = None) -> Tree:
             if reason is None:
                 return _with_step(each.open(path, options or ReadOptions()), options)
             reasons[name] = f"{name}: {reason}"
-    raise FormatError(f"{path} is no checkpoint of a known format{listing(list(reasons.values()))}")
+    raise FormatError(
+        f"{path} is no checkpoint of a known format{listing(list(reasons.values()))}", hint=_instead(path)
+    )
+
+
+def _instead(path: Path) -> str:
+    """What to name instead: what lies in the directory and may be opened."""
+    try:
+        below = sorted(each for each in path.iterdir() if each.is_dir())[:_MOST_TRIED]
+        found = [each for each in below if any(f.why_not(each) is None for f in _built_in().values())]
+    except (CheckpointError, OSError):
+        found = []
+    if not found:
+        return "`ckpt formats` lists what can be read, and `ckpt doctor` says more of what is damaged"
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return f"name what lies in it: {', '.join(quote(str(each)) for each in found[:_MOST_NAMED])}{more}"
 
 
 def _with_step(tree: Tree, options: ReadOptions | None) -> Tree:

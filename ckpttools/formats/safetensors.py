@@ -94,7 +94,7 @@ def _find(path: Path) -> _Found:
         FormatError: nothing, or more than one thing.
         StorageError: there is nothing there at all, or it may not be looked at.
     """
-    LocalFile.at(path)
+    _look_at(path)
     if path.is_dir():
         return _find_in(path)
     if path.name.endswith(_INDEX_SUFFIX):
@@ -106,6 +106,14 @@ def _find(path: Path) -> _Found:
         place=path,
         hint="name a safetensors file, its index or the directory that holds them",
     )
+
+
+def _look_at(path: Path) -> None:
+    """Raises StorageError if there is nothing at what the user names, or it may not be looked at."""
+    try:
+        path.stat()
+    except OSError as error:
+        raise storage_error("cannot look at", path, error) from error
 
 
 def _find_in(folder: Path) -> _Found:
@@ -332,12 +340,16 @@ def _config(folder: Path) -> dict[str, Any] | None:
     """The model's configuration beside the weights, or None where there is none.
 
     Raises:
-        ConfigError: what is there is no JSON object.
-        StorageError: it cannot be read, as a symbolic link to nothing cannot.
+        ConfigError: what is there is no JSON object, or a link to nothing, as a cache leaves it.
+        StorageError: it cannot be read.
     """
     path = folder / "config.json"
     if not os.path.lexists(path):
         return None
     hint = "correct the file, fetch it again, or move it away to do without"
+    if path.is_symlink() and not _is_file(path):
+        raise ConfigError(
+            "the configuration is a link to nothing", place=path, got=path.readlink(), hint=hint
+        )
     # Duplicate keys pass, as they do in transformers.
     return _json_file(path, ConfigError, hint, unique=False)

@@ -3,7 +3,7 @@ loading it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
@@ -65,6 +65,8 @@ class TreeReport:
         roles: role -> total of the arrays of that role; roles without arrays are left out.
         parameter_dtypes: dtype -> total of the parameters of that dtype, most bytes first.
         warnings: what to know before loading; of all arrays, whatever the pattern.
+        companions: files of the model that lie beside the weights or are carried along, such as its
+            configuration and tokenizer, and arrays that are; relative to the directory.
     """
 
     path: str
@@ -85,6 +87,7 @@ class TreeReport:
     roles: Mapping[str, Total]
     parameter_dtypes: Mapping[str, Total]
     warnings: tuple[TreeWarning, ...]
+    companions: tuple[str, ...] = ()
 
 
 def inspect_tree(
@@ -96,6 +99,7 @@ def inspect_tree(
     damaged: Mapping[str, str] = MappingProxyType({}),
     families: Iterable[Family] = (),
     or_none: bool = False,
+    companions: Sequence[str] = (),
 ) -> TreeReport:
     """Looks at a tree without reading any array.
 
@@ -107,6 +111,7 @@ def inspect_tree(
         damaged: those that were finished, and are not whole any more.
         families: those that it may be of.
         or_none: whether the pattern may mean arrays that are not there.
+        companions: names of what lies beside the arrays.
 
     Raises:
         UsageError: there are arrays, and none matches the pattern.
@@ -133,6 +138,7 @@ def inspect_tree(
         roles=_totals((each.role, each) for each in arrays),
         parameter_dtypes=_totals((each.dtype, each) for each in parameters),
         warnings=warnings_of(tree, kind, unfinished, damaged),
+        companions=tuple(companions),
     )
 
 

@@ -164,7 +164,9 @@ def read_manifest(path: Path) -> Manifest:
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
-        raise StorageError(f"cannot read {path}", got=error.strerror) from error
+        raise StorageError(
+            f"cannot read {path}", got=error.strerror, hint="name what --manifest or ckpt hash wrote"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise FormatError("the manifest is no JSON", place=path, got=error) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:

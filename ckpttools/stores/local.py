@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpttools.errors import FormatError, StorageError
+from ckpttools.errors import CheckpointError, FormatError, StorageError
 from ckpttools.stores.descriptors import Reopened
 from ckpttools.stores.times import iso_time
 
@@ -54,7 +54,8 @@ class LocalFile:
         """The file as it is now.
 
         Raises:
-            StorageError: it is not there or may not be looked at.
+            FormatError: it is not there.
+            StorageError: it may not be looked at.
         """
         try:
             status = Path(path).stat()
@@ -73,7 +74,8 @@ class LocalFile:
         Not the time of the last change of its status: another process that links the file changes that, too.
 
         Raises:
-            StorageError: it is not there any more, or cannot be read.
+            FormatError: it is not there any more.
+            StorageError: it cannot be read.
         """
         now = LocalFile.at(self.path)
         same_file = self.identity in (None, now.identity)
@@ -92,7 +94,7 @@ class LocalFile:
         """Fills `out` with the bytes from `offset` on.
 
         Raises:
-            FormatError: the file ends before, or was replaced or changed after it had been read.
+            FormatError: the file ends before, is gone, or was replaced or changed after it had been read.
             StorageError: the system reports an error.
         """
         rest = memoryview(out).cast("B")
@@ -142,7 +144,7 @@ class _Opener:
     def __call__(self) -> int:
         """
         Raises:
-            FormatError: it is not the file, or not as long and as old, as when it was opened first.
+            FormatError: it is gone, or not the file, or not as long and as old, as when it was opened first.
             StorageError: the system reports an error other than too many open files.
         """
         try:
@@ -210,13 +212,18 @@ def read_whole(path: Path) -> bytes:
             )
         return path.read_bytes()
     except OSError as error:
-        raise _reading_error("cannot read", path, error) from error
+        raise storage_error("cannot read", path, error) from error
 
 
-def _reading_error(doing: str, path: str | Path, error: OSError) -> StorageError:
-    """The same for a file that a checkpoint names, not the user."""
-    hint = "it was deleted, moved or not copied: `ckpt doctor` says what else the checkpoint lacks"
-    return storage_error(doing, path, error, hint if isinstance(error, FileNotFoundError) else None)
+def _reading_error(doing: str, path: str | Path, error: OSError) -> CheckpointError:
+    """The same for a file that a checkpoint names, not the user: without it the checkpoint is damaged."""
+    if not isinstance(error, FileNotFoundError):
+        return storage_error(doing, path, error)
+    return FormatError(
+        f"{doing} {path}",
+        got=f"{error.strerror} (errno {error.errno})",
+        hint="it was deleted, moved or not copied: `ckpt doctor` says what else the checkpoint lacks",
+    )
 
 
 def storage_error(doing: str, path: str | Path, error: OSError, hint: str | None = None) -> StorageError:

@@ -16,8 +16,8 @@ def check_unchanged(sources: Iterable[object]) -> None:
         sources: what was read; others than local files cannot change.
 
     Raises:
-        FormatError: a file was changed, so what was read of it may be of two states.
-        StorageError: it is not there any more.
+        FormatError: a file was changed, so what was read of it may be of two states, or is gone.
+        StorageError: it may not be looked at.
     """
     for source in sources:
         if isinstance(source, LocalFile) and not source.is_unchanged():

@@ -52,7 +52,11 @@ class StackLayers:
         """
         decoder = _decoder(tree)
         if stacked_keys(decoder):
-            raise UsageError("layers are stacked already", place=tree.metadata.place or None)
+            raise UsageError(
+                "layers are stacked already",
+                place=tree.metadata.place or None,
+                hint="nothing need be done; ckpt unstack takes them apart",
+            )
         notes = layer_notes(tree)
         noted = self.cycle is None and self.names is None and fits(notes, single_layers(decoder))
         stacks = notes.stacks if noted else stacks_to_make(decoder, self.cycle, self.names)
@@ -84,7 +88,11 @@ class UnstackLayers:
         """
         decoder = _decoder(tree)
         if not stacked_keys(decoder):
-            raise UsageError("layers are not stacked", place=tree.metadata.place or None)
+            raise UsageError(
+                "layers are not stacked",
+                place=tree.metadata.place or None,
+                hint="nothing need be done; ckpt stack puts them together",
+            )
         stacks = layer_stacks(decoder, self.axis)
         check_moments(tree)
         singles = [each for each in stacks if each.shape or len(each.key) > 1]
@@ -134,12 +142,17 @@ def _decoder(tree: Tree) -> dict[Path, LazyArray]:
             "layers are stacked by pipeline stages, which cannot be told apart here",
             place=tree.metadata.place or None,
             got=f"decoder/{_PIPELINE}",
+            hint="save it from MaxText without pipeline parallelism",
         )
     if not stacked_keys(decoder) and not single_layers(decoder):
         raise FormatError(
             "there are no layers",
             place=tree.metadata.place or None,
-            wanted="keys below decoder such as layers or layers_0",
+            wanted="keys below decoder such as layers or layers_0, as MaxText names them",
+            hint="ckpt convert hf-to-maxtext SRC DST makes stacked layers of a Hugging Face checkpoint, "
+            "and with --no-scan single ones"
+            if tree.metadata.format == "safetensors"
+            else "ckpt inspect tree SRC shows what is there",
         )
     return decoder
 

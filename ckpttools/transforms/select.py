@@ -62,13 +62,18 @@ def require_matches(patterns: Iterable[str], paths: Iterable[Path], place: str) 
     known = list(paths)
     for pattern in patterns:
         if not any(first_match(path, (pattern,)) for path in known):
-            near = near_names(pattern.strip("*/."), _names(known))
+            near = [_as_pattern(name, known) for name in near_names(pattern.strip("*/."), _names(known))]
             raise UsageError(
                 "nothing has a name that matches",
                 place=place or None,
                 got=pattern,
                 hint=f"did you mean {' or '.join(near)}?" if near else "see the names with ckpt inspect tree",
             )
+
+
+def _as_pattern(name: str, paths: Sequence[Path]) -> str:
+    """What names a path or a key above one, as it is; of a word within paths, a pattern."""
+    return name if any(first_match(path, (name,)) for path in paths) else f"'*{name}*'"
 
 
 def _matched(tree: Tree, patterns: Sequence[str]) -> set[Path]:

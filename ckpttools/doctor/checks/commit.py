@@ -9,6 +9,7 @@ from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, mending, p
 from ckpttools.doctor.new_files import write_new
 from ckpttools.doctor.scene import Directory, Scene, is_unfinished, json_or_error
 from ckpttools.errors import CheckpointError
+from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, COMMIT_FILE
 from ckpttools.formats.orbax_steps import IN_PROGRESS
 
@@ -30,13 +31,16 @@ def _look(scene: Scene) -> Iterator[Finding]:
     for item in scene.items:
         if steps.isdisjoint((item.step, *item.step.parents)):
             why = "CheckpointManager and whoever looks for custom metadata such as scan_layers miss it"
-            do = f"restore it with a target, or write it anew: ckpt convert to-orbax {pasted(item.path)} DST"
-            yield Finding(INFO, str(item.path), f"no {CHECKPOINT_FILE} here or above", why, do)
+            command = f"ckpt convert to-orbax {pasted(item.path)} DST"
+            do = f"restore it with a target, or write it anew: {command}"
+            what = f"no {CHECKPOINT_FILE} here or above"
+            yield Finding(INFO, str(item.path), what, why, do, command=command)
 
 
 def _unmarked(scene: Scene, place: Path) -> Finding:
-    do = f"{mending(scene, 'commit-marker')} writes it; Orbax before 0.12.3 did not on local disks"
-    return Finding(WARNING, str(place), f"no {COMMIT_FILE}", _WHY, do, "commit-marker")
+    command = mending(scene, "commit-marker")
+    do = f"{command} writes it; Orbax before 0.12.3 did not on local disks"
+    return Finding(WARNING, str(place), f"no {COMMIT_FILE}", _WHY, do, "commit-marker", command=command)
 
 
 def _is_finished(step: Directory) -> bool:
@@ -53,7 +57,7 @@ def _is_v1(step: Directory) -> bool:
     return _V1_FILE in step.files or ".v1." in str(handlers)
 
 
-def _mark(place: Path) -> str:
+def _mark(place: Path, read: ReadOptions) -> str:
     path = place / COMMIT_FILE
     write_new(path, b"Checkpoint commit was successful")
     return f"{path} was written"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckpttools.doctor.base import WARNING, Check, Finding, pasted, told
+from ckpttools.doctor.base import INFO, WARNING, Check, Finding, pasted, told
 from ckpttools.doctor.scene import Scene, json_or_error
 from ckpttools.errors import CheckpointError
+from ckpttools.formats.adapters import ADAPTER, MERGE, MERGING, adapter_in
 
 _CONFIG = "config.json"
 
@@ -19,7 +20,8 @@ def _look(scene: Scene) -> Iterator[Finding]:
             continue
         place = weights.folder / _CONFIG
         if _CONFIG not in listed[weights.folder]:
-            yield _without(weights.folder)
+            is_adapter = ADAPTER in listed[weights.folder]
+            yield _adapter(weights.folder) if is_adapter else _without(weights.folder)
             continue
         found = json_or_error(place)
         if isinstance(found, CheckpointError):
@@ -28,8 +30,15 @@ def _look(scene: Scene) -> Iterator[Finding]:
 
 def _without(folder: Path) -> Finding:
     why = "conversions to and from MaxText, and transformers, take the family and sizes of the model from it"
-    do = f"fetch it: hf download REPO {_CONFIG} --local-dir {pasted(folder)}; other commands do without"
-    return Finding(WARNING, str(folder), f"no {_CONFIG} beside the weights", why, do)
+    command = f"hf download REPO {_CONFIG} --local-dir {pasted(folder)}"
+    do = f"fetch it: {command}; other commands do without"
+    return Finding(WARNING, str(folder), f"no {_CONFIG} beside the weights", why, do, command=command)
+
+
+def _adapter(folder: Path) -> Finding:
+    what = f"{ADAPTER} and no {_CONFIG}: {adapter_in(folder)}, not a whole model"
+    why = "conversions to and from MaxText take whole models"
+    return Finding(INFO, str(folder), what, why, MERGE, command=MERGING)
 
 
 CHECK = Check("config", f"no {_CONFIG} beside safetensors, or an unreadable one", _look)

@@ -53,8 +53,10 @@ def _named(level: str, item: Item, files: Mapping[str, int], why: str) -> Findin
     largest = max(files, key=lambda name: files[name])
     number = "a data file" if len(files) == 1 else f"{len(files)} data files"
     what = f"{number} that the index does not name: {sum(files.values()):,} bytes, the largest {largest}"
-    do = f"ckpt convert to-orbax {pasted(item.path)} DST writes a checkpoint without"
-    return Finding(level, str(item.path), what, why, do)
+    command = f"ckpt convert to-orbax {pasted(item.path)} DST"
+    return Finding(
+        level, str(item.path), what, why, f"{command} writes a checkpoint without", command=command
+    )
 
 
 def _starts_with_a_node(path: Path) -> bool:

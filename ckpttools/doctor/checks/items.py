@@ -14,9 +14,8 @@ def _look(scene: Scene) -> Iterator[Finding]:
         if len(items) > 1:
             what = f"{len(items)} items: {', '.join(item.path.name for item in items)}"
             why = "commands that open one tree cannot choose"
-            yield Finding(
-                INFO, str(step.path), what, why, f"name one: ckpt inspect tree {pasted(items[0].path)}"
-            )
+            command = f"ckpt inspect tree {pasted(items[0].path)}"
+            yield Finding(INFO, str(step.path), what, why, f"name one: {command}", command=command)
 
 
 CHECK = Check("items", "several items in a step, where one must be named", _look)

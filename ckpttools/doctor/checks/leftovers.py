@@ -22,7 +22,7 @@ def _look(scene: Scene) -> Iterator[Finding]:
     for place in [*scene.leftovers, *([beside] if beside else [])]:
         size, age = _measured(place)
         what = f"{_kind(place)}: {size:,} bytes, last changed {age} ago"
-        yield Finding(WARNING, str(place), what, _why(place), _do(place))
+        yield _left(place, what)
     if IN_PROGRESS in scene.path.name:
         why = "Orbax renames such a directory when the save is finished; this one was not, or not yet"
         yield Finding(
@@ -44,12 +44,15 @@ def _why(place: Path) -> str:
     return "no loader takes it, but it keeps its space, and a save under the same name may fail on it"
 
 
-def _do(place: Path) -> str:
+def _left(place: Path, what: str) -> Finding:
+    remove: str | None = f"rm -r {pasted(place)}"
     if is_directory(place / REPLACED):
-        return next_step(place)
-    if is_staging(place):
-        return f"run the same command again to go on; or, to give it up, rm -r {pasted(place)}"
-    return f"when nothing writes to it: rm -r {pasted(place)}"
+        do, remove = next_step(place), None
+    elif is_staging(place):
+        do = f"run the same command again to go on; or, to give it up, {remove}"
+    else:
+        do = f"when nothing writes to it: {remove}"
+    return Finding(WARNING, str(place), what, _why(place), do, command=remove)
 
 
 def _measured(top: Path) -> tuple[int, str]:

@@ -8,18 +8,19 @@ from pathlib import Path
 from ckpttools.doctor.base import Check, Finding, told
 from ckpttools.doctor.scene import Scene
 from ckpttools.errors import CheckpointError
+from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
 
 
 def _look(scene: Scene) -> Iterator[Finding]:
     folders = [w.folder if w.is_whole else w.folder / w.files[0] for w in scene.weights]
     for place in [*(item.path for item in scene.items), *folders, *scene.hierarchies]:
-        yield from _opened(place)
+        yield from _opened(place, scene.read)
 
 
-def _opened(place: Path) -> Iterator[Finding]:
+def _opened(place: Path, read: ReadOptions) -> Iterator[Finding]:
     try:
-        open_tree(place)
+        open_tree(place, read)
     except CheckpointError as error:
         found = told(error, place, why="no command can open it")
         where = "" if found.place == str(place) else f"{found.place}: "

@@ -15,6 +15,7 @@ from ckpttools.doctor.new_files import write_new
 from ckpttools.doctor.scene import INDEX, SAFETENSORS, Scene, Weights, json_or_error
 from ckpttools.doctor.shards import header_of
 from ckpttools.errors import CheckpointError, FormatError
+from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.safetensors_header import Header
 from ckpttools.names import folded
 
@@ -173,7 +174,7 @@ def _is_inside(file: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in file
 
 
-def rebuild(folder: Path) -> str:
+def rebuild(folder: Path, read: ReadOptions) -> str:
     """Writes an index over all safetensors files of a directory that has none.
 
     Raises:

@@ -18,6 +18,7 @@ from ckpttools.doctor.scene import (
     json_or_error,
 )
 from ckpttools.errors import CheckpointError, FormatError
+from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax_steps import IN_PROGRESS
 from ckpttools.stores.local import storage_error
@@ -47,8 +48,9 @@ def _unfinished(step: Directory, scene: Scene) -> Finding:
     )
     if IN_PROGRESS in step.path.name:
         return Finding(ERROR, str(step.path), what, "it has no complete arrays", earlier)
-    do = f"{earlier}; or rename it, so that Orbax passes over it: {mending(scene, 'set-aside')}"
-    return Finding(ERROR, str(step.path), what, why, do, "set-aside")
+    command = mending(scene, "set-aside")
+    do = f"{earlier}; or rename it, so that Orbax passes over it: {command}"
+    return Finding(ERROR, str(step.path), what, why, do, "set-aside", command=command)
 
 
 def _incomplete(step: Directory, items: list[Item], document: Mapping[str, Any]) -> Iterator[Finding]:
@@ -84,7 +86,7 @@ def _named(document: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def _set_aside(step: Path) -> str:
+def _set_aside(step: Path, read: ReadOptions) -> str:
     age = time.time() - _last_change(step)
     if age < _QUIET_SECONDS:
         raise FormatError(

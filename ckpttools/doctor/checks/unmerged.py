@@ -14,6 +14,7 @@ from ckpttools.doctor.new_files import holds, refuse_existing, write_new
 from ckpttools.doctor.scene import Directory, Item, Scene
 from ckpttools.errors import CheckpointError, FormatError
 from ckpttools.formats import ocdbt
+from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.databases import Database, moved, read_database
 from ckpttools.formats.ocdbt import MANIFEST, Entry, Extent
 from ckpttools.formats.orbax_entries import processes_of
@@ -34,13 +35,15 @@ def _look(scene: Scene) -> Iterator[Finding]:
 
 
 def _unmerged(scene: Scene, item: Item) -> Finding:
+    command = mending(scene, "merge")
     return Finding(
         ERROR,
         str(item.path),
         f"{', '.join(item.processes)} without a {MANIFEST} for all",
         "Orbax looks for the arrays in files of their own then, and finds no .zarray or zarr.json",
-        f"{mending(scene, 'merge')} writes the missing index; ckpttools itself reads it as it is",
+        f"{command} writes the missing index; ckpttools itself reads it as it is",
         "merge",
+        command=command,
     )
 
 
@@ -52,7 +55,8 @@ def _left_behind(item: Item) -> Iterator[Finding]:
         if not is_file(item.path / name / MANIFEST):
             continue
         try:
-            lost = read_database(item.path / name).entries.keys() - item.database.entries.keys()
+            found = read_database(item.path / name, item.read.max_index_bytes)
+            lost = found.entries.keys() - item.database.entries.keys()
         except CheckpointError as error:
             why = "the merged index does not need it: only merging again would"
             yield Finding(
@@ -64,10 +68,10 @@ def _left_behind(item: Item) -> Iterator[Finding]:
             why = "they cannot be read: the merge was interrupted, or the directory is of another save"
             again = f"ckpt doctor {pasted(item.path)} --fix merge"
             do = f"{set_aside(item.path / MANIFEST)} && {again}"
-            yield Finding(ERROR, str(item.path / name), what, why, do)
+            yield Finding(ERROR, str(item.path / name), what, why, do, command=do)
 
 
-def merge(path: Path) -> str:
+def merge(path: Path, read: ReadOptions) -> str:
     """Writes the index of all processes of a save: a new node file, then the manifest.
 
     Raises:
@@ -76,8 +80,8 @@ def merge(path: Path) -> str:
     """
     names = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
     files = sorted(entry.name for entry in os.scandir(path) if not entry.is_dir())
-    united = _united(path)
-    _refuse_holes(Item(Directory(path, tuple(files), tuple(names)), path))
+    united = _united(path, read.max_index_bytes)
+    _refuse_holes(Item(Directory(path, tuple(files), tuple(names)), path, read=read))
     entries = {key.encode(errors="surrogateescape"): entry for key, entry in united.items()}
     digest = hashlib.sha256(repr(sorted(entries.items(), key=lambda pair: pair[0])).encode()).hexdigest()
     node_file = f"d/{digest[:32]}"
@@ -107,11 +111,11 @@ def _part(data: bytes, start: int, length: int | None) -> bytes:
     return data[start:] if length is None else data[start : start + length]
 
 
-def _united(path: Path) -> Mapping[str, Entry]:
+def _united(path: Path, max_index_bytes: int) -> Mapping[str, Entry]:
     """All keys. What several processes have must be the same bytes."""
     united: dict[str, Entry] = {}
     for process in processes_of(path):
-        found = moved(read_database(process), process.name)
+        found = moved(read_database(process, max_index_bytes), process.name)
         for key, entry in found.entries.items():
             other = united.setdefault(key, entry)
             if other != entry and not _same(found, other, entry):

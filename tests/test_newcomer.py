@@ -1,0 +1,349 @@
+"""What somebody meets who does not know the tool: what it says, where files go, and what to do next."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click import Context, Group
+from command_line import ckpt, run, succeed
+from golden_data import GOLDEN
+from orbax_items import FIXTURES, change_index
+from safetensors.numpy import save_file
+
+from ckpttools.cli.main import main
+from ckpttools.cli.output import labelled, wrapped
+from ckpttools.formats.registry import open_tree
+from ckpttools.inspect.tree import inspect_tree
+from ckpttools.model_files import companion_names
+
+SIDE_FILES = {
+    "tokenizer.json": b'{"a":  1}\n',
+    "generation_config.json": b"{}",
+    "chat_template.jinja": b"{{x}}",
+}
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """A model with a tokenizer, in a directory with a space in its name."""
+    place = tmp_path / "a model"
+    shutil.copytree(GOLDEN / "qwen3" / "hf", place)
+    for name, content in SIDE_FILES.items():
+        (place / name).write_bytes(content)
+    return place
+
+
+class TestThereAndBack:
+    """Hugging Face's directory through another format is one again, which `transformers` loads."""
+
+    def side_files(self, place: Path) -> dict[str, bytes]:
+        names = [path for path in place.iterdir() if not path.name.endswith(".safetensors")]
+        return {path.name: path.read_bytes() for path in names}
+
+    def test_files_lie_beside_the_weights_again(self, model, tmp_path):
+        run("convert", "to-orbax", model, tmp_path / "orbax")
+        assert (tmp_path / "orbax/0/items/hf/config.json").is_file()
+        run("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "back")
+        assert self.side_files(tmp_path / "back") == self.side_files(model)
+        run("convert", "to-safetensors", model, tmp_path / "again", "--max-shard-size", "100kB")
+        run("convert", "to-orbax", tmp_path / "again", tmp_path / "of shards")
+        run("convert", "to-safetensors", tmp_path / "of shards", tmp_path / "whole")
+        assert self.side_files(tmp_path / "whole") == self.side_files(model)
+        run("convert", "hf-to-maxtext", tmp_path / "back", tmp_path / "maxtext")
+        run("verify", tmp_path / "maxtext", "--against", model)
+
+    def test_what_has_the_names_of_maxtext_keeps_them_apart(self, model, tmp_path):
+        run("convert", "hf-to-maxtext", model, tmp_path / "maxtext")
+        run("convert", "to-safetensors", tmp_path / "maxtext", tmp_path / "flat")
+        assert not (tmp_path / "flat" / "config.json").exists()
+        assert self.side_files(model).items() <= self.side_files(tmp_path / "flat" / "hf").items()
+
+    def test_the_tree_says_what_goes_along(self, model, tmp_path):
+        assert companion_names(open_tree(model)) == sorted((*SIDE_FILES, "config.json"))
+        run("convert", "hf-to-maxtext", model, tmp_path / "maxtext")
+        found = json.loads(succeed("inspect", "tree", tmp_path / "maxtext", "--json").stdout)["companions"]
+        assert {f"hf/{name}" for name in (*SIDE_FILES, "config.json", "ckpttools.json")} == set(found)
+        assert "hf/tokenizer.json" in succeed("inspect", "tree", tmp_path / "maxtext").stdout
+        assert inspect_tree(open_tree(model)).companions == ()
+
+
+class TestALostFile:
+    """One cause, one code: whatever the checkpoint itself names and that is not there is bad input."""
+
+    COMMANDS = (
+        ("inspect", "stats"),
+        ("hash",),
+        ("convert", "to-zarr3", "{}", "{out}"),
+        ("convert", "maxtext-to-hf", "{}", "{out}"),
+        ("diff", "{}", "{whole}"),
+        ("verify", "{whole}", "--against", "{}"),
+    )
+
+    @pytest.mark.parametrize("options", [(), ("--no-ocdbt",)])
+    def test_has_one_code(self, model, tmp_path, options):
+        whole = tmp_path / "whole"
+        run("convert", "hf-to-maxtext", model, whole, *options)
+        lost = ["d/data", "d/index"] if not options else ["params.params.token_embedder.embedding/c/0/0"]
+        for name in (*lost, "_METADATA"):
+            broken = tmp_path / f"without {Path(name).name}"
+            shutil.copytree(whole, broken)
+            (broken / "0/items" / name).unlink()
+            for command in self.COMMANDS:
+                words = command if "{}" in command else (*command, "{}")
+                known = {"{}": broken, "{out}": tmp_path / "out", "{whole}": whole}
+                result = ckpt(*(known.get(word, word) for word in words))
+                assert result.exit_code == 3, (name, command, result.output)
+                assert not (tmp_path / "out").exists()
+
+    def test_a_shard_and_a_link_to_nothing(self, model, tmp_path):
+        run("convert", "to-safetensors", model, tmp_path / "shards", "--max-shard-size", "100kB")
+        shard = sorted((tmp_path / "shards").glob("model-*"))[1]
+        shard.unlink()
+        run("hash", tmp_path / "shards", code=3)
+        shard.symlink_to("nowhere")
+        run("hash", tmp_path / "shards", code=3)
+        (model / "config.json").unlink()
+        (model / "config.json").symlink_to("nowhere")
+        run("hash", model, code=3)
+
+    def test_a_path_that_the_user_names_is_another_cause(self, model, tmp_path):
+        run("hash", tmp_path / "absent", code=5)
+        assert ckpt("inspect", "tree", model, "--against", tmp_path / "absent.json").exit_code == 5
+        run("convert", "maxtext-to-hf", model, tmp_path / "out", "--like", tmp_path / "absent", code=3)
+
+
+def damaged_run(model: Path, place: Path) -> Path:
+    """A run of three steps without marks, the first of which has lost its data."""
+    for step in range(3):
+        run("convert", "to-orbax", model, place / f"of {step}", "--as-step", step)
+        (place / f"of {step}" / str(step)).rename(place / str(step))
+        (place / f"of {step}").rmdir()
+    for mark in place.rglob("commit_success.txt"):
+        mark.unlink()
+    (place / "0/items/d/data").unlink()
+    return place
+
+
+class TestDoctor:
+    def unmerged(self, tmp_path: Path) -> Path:
+        place = tmp_path / "a run"
+        shutil.copytree(FIXTURES / "lazy_2proc", place)
+        (place / "7/items/manifest.ocdbt").unlink()
+        return place
+
+    def test_fixes_in_turn(self, tmp_path):
+        place = self.unmerged(tmp_path)
+        for mark in place.rglob("commit_success.txt"):
+            mark.unlink()
+        done = json.loads(ckpt("doctor", place, "--fix", "merge", "--fix", "commit-marker", "--json").stdout)
+        assert (place / "7/items/manifest.ocdbt").is_file()
+        assert (place / "7/items/commit_success.txt").is_file()
+        assert len(done["fixed"]) >= 2 and not done["refused"] and done["healthy"]
+        again = ckpt("doctor", place, "--fix", "merge", "--fix", "commit-marker")
+        assert again.exit_code == 0 and "nothing here" in again.output
+
+    def test_an_index_that_lacks_keys_is_merged_again_and_again(self, tmp_path):
+        """What an earlier time has set aside is in nobody's way."""
+        place = tmp_path / "a run"
+        shutil.copytree(FIXTURES / "lazy_2proc", place)
+        for _ in range(2):
+            change_index(place / "7/items", lambda entries: entries.pop(b"params.params.w/c/1/0"))
+            findings = json.loads(ckpt("doctor", place, "--json").stdout)["findings"]
+            (told,) = (each for each in findings if each["check"] == "unmerged")
+            rename, merge = told["command"].split(" && ")
+            subprocess.run(shlex.split(rename), check=True)
+            succeed(*shlex.split(merge)[1:])
+            assert succeed("doctor", place).exit_code == 0
+        open_tree(place).arrays["params", "params", "w"].read()
+
+    def test_an_unknown_fix_among_known_ones_changes_nothing(self, tmp_path):
+        place = self.unmerged(tmp_path)
+        assert ckpt("doctor", place, "--fix", "merge", "--fix", "none").exit_code == 2
+        assert not (place / "7/items/manifest.ocdbt").exists()
+
+    def test_a_bad_place_does_not_keep_others_from_being_mended(self, model, tmp_path):
+        (tmp_path / "run").mkdir()
+        place = damaged_run(model, tmp_path / "run")
+        result = ckpt("doctor", place, "--fix", "commit-marker", "--json")
+        assert result.exit_code == 3
+        told = json.loads(result.stdout)
+        assert {Path(each["place"]) for each in told["refused"]} == {place / "0", place / "0/items"}
+        assert all((place / name / "commit_success.txt").is_file() for name in ("1", "2/items"))
+        assert not (place / "0/commit_success.txt").exists()
+
+    def test_commands_are_whole_lines_that_a_shell_takes(self, tmp_path):
+        place = self.unmerged(tmp_path)
+        (told,) = (
+            each for each in json.loads(ckpt("doctor", place, "--json").stdout)["findings"] if each["fix"]
+        )
+        assert told["command"] in told["do"]
+        assert shlex.split(told["command"])[2] == str(place)
+        lines = [line.strip() for line in ckpt("doctor", place).stdout.splitlines()]
+        assert any(line.removeprefix("next").strip() == told["command"] for line in lines)
+
+
+class TestWhatItIs:
+    """What a command does not take is told to be what it is, with the command that fits."""
+
+    def test_the_other_way(self, model, tmp_path):
+        out = tmp_path / "out"
+        told = run("convert", "maxtext-to-hf", model, out, code=3)
+        assert "this is a Hugging Face checkpoint already" in told
+        self.obeyed(told, out)
+        told = run("convert", "hf-to-maxtext", out, tmp_path / "back", code=3)
+        assert "this is a MaxText checkpoint already" in told
+        self.obeyed(told, tmp_path / "back")
+
+    def obeyed(self, told: str, destination: Path) -> None:
+        """Runs the first command of the next step, as it is written down."""
+        command = told.partition("  next   ckpt ")[2].partition(" makes a ")[0]
+        run(*(str(destination) if word == "DST" else word for word in shlex.split(command)))
+
+    @pytest.mark.parametrize("command", ["stack", "unstack"])
+    def test_layers_of_hugging_face(self, model, tmp_path, command):
+        told = run(command, model, tmp_path / "out", code=3)
+        assert "next   ckpt convert hf-to-maxtext" in told
+
+    @pytest.mark.parametrize("command", ["hf-to-maxtext", "maxtext-to-hf"])
+    def test_an_adapter(self, tmp_path, command):
+        save_file(
+            {"base_model.model.q_proj.lora_A.weight": np.zeros((2, 4), "f4")}, tmp_path / "a.safetensors"
+        )
+        said = {"peft_type": "LORA", "base_model_name_or_path": "me/base"}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(said))
+        told = run("convert", command, tmp_path, tmp_path.with_name("out"), code=3)
+        assert "this is a LoRA adapter of me/base, not a whole model" in told
+        assert "merge_and_unload" in told and "config.json" not in told
+        (found,) = json.loads(ckpt("doctor", tmp_path, "--json").stdout)["findings"]
+        assert (found["level"], found["check"]) == ("info", "config") and "LoRA adapter" in found["what"]
+
+    def test_no_family_is_proposed_for_a_name_that_is_near(self, model, tmp_path):
+        config = json.loads((model / "config.json").read_text()) | {"model_type": "deepseek_v32"}
+        (model / "config.json").write_text(json.dumps(config))
+        told = run("convert", "hf-to-maxtext", model, tmp_path / "out", code=3)
+        assert "did you mean" not in told and "--family NAME" in told
+        assert "qwen3, all of" in succeed("inspect", "tree", model).stdout
+
+    def hosts(self, tmp_path: Path) -> Path:
+        """Two hosts' directories, with a part of a step each, and what was saved whole beside them."""
+        top = tmp_path / "local files"
+        for number in range(2):
+            step = top / f"host{number}" / "7"
+            source = FIXTURES / "lazy_2proc" / "7"
+            shutil.copytree(source, step)
+            (step / "items").rename(step / "state")
+            (step / "process_metadata").mkdir()
+            (step / "state/manifest.ocdbt").unlink()
+            shutil.rmtree(step / f"state/ocdbt.process_{1 - number}")
+        return top
+
+    @pytest.mark.parametrize("command", [("inspect", "tree"), ("hash",), ("inspect", "stats")])
+    def test_directories_of_hosts(self, tmp_path, command):
+        result = ckpt(*command, self.hosts(tmp_path))
+        assert result.exit_code == 3
+        assert "each a part of one checkpoint" in result.output and "host0, host1" in result.output
+
+    def test_directories_of_hosts_are_put_together_as_it_says(self, tmp_path):
+        told = ckpt("inspect", "tree", self.hosts(tmp_path)).output
+        command = told.partition("directory: ")[2].splitlines()[0]
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+        whole = open_tree(FIXTURES / "lazy_2proc").arrays
+        made = open_tree(tmp_path / "NEW").arrays
+        assert {path: array.read().tobytes() for path, array in made.items()} == {
+            path: array.read().tobytes() for path, array in whole.items()
+        }
+
+
+class TestLines:
+    """Sentences fit into the terminal, or into 80 columns; what is to be copied is never broken."""
+
+    def test_a_path_is_broken_behind_its_keys_only(self):
+        text = "arrays such as params/params/decoder/layers_with_a_long_name/self_attention/kernel are"
+        lines = wrapped(text, 30)
+        assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+        assert all(len(line) <= 30 for line in lines)
+        assert all(line[-1] in "/." or line.split()[-1] in text.split() for line in lines)
+        assert wrapped("x" * 50, 30) == ["x" * 50]
+        assert wrapped("", 30) == [""]
+
+    def test_a_command_in_a_sentence_stays_whole(self):
+        command = "`ckpt doctor '/some where/else' --fix merge`"
+        assert wrapped(f"it is so: {command}, says more", 30) == ["it is so:", f"{command},", "says more"]
+
+    def test_a_command_has_a_line_of_its_own(self):
+        command = "ckpt doctor '/some where/else' --fix merge"
+        text = f"mend it: {command}; that is all there is to say of it, and enough"
+        lines = labelled("  next", text, 8, 60, command=command)
+        assert [line[8:] for line in lines][:2] == ["mend it:", command]
+        assert all(len(line) <= 60 for line in lines)
+        assert labelled("  next", f"run {command}", 8, None, command=command) == [f"  next  run {command}"]
+
+    @pytest.mark.parametrize("flags", [("--flat",), ("--sharding",), ("--flat", "--sharding"), ()])
+    def test_rows_of_a_tree(self, flags):
+        for room in (44, 60, 80):
+            shown = succeed("inspect", "tree", FIXTURES / "maxtext_run", *flags, COLUMNS=str(room)).stdout
+            # A path has the first line to itself, to be copied.
+            assert all(len(line) <= room for line in shown.splitlines()[1:]), (flags, room)
+
+    def test_notes_and_findings(self, model, tmp_path):
+        plan = succeed(
+            "convert", "to-orbax", model, tmp_path / "out", "--dtype", "float8_e4m3fn", "--dry-run"
+        )
+        sentences = [line for line in plan.stdout.splitlines() if not line.startswith(("from", "to "))]
+        assert all(len(line) <= 80 for line in sentences)
+        (model / "config.json").unlink()
+        told = ckpt("doctor", model).stdout.splitlines()
+        long = [line for line in told if len(line) > 80]
+        assert all(str(model) in line for line in long)
+        assert any(line.strip().startswith("hf download REPO config.json") for line in told)
+
+    def test_help(self):
+        def commands(group: Group, words: tuple[str, ...]) -> list[tuple[str, ...]]:
+            context = Context(group)
+            found = []
+            for name in group.list_commands(context):
+                inner = group.get_command(context, name)
+                found += commands(inner, (*words, name)) if isinstance(inner, Group) else [(*words, name)]
+            return found
+
+        for words in commands(main, ()):
+            text = succeed(*words, "--help", COLUMNS="80").stdout
+            assert [line for line in text.splitlines() if len(line) > 80] == [], words
+
+
+def test_a_report_on_stdout(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = succeed("inspect", "report", model, "-o", "-", "--no-stats").output
+    assert "<!doctype html>" in shown.lower() and not (tmp_path / "-").exists()
+
+
+def test_a_comparison_obeys_the_options_or_refuses_them(model, tmp_path):
+    run("convert", "to-orbax", model, tmp_path / "less", "--drop", "*q_proj*", "--drop", "lm_head*")
+    asked = ("inspect", "tree", tmp_path / "less", "--against", model)
+    folded, flat = (ckpt(*asked, *more) for more in ((), ("--flat",)))
+    assert folded.exit_code == flat.exit_code == 1
+    assert "layers.{0..3}.self_attn.q_proj.weight" in folded.stdout
+    assert "model.layers.2.self_attn.q_proj.weight" in flat.stdout
+    assert "q_proj" not in ckpt(*asked, "--filter", "lm_head*").stdout.partition("Against")[2]
+    assert ckpt(*asked, "--filter", "*k_proj*").exit_code == 0
+    assert ckpt(*asked, "--depth", "1").exit_code == 2
+    narrow = ckpt(*asked, "--flat", COLUMNS="44").stdout.partition("1 array")[2]
+    assert all(len(line) <= 44 for line in narrow.splitlines())
+
+
+def test_what_is_named_otherwise_is_told_by_its_name(model, tmp_path):
+    shutil.copytree(model, tmp_path / "other")
+    told = ckpt("inspect", "tree", tmp_path).output
+    assert f"name what lies in it: '{model}', {tmp_path / 'other'}" in told
+    (tmp_path / "empty").mkdir()
+    assert "`ckpt formats`" in ckpt("inspect", "tree", tmp_path / "empty").output
+    assert "Did you mean 'inspect tree'?" in ckpt("tree", model).output
+    assert "There are: hf-to-maxtext, maxtext-to-hf, to-orbax" in ckpt("convert", model, "x").output
+    told = run("select", model, tmp_path / "out", "--keep", "self_attn", code=2)
+    assert "did you mean '*self_attn*'" in told
