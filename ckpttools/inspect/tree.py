@@ -13,6 +13,7 @@ from typing import Any
 from ckpttools.families.family import Family
 from ckpttools.inspect.family import FamilyGuess, guess_families
 from ckpttools.inspect.filtering import filtered
+from ckpttools.inspect.quantization import Quantization, quantization_of
 from ckpttools.inspect.warnings import TreeWarning, warnings_of
 from ckpttools.ir.kinds import Optimizer, kind_of
 from ckpttools.ir.layers import LayerGroup
@@ -65,6 +66,7 @@ class TreeReport:
         roles: role -> total of the arrays of that role; roles without arrays are left out.
         parameter_dtypes: dtype -> total of the parameters of that dtype, most bytes first.
         warnings: what to know before loading; of all arrays, whatever the pattern.
+        quantization: how weights are quantised, of all arrays; None where they are not.
     """
 
     path: str
@@ -85,6 +87,7 @@ class TreeReport:
     roles: Mapping[str, Total]
     parameter_dtypes: Mapping[str, Total]
     warnings: tuple[TreeWarning, ...]
+    quantization: Quantization | None = None
 
 
 def inspect_tree(
@@ -133,6 +136,7 @@ def inspect_tree(
         roles=_totals((each.role, each) for each in arrays),
         parameter_dtypes=_totals((each.dtype, each) for each in parameters),
         warnings=warnings_of(tree, kind, unfinished, damaged),
+        quantization=quantization_of(tree),
     )
 
 
