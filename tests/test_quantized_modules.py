@@ -9,19 +9,22 @@ import ml_dtypes
 import numpy as np
 import pytest
 from command_line import run
-from golden_data import GOLDEN
+from golden_data import GOLDEN, convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from ckpttools.convert_any import save
 from ckpttools.dtypes import DTYPES
 from ckpttools.errors import CheckpointError, FormatError, MappingError
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.tree import inspect_tree
+from ckpttools.ir.quantized import quantized
 from ckpttools.ir.tree import Tree, dotted
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.functions import MapArrays
+from ckpttools.transforms.rename import parse_rules
 from ckpttools.transforms.select import Select
 
 Arrays = dict[str, tuple[str, tuple[int, ...]]]
@@ -402,3 +405,114 @@ class TestPlainFloat8:
         float8 = DTYPES["float8_e4m3fn"]
         made = Tree({("up.weight",): stored(noise((4, 4), float8), float8)}).pipe(CastTo("bfloat16"))
         assert "if scales were lost" in " ".join(made.metadata.notes.remarks)
+
+
+class TestIndices:
+    """Whole numbers that are no weights, in models that are quantised."""
+
+    def test_they_own_nothing(self):
+        names = {
+            "vision.embeddings.position_ids": "int64",
+            "vision.embeddings.class_embedding": "bfloat16",
+            "vision.embeddings.patch.weight": "bfloat16",
+            "vision.attn.relative_position_index": "int64",
+            "vision.attn.relative_position_bias_table": "bfloat16",
+        }
+        tree = tree_of("gptq")
+        extra = {
+            (name,): stored(noise((4, 4), DTYPES[dtype]), DTYPES[dtype]) for name, dtype in names.items()
+        }
+        tree = Tree({**tree.leaves, **extra}, tree.metadata)
+        assert len(tree.pipe(Select(drop=["*position_ids", "*position_index"]))) == len(tree) - 2
+        made = tree.pipe(CastTo("float32"))
+        assert {made.arrays[path].dtype.name for path in extra} == {"int64", "float32"}
+
+
+EXPERT: Arrays = {
+    "weight_packed": ("int32", (4, 4)),
+    "weight_scale": ("float32", (4, 2)),
+    "weight_shape": ("int64", (2,)),
+}
+AXES = ("a b", "a groups", "rank")
+
+
+class TestWeightsMadeOfSeveral:
+    """Rules with axes, as experts are put together."""
+
+    def remapped(self, stacked: int, *, drop: bool) -> Tree:
+        leaves = {
+            (f"experts.{e}.{key}",): stored(noise(shape, DTYPES[dtype]), DTYPES[dtype])
+            for e in range(2)
+            for key, (dtype, shape) in EXPERT.items()
+        }
+        source = "experts.{e}."
+        rules: list[dict[str, object]] = []
+        for at, (key, axes) in enumerate(zip(EXPERT, AXES, strict=True)):
+            if at < stacked:
+                to = {"to": f"all.{key}", "axes": axes, "to-axes": f"e {axes}"}
+                rules.append({"from": source + key, **to})
+            elif drop:
+                rules.append({"from": source + key, "drop": True})
+        return Tree(leaves).pipe(parse_rules({"rules": rules}))
+
+    def test_all_of_them(self):
+        made = self.remapped(3, drop=False)
+        assert {path: array.shape for path, array in made.arrays.items()} == {
+            ("all.weight_packed",): (2, 4, 4),
+            ("all.weight_scale",): (2, 4, 2),
+            ("all.weight_shape",): (2, 2),
+        }
+
+    @pytest.mark.parametrize("drop", [True, False])
+    @pytest.mark.parametrize("stacked", [1, 2])
+    def test_not_all(self, stacked, drop):
+        with pytest.raises(MappingError, match="each module whole"):
+            self.remapped(stacked, drop=drop)
+
+
+def quantised_maxtext(tree: Tree, kind: str) -> Tree:
+    """A MaxText tree with its matrices as FP8-native runs, AQT and Qwix store them."""
+    float8, float32 = DTYPES["float8_e4m3fn"], DTYPES["float32"]
+    leaves = {}
+    for path, array in tree.items():
+        if path[-1] != "kernel" or "decoder" not in path:
+            leaves[path] = array
+            continue
+        shape = tree.arrays[path].shape
+        scale = stored(noise((1, *shape[1:]), float32), float32)
+        whole = stored(noise(shape, DTYPES["int8"]), DTYPES["int8"])
+        if kind == "fp8":
+            leaves[path] = stored(noise(shape, float8), float8)
+            leaves[*path[:-1], "kernel_scale"] = scale
+        elif kind == "aqt":
+            frozen = (*path[:-1], "AqtDotGeneral_0", "qrhs", "frozen")
+            leaves |= {(*frozen, "qvalue"): whole, (*frozen, "scale", 0): scale}
+        else:
+            leaves |= {(*path, "qvalue"): whole, (*path, "scale"): scale}
+    return Tree(leaves, tree.metadata)
+
+
+class TestMaxText:
+    @pytest.fixture(scope="class")
+    def plain(self, tmp_path_factory):
+        return open_tree(convert(tmp_path_factory.mktemp("maxtext") / "qwen3", "qwen3"))
+
+    @pytest.mark.parametrize("kind", ["fp8", "aqt", "qwix"])
+    def test_apart_and_together_again(self, plain, kind, tmp_path):
+        save(quantised_maxtext(plain, kind), tmp_path / "source", "orbax")
+        run("unstack", tmp_path / "source", tmp_path / "apart")
+        run("stack", tmp_path / "apart", tmp_path / "together")
+        wanted = bytes_of(tmp_path / "source")
+        assert bytes_of(tmp_path / "together") == wanted
+        apart = open_tree(tmp_path / "apart")
+        found = quantized({dotted(path): array for path, array in apart.arrays.items()})
+        assert found and all(each.scales for each in found.values())
+        name = next(name for name in wanted if name.endswith(("scale", "scale.0")) and "mlp" in name)
+        first = name.replace("decoder.layers", "decoder.layers_1")
+        whole = {dotted(p): each for p, each in open_tree(tmp_path / "source").arrays.items()}[name]
+        second = np.ascontiguousarray(np.asarray(whole.read())[:, 1])
+        assert bytes_of(tmp_path / "apart")[first][2] == second.tobytes()
+        run("convert", "maxtext-to-hf", tmp_path / "source", tmp_path / "hf", code=3)
+        run("select", tmp_path / "source", tmp_path / "part", "--drop", "*scale*", code=3)
+        assert not (tmp_path / "hf").exists()
+        assert not (tmp_path / "part").exists()

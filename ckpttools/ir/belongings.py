@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from ckpttools.ir.scales import owner_words, scales_word, split_name, words_of
 
 _BIAS, _QUANTISER = "bias", "quant"
+# Layers and blocks of experts have few weights to a module; every array is held against each of them.
+_MOST_WEIGHTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,13 @@ class _Modules:
     Attributes:
         weights: those of each module.
         below: module -> the weights of each module right below it, by that one's key.
-        with_all: whether all that lies below a module belongs to its weights, as where `config.json` says
-            that modules are quantised; else only what speaks of quantisation or has their name.
+        whole: the weights to whose modules all belongs that lies below them; to others only what speaks of
+            quantisation or has their name.
     """
 
     weights: Mapping[str, list[_Weight]]
     below: Mapping[str, Mapping[str, list[_Weight]]]
-    with_all: bool
+    whole: Collection[str]
 
     def owners(self, name: str) -> Iterable[_Weight]:
         """The weights that an array which is none belongs to."""
@@ -53,8 +55,9 @@ class _Modules:
             module, _, key = module.rpartition(".")
             if module and module in self.weights:
                 weights = self.weights[module]
-                near = _QUANTISER in key or any(each.words <= set(words_of(key)) for each in weights)
-                return _owners(weights, key, "", is_alone=True) if near or self.with_all else ()
+                speaks = _QUANTISER in key or any(each.words <= set(words_of(key)) for each in weights)
+                has_all = all(each.name in self.whole for each in weights)
+                return _owners(weights, key, "", is_alone=True) if speaks or has_all else ()
         return ()
 
     def _beneath(self, module: str, key: str) -> Iterator[_Weight]:
@@ -66,32 +69,30 @@ class _Modules:
 
 
 def belongings(
-    arrays: Collection[str], weights: Mapping[str, Collection[str]], *, with_all: bool
+    arrays: Collection[str], weights: Mapping[str, Collection[str]], whole: Collection[str] = ()
 ) -> dict[str, tuple[str, ...]]:
     """What belongs to quantised weights and does not scale them.
 
     Args:
         arrays: names of all arrays, keys joined by dots.
         weights: name of each quantised weight -> names of its scales.
-        with_all: whether all that lies below a module belongs to its weights.
+        whole: those of the weights to which all belongs that lies below their modules.
 
     Returns:
         Name of a weight -> names in the order of `arrays`. One array may belong to several weights.
     """
-    modules = _modules(weights, with_all)
+    modules, scales = _modules(weights, whole), {scale for each in weights.values() for scale in each}
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in arrays:
-        if name in weights or words_of(split_name(name)[1])[-1:] == (_BIAS,):
-            continue
-        for owner in modules.owners(name):
-            if name not in weights[owner.name]:
+        # What scales one of several weights of a module is none of the others'.
+        is_known = name in weights or name in scales
+        if not is_known and words_of(split_name(name)[1])[-1:] != (_BIAS,):
+            for owner in modules.owners(name):
                 found[owner.name].append(name)
-    scales = {scale for each in weights.values() for scale in each}
-    # What scales one of several weights of a module is none of the others'.
-    return {name: tuple(each for each in theirs if each not in scales) for name, theirs in found.items()}
+    return {name: tuple(theirs) for name, theirs in found.items()}
 
 
-def _modules(weights: Iterable[str], with_all: bool) -> _Modules:
+def _modules(weights: Iterable[str], whole: Collection[str]) -> _Modules:
     modules: defaultdict[str, list[_Weight]] = defaultdict(list)
     for name in weights:
         module, key, index = split_name(name)
@@ -100,10 +101,10 @@ def _modules(weights: Iterable[str], with_all: bool) -> _Modules:
     for module, theirs in modules.items():
         above, _, key = module.rpartition(".")
         below[above][key] = theirs
-    return _Modules(modules, below, with_all)
+    return _Modules(modules, below, whole)
 
 
-def _owners(weights: Iterable[_Weight], key: str, index: str, *, is_alone: bool) -> list[_Weight]:
+def _owners(weights: list[_Weight], key: str, index: str, *, is_alone: bool) -> list[_Weight]:
     """Those of a module's weights that an array belongs to by its last key.
 
     Args:
@@ -112,6 +113,8 @@ def _owners(weights: Iterable[_Weight], key: str, index: str, *, is_alone: bool)
         is_alone: whether a weight that is the only one of the module has all of it; arrays without any
             module, as those of flat names are, need have nothing to do with each other.
     """
+    if len(weights) > _MOST_WEIGHTS and not index:
+        return []
     near = [each for each in weights if not (each.index and index) or each.index == index]
     if is_alone and len(near) == 1:
         return near

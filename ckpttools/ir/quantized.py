@@ -7,6 +7,7 @@ taken for the weight's own numbers. `ckpttools.ir.scales` finds which arrays sca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,7 +110,8 @@ def quantized(
     if not (said or scales):
         bare = {name for name in bare if not states(config, arrays[name].dtype)}
     weights = {name: scales.get(name, ()) for name in arrays if name in scales or name in bare}
-    others = belongings(arrays, weights, with_all=bool(said)) if weights else {}
+    whole = narrow | scales.keys() if said else set()
+    others = belongings(arrays, weights, whole) if weights else {}
     return {
         name: _with_further_scales(
             Quantized(name, arrays[name].dtype, theirs, _without(others.get(name, ()), exempt)), arrays
@@ -140,8 +142,12 @@ def _normal(name: str) -> str:
 
 
 def _packed(arrays: Mapping[str, Described]) -> set[str]:
-    """Matrices of whole numbers in modules that hold fractions as well, as codes lie beside their tables."""
-    modules = {split_name(name)[0] for name, array in arrays.items() if array.dtype.is_float}
+    """Matrices of whole numbers in modules with several arrays of fractions, as codes beside their tables.
+
+    Indices lie beside one: `position_ids` and `class_embedding`, `relative_position_index` and its table.
+    """
+    count = Counter(split_name(name)[0] for name, array in arrays.items() if array.dtype.is_float)
+    modules = {module for module, several in count.items() if several > 1}
     return {
         name
         for name, array in arrays.items()
