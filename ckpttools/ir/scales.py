@@ -8,7 +8,7 @@ key says (`weight_scale`, `scale_weight`, `wi_0_scale`) tells whose scale it is 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -164,7 +164,8 @@ def _pairs(module: list[_Array]) -> Iterator[tuple[str, str]]:
     if not scales:
         return
     others = [each for each in module if not each.is_scale]
-    owners = {scale.name: _owners(scale, others) for scale in scales}
+    known = _named(others)
+    owners = {scale.name: _owners(scale, known) for scale in scales}
     yield from ((weight, scale) for scale, weights in owners.items() for weight in weights or ())
     owned = {weight for weights in owners.values() for weight in weights or ()}
     weights = [each for each in others if each.is_weight]
@@ -175,15 +176,61 @@ def _pairs(module: list[_Array]) -> Iterator[tuple[str, str]]:
         yield from ((w.name, each.name) for w in weights for each in near if _may_scale(each, w))
 
 
-def _owners(scale: _Array, others: Iterable[_Array]) -> list[str] | None:
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """Arrays of a module by words: a module may have thousands, and thousands of scales.
+
+    Attributes:
+        arrays: all of them.
+        with_words: by all of their words.
+        with_word: by each of their words.
+        with_rarest: by the one of their words that fewest have.
+    """
+
+    arrays: list[_Array]
+    with_words: Mapping[tuple[str, ...], list[_Array]]
+    with_word: Mapping[str, list[_Array]]
+    with_rarest: Mapping[str, list[_Array]]
+
+    def alike(self, words: Collection[str]) -> list[_Array]:
+        """The arrays that have all of these words, or none but these."""
+        if not words:
+            return self.arrays
+        wanted = set(words)
+        rarest = min((self.with_word.get(word, []) for word in wanted), key=len)
+        wider = [each for each in rarest if wanted <= {*each.words}]
+        narrower = [
+            each for word in wanted for each in self.with_rarest.get(word, ()) if wanted > {*each.words}
+        ]
+        return wider + narrower + self.with_words.get((), [])
+
+
+def _named(arrays: list[_Array]) -> _Named:
+    with_words: defaultdict[tuple[str, ...], list[_Array]] = defaultdict(list)
+    with_word: defaultdict[str, list[_Array]] = defaultdict(list)
+    with_rarest: defaultdict[str, list[_Array]] = defaultdict(list)
+    for each in arrays:
+        with_words[each.words].append(each)
+        for word in dict.fromkeys(each.words):
+            with_word[word].append(each)
+    for each in arrays:
+        if each.words:
+            with_rarest[min(each.words, key=lambda word: len(with_word[word]))].append(each)
+    return _Named(arrays, with_words, with_word, with_rarest)
+
+
+def _owners(scale: _Array, others: _Named) -> list[str] | None:
     """The arrays that a scale belongs to by its words; None where no array has them."""
-    near = [each for each in others if not (scale.index and each.index) or scale.index == each.index]
-    named = [each for each in near if each.words == scale.words]
+    named = _near(scale, others.with_words.get(scale.words, ()))
     if named:
         return [each.name for each in named if _is_scaled(each, scale)]
-    words = set(scale.words)
-    alike = [each for each in near if words <= set(each.words) or set(each.words) <= words]
+    alike = _near(scale, others.alike(scale.words))
     return [each.name for each in alike if each.is_weight and _may_scale(scale, each)] or None
+
+
+def _near(scale: _Array, arrays: Iterable[_Array]) -> list[_Array]:
+    """Those of its place, where both are of lists."""
+    return [each for each in arrays if not (scale.index and each.index) or scale.index == each.index]
 
 
 def _is_scaled(array: _Array, scale: _Array) -> bool:
