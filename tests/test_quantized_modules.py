@@ -494,12 +494,9 @@ def quantised_maxtext(tree: Tree, kind: str) -> Tree:
 
 
 class TestMaxText:
-    @pytest.fixture(scope="class")
-    def plain(self, tmp_path_factory):
-        return open_tree(convert(tmp_path_factory.mktemp("maxtext") / "qwen3", "qwen3"))
-
     @pytest.mark.parametrize("kind", ["fp8", "aqt", "qwix"])
-    def test_apart_and_together_again(self, plain, kind, tmp_path):
+    def test_apart_and_together_again(self, kind, tmp_path):
+        plain = open_tree(convert(tmp_path / "plain", "qwen3"))
         save(quantised_maxtext(plain, kind), tmp_path / "source", "orbax")
         run("unstack", tmp_path / "source", tmp_path / "apart")
         run("stack", tmp_path / "apart", tmp_path / "together")
