@@ -159,7 +159,7 @@ def parts_of(kind: str, module: str) -> list[set[str]]:
     names = [f"{module}.{key}" for key in KINDS[kind][1]]
     if kind != "mxfp4":
         return [set(names)]
-    return [{name for name in names if f".{word}_" in name} for word in ("up", "down")]
+    return [{f"{module}.{word}_{each}" for each in ("blocks", "scales")} for word in ("up", "down")]
 
 
 def described(kind: str) -> Arrays:

@@ -42,7 +42,7 @@ def _found(tree: Tree) -> QuantizedTree:
     if not any(may_be_scaled(_last(path), dtype) for path, dtype in arrays):
         return QuantizedTree({}, {}, {})
     config, (paths, found) = tree.metadata.config, by_names(tree)
-    if says_quantized(config) or not all(each.is_bare for each in found.values()):
+    if says_quantized(config) or any(each.scales for each in found.values()):
         return QuantizedTree(paths, found, {})
     return QuantizedTree(paths, {}, {name: each for name, each in found.items() if each.dtype.is_float})
 
