@@ -19,7 +19,8 @@ from ckpttools.formats.orbax_write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.kinds import linen_state
-from ckpttools.ir.quantized import refuse_quantized, refuse_unmappable, says_quantized, scheme
+from ckpttools.ir.quantization_config import says_quantized, scheme
+from ckpttools.ir.quantized import refuse_quantized, refuse_unmappable
 from ckpttools.ir.tree import Path as TreePath
 from ckpttools.ir.tree import Tree, dotted
 from ckpttools.mapping.table import Mapped, Table
@@ -125,9 +126,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     """
     arrays = {dotted(path): array for path, array in tree.arrays.items()}
     family, table = _table(tree, arrays, options)
-    said, place = says_quantized(tree.metadata.config), tree.metadata.place
+    config, place = tree.metadata.config, tree.metadata.place
     # Of all arrays: those that are left out may be the scales of others.
-    refuse_quantized(arrays, said, place)
+    refuse_quantized(arrays, config, place)
     head = tying.right_head(family, family.spelling_of(arrays))
     if options.model.tied == "materialize" and head and head.head not in arrays:
         arrays[head.head] = arrays[head.embedding]
@@ -135,7 +136,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     if options.model.tied == "drop" and head and head.head in arrays:
         drop = (*drop, head.head)
     mapped = table.to_left(arrays, drop, exact=options.exact)
-    refuse_unmappable(mapped.arrays, said, place)
+    refuse_unmappable(mapped.arrays, config, place)
     carried = table.left_out_of(arrays) if options.carry else {}
     made = {
         key: cast(array, options.dtype) if options.dtype else array for key, array in mapped.arrays.items()
@@ -145,7 +146,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     }
     state = linen_state(parameters, 0, {"scan_layers": options.scan})
     spelling = family.spelling_of(arrays).name
-    notes = _notes(family, mapped, options, carried) + Notes(remarks=tuple(_stale(said)))
+    notes = _notes(family, mapped, options, carried) + Notes(remarks=tuple(_stale(says_quantized(config))))
     return MaxTextState(state, carried, spelling, notes)
 
 

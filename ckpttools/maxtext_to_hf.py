@@ -23,7 +23,7 @@ from ckpttools.formats.safetensors_write import SafetensorsWriter
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.flavours import parameters
 from ckpttools.ir.kinds import kind_of
-from ckpttools.ir.quantized import refuse_quantized, refuse_unmappable, says_quantized
+from ckpttools.ir.quantized import refuse_quantized, refuse_unmappable
 from ckpttools.ir.tree import Metadata, Tree, dotted
 from ckpttools.ir.tree import Path as TreePath
 from ckpttools.mapping.flags import Flag
@@ -148,7 +148,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     """
     options = _as_it_was_made(options, files)
     arrays = _parameters(tree, options.prefix)
-    refuse_quantized(arrays, None, tree.metadata.place)
+    refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
     bound = _bound(arrays, tree, options, files)
     unwanted = _unwanted_head(bound, arrays, options.model.tied)
     wanted = {key: array for key, array in arrays.items() if key not in unwanted}
@@ -156,7 +156,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         bound = _with_all_rows(bound, wanted)
     mapped = bound.table.to_right(wanted, (_VOCAB,))
     _require_agreement(bound, wanted, tree, options, files)
-    refuse_unmappable(mapped.arrays, None, tree.metadata.place)
+    refuse_unmappable(mapped.arrays, tree.metadata.config, tree.metadata.place)
     main = _main_dtype(arrays, mapped)
     made = {key: _restored(key, array, mapped, main) for key, array in mapped.arrays.items()}
     head = tying.right_head(bound.family, bound.spelling)
@@ -209,7 +209,7 @@ def _carried(
     if options.spelling == TEXT:
         return {}
     carried = {**files.carried, **(left_out if options.carry else {})}
-    refuse_quantized(carried, says_quantized(files.config), files.place)
+    refuse_quantized(carried, files.config, files.place)
     return carried
 
 

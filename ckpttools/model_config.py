@@ -15,7 +15,10 @@ from typing import Any
 
 from ckpttools.dtypes import DType
 from ckpttools.ir.array import LazyArray
-from ckpttools.ir.quantized import FIELD, quantized, says_quantized, scheme, without_quantization
+from ckpttools.ir.nodes import inner
+from ckpttools.ir.quantization_config import FIELD, says_quantized, scheme, without_quantization
+from ckpttools.ir.quantized import quantized
+from ckpttools.ir.scales import is_plain
 
 # transformers says `dtype` from version 5 on, `torch_dtype` before.
 _DTYPES = ("dtype", "torch_dtype")
@@ -71,23 +74,25 @@ def true_config(
     if vocab is not None:
         changes += _with_vocab(made, vocab)
     said = says_quantized(made)
-    if said and not quantized(arrays) and without_quantization(made):
+    if said and not quantized(arrays, config) and without_quantization(made):
         changes.append(f"{FIELD} is left out, as no weight is quantised; it was {scheme(said)}")
     return TrueConfig(made, tuple(changes))
 
 
 def _plain(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> dict[str, LazyArray]:
-    """The floating-point arrays that are neither quantised nor scales: in their dtype a model computes."""
-    found = quantized(arrays)
+    """The floating-point arrays that are neither quantised nor of such: in their dtype a model computes."""
+    found = quantized(arrays, config)
     if not says_quantized(config) and not any(each.scales for each in found.values()):
         found = {}
-    others = {*found, *(scale for each in found.values() for scale in each.scales)}
+    others = {*found, *(side for each in found.values() for side in each.sides)}
     return {name: array for name, array in arrays.items() if array.dtype.is_float and name not in others}
 
 
 def _with_dtypes(config: dict[str, Any], where: str, arrays: Mapping[str, LazyArray]) -> Iterator[str]:
     """Sets the dtype wherever a configuration states one; yields what that changed."""
     main = _main_dtype(arrays)
+    if main is not None and not _is_known(main, arrays):
+        main = None
     for name in _DTYPES:
         said = config.get(name)
         if main is not None and isinstance(said, str) and said.removeprefix("torch.") != main.name:
@@ -96,6 +101,17 @@ def _with_dtypes(config: dict[str, Any], where: str, arrays: Mapping[str, LazyAr
     for name, part in config.items():
         if name.endswith(_PART) and isinstance(part, dict) and name != FIELD:
             yield from _with_dtypes(part, f"{where}{name}.", _of_part(name, arrays))
+
+
+def _is_known(main: DType, arrays: Mapping[str, LazyArray]) -> bool:
+    """Whether the numbers are the weights themselves: float8 that was stored may have lost its scales, and
+    a configuration that states float8 says that it has none."""
+    return is_plain(main) or not any(_is_stored(each) for each in arrays.values() if each.dtype == main)
+
+
+def _is_stored(array: LazyArray) -> bool:
+    """Whether numbers are stored in their dtype, not cast to it."""
+    return all(each.dtype == array.dtype and _is_stored(each) for each in inner(array))
 
 
 def _of_part(name: str, arrays: Mapping[str, LazyArray]) -> Mapping[str, LazyArray]:

@@ -21,7 +21,8 @@ from ckpttools.errors import CheckpointError, FormatError, MappingError
 from ckpttools.formats.registry import open_tree
 from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
 from ckpttools.ir.nodes import Stored, elementwise
-from ckpttools.ir.quantized import Quantized, quantized, scheme
+from ckpttools.ir.quantization_config import scheme
+from ckpttools.ir.quantized import Quantized, quantized
 from ckpttools.ir.tree import Tree, dotted
 from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
 from ckpttools.testing.strategies import noise, stored
@@ -343,10 +344,13 @@ def test_scales_of_norms_scale_no_weights():
         tree.pipe(CastTo("float32"))
 
 
-def test_scales_are_cast_where_they_stay_what_they_are():
+def test_scales_stay_as_they_are():
     tree = tree_of({"weight": "int8", "weight_scale": "float32"})
-    assert tree.pipe(CastTo("bfloat16")).arrays["layers.0.up.weight_scale",].dtype.name == "bfloat16"
+    cast = tree.pipe(CastTo("float16"))
+    assert cast.arrays["layers.0.up.weight_scale",].dtype.name == "float32"
+    assert cast.arrays["norm.weight",].dtype.name == "float16"
     for dtypes, to in (
+        ({"weight": "int8", "weight_scale": "float32"}, "bfloat16"),
         ({"weight": "int8", "weight_scale": "float32"}, "float8_e4m3fn"),
         ({"weight": "float4_e2m1fn", "scale": "float8_e8m0fnu"}, "float32"),
     ):

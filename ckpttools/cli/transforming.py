@@ -104,7 +104,10 @@ dtype_map_option = click.option(
     "May be repeated.",
 )
 force_option = click.option(
-    "--force", is_flag=True, help="Cast also where whole numbers can be lost: rounded, clipped, counted."
+    "--force",
+    is_flag=True,
+    help="Cast also where whole numbers can be lost: rounded, clipped, counted; and float8 that may have "
+    "lost its scales.",
 )
 map_option = click.option(
     "--map",

@@ -10,6 +10,7 @@ import click
 from ckpttools.cli.output import wrapped
 from ckpttools.cli.units import count, counted, disk
 from ckpttools.inspect.family import FamilyGuess
+from ckpttools.inspect.quantization import Quantization
 from ckpttools.inspect.tree import Total, TreeReport
 from ckpttools.ir.layers import LayerGroup
 from ckpttools.names import printable
@@ -42,6 +43,8 @@ def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
         yield "family", _families(report.families)
     yield "holds", _joined(counted(report.num_arrays, "array"), disk(report.nbytes))
     yield "parameters", _parameters(report)
+    if report.quantization:
+        yield "quantised", _quantization(report.quantization)
     yield from _beside_parameters(report)
     if mesh := _meshes(report):
         yield "mesh", mesh
@@ -93,6 +96,15 @@ def _parameters(report: TreeReport) -> str:
         return " in ".join((exact, *dtypes)) + f", {disk(total.nbytes)}"
     parts = ", ".join(f"{dtype} {disk(each.nbytes)}" for dtype, each in dtypes.items())
     return f"{exact}, {disk(total.nbytes)}: {parts}"
+
+
+def _quantization(found: Quantization) -> str:
+    """`gptq, 4 bits in groups of 128; 224 modules`"""
+    scheme = printable(found.scheme)
+    if not found.weights:
+        return f"{scheme} (config.json), but no weight is"
+    bare = f", {counted(found.without_scales, 'weight')} without scales" if found.without_scales else ""
+    return f"{scheme}; {counted(found.modules, 'module')}{bare}"
 
 
 def _beside_parameters(report: TreeReport) -> Iterator[tuple[str, str]]:

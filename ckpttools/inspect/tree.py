@@ -13,6 +13,7 @@ from typing import Any
 from ckpttools.families.family import Family
 from ckpttools.inspect.family import FamilyGuess, guess_families
 from ckpttools.inspect.filtering import filtered
+from ckpttools.inspect.quantization import Quantization, quantization_of
 from ckpttools.inspect.warnings import TreeWarning, warnings_of
 from ckpttools.ir.kinds import Optimizer, kind_of
 from ckpttools.ir.layers import LayerGroup
@@ -67,6 +68,7 @@ class TreeReport:
         warnings: what to know before loading; of all arrays, whatever the pattern.
         companions: files of the model that lie beside the weights or are carried along, such as its
             configuration and tokenizer, and arrays that are; relative to the directory.
+        quantization: how weights are quantised, of all arrays; None where they are not.
     """
 
     path: str
@@ -88,6 +90,7 @@ class TreeReport:
     parameter_dtypes: Mapping[str, Total]
     warnings: tuple[TreeWarning, ...]
     companions: tuple[str, ...] = ()
+    quantization: Quantization | None = None
 
 
 def inspect_tree(
@@ -139,6 +142,7 @@ def inspect_tree(
         parameter_dtypes=_totals((each.dtype, each) for each in parameters),
         warnings=warnings_of(tree, kind, unfinished, damaged),
         companions=tuple(companions),
+        quantization=quantization_of(tree),
     )
 
 

@@ -1,17 +1,29 @@
 """Quantised weights: which arrays are such, how `config.json` says it, and what to tell who would use them.
 
 The numbers of a quantised weight mean nothing without its scales: nothing may part them, and none may be
-taken for the weight's own numbers. `ckpttools.ir.scales` finds which arrays scale which.
+taken for the weight's own numbers. `ckpttools.ir.scales` finds which arrays scale which,
+`ckpttools.ir.belongings` what else belongs to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpttools.dtypes import DType
 from ckpttools.errors import FormatError, listing
+from ckpttools.ir.belongings import belongings
+from ckpttools.ir.quantization_config import (
+    FIELD,
+    Exempt,
+    exempt_modules,
+    says_quantized,
+    scheme,
+    stated_dtypes,
+    states,
+)
 from ckpttools.ir.scales import (
     BLOCK_SCALE,
     Described,
@@ -19,13 +31,13 @@ from ckpttools.ir.scales import (
     is_narrow,
     is_plain,
     last_key,
+    of_activations,
     scales_of,
     scales_word,
+    split_name,
     words_of,
 )
 
-FIELD = "quantization_config"
-_FIELDS = (FIELD, "compression_config")
 # For the words of messages alone: norms have a `scale`, too.
 _SCALE_ENDS = (
     BLOCK_SCALE,
@@ -34,6 +46,7 @@ _SCALE_ENDS = (
 )
 # Last words of the names of arrays of whole numbers that can be nothing but packed weights.
 _WEIGHT_WORDS = frozenset(("weight", "qweight", "kernel", "embedding", "wo"))
+_WANTED = "weights in bfloat16, float16 or float32 that need no scales"
 _DEQUANTIZING = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
 
 
@@ -45,11 +58,23 @@ class Quantized:
         name: of the array.
         dtype: of what is stored.
         scales: names of the arrays it is scaled by, as far as they are there.
+        others: names of what else belongs to it.
     """
 
     name: str
     dtype: DType
     scales: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """All that it needs."""
+        return (*self.scales, *self.others)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it lacks its scales; packed numbers may go by tables instead."""
+        return not (self.scales or (self.others and not self.dtype.is_float))
 
     def __str__(self) -> str:
         scales = f"scaled by {last_keys(self.scales)}" if self.scales else "without its scale"
@@ -61,24 +86,78 @@ def last_keys(names: Iterable[str]) -> str:
     return ", ".join(last_key(name) for name in names)
 
 
-def quantized(arrays: Mapping[str, Described]) -> dict[str, Quantized]:
+def quantized(
+    arrays: Mapping[str, Described], config: Mapping[str, Any] | None = None
+) -> dict[str, Quantized]:
     """The quantised weights among arrays.
 
     Args:
         arrays: by name, keys joined by dots.
+        config: the `config.json` beside them, if there is one.
 
     Returns:
-        By name, those that have scales, whatever they are called; and those without that are float8 or less,
-        or whole numbers with the name of a weight.
+        By name, those that have scales, whatever they are called; those without that are float8 or less,
+        unless `config` says that the numbers are the weights themselves; and whole numbers with the name of
+        a weight, or with arrays beside them where `config` says that weights are quantised.
     """
     if not any(may_be_scaled(name, array.dtype) for name, array in arrays.items()):
         return {}
-    scales = scales_of(arrays)
+    said, scales = says_quantized(config), scales_of(arrays)
+    narrow = {name for name, array in arrays.items() if _needs_scale(name, array)}
+    packed = _packed(arrays) if said else set()
+    exempt = exempt_modules(said)
+    bare = {name for name in narrow | packed if name not in scales and not exempt.has(name)}
+    if not (said or scales):
+        bare = {name for name in bare if not states(config, arrays[name].dtype)}
+    weights = {name: scales.get(name, ()) for name in arrays if name in scales or name in bare}
+    whole = narrow | scales.keys() if said else set()
+    others = belongings(arrays, weights, whole) if weights else {}
     return {
-        name: Quantized(name, array.dtype, scales.get(name, ()))
-        for name, array in arrays.items()
-        if name in scales or _needs_scale(name, array)
+        name: _with_further_scales(
+            Quantized(name, arrays[name].dtype, theirs, _without(others.get(name, ()), exempt)), arrays
+        )
+        for name, theirs in weights.items()
+        # Whole numbers with nothing beside them are indices.
+        if theirs or name in narrow or others.get(name)
     }
+
+
+def _with_further_scales(weight: Quantized, arrays: Mapping[str, Described]) -> Quantized:
+    """The scales of a weight may lie below its module or above it: `X.weight_quantizer._scale`."""
+    module = split_name(weight.name)[0]
+    further = [
+        name
+        for name in weight.others
+        if scales_word(name) and not of_activations(words_of(_normal(name).removeprefix(module)))
+        # A float8 array that has another beside it is no weight of it.
+        if not (weight.dtype.is_float and arrays[name].dtype == weight.dtype)
+    ]
+    others = tuple(name for name in weight.others if name not in further) if further else weight.others
+    return replace(weight, scales=(*weight.scales, *further), others=others)
+
+
+def _normal(name: str) -> str:
+    """A name as modules are spelled."""
+    return ".".join(filter(None, split_name(name)))
+
+
+def _packed(arrays: Mapping[str, Described]) -> set[str]:
+    """Matrices of whole numbers in modules with several arrays of fractions, as codes beside their tables.
+
+    Indices lie beside one: `position_ids` and `class_embedding`, `relative_position_index` and its table.
+    """
+    count = Counter(split_name(name)[0] for name, array in arrays.items() if array.dtype.is_float)
+    modules = {module for module, several in count.items() if several > 1}
+    return {
+        name
+        for name, array in arrays.items()
+        if len(array.shape) > 1 and array.dtype.kind in ("int", "uint") and not scales_word(name)
+        if split_name(name)[0] in modules
+    }
+
+
+def _without(names: tuple[str, ...], exempt: Exempt) -> tuple[str, ...]:
+    return tuple(name for name in names if not exempt.has(name))
 
 
 def may_be_scaled(name: str, dtype: DType) -> bool:
@@ -91,107 +170,86 @@ def is_scale(name: str) -> bool:
     return bare_name(name).endswith(_SCALE_ENDS)
 
 
-def says_quantized(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """What a `config.json` says of how its weights are quantised; None if it says nothing."""
-    config = config or {}
-    text = config.get("text_config")
-    places = [config, text] if isinstance(text, Mapping) else [config]
-    found = (place.get(field) for place in places for field in _FIELDS)
-    return next((each for each in found if isinstance(each, Mapping) and each), None)
-
-
-def without_quantization(config: dict[str, Any]) -> bool:
-    """Takes out of a configuration what it says of that, in place; whether it said something."""
-    found = [config.pop(field) for field in _FIELDS if field in config]
-    text = config.get("text_config")
-    return (isinstance(text, dict) and without_quantization(text)) or bool(found)
-
-
-def scheme(said: Mapping[str, Any] | None) -> str:
-    """A `quantization_config` in words: `fp8 in blocks of 128 x 128`; empty where there is none."""
-    if not said:
-        return ""
-    groups = [_scheme_of_group(each) for each in _groups(said)]
-    method = str(said.get("quant_method") or said.get("quant_algo") or "of no named method")
-    parts = [method, *(str(said[key]) for key in ("format", "fmt") if said.get(key))]
-    block = said.get("weight_block_size")
-    size = f" in blocks of {' x '.join(map(str, block))}" if isinstance(block, list | tuple) and block else ""
-    return ", ".join(dict.fromkeys((*parts, *groups, *_bits(said)))) + size
-
-
-def _groups(said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What compressed-tensors says of the weights of each of its groups."""
-    groups = said.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if isinstance(weights, Mapping):
-            yield weights
-
-
-def _scheme_of_group(weights: Mapping[str, Any]) -> str:
-    size = f" in groups of {weights['group_size']}" if weights.get("group_size") else ""
-    return f"{weights.get('type', '')}{weights.get('num_bits', '')}{size}"
-
-
-def _bits(said: Mapping[str, Any]) -> Iterator[str]:
-    """What GPTQ and AWQ say."""
-    if isinstance(said.get("bits"), int):
-        yield f"{said['bits']} bits in groups of {said.get('group_size')}"
-
-
-def refuse_quantized(arrays: Mapping[str, Described], said: Mapping[str, Any] | None, place: str) -> None:
+def refuse_quantized(arrays: Mapping[str, Described], config: Mapping[str, Any] | None, place: str) -> None:
     """Refuses quantised weights, with their scales and without.
 
     Args:
         arrays: all of them by name, before any is left out.
-        said: the `quantization_config`, or None.
+        config: the `config.json` beside them, or None.
         place: for messages.
 
     Raises:
         FormatError: there are some; says how they are quantised and which have no scale.
     """
-    found = quantized(arrays)
+    found = quantized(arrays, config)
     if found:
-        raise quantized_error(found.values(), said, place)
+        raise quantized_error(found.values(), config, place)
 
 
-def refuse_unmappable(arrays: Mapping[str, Described], said: Mapping[str, Any] | None, place: str) -> None:
+def refuse_unmappable(arrays: Mapping[str, Described], config: Mapping[str, Any] | None, place: str) -> None:
     """Refuses weights of a model that are no plain floating-point numbers, whatever they are called.
 
     Args:
         arrays: by name, those that rows of a family take.
-        said, place: as for `refuse_quantized`.
+        config, place: as for `refuse_quantized`.
 
     Raises:
         FormatError: there are some.
     """
-    odd = [Quantized(name, each.dtype, ()) for name, each in arrays.items() if not is_plain(each.dtype)]
+    odd = [
+        Quantized(name, each.dtype, ())
+        for name, each in arrays.items()
+        if not (is_plain(each.dtype) or (each.dtype.is_float and states(config, each.dtype)))
+    ]
     if odd:
-        raise quantized_error(odd, said, place)
+        raise quantized_error(odd, config, place)
 
 
 def quantized_error(
-    found: Iterable[Quantized], said: Mapping[str, Any] | None, place: str, *, done: str = "converted"
+    found: Iterable[Quantized], config: Mapping[str, Any] | None, place: str, *, done: str = "converted"
 ) -> FormatError:
     """The error that says which weights are quantised, how, and what to do.
 
     Args:
         found: the weights.
-        said: the `quantization_config`, or None.
+        config: the `config.json` beside them, or None.
         place: for messages.
         done: what cannot be done with them.
     """
-    weights = sorted(found, key=lambda each: bool(each.scales))
-    bare = sum(not each.scales for each in weights)
-    how = f"{scheme(said)} ({FIELD})" if said else ", ".join(sorted({str(each.dtype) for each in weights}))
+    weights = sorted(found, key=lambda each: not each.is_bare)
+    said = says_quantized(config)
+    if not said and all(each.dtype.is_float and not each.sides for each in weights):
+        return _unclear_error(weights, config, place, done)
+    bare = sum(each.is_bare for each in weights)
+    how = f"{scheme(said)} ({FIELD})" if said else _dtypes(weights)
     return FormatError(
         f"quantised weights cannot be {done}: their numbers mean nothing without their scales"
         + listing([str(each) for each in weights]),
         place=place or None,
         got=f"{how}; {bare} of {len(weights)} without scales" if bare else how,
-        wanted="weights in bfloat16, float16 or float32 that need no scales",
+        wanted=_WANTED,
         hint=_missing(bare) + _remedy(said),
     )
+
+
+def _unclear_error(
+    weights: list[Quantized], config: Mapping[str, Any] | None, place: str, done: str
+) -> FormatError:
+    """The error for numbers of few bits that nothing scales, and that no configuration calls the weights."""
+    stated = " and ".join(stated_dtypes(config))
+    return FormatError(
+        f"these arrays cannot be {done}: their numbers may be the weights themselves, or mean nothing "
+        "without their scales" + listing([f"{each.name}: {each.dtype}, without a scale" for each in weights]),
+        place=place or None,
+        got=_dtypes(weights) + (f", where config.json says {stated}" if stated else ""),
+        wanted=_WANTED,
+        hint="if a plain cast made them, cast them back first: ckpt cast SRC DST --dtype bfloat16 --force; "
+        "if scales were lost, get the checkpoint with all of its scales",
+    )
+
+
+def _dtypes(weights: Iterable[Quantized]) -> str:
+    return ", ".join(sorted({str(each.dtype) for each in weights}))
 
 
 def _missing(bare: int) -> str:

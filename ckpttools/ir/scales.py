@@ -8,7 +8,7 @@ key says (`weight_scale`, `scale_weight`, `wi_0_scale`) tells whose scale it is 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -19,10 +19,12 @@ from ckpttools.region import Shape
 # NNX keeps an array below the name of its variable.
 NNX = ".value"
 BLOCK_SCALE = "_scale_inv"
-# How words for scales end: `scales`, `qscale`, `wscales`, `qzeros`, `absmax`, `SCB`, GPTQ's `g_idx`.
-_SCALES = ("scale", "zero", "absmax", "scb", "gidx")
+# How words for scales end: `scales`, `qscale`, `wscales`, `qzeros`, `absmax`, `_amax`, `SCB`, GPTQ's `g_idx`.
+_SCALES = ("scale", "zero", "absmax", "amax", "scb", "gidx")
 # Words around them that name no weight: `weight_scale_inv`, `zero_point`, `weight_global_scale`.
 _BEFORE, _BEHIND = frozenset(("global",)), frozenset(("inv", "point"))
+# Scales of activations and of cached keys and values say nothing of the numbers of a weight.
+_NO_WEIGHTS = frozenset(("input", "output", "activation", "act", "k", "v", "kv"))
 _PLAIN_BITS, _MOST_PACKED_BITS = 16, 32
 _EXPONENT = "float8_e8m0fnu"
 
@@ -88,7 +90,14 @@ def words_of(key: str) -> tuple[str, ...]:
 
 def scales_word(name: str) -> bool:
     """Whether a word for a scale is in the last key of a name."""
-    return _scale_at(words_of(_split(name)[1])) is not None
+    return _scale_at(words_of(split_name(name)[1])) is not None
+
+
+def owner_words(key: str) -> tuple[str, ...]:
+    """What a key with a word for a scale says of whose it is: `k_scale` -> k."""
+    words = words_of(key)
+    at = _scale_at(words)
+    return words if at is None else _owner(words, at)
 
 
 def scales_of(arrays: Mapping[str, Described]) -> dict[str, tuple[str, ...]]:
@@ -102,7 +111,7 @@ def scales_of(arrays: Mapping[str, Described]) -> dict[str, tuple[str, ...]]:
     """
     modules: defaultdict[str, list[_Array]] = defaultdict(list)
     for name, array in arrays.items():
-        module, key, index = _split(name)
+        module, key, index = split_name(name)
         modules[module].append(_array(name, array, key, index))
     pairs = [pair for module in modules.values() for pair in _pairs(module)]
     pairs += _below(arrays)
@@ -114,13 +123,18 @@ def scales_of(arrays: Mapping[str, Described]) -> dict[str, tuple[str, ...]]:
 
 def last_key(name: str) -> str:
     """What a name ends in: `scale`, or `scale.0` in a list of scales."""
-    _, key, index = _split(name)
+    _, key, index = split_name(name)
     return f"{key}.{index}" if index else key
 
 
-def _split(name: str) -> tuple[str, str, str]:
-    """Module, last key, and the place in a list that follows it."""
-    module, _, key = bare_name(name).rpartition(".")
+def of_activations(words: Iterable[str]) -> bool:
+    """Whether words say that a scale is none of a weight."""
+    return not _NO_WEIGHTS.isdisjoint(words)
+
+
+def split_name(name: str) -> tuple[str, str, str]:
+    """Module, last key, and the place in a list that follows it; modules may be joined by "/" as well."""
+    module, _, key = bare_name(name).replace("/", ".").rpartition(".")
     if not (module and key.isdigit()):
         return module, key, ""
     above, _, own = module.rpartition(".")
@@ -150,25 +164,73 @@ def _pairs(module: list[_Array]) -> Iterator[tuple[str, str]]:
     if not scales:
         return
     others = [each for each in module if not each.is_scale]
-    owners = {scale.name: _owners(scale, others) for scale in scales}
+    known = _named(others)
+    owners = {scale.name: _owners(scale, known) for scale in scales}
     yield from ((weight, scale) for scale, weights in owners.items() for weight in weights or ())
     owned = {weight for weights in owners.values() for weight in weights or ()}
     weights = [each for each in others if each.is_weight]
-    if len(weights) == 1 and weights[0].name not in owned:
+    are_packed = not any(each.dtype.is_float for each in weights)
+    if (len(weights) == 1 or are_packed) and owned.isdisjoint(each.name for each in weights):
         # `qvalue` and `kernel_scale`: there is nothing else that it could be the scale of.
-        near = (each for each in scales if owners[each.name] is None and _may_scale(each, weights[0]))
-        yield from ((weights[0].name, each.name) for each in near)
+        near = [each for each in scales if owners[each.name] is None and not of_activations(each.words)]
+        yield from ((w.name, each.name) for w in weights for each in near if _may_scale(each, w))
 
 
-def _owners(scale: _Array, others: Iterable[_Array]) -> list[str] | None:
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """Arrays of a module by words: a module may have thousands, and thousands of scales.
+
+    Attributes:
+        arrays: all of them.
+        with_words: by all of their words.
+        with_word: by each of their words.
+        with_rarest: by the one of their words that fewest have.
+    """
+
+    arrays: list[_Array]
+    with_words: Mapping[tuple[str, ...], list[_Array]]
+    with_word: Mapping[str, list[_Array]]
+    with_rarest: Mapping[str, list[_Array]]
+
+    def alike(self, words: Collection[str]) -> list[_Array]:
+        """The arrays that have all of these words, or none but these."""
+        if not words:
+            return self.arrays
+        wanted = set(words)
+        rarest = min((self.with_word.get(word, []) for word in wanted), key=len)
+        wider = [each for each in rarest if wanted <= {*each.words}]
+        narrower = [
+            each for word in wanted for each in self.with_rarest.get(word, ()) if wanted > {*each.words}
+        ]
+        return wider + narrower + self.with_words.get((), [])
+
+
+def _named(arrays: list[_Array]) -> _Named:
+    with_words: defaultdict[tuple[str, ...], list[_Array]] = defaultdict(list)
+    with_word: defaultdict[str, list[_Array]] = defaultdict(list)
+    with_rarest: defaultdict[str, list[_Array]] = defaultdict(list)
+    for each in arrays:
+        with_words[each.words].append(each)
+        for word in dict.fromkeys(each.words):
+            with_word[word].append(each)
+    for each in arrays:
+        if each.words:
+            with_rarest[min(each.words, key=lambda word: len(with_word[word]))].append(each)
+    return _Named(arrays, with_words, with_word, with_rarest)
+
+
+def _owners(scale: _Array, others: _Named) -> list[str] | None:
     """The arrays that a scale belongs to by its words; None where no array has them."""
-    near = [each for each in others if not (scale.index and each.index) or scale.index == each.index]
-    named = [each for each in near if each.words == scale.words]
+    named = _near(scale, others.with_words.get(scale.words, ()))
     if named:
         return [each.name for each in named if _is_scaled(each, scale)]
-    words = set(scale.words)
-    alike = [each for each in near if words <= set(each.words) or set(each.words) <= words]
+    alike = _near(scale, others.alike(scale.words))
     return [each.name for each in alike if each.is_weight and _may_scale(scale, each)] or None
+
+
+def _near(scale: _Array, arrays: Iterable[_Array]) -> list[_Array]:
+    """Those of its place, where both are of lists."""
+    return [each for each in arrays if not (scale.index and each.index) or scale.index == each.index]
 
 
 def _is_scaled(array: _Array, scale: _Array) -> bool:

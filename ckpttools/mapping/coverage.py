@@ -127,8 +127,8 @@ def check_coverage(
     wanted_shapes = {key: sides[key].shape(lengths) for key in missing}
     coverage = Coverage(wanted_shapes, tuple(extra), tuple(misshapen), tuple(hints))
     packed = quantized(arrays)
-    scales = {scale for each in packed.values() for scale in each.scales}
-    scaled = next((key for key in extra if is_scale(key) or key in packed or key in scales), None)
+    needed = {side for each in packed.values() for side in each.sides}
+    scaled = next((key for key in extra if is_scale(key) or key in packed or key in needed), None)
     if scaled:
         hints.append(f"{scaled} belongs to a quantised weight, whose numbers mean nothing without its scales")
     elif extra and not hints:

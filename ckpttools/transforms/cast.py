@@ -16,7 +16,7 @@ from ckpttools.mapping.values import Cast
 from ckpttools.notes import Note, Notes
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.conversion import Convert, is_lossless
-from ckpttools.transforms.scales import refuse_casts
+from ckpttools.transforms.scales import spared
 from ckpttools.transforms.select import require_matches
 
 
@@ -44,7 +44,8 @@ class CastMap:
     Attributes:
         dtypes: pattern, as `Select` takes it, -> dtype or its name, also for arrays of whole numbers.
         dtype: dtype of the floating-point arrays that no pattern matches; None to leave them.
-        force: cast also where whole numbers can be lost: they are rounded, and clipped to the dtype's range.
+        force: cast also where whole numbers can be lost: they are rounded, and clipped to the dtype's range;
+            and float8 that may have lost its scales.
     """
 
     dtypes: Mapping[str, DType | str] = field(default_factory=dict)
@@ -52,16 +53,18 @@ class CastMap:
     force: bool = False
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The tree with its values cast.
+        """The tree with its values cast; what belongs to quantised weights stays as it is.
 
         Raises:
             UsageError: a pattern that matches no array.
             UnknownNameError: no dtype has this name.
             MappingError: whole numbers can be lost, without `force`; an array that cannot be cast at all.
-            FormatError: a quantised weight, which has scales.
+            FormatError: a quantised weight, which has scales; a pattern that names what belongs to one;
+                numbers that may have lost their scales, without `force`.
         """
         require_matches(self.dtypes, tree.arrays, tree.metadata.place)
-        wanted = dict(self._wanted(tree))
+        named = {path for path in tree.arrays if first_match(path, self.dtypes)} if self.dtypes else set()
+        wanted, said = spared(tree, dict(self._wanted(tree)), named, force=self.force)
         self._check(tree, wanted)
         leaves = {
             path: _converted(leaf, wanted[path], path)
@@ -70,7 +73,7 @@ class CastMap:
             for path, leaf in tree.items()
         }
         notes = _notes([(tree.arrays[path].dtype, dtype) for path, dtype in wanted.items()])
-        return Transformed(Tree(leaves, tree.metadata), Notes(tuple(notes)))
+        return Transformed(Tree(leaves, tree.metadata), said + Notes(tuple(notes)))
 
     def _wanted(self, tree: Tree) -> Iterator[tuple[Path, DType]]:
         """Arrays that change, and the dtype of each."""
@@ -83,7 +86,6 @@ class CastMap:
                 yield path, dtype
 
     def _check(self, tree: Tree, wanted: Mapping[Path, DType]) -> None:
-        refuse_casts(tree, wanted)
         casts = {path: (tree.arrays[path].dtype, dtype) for path, dtype in wanted.items()}
         keys = tree.metadata.key_impls
         never = [path for path, pair in casts.items() if path in keys or not _can_cast(*pair)]

@@ -1,76 +1,81 @@
-"""Quantised weights keep their scales: what transforms may not part, and may not take for plain numbers."""
+"""Quantised weights keep what they need: what transforms may not part, and may not take for plain numbers."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
 from ckpttools.dtypes import DType
-from ckpttools.errors import MappingError, listing
+from ckpttools.errors import FormatError, MappingError, listing
 from ckpttools.ir.array import LazyArray
 from ckpttools.ir.nodes import inner
-from ckpttools.ir.quantized import (
-    Quantized,
-    last_keys,
-    may_be_scaled,
-    quantized,
-    quantized_error,
-    says_quantized,
-    scheme,
-)
-from ckpttools.ir.scales import is_plain, scales_word
+from ckpttools.ir.quantization_config import says_quantized, scheme, stated_dtypes
+from ckpttools.ir.quantized import Quantized, last_keys, quantized_error
+from ckpttools.ir.quantized_tree import by_names, quantized_in
+from ckpttools.ir.scales import scales_word
 from ckpttools.ir.tree import Path, Tree, dotted
+from ckpttools.notes import Notes
 
 
-def scaled_weights(tree: Tree) -> dict[Path, Quantized]:
-    """The weights whose numbers are to be multiplied by scales, also by some that are not there.
-
-    A tree in which no weight has a scale, and whose configuration speaks of none, has no such weights:
-    numbers in float8 may well be the values themselves.
-    """
-    # A step is a whole number, and no weight.
-    arrays = ((path, array.dtype) for path, array in tree.arrays.items() if array.shape)
-    if not any(may_be_scaled(_last(path), dtype) for path, dtype in arrays):
-        return {}
-    paths, found = _quantized(tree)
-    if not says_quantized(tree.metadata.config) and not any(each.scales for each in found.values()):
-        return {}
-    return {paths[name]: each for name, each in found.items()}
-
-
-def _last(path: Path) -> str:
-    """The end of a path's dotted name."""
-    return ".".join(map(str, path[-2:]))
-
-
-def _quantized(tree: Tree) -> tuple[dict[str, Path], dict[str, Quantized]]:
-    """The paths of all arrays by their dotted names, and the quantised weights among them."""
-    paths = {dotted(path): path for path in tree.arrays}
-    return paths, quantized({name: tree.arrays[path] for name, path in paths.items()})
-
-
-def refuse_casts(tree: Tree, wanted: Mapping[Path, DType]) -> None:
-    """Refuses to cast numbers that are to be multiplied by scales, and scales from or to less than 16 bits.
+def spared(
+    tree: Tree, wanted: Mapping[Path, DType], named: Collection[Path], *, force: bool
+) -> tuple[dict[Path, DType], Notes]:
+    """What of a cast may be done: what quantised weights need stays as it is, unless it is asked for by name.
 
     Args:
         tree: before the cast.
         wanted: the other dtypes that arrays are to get.
+        named: those of them that the user named.
+        force: whether numbers of few bits that nothing scales are cast where the configuration states another
+            dtype.
+
+    Returns:
+        Of `wanted` what is to be cast, and what to say of it.
 
     Raises:
-        FormatError: there are such.
+        FormatError: a quantised weight is to be cast, or by name what belongs to one; or numbers of few bits
+            that may have lost their scales.
     """
-    weights = scaled_weights(tree)
-    narrow = {dotted(path) for path, to in wanted.items() if not _stay_plain(tree.arrays[path].dtype, to)}
-    hit = [each for path, each in weights.items() if path in wanted or not narrow.isdisjoint(each.scales)]
+    found, config, place = quantized_in(tree), tree.metadata.config, tree.metadata.place
+    names = {dotted(path): path for path in wanted} if found.weights or found.unclear else {}
+    hit = [each for name, each in found.weights.items() if name in names]
     if hit:
-        raise quantized_error(hit, says_quantized(tree.metadata.config), tree.metadata.place, done="cast")
+        raise quantized_error(hit, config, place, done="cast")
+    unclear = [each for name, each in found.unclear.items() if name in names]
+    if unclear and stated_dtypes(config) and not force:
+        raise quantized_error(unclear, config, place, done="cast")
+    sides = {side: each for each in found.weights.values() for side in each.sides if side in names}
+    asked = [f"{side}, which belongs to {each.name}" for side, each in sides.items() if names[side] in named]
+    if asked:
+        raise FormatError(
+            "what belongs to quantised weights cannot be cast:" + listing(asked),
+            place=place or None,
+            got=scheme(says_quantized(config)) or None,
+            hint="name other arrays in --dtype-map; --dtype leaves these as they are",
+        )
+    left = {names[side] for side in sides}
+    notes = Notes(remarks=(*_left_alone(sides), *_taken(unclear)))
+    return {path: dtype for path, dtype in wanted.items() if path not in left}, notes
 
 
-def _stay_plain(*dtypes: DType) -> bool:
-    return all(map(is_plain, dtypes))
+def _left_alone(sides: Mapping[str, Quantized]) -> Iterator[str]:
+    if sides:
+        count = f"{len(sides)} array" + "s" * (len(sides) > 1)
+        keys = ", ".join(dict.fromkeys(last_keys([side]) for side in sides))
+        yield f"not cast, as they belong to quantised weights: {count} ({keys})"
+
+
+def _taken(unclear: Collection[Quantized]) -> Iterator[str]:
+    if unclear:
+        dtypes = ", ".join(sorted({str(each.dtype) for each in unclear}))
+        yield (
+            f"{dtypes} is taken for the values themselves, as nothing here scales it: "
+            "if scales were lost, what is written means nothing"
+        )
 
 
 def refuse_parting(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None:
-    """Refuses a tree in which weights have lost their scales.
+    """Refuses a tree in which quantised weights and what belongs to them are not together any more.
 
     Args:
         tree: before.
@@ -78,44 +83,52 @@ def refuse_parting(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None
         sources: path in `made` -> path in `tree`, for all arrays that have kept their dtype.
 
     Raises:
-        MappingError: a scale is left out, or no longer has a name by which it is known as the weight's.
+        MappingError: of a weight and what belongs to it some is left out, or no longer has a name by which
+            it is known as the weight's.
     """
-    before = scaled_weights(tree)
-    if not any(each.scales for each in before.values()):
+    before = quantized_in(tree).scaled_weights
+    if not any(each.sides for each in before.values()):
         return
     targets = {dotted(source): dotted(target) for target, source in sources.items()}
     weights = {id(tree.arrays[path]): tree.arrays[path] for path in before}
     lost = [*_lost(before.values(), targets, made), *_cast_on_the_way(weights, made)]
-    if lost:
+    left = list(_left_over(before.values(), targets))
+    if lost or left:
         said = says_quantized(tree.metadata.config)
+        what = (
+            "quantised weights would lose their scales, or what else they need, without which their numbers "
+            "mean nothing:"
+            if lost
+            else "of quantised modules a part would be left, which means nothing without their weights:"
+        )
         raise MappingError(
-            "quantised weights would lose their scales, without which their numbers mean nothing:"
-            + listing(lost),
+            what + listing([*lost, *left]),
             place=tree.metadata.place or None,
             got=scheme(said) or None,
-            hint="keep each weight and its scales together, under names that belong together",
+            hint="keep or leave out each module whole: its weight and all that belongs to it, under names "
+            "that belong together",
         )
 
 
 def _lost(before: Collection[Quantized], targets: Mapping[str, str], made: Tree) -> Iterator[str]:
-    """A line for each weight that has not all of its scales any more.
+    """A line for each weight that has not all that it needs any more.
 
     Args:
         before: the weights.
         targets: old name -> new name of what has kept its dtype.
         made: the new tree.
     """
-    paths, after = _quantized(made)
-    known, fewest = set(targets.values()), _fewest_scales(before)
+    paths, after = by_names(made)
+    known, fewest = set(targets.values()), _fewest_sides(before)
     for each in before:
         target = targets.get(each.name)
         if target is None:
             continue
-        scales = after[target].scales if target in after else ()
-        gone = [scale for scale in each.scales if scale not in targets]
+        sides = after[target].sides if target in after else ()
+        gone = [side for side in each.sides if side not in targets]
         # A function may have put others in their places.
-        missing = gone if len(gone) > sum(scale not in known for scale in scales) else []
-        missing += [scale for scale in each.scales if scale in targets and targets[scale] not in scales]
+        missing = gone if len(gone) > sum(side not in known for side in sides) else []
+        missing += [side for side in each.sides if side in targets and targets[side] not in sides]
         if missing:
             yield f"{target}: without {last_keys(missing)}"
     for name, path in paths.items():
@@ -124,8 +137,19 @@ def _lost(before: Collection[Quantized], targets: Mapping[str, str], made: Tree)
         is_matrix = len(array.shape) > 1 and not scales_word(name)
         wanted = fewest.get(array.dtype, 0) if is_matrix else 0
         # What several weights became has their dtype, and a name that may tell nothing.
-        if name not in known and len(weight.scales) < (wanted or (name in after)):
+        if name not in known and len(weight.sides) < (wanted or (name in after)):
             yield str(weight)
+
+
+def _left_over(before: Collection[Quantized], targets: Mapping[str, str]) -> Iterator[str]:
+    """A line for each array that is kept, and none of the weights that it belongs to."""
+    owners: defaultdict[str, list[str]] = defaultdict(list)
+    for each in before:
+        for side in each.sides:
+            owners[side].append(each.name)
+    for side, weights in owners.items():
+        if side in targets and not any(weight in targets for weight in weights):
+            yield f"{side}: without {last_keys(weights)}"
 
 
 def _cast_on_the_way(weights: Mapping[int, LazyArray], made: Tree) -> Iterator[str]:
@@ -145,9 +169,9 @@ def _cast_on_the_way(weights: Mapping[int, LazyArray], made: Tree) -> Iterator[s
                 break
 
 
-def _fewest_scales(weights: Collection[Quantized]) -> dict[DType, int]:
-    """How many scales weights of a dtype have at least."""
+def _fewest_sides(weights: Collection[Quantized]) -> dict[DType, int]:
+    """How many arrays belong to weights of a dtype at least."""
     fewest: dict[DType, int] = {}
     for each in weights:
-        fewest[each.dtype] = min(len(each.scales), fewest.get(each.dtype, len(each.scales)))
+        fewest[each.dtype] = min(len(each.sides), fewest.get(each.dtype, len(each.sides)))
     return fewest

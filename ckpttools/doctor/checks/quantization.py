@@ -10,7 +10,8 @@ from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding
 from ckpttools.doctor.scene import Scene, Weights, json_or_error
 from ckpttools.doctor.shards import header_of
 from ckpttools.errors import CheckpointError
-from ckpttools.ir.quantized import FIELD, Quantized, quantized, says_quantized, scheme
+from ckpttools.ir.quantization_config import FIELD, says_quantized, scheme
+from ckpttools.ir.quantized import Quantized, quantized
 from ckpttools.ir.scales import Described
 
 _CONFIG = "config.json"
@@ -22,7 +23,7 @@ def _look(scene: Scene) -> Iterator[Finding]:
         config = json_or_error(weights.folder / _CONFIG) if arrays else None
         if arrays is None or config is None or isinstance(config, CheckpointError):
             continue
-        yield from _findings(weights.folder, list(quantized(arrays).values()), config)
+        yield from _findings(weights.folder, list(quantized(arrays, config).values()), config)
 
 
 def _arrays(weights: Weights) -> dict[str, Described] | None:
@@ -37,22 +38,15 @@ def _arrays(weights: Weights) -> dict[str, Described] | None:
 def _findings(folder: Path, found: list[Quantized], config: Mapping[str, Any]) -> Iterator[Finding]:
     said = says_quantized(config)
     scaled = bool(said) or any(each.scales for each in found)
-    bare = [each for each in found if not each.scales] if scaled else []
+    bare = [each for each in found if each.is_bare] if scaled else []
     if bare:
         yield _without_scales(folder, bare, len(found))
     if found and not said:
-        if scaled or any(each.dtype.name not in _stated(config) for each in found):
-            yield _unsaid(folder, found)
+        yield _unsaid(folder, found)
     elif said and not found:
         yield _untrue(folder, said)
     elif said and not bare:
         yield _whole(folder, found, said)
-
-
-def _stated(config: Mapping[str, Any]) -> set[str]:
-    """The dtypes that a configuration states: float8 numbers may be the weights themselves."""
-    said = (config.get(field) for field in ("dtype", "torch_dtype"))
-    return {each.removeprefix("torch.") for each in said if isinstance(each, str)}
 
 
 def _without_scales(folder: Path, bare: list[Quantized], count: int) -> Finding:

@@ -1,0 +1,53 @@
+"""Whether weights are quantised, how, and how many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpttools.ir.quantization_config import says_quantized, scheme
+from ckpttools.ir.quantized import Quantized, last_keys
+from ckpttools.ir.quantized_tree import quantized_in
+from ckpttools.ir.scales import split_name
+from ckpttools.ir.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How the weights of a checkpoint are quantised.
+
+    Attributes:
+        method: `quant_method` of the configuration, or None where that says nothing of quantisation.
+        scheme: what the configuration says of it in words; without one, what is stored.
+        modules: how many hold quantised weights.
+        weights: how many there are; experts may lie several to a module.
+        without_scales: those of them whose scales are not there.
+    """
+
+    method: str | None
+    scheme: str
+    modules: int
+    weights: int
+    without_scales: int
+
+
+def quantization_of(tree: Tree) -> Quantization | None:
+    """What is quantised in a tree; None where nothing is, and the configuration says nothing of it."""
+    said, weights = says_quantized(tree.metadata.config), list(quantized_in(tree).weights.values())
+    if not (said or weights):
+        return None
+    method = (said or {}).get("quant_method") or (said or {}).get("quant_algo")
+    return Quantization(
+        method=str(method) if method else None,
+        scheme=scheme(said) or _stored(weights),
+        modules=len({split_name(each.name)[0] for each in weights}),
+        weights=len(weights),
+        without_scales=sum(each.is_bare for each in weights),
+    )
+
+
+def _stored(weights: list[Quantized]) -> str:
+    """`int32 with scales, qzeros, g_idx`: the same for many weights."""
+    kinds = (
+        f"{each.dtype} with {last_keys(each.sides)}" if each.sides else str(each.dtype) for each in weights
+    )
+    return "; ".join(dict.fromkeys(kinds))

@@ -1,0 +1,530 @@
+"""All of a quantised module or nothing of it, whatever its scheme."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from command_line import run
+from golden_data import GOLDEN, convert
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from ckpttools.convert_any import save
+from ckpttools.dtypes import DTYPES
+from ckpttools.errors import CheckpointError, FormatError, MappingError
+from ckpttools.formats.registry import open_tree
+from ckpttools.inspect.tree import inspect_tree
+from ckpttools.ir.quantized import quantized
+from ckpttools.ir.tree import Tree, dotted
+from ckpttools.testing.strategies import noise, stored
+from ckpttools.transforms.cast import CastMap, CastTo
+from ckpttools.transforms.functions import MapArrays
+from ckpttools.transforms.rename import parse_rules
+from ckpttools.transforms.select import Select
+
+Arrays = dict[str, tuple[str, tuple[int, ...]]]
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8}
+# What each scheme stores in the module of a linear layer of 16 x 16, and what config.json says of it.
+KINDS: dict[str, tuple[dict[str, object], Arrays]] = {
+    "gptq": (
+        GPTQ,
+        {
+            "qweight": ("int32", (2, 16)),
+            "qzeros": ("int32", (2, 2)),
+            "scales": ("float16", (2, 16)),
+            "g_idx": ("int32", (16,)),
+        },
+    ),
+    "awq": (
+        {"quant_method": "awq", "bits": 4, "group_size": 8},
+        {"qweight": ("int32", (16, 2)), "qzeros": ("int32", (2, 2)), "scales": ("float16", (2, 16))},
+    ),
+    "nf4": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {
+            "weight": ("uint8", (128, 1)),
+            "weight.absmax": ("uint8", (4,)),
+            "weight.quant_map": ("float32", (16,)),
+            "weight.nested_absmax": ("float32", (1,)),
+            "weight.nested_quant_map": ("float32", (256,)),
+            "weight.quant_state.bitsandbytes__nf4": ("uint8", (80,)),
+        },
+    ),
+    "int8": (
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        {"weight": ("int8", (16, 16)), "SCB": ("float32", (16,)), "weight_format": ("uint8", (1,))},
+    ),
+    "pack-quantized": (
+        {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+        {
+            "weight_packed": ("int32", (16, 2)),
+            "weight_scale": ("bfloat16", (16, 2)),
+            "weight_shape": ("int64", (2,)),
+            "weight_zero_point": ("int32", (2, 2)),
+            "weight_g_idx": ("int32", (16,)),
+            "input_scale": ("float32", (1,)),
+        },
+    ),
+    "mxfp4": (
+        {"quant_method": "mxfp4"},
+        {
+            "up_blocks": ("uint8", (2, 16, 1, 16)),
+            "up_scales": ("uint8", (2, 16, 1)),
+            "down_blocks": ("uint8", (2, 16, 1, 16)),
+            "down_scales": ("uint8", (2, 16, 1)),
+        },
+    ),
+    "fp8 in blocks": (
+        {"quant_method": "fp8", "weight_block_size": [8, 8]},
+        {"weight": ("float8_e4m3fn", (16, 16)), "weight_scale_inv": ("float32", (2, 2))},
+    ),
+    "static fp8": (
+        {"quant_method": "fp8", "activation_scheme": "static"},
+        {
+            "weight": ("float8_e4m3fn", (16, 16)),
+            "weight_scale": ("float32", ()),
+            "input_scale": ("float32", ()),
+            "activation_scale": ("float32", ()),
+            "k_scale": ("float32", ()),
+            "v_scale": ("float32", ()),
+        },
+    ),
+    "modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        {
+            "weight": ("uint8", (16, 8)),
+            "weight_quantizer._scale": ("float8_e4m3fn", (16, 1)),
+            "weight_quantizer._double_scale": ("float32", ()),
+            "weight_quantizer._amax": ("float32", ()),
+            "input_quantizer._amax": ("float32", ()),
+        },
+    ),
+    "torchao": (
+        {"quant_method": "torchao"},
+        {
+            "_weight_qdata": ("int8", (16, 16)),
+            "_weight_scale": ("bfloat16", (16, 2)),
+            "_weight_zero_point": ("bfloat16", (16, 2)),
+        },
+    ),
+    "hqq": (
+        {"quant_method": "hqq"},
+        {
+            "W_q": ("uint8", (16, 8)),
+            "scale": ("float16", (32, 1)),
+            "zero": ("float16", (32, 1)),
+            "meta": ("uint8", (40,)),
+            "nbits": ("int32", (1,)),
+        },
+    ),
+    "mlx": (
+        {"quant_method": "mlx", "bits": 4, "group_size": 8},
+        {"weight": ("uint32", (16, 2)), "scales": ("float16", (16, 2)), "biases": ("float16", (16, 2))},
+    ),
+    "aqlm": (
+        {"quant_method": "aqlm"},
+        {
+            "codes": ("int8", (16, 2, 1)),
+            "codebooks": ("float16", (1, 256, 1, 8)),
+            "scales": ("float16", (16, 1, 1, 1)),
+        },
+    ),
+    "quip": (
+        {"quant_method": "quip"},
+        {"Qidxs": ("int64", (16, 2)), "SU": ("float16", (16,)), "SV": ("float16", (16,))},
+    ),
+}
+# The structure alone does not say that these are quantised.
+SAID_ONLY = {"quip"}
+MODULES = ("model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj", "model.layers.1.self_attn.o_proj")
+PLAIN: Arrays = {
+    "model.embed_tokens.weight": ("bfloat16", (8, 16)),
+    "model.layers.0.norm.weight": ("bfloat16", (16,)),
+    "model.layers.0.mlp.gate.weight": ("bfloat16", (4, 16)),
+    "model.layers.0.mlp.gate.bias": ("float32", (4,)),
+    "model.layers.0.mlp.up_proj.bias": ("bfloat16", (16,)),
+    "model.layers.1.self_attn.o_proj.bias": ("bfloat16", (16,)),
+    "lm_head.weight": ("bfloat16", (8, 16)),
+}
+
+
+def parts_of(kind: str, module: str) -> list[set[str]]:
+    """The names that belong together in a module."""
+    names = [f"{module}.{key}" for key in KINDS[kind][1]]
+    if kind != "mxfp4":
+        return [set(names)]
+    return [{f"{module}.{word}_{each}" for each in ("blocks", "scales")} for word in ("up", "down")]
+
+
+def described(kind: str) -> Arrays:
+    inside = {f"{module}.{key}": each for module in MODULES for key, each in KINDS[kind][1].items()}
+    return {**PLAIN, **inside}
+
+
+def tree_of(kind: str, *, said: bool = True) -> Tree:
+    leaves = {
+        (name,): stored(noise(shape, DTYPES[dtype]), DTYPES[dtype])
+        for name, (dtype, shape) in described(kind).items()
+    }
+    config = {"dtype": "bfloat16"} | ({"quantization_config": KINDS[kind][0]} if said else {})
+    return Tree(leaves).with_metadata(config=config)
+
+
+def write(directory: Path, kind: str, *, said: bool = True) -> Path:
+    """A checkpoint of this kind, as others write it."""
+    rng = np.random.default_rng(len(kind))
+    arrays = {}
+    for name, (dtype, shape) in described(kind).items():
+        to = np.dtype(getattr(ml_dtypes, dtype, dtype))
+        drawn = rng.standard_normal(shape) if DTYPES[dtype].is_float else rng.integers(0, 100, shape)
+        arrays[name] = np.asarray(drawn).astype(to)
+    directory.mkdir()
+    save_file(arrays, directory / "model.safetensors", {"format": "pt"})
+    config = {"torch_dtype": "bfloat16"} | ({"quantization_config": KINDS[kind][0]} if said else {})
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def bytes_of(place: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {
+        dotted(path): (array.dtype.name, array.shape, np.asarray(array.read()).tobytes())
+        for path, array in open_tree(place).arrays.items()
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestEachKind:
+    def test_whatever_is_left_out_alone_is_refused(self, kind):
+        for said in (True,) if kind in SAID_ONLY else (True, False):
+            tree = tree_of(kind, said=said)
+            for key in KINDS[kind][1]:
+                if (kind, key) == ("nf4", "weight"):
+                    continue  # It names what is below it as well.
+                # The array of one module, of all modules, and it alone.
+                name = f"{MODULES[0]}.{key}"
+                for select in (Select(drop=[name]), Select(drop=[f"*.{key}"]), Select([name])):
+                    with pytest.raises(MappingError, match="each module whole") as error:
+                        tree.pipe(select)
+                    assert "mlp.up_proj." in str(error.value)
+
+    def test_whole_modules_and_plain_arrays_may_go(self, kind):
+        for said in (True,) if kind in SAID_ONLY else (True, False):
+            tree = tree_of(kind, said=said)
+            made = tree.pipe(Select(drop=[f"{MODULES[0]}.*"]))
+            gone = {dotted(path) for path in tree} - {dotted(path) for path in made}
+            assert all(name.startswith(MODULES[0]) for name in gone)
+            assert len(gone) == 1 + len(KINDS[kind][1])
+            assert len(tree.pipe(Select([f"{MODULES[1]}.*"]))) == len(KINDS[kind][1])
+            assert len(tree.pipe(Select(drop=["*norm*", "*.bias"]))) == len(tree) - 4
+
+    def test_casts_leave_alone_what_belongs_to_a_weight(self, kind):
+        tree = tree_of(kind)
+        quantised = {path for path in tree.arrays if path[0] not in PLAIN}
+        floats = kind.endswith(("fp8", "blocks"))
+        if floats:
+            with pytest.raises(FormatError, match="quantised weights cannot be cast"):
+                tree.pipe(CastTo("float32"))
+        made = tree.pipe(CastMap({f"*{name}": "float64" for name in PLAIN}) if floats else CastTo("float64"))
+        for path, array in made.arrays.items():
+            if path in quantised:
+                assert array is tree.arrays[path]
+            else:
+                assert array.dtype.name == "float64"
+        remarks = " ".join(made.metadata.notes.remarks)
+        sides = [key for key, (dtype, _) in KINDS[kind][1].items() if DTYPES[dtype].is_float]
+        if not floats:
+            assert all(key.rpartition(".")[2] in remarks for key in sides)
+        for (name,) in quantised:
+            with pytest.raises(FormatError, match="cannot be cast"):
+                tree.pipe(CastMap({name: "int16"}, force=True))
+
+    def test_names_that_part_them_are_refused(self, kind):
+        tree = tree_of(kind)
+        assert len(tree.pipe(MapArrays(lambda path, _: path.replace("up_proj", "wi_0")))) == len(tree)
+        for key in KINDS[kind][1]:
+            with pytest.raises(MappingError, match="each module whole"):
+                tree.pipe(MapArrays(lambda path, _, key=key: f"far/{path}" if path.endswith(key) else path))
+
+    def test_what_keeps_all_keeps_every_bit(self, kind, tmp_path):
+        source = write(tmp_path / "source", kind)
+        wanted = bytes_of(source)
+        run("convert", "to-orbax", source, tmp_path / "orbax")
+        run("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "back")
+        assert bytes_of(tmp_path / "back") == wanted
+        assert bytes_of(tmp_path / "orbax") == wanted
+        config = json.loads((source / "config.json").read_bytes())
+        assert json.loads((tmp_path / "back" / "hf" / "config.json").read_bytes()) == config
+        out = tmp_path / "out"
+        last = list(KINDS[kind][1])[-1]
+        for words in (("hf-to-maxtext",), ("to-safetensors", "--drop", f"*.{last}")):
+            run("convert", words[0], source, out, *words[1:], code=3)
+            assert not out.exists()
+
+    def test_a_look_says_so(self, kind):
+        report = inspect_tree(tree_of(kind)).quantization
+        assert report is not None
+        assert report.modules == len(MODULES)
+        assert KINDS[kind][0]["quant_method"] in report.scheme
+        if kind not in SAID_ONLY:
+            bare = inspect_tree(tree_of(kind, said=False)).quantization
+            assert bare is not None
+            assert bare.modules == len(MODULES)
+            assert bare.method is None
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(sorted(KINDS)), st.booleans(), st.data())
+def test_all_of_a_module_or_nothing(kind, said, data):
+    tree = tree_of(kind, said=said or kind in SAID_ONLY)
+    names = [name for (name,) in tree.arrays]
+    keys = sorted({name.rpartition(".")[2] for name in names})
+    pattern = st.one_of(
+        st.sampled_from(names),
+        st.sampled_from(keys).map(lambda key: f"*{key}"),
+        st.sampled_from((*MODULES, "model.layers.0", "model.layers.1")).map(lambda head: f"{head}.*"),
+        st.sampled_from("aegiqswz_").map(lambda letter: f"*.?*{letter}*"),
+        st.sampled_from(("*weight*", "*scale*", "*.q*", "*idx", "*_*", "*proj.w*", "model.layers.?.mlp*")),
+    )
+    some = st.lists(pattern, max_size=3)
+    keep, drop = data.draw(some), data.draw(some)
+    try:
+        made = {name for (name,) in tree.pipe(Select(keep, drop)).arrays}
+    except CheckpointError:
+        return
+    for module in MODULES:
+        for part in parts_of(kind, module):
+            assert part <= made or part.isdisjoint(made)
+
+
+class TestWhoseItIs:
+    def test_a_scale_above_the_module(self):
+        names = {
+            "attn.k_proj.weight": "int8",
+            "attn.k_proj.weight_scale": "float32",
+            "attn.k_scale": "float32",
+        }
+        tree = Tree({(name,): stored(noise((4, 4), DTYPES[d]), DTYPES[d]) for name, d in names.items()})
+        with pytest.raises(MappingError, match=r"k_proj.weight: without k_scale"):
+            tree.pipe(Select(drop=["attn.k_scale"]))
+        assert len(tree.pipe(Select(["*scale", "*weight"]))) == 3
+
+    def test_scales_of_activations_are_no_scales_of_weights(self):
+        """A float8 weight that has lost its own still has that of its input."""
+        tree = tree_of("static fp8")
+        left = Tree({p: each for p, each in tree.items() if not p[0].endswith("weight_scale")}, tree.metadata)
+        with pytest.raises(FormatError, match="3 of 3 without scales"):
+            left.pipe(CastTo("bfloat16"))
+
+    def test_modules_that_are_not_converted(self):
+        """Their numbers are the weights themselves, in float8 too."""
+        float8 = DTYPES["float8_e4m3fn"]
+        for entry in ("lm_head", "re:.*lm_head", "re:^lm_head.*$", "lm_head*"):
+            for field in ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules"):
+                tree = tree_of("gptq")
+                leaves = {**tree.leaves, ("lm_head.weight",): stored(noise((8, 16), float8), float8)}
+                said = {"quantization_config": {**GPTQ, field: [entry]}}
+                made = Tree(leaves, tree.metadata).with_metadata(config=said).pipe(CastTo("float16"))
+                assert made.arrays["lm_head.weight",].dtype.name == "float16"
+                assert made.arrays[f"{MODULES[0]}.scales",] is tree.arrays[f"{MODULES[0]}.scales",]
+
+    def test_other_entries_exempt_nothing(self):
+        float8 = DTYPES["float8_e4m3fn"]
+        for entry in ("head", "re:(lm|x)_head", "re:[", 3, "lm_head.weight.x"):
+            leaves = {("lm_head.weight",): stored(noise((8, 16), float8), float8)}
+            said = {"quantization_config": {**GPTQ, "ignore": [entry]}}
+            with pytest.raises(FormatError, match="without scales"):
+                Tree(leaves).with_metadata(config=said).pipe(CastTo("float16"))
+
+    def test_names_joined_by_slashes(self):
+        for module in ("a/b", ""):
+            names = {
+                "up/kernel": "int8",
+                "up/kernel_scale": "float32",
+                "up/order": "int32",
+                "norm": "float32",
+            }
+            tree = Tree(
+                {
+                    (f"{module}/{n}".lstrip("/"),): stored(noise((4, 4), DTYPES[d]), DTYPES[d])
+                    for n, d in names.items()
+                }
+            )
+            with pytest.raises(MappingError, match="without order"):
+                tree.pipe(Select(drop=["*order"]))
+            assert len(tree.pipe(Select(drop=["*norm"]))) == 3
+
+
+class TestPlainFloat8:
+    """What `ckpt cast` made, against what has lost its scales."""
+
+    def cast(self, tmp_path, *words: str) -> Path:
+        run("cast", GOLDEN / "llama3.1" / "hf", tmp_path / "f8", *words)
+        return tmp_path / "f8"
+
+    def test_the_configuration_states_it_and_all_is_done(self, tmp_path):
+        f8 = self.cast(tmp_path, "--dtype", "float8_e4m3fn")
+        assert "taken for the values themselves" not in run(
+            "cast", f8, tmp_path / "back", "--dtype", "bfloat16"
+        )
+        assert json.loads((tmp_path / "back" / "config.json").read_bytes())["dtype"] == "bfloat16"
+        run("convert", "hf-to-maxtext", f8, tmp_path / "maxtext", "--dtype", "bfloat16")
+        run("convert", "hf-to-maxtext", tmp_path / "back", tmp_path / "wanted")
+        mapped, wanted = bytes_of(tmp_path / "maxtext"), bytes_of(tmp_path / "wanted")
+        assert {n for n in wanted if mapped[n] != wanted[n]} <= {
+            n for n in wanted if "query" in n or "key" in n
+        }
+        assert inspect_tree(open_tree(f8)).quantization is None
+
+    def test_nothing_tells_it_from_lost_scales(self, tmp_path):
+        """Not the dtype that was cast to, which the other says as well."""
+        f8 = self.cast(tmp_path, "--dtype", "float8_e4m3fn")
+        config = json.loads((f8 / "config.json").read_bytes()) | {"dtype": "bfloat16"}
+        (f8 / "config.json").write_text(json.dumps(config))
+        for words in (("cast",), ("convert", "hf-to-maxtext"), ("convert", "to-safetensors")):
+            done = run(*words, f8, tmp_path / "out", "--dtype", "bfloat16", code=3)
+            for part in ("may be the weights themselves", "--dtype bfloat16 --force", "all of its scales"):
+                assert part in " ".join(done.split())
+            assert not (tmp_path / "out").exists()
+        done = run("cast", f8, tmp_path / "out", "--dtype", "bfloat16", "--force")
+        assert "taken for the values themselves" in done
+
+    def test_no_copy_states_what_nobody_knows(self, tmp_path):
+        f8 = self.cast(tmp_path, "--dtype", "float8_e4m3fn")
+        config = json.loads((f8 / "config.json").read_bytes()) | {"dtype": "bfloat16"}
+        (f8 / "config.json").write_text(json.dumps(config))
+        run("convert", "to-orbax", f8, tmp_path / "orbax")
+        run("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "copy")
+        assert json.loads((tmp_path / "copy" / "hf" / "config.json").read_bytes()) == config
+
+    def test_a_tree_without_configuration(self):
+        float8 = DTYPES["float8_e4m3fn"]
+        made = Tree({("up.weight",): stored(noise((4, 4), float8), float8)}).pipe(CastTo("bfloat16"))
+        assert "if scales were lost" in " ".join(made.metadata.notes.remarks)
+
+
+class TestIndices:
+    """Whole numbers that are no weights, in models that are quantised."""
+
+    def test_they_own_nothing(self):
+        names = {
+            "vision.embeddings.position_ids": "int64",
+            "vision.embeddings.class_embedding": "bfloat16",
+            "vision.embeddings.patch.weight": "bfloat16",
+            "vision.attn.relative_position_index": "int64",
+            "vision.attn.relative_position_bias_table": "bfloat16",
+        }
+        tree = tree_of("gptq")
+        extra = {
+            (name,): stored(noise((4, 4), DTYPES[dtype]), DTYPES[dtype]) for name, dtype in names.items()
+        }
+        tree = Tree({**tree.leaves, **extra}, tree.metadata)
+        assert len(tree.pipe(Select(drop=["*position_ids", "*position_index"]))) == len(tree) - 2
+        made = tree.pipe(CastTo("float32"))
+        assert {made.arrays[path].dtype.name for path in extra} == {"int64", "float32"}
+
+
+EXPERT: Arrays = {
+    "weight_packed": ("int32", (4, 4)),
+    "weight_scale": ("float32", (4, 2)),
+    "weight_shape": ("int64", (2,)),
+}
+AXES = ("a b", "a groups", "rank")
+
+
+class TestWeightsMadeOfSeveral:
+    """Rules with axes, as experts are put together."""
+
+    def remapped(self, stacked: int, *, drop: bool) -> Tree:
+        leaves = {
+            (f"experts.{e}.{key}",): stored(noise(shape, DTYPES[dtype]), DTYPES[dtype])
+            for e in range(2)
+            for key, (dtype, shape) in EXPERT.items()
+        }
+        source = "experts.{e}."
+        rules: list[dict[str, object]] = []
+        for at, (key, axes) in enumerate(zip(EXPERT, AXES, strict=True)):
+            if at < stacked:
+                to = {"to": f"all.{key}", "axes": axes, "to-axes": f"e {axes}"}
+                rules.append({"from": source + key, **to})
+            elif drop:
+                rules.append({"from": source + key, "drop": True})
+        return Tree(leaves).pipe(parse_rules({"rules": rules}))
+
+    def test_all_of_them(self):
+        made = self.remapped(3, drop=False)
+        assert {path: array.shape for path, array in made.arrays.items()} == {
+            ("all.weight_packed",): (2, 4, 4),
+            ("all.weight_scale",): (2, 4, 2),
+            ("all.weight_shape",): (2, 2),
+        }
+
+    @pytest.mark.parametrize("drop", [True, False])
+    @pytest.mark.parametrize("stacked", [1, 2])
+    def test_not_all(self, stacked, drop):
+        with pytest.raises(MappingError, match="each module whole"):
+            self.remapped(stacked, drop=drop)
+
+
+def quantised_maxtext(tree: Tree, kind: str) -> Tree:
+    """A MaxText tree with its matrices as FP8-native runs, AQT and Qwix store them."""
+    float8, float32 = DTYPES["float8_e4m3fn"], DTYPES["float32"]
+    leaves = {}
+    for path, array in tree.items():
+        if path[-1] != "kernel" or "decoder" not in path:
+            leaves[path] = array
+            continue
+        shape = tree.arrays[path].shape
+        scale = stored(noise((1, *shape[1:]), float32), float32)
+        whole = stored(noise(shape, DTYPES["int8"]), DTYPES["int8"])
+        if kind == "fp8":
+            leaves[path] = stored(noise(shape, float8), float8)
+            leaves[*path[:-1], "kernel_scale"] = scale
+        elif kind == "aqt":
+            frozen = (*path[:-1], "AqtDotGeneral_0", "qrhs", "frozen")
+            leaves |= {(*frozen, "qvalue"): whole, (*frozen, "scale", 0): scale}
+        else:
+            leaves |= {(*path, "qvalue"): whole, (*path, "scale"): scale}
+    return Tree(leaves, tree.metadata)
+
+
+class TestMaxText:
+    @pytest.mark.parametrize("kind", ["fp8", "aqt", "qwix"])
+    def test_apart_and_together_again(self, kind, tmp_path):
+        plain = open_tree(convert(tmp_path / "plain", "qwen3"))
+        save(quantised_maxtext(plain, kind), tmp_path / "source", "orbax")
+        run("unstack", tmp_path / "source", tmp_path / "apart")
+        run("stack", tmp_path / "apart", tmp_path / "together")
+        wanted = bytes_of(tmp_path / "source")
+        assert bytes_of(tmp_path / "together") == wanted
+        apart = open_tree(tmp_path / "apart")
+        found = quantized({dotted(path): array for path, array in apart.arrays.items()})
+        assert found and all(each.scales for each in found.values())
+        name = next(name for name in wanted if name.endswith(("scale", "scale.0")) and "mlp" in name)
+        first = name.replace("decoder.layers", "decoder.layers_1")
+        whole = {dotted(p): each for p, each in open_tree(tmp_path / "source").arrays.items()}[name]
+        second = np.ascontiguousarray(np.asarray(whole.read())[:, 1])
+        assert bytes_of(tmp_path / "apart")[first][2] == second.tobytes()
+        run("convert", "maxtext-to-hf", tmp_path / "source", tmp_path / "hf", code=3)
+        run("select", tmp_path / "source", tmp_path / "part", "--drop", "*scale*", code=3)
+        assert not (tmp_path / "hf").exists()
+        assert not (tmp_path / "part").exists()
+
+
+def test_a_module_of_thousands_takes_no_time():
+    """Each array is held against those that share its rarest word; of 1 MB of header it took 90 s."""
+    one = {
+        dtype: stored(noise((1, 1), DTYPES[dtype]), DTYPES[dtype]) for dtype in ("float8_e4m3fn", "float32")
+    }
+    start = time.process_time()
+    for end in ("_scale", "_of_scale"):
+        weights = {f"a.w{i}": one["float8_e4m3fn"] for i in range(3000)}
+        found = quantized({**weights, **{f"{name}{end}": one["float32"] for name in weights}})
+        assert len(found) == 3000
+        assert all(each.scales == (f"{name}{end}",) for name, each in found.items())
+    assert time.process_time() - start < 5
