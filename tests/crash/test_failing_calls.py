@@ -4,9 +4,11 @@ import errno
 
 import pytest
 
-from crash.effort import some
-from crash.handlers import Fault
-from crash.scenarios import MODEL, SCENARIOS
+from crash.crashes import crashes, of_a_later_process
+from crash.disk import Disk, lay_out
+from crash.effort import ALL, sample_and_last, some
+from crash.handlers import SYNCS, Fault
+from crash.scenarios import MODEL, PLACE, SCENARIOS, SOURCES
 from crash.verdict import WrongError, spoken
 
 CODES = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES)
@@ -40,3 +42,45 @@ def test_every_failing_call(cases, scenario):
         except WrongError as error:
             wrong.append(f"{fault}: {error}")
     assert not wrong, f"{len(wrong)} of {scenario.name}\n\n" + "\n\n".join(wrong[:20])
+
+
+_LOOKED_AT = 1000 if ALL else 20
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+def test_power_cut_after_a_sync_that_failed(cases, scenario):
+    """What it should have made durable is not made so by a later one, in this process or the next."""
+    case = cases(scenario)
+    wrong = []
+    syncs = [fault for fault in faults(case.recorded.notes.counts) if fault.name in SYNCS]
+    for fault in some([fault for fault in syncs if fault.code == errno.EIO], 1, scenario.name):
+        case.begin()
+        disk = Disk(case.runner.root, (SOURCES,))
+        try:
+            left = _after_failing(case, disk, fault)
+            calls = of_a_later_process(case.again().notes.calls)
+            end = disk.state(_looked_at(case, disk, calls)[-1].durable)
+            case.whole_in(end, MODEL)
+            lay_out(left, case.runner.root, PLACE)
+            case.again()
+        except WrongError as error:
+            wrong.append(f"{fault}: {error}")
+    assert not wrong, f"{len(wrong)} of {scenario.name}\n\n" + "\n\n".join(wrong[:20])
+
+
+def _after_failing(case, disk, fault):
+    """The least that a power cut leaves of a run that meets the fault."""
+    ended = case.scenario.run(case.runner, fault=fault)
+    return disk.state(_looked_at(case, disk, ended.notes.calls)[-1].durable)
+
+
+def _looked_at(case, disk, calls):
+    """The moments of a run, of which some states after a crash were found whole."""
+    moments = disk.apply(calls)
+    found = crashes(disk, moments, case.scenario.name, 1)
+    for crash in sample_and_last(found, _LOOKED_AT, case.scenario.name):
+        try:
+            case.whole_in(disk.state(crash.steps))
+        except WrongError as error:
+            raise WrongError(f"{crash.text}: {error}") from None
+    return moments
