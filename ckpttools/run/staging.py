@@ -188,6 +188,9 @@ class Staging:
     def _recover(self, journal: Journal, purpose: Purpose) -> None:
         """Brings what an earlier run left into a state that this one can go on from."""
         with _errors_of(self.destination):
+            if self.is_published(journal.plan or purpose.plan):
+                # Who gave it the name was stopped before this, or it failed.
+                self._sync_names()
             remove_tree(self._removed)
             is_changed = self.is_complete(journal, purpose.plan) and self._is_changed(journal)
             self._settle(journal, journal.plan or purpose.plan)

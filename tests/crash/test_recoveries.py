@@ -26,6 +26,17 @@ def test_every_state_after_a_second_crash(cases, scenario):
     assert not wrong, f"{len(wrong)} of {scenario.name}\n\n" + "\n\n".join(wrong[:20])
 
 
+def test_what_the_next_command_says_is_done_is_durable(cases):
+    """Killed anywhere from the moment when the checkpoint has its name."""
+    case = cases(SCENARIOS[0])
+    calls = case.recorded.notes.calls
+    named = next(number for number, call in enumerate(calls) if call.other == str(case.destination))
+    for count in range(named + 1, len(calls) + 1):
+        disk = _disk_after(case, Crash("", frozenset(), calls=count))
+        moments = disk.apply(of_a_later_process(case.again().notes.calls))
+        case.whole_in(disk.state(moments[-1].durable), MODEL)
+
+
 def test_what_is_discarded_is_out_of_its_place_at_once(cases):
     """What grows is marked and never half removed at any instant, also while another command discards it."""
     case = cases(SCENARIOS[0])
