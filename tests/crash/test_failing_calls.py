@@ -4,6 +4,7 @@ import errno
 
 import pytest
 
+from ckpttools.formats.base import PLAN_MARK
 from crash.crashes import crashes, of_a_later_process
 from crash.disk import Disk, lay_out
 from crash.effort import ALL, sample_and_last, some
@@ -66,6 +67,25 @@ def test_power_cut_after_a_sync_that_failed(cases, scenario):
         except WrongError as error:
             wrong.append(f"{fault}: {error}")
     assert not wrong, f"{len(wrong)} of {scenario.name}\n\n" + "\n\n".join(wrong[:20])
+
+
+def test_the_mark_survives_a_sync_that_failed(cases):
+    """Where its own sync fails, the next command does not rely on what it can still read of it."""
+    case = cases(SCENARIOS[0])
+    calls = case.recorded.notes.calls
+    handle = next(call.handle for call in calls if call.name == "open" and call.path.endswith(PLAN_MARK))
+    syncs = [call.handle for call in calls if call.name == "fsync"]
+    case.begin()
+    disk = Disk(case.runner.root, (SOURCES,))
+    _after_failing(case, disk, Fault("fsync", 1 + syncs.index(handle), errno.EIO))
+    ended = case.again()
+    named = next(n for n, call in enumerate(ended.notes.calls) if call.other == str(case.destination))
+    moments = disk.apply(of_a_later_process(ended.notes.calls))
+    # A power cut when the name is durable and nothing after it.
+    moment = next(each for each in moments[named + 1 :] if each.steps - 1 in each.durable)
+    lay_out(disk.state(moment.durable), case.runner.root, PLACE)
+    assert case.destination.is_dir()
+    assert case.again().code == 0
 
 
 def _after_failing(case, disk, fault):
