@@ -87,11 +87,12 @@ class Conversion:
         overwrite: bool = False,
         observe: Observer = lambda event: None,
         manifest: str | Path | None = None,
+        command: str = "",
     ) -> Receipt:
         """Carries the plan out.
 
         Args:
-            destination, overwrite, observe: see `ckpttools.run.executor.execute`.
+            destination, overwrite, observe, command: see `ckpttools.run.executor.execute`.
             manifest: file that gets the digests of all arrays; replaced only if `overwrite`. They are made of
                 what is in memory; of arrays that did not pass through it, by a read of their own.
 
@@ -109,6 +110,7 @@ class Conversion:
             overwrite=overwrite,
             check_replaced=self._check_replaced,
             observe=observe,
+            command=command,
         )
         if manifest is None:
             return run()

@@ -67,6 +67,12 @@ def test_every_command_with_fewer_open_files_than_shards(tmp_path):
     assert len(list((tmp_path / "again").glob("*.safetensors"))) == SHARDS
 
 
+def test_two_thousand_shards_at_a_hard_limit_of_1024(tmp_path):
+    done = ckpt("hash", shards(tmp_path / "model", 2000), "--json", limit=1024)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["arrays"]) == 2000
+
+
 @pytest.fixture
 def few_files():
     """Room for eight open files here, whatever else the process has open."""

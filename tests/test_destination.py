@@ -279,7 +279,10 @@ main(sys.argv[1:])
 
 def test_a_trial_that_was_killed_does_not_keep_the_weights(place):
     arguments = ["unstack", str(place / "mt"), str(place / "flat"), "--dry-run"]
+    # A destination that is there already is left alone, also by a trial.
+    (place / "flat").mkdir()
     assert subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False).returncode == -9
+    assert names(place / "flat") == []
     left = [name for name in names(place) if name.startswith(".ckpttools-trial-")]
     assert len(left) == 1
     (place / ".ckpttools-trial-notes").write_text("mine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -23,6 +24,7 @@ from ckpttools.formats.safetensors_write import SafetensorsWriter
 from ckpttools.formats.zarr3_write import ZarrWriter
 from ckpttools.ir.tree import Tree
 from ckpttools.run import executor
+from ckpttools.stores.files import sync_tree
 from ckpttools.stores.partial import JOURNAL
 from ckpttools.transforms.select import Select
 
@@ -192,3 +194,24 @@ def state(place: Path) -> Any:
     if place.is_dir():
         return sorted(each.name for each in place.iterdir() if each.name != PLAN_MARK)
     return place.read_bytes()
+
+
+@pytest.mark.parametrize("failing", ["0", "70", "79"])
+def test_of_many_files_no_error_of_a_sync_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+):
+    for number in range(80):
+        (tmp_path / str(number)).touch()
+
+    def failed(sync: Sync) -> Sync:
+        def fail(descriptor: int) -> None:
+            if place_of(descriptor) == tmp_path / failing:
+                raise OSError(errno.EIO, "Input/output error", failing)
+
+        return fail
+
+    sync_tree(tmp_path)
+    at_every_sync(monkeypatch, failed)
+    with pytest.raises(OSError, match="Input/output error") as error:
+        sync_tree(tmp_path)
+    assert error.value.filename == failing

@@ -17,7 +17,7 @@ from ckpttools.formats.base import PLAN_MARK
 from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
 from ckpttools.run import staging as staging_module
 from ckpttools.run.events import Publishing, TaskDone
-from ckpttools.run.journal import Entry, Journal, LockedError
+from ckpttools.run.journal import Entry, Journal, LockedError, Purpose
 from ckpttools.run.staging import Staging
 from ckpttools.stores.files import exchange
 from ckpttools.stores.local import LocalFile
@@ -277,7 +277,14 @@ class TestReplacing:
             (out / PLAN_MARK).unlink()
             with pytest.raises(StopError):
                 plan_to_maxtext(models / "a").run(tmp_path / "next", observe=stop_when(Publishing))
-            (tmp_path / "next.partial" / "content" / PLAN_MARK).unlink()
+            growing = tmp_path / "next.partial" / "content"
+            (growing / PLAN_MARK).unlink()
+            before = content(growing)
+            for overwrite in (False, True):
+                with pytest.raises(UsageError, match="is not what a conversion left there"):
+                    plan_to_maxtext(models / "a").run(tmp_path / "next", overwrite=overwrite)
+            assert content(growing) == before
+            shutil.rmtree(growing)
             plan_to_maxtext(models / "a").run(tmp_path / "next")
             assert content(tmp_path / "next") == old
 
@@ -375,16 +382,42 @@ class TestJournal:
 
     def test_it_says_what_was_entered(self, tmp_path):
         journal = Journal(tmp_path)
-        journal.begin("plan")
+        journal.begin(Purpose("plan"))
         journal.enter(self.entries(3))
         journal.close()
         again = Journal(tmp_path)
         assert (again.plan, again.done) == ("plan", self.entries(3))
 
+    def test_what_is_published_is_the_last_inventory_if_it_is_whole(self, tmp_path):
+        journal = Journal(tmp_path)
+        journal.begin(Purpose("plan", "/src", "ckpt cast a b", "/"))
+        journal.note_publishing(["5 1 a", "7 2 b c"])
+        journal.note_publishing(["5 3 a"])
+        journal.close()
+        again = Journal(tmp_path)
+        again.close()
+        assert again.purpose == Purpose("plan", "/src", "ckpt cast a b", "/")
+        assert (again.publishing, again.inventory) == (True, ["5 3 a"])
+        data = (tmp_path / NAME).read_bytes()
+        (tmp_path / NAME).write_bytes(data.replace(b"5 3 a", b"6 3 a"))
+        damaged = Journal(tmp_path)
+        assert (damaged.publishing, damaged.inventory) == (True, None)
+
+    def test_another_journal_of_its_name_is_not_removed(self, tmp_path):
+        """Somebody has deleted the directory, and another process has begun anew."""
+        journal = Journal(tmp_path)
+        (tmp_path / NAME).unlink()
+        assert not journal.remove()
+        other = Journal(tmp_path)
+        other.begin(Purpose("other"))
+        assert not journal.remove()
+        assert (tmp_path / NAME).read_bytes()
+        assert other.remove() and names(tmp_path) == []
+
     @pytest.mark.parametrize("damage", range(0, 400, 7))
     def test_no_damage_is_believed(self, tmp_path, damage):
         journal = Journal(tmp_path)
-        journal.begin("plan")
+        journal.begin(Purpose("plan"))
         journal.enter(self.entries(5))
         journal.close()
         data = bytearray((tmp_path / NAME).read_bytes())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckpttools.cli.command_line import command_line
 from ckpttools.cli.lazy import Lazy, LazyGroup
 from ckpttools.cli.options import (
     Output,
@@ -98,7 +99,11 @@ def _carry_out(conversion: Conversion, destination: Path, output: Output) -> Non
     print_notes(conversion.plan.notes, conversion.plan.remarks)
     with listening(output.progress) as observe:
         receipt = conversion.run(
-            destination, overwrite=output.overwrite, observe=observe, manifest=output.manifest
+            destination,
+            overwrite=output.overwrite,
+            observe=observe,
+            manifest=output.manifest,
+            command=command_line(),
         )
     if output.as_json:
         print_json(receipt)

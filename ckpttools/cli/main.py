@@ -13,6 +13,7 @@ import click
 from ckpttools import __version__
 from ckpttools.cli import stopping
 from ckpttools.cli.border import exit_code_of, finish_output, kept_from_click, open_closed, write_whole
+from ckpttools.cli.command_line import remember_command
 from ckpttools.cli.lazy import Lazy, LazyGroup
 from ckpttools.cli.output import say
 from ckpttools.errors import LaterStepWarning
@@ -63,9 +64,14 @@ class _Root(LazyGroup):
         finish_output()
         sys.exit(code)
 
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        words = list(args)
         with kept_from_click():
-            return super().make_context(*args, **extra)
+            context = super().make_context(info_name, args, parent, **extra)
+        remember_command(context, words)
+        return context
 
     def invoke(self, ctx: click.Context) -> None:
         with warnings.catch_warnings():

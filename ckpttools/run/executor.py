@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from ckpttools.region import Shape
 from ckpttools.run.apart import check_apart, check_unread
 from ckpttools.run.data_files import DataFiles
 from ckpttools.run.events import Observer, Publishing, Receipt, Started, TaskDone, Watch
-from ckpttools.run.journal import Entry, Journal
+from ckpttools.run.journal import Entry, Journal, Purpose
 from ckpttools.run.linking import link_files
 from ckpttools.run.making import make
 from ckpttools.run.memory import peak_bytes
@@ -46,6 +47,7 @@ def execute(
     observe: Observer = lambda event: None,
     watch: Watch = lambda path, region, values: None,
     conclude: Callable[[], None] = lambda: None,
+    command: str = "",
 ) -> Receipt:
     """Makes the checkpoint that the plan describes, or goes on where an earlier run stopped.
 
@@ -59,6 +61,7 @@ def execute(
         watch: sees everything that is written; not what an earlier run wrote or what is only referenced.
         conclude: called when the checkpoint has its name, before the journal goes: what it raises leaves the
             same command something to go on with.
+        command: the command line, for who finds the work unfinished; "" where there is none.
 
     Raises:
         CheckpointError: of any kind; the destination is then as it was, and `<destination>.partial` keeps
@@ -67,8 +70,9 @@ def execute(
     started = time.monotonic()
     staging = Staging(destination, overwrite, check_replaced)
     own = _checked(plan, writer, staging)
-    with staging.opened(own) as journal:
-        if journal.publishing and staging.is_published(own):
+    purpose = Purpose(own, _source(plan), command, str(FilePath.cwd()) if command else "")
+    with staging.opened(purpose) as journal:
+        if staging.is_complete(journal, own):
             done, unlinked = _Work(len(plan.tasks), plan.bytes_out), 0
             observe(Started(plan, done.tasks, done.bytes_out))
         else:
@@ -114,6 +118,14 @@ def _checked(plan: Plan, writer: Writer, staging: Staging) -> str:
     check_unread(plan.sources, staging)
     staging.check(own, plan.layout.nbytes)
     return own
+
+
+def _source(plan: Plan) -> str:
+    """What is converted, for messages: where it was opened, or where all its files lie."""
+    if plan.tree.metadata.place:
+        return str(FilePath(plan.tree.metadata.place).absolute())
+    directories = [FilePath(source.path).absolute().parent for source in plan.sources]
+    return os.path.commonpath(directories) if directories else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Which tasks are done, in a file beside the data, so that the same command can go on after `kill -9`.
 
-The first line names the plan, and with it whose directory this is; then there is a line for each finished
-task, and one when all is written and the checkpoint is about to get its name. A task is entered only after
-its bytes were synced, so the journal never promises more than the disk holds. Every line carries a checksum;
-one that does not match does not count.
+The first line names the plan, and with it whose directory this is, also in words; then there is a line for
+each finished task, and when all is written and the checkpoint is about to get its name, lines that say what
+its files are then, and one that says that these are all. A task is entered only after its bytes were synced,
+so the journal never promises more than the disk holds. Every line carries a checksum; one that does not match
+does not count.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from ckpttools.errors import UsageError
@@ -24,11 +25,28 @@ from ckpttools.stores.partial import JOURNAL
 
 # A line takes 60 bytes, and some more for each chunk that is encoded.
 _LARGEST = 1 << 30
-_PLAN, _TASK, _PUBLISHING = "plan", "task", "publishing"
+_PLAN, _TASK, _INVENTORY, _FILE, _PUBLISHING = "plan", "task", "inventory", "file", "publishing"
 
 
 class LockedError(UsageError):
     """Another process is at work on the same destination."""
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """What a conversion is for.
+
+    Attributes:
+        plan: fingerprint of its plan.
+        source: what is converted, for messages.
+        command: the command line, for messages; "" where there is none.
+        directory: where that was given.
+    """
+
+    plan: str
+    source: str = ""
+    command: str = ""
+    directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +82,10 @@ class Journal:
     """The journal in one directory, open and locked as long as this object is.
 
     Attributes:
-        plan: fingerprint of the plan whose work this is; None where none is noted, or none can be read.
+        purpose: whose work this is; None where none is noted, or none can be read.
         done: the tasks that are finished.
         publishing: whether all is written, and the checkpoint may have got its name.
+        inventory: of the checkpoint then; None if none was noted, or not all of it can be read.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -82,9 +101,10 @@ class Journal:
         self._descriptor = os.open(self._path, flags, 0o666)
         try:
             self._lock()
-            self.plan: str | None = None
+            self.purpose: Purpose | None = None
             self.done: list[Entry] = []
             self.publishing = False
+            self.inventory: list[str] | None = None
             self._load()
         except BaseException:
             self.close()
@@ -110,26 +130,37 @@ class Journal:
         except FileNotFoundError:
             return False
 
+    @property
+    def plan(self) -> str | None:
+        """Fingerprint of the plan whose work this is; None where none is known."""
+        return None if self.purpose is None else self.purpose.plan
+
     def _load(self) -> None:
         size = os.fstat(self._descriptor).st_size
         # What is longer was not written here, and none of it counts.
         data = os.pread(self._descriptor, size, 0) if size <= _LARGEST else b""
         whole = data.rfind(b"\n") + 1
+        files: list[str] = []
         for kind, content in _lines(data[:whole]):
-            if kind == _PLAN and isinstance(content, str):
-                self.plan = content
+            if kind == _PLAN:
+                self.purpose = _purpose(content)
+            elif kind == _INVENTORY:
+                files = []
             elif kind == _PUBLISHING:
                 self.publishing = True
+                self.inventory = files if content == len(files) else None
+            elif kind == _FILE and isinstance(content, str):
+                files.append(content)
             elif kind == _TASK and isinstance(content, list):
                 self.done += _entry(content)
-        if self.plan is None:
-            self.done, self.publishing = [], False
+        if self.purpose is None:
+            self.done, self.publishing, self.inventory = [], False, None
         elif whole < size:
             # A line was being written when the process died: the next one must not be joined to it.
             os.ftruncate(self._descriptor, whole)
 
-    def begin(self, plan: str) -> None:
-        """Makes this the journal of a plan of which nothing is done.
+    def begin(self, purpose: Purpose) -> None:
+        """Makes this the journal of a conversion of which nothing is done.
 
         Raises:
             StorageError, NoSpaceError: the file cannot be written.
@@ -138,14 +169,15 @@ class Journal:
             os.ftruncate(self._descriptor, 0)
         except OSError as error:
             raise write_error(self._path, error) from error
-        self.plan, self.done, self.publishing = plan, [], False
-        self._append([(_PLAN, plan)])
+        self.purpose, self.done, self.publishing, self.inventory = purpose, [], False, None
+        self._append([(_PLAN, astuple(purpose))])
 
-    def note_publishing(self) -> None:
-        """Notes that the checkpoint is about to get its name; errors as `begin`."""
-        if not self.publishing:
-            self._append([(_PUBLISHING, None)])
-            self.publishing = True
+    def note_publishing(self, inventory: Iterable[str]) -> None:
+        """Notes that the checkpoint is about to get its name, and what its files are; errors as `begin`."""
+        files = list(inventory)
+        lines = ((_FILE, each) for each in files)
+        self._append([(_INVENTORY, None), *lines, (_PUBLISHING, len(files))])
+        self.publishing, self.inventory = True, files
 
     def enter(self, entries: Iterable[Entry]) -> None:
         """Notes that the bytes of these tasks are durable; errors as `begin`."""
@@ -193,6 +225,14 @@ def _lines(data: bytes) -> Iterator[tuple[str, object]]:
             except (ValueError, TypeError, RecursionError):
                 continue
             yield kind, content
+
+
+def _purpose(content: object) -> Purpose | None:
+    """What a line says of whose work it is; None where it is not one of ours."""
+    is_ours = (
+        isinstance(content, list) and len(content) == 4 and all(isinstance(each, str) for each in content)
+    )
+    return Purpose(*content) if is_ours else None  # type: ignore[misc]
 
 
 def _entry(content: list[object]) -> Iterator[Entry]:

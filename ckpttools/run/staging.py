@@ -19,12 +19,13 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpttools.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.formats.base import PLAN_MARK
-from ckpttools.run.journal import Journal
+from ckpttools.run.inventory import check_inventory, inventory
+from ckpttools.run.journal import Journal, Purpose
 from ckpttools.stores.files import (
     exchange,
     make_directory,
@@ -98,6 +99,10 @@ class Staging:
         """Whether a run of this plan has published all and was interrupted before it could say so."""
         return _mark(self.destination) == plan and is_staging(self.directory)
 
+    def is_complete(self, journal: Journal, plan: str) -> bool:
+        """The same of what this plan's journal says, too."""
+        return journal.plan == plan and journal.publishing and self.is_published(plan)
+
     def _check_taken(self) -> None:
         destination = self.destination
         if _is_free(destination):
@@ -126,27 +131,28 @@ class Staging:
             )
 
     @contextmanager
-    def opened(self, plan: str) -> Iterator[Journal]:
+    def opened(self, purpose: Purpose) -> Iterator[Journal]:
         """Takes the destination for this process, from the first look at it to the end.
 
         Args:
-            plan: fingerprint of what is to be done, which `check` has let pass.
+            purpose: what is to be done, which `check` has let pass.
 
         Returns:
-            The journal, with what an earlier run of the same plan has done. Where that is published, there is
-            nothing left to do but to `conclude`.
+            The journal, with what an earlier run of the same plan has done. Where that `is_complete`, there
+            is nothing left to do but to `conclude`.
 
         Raises:
             LockedError: another process is writing it.
             UsageError: the beginning of another conversion is there, or a directory that is not ours.
+            DestinationExistsError: an earlier run has published it, and it was changed since.
             CheckpointError: as `check`; or the system reports an error.
         """
         journal = self._locked()
         try:
-            self._recover(journal, plan)
-            if not (journal.plan == plan and self.is_published(plan)):
+            self._recover(journal, purpose)
+            if not self.is_complete(journal, purpose.plan):
                 self._check_taken()
-                self._begin(journal, plan)
+                self._begin(journal, purpose)
             yield journal
         finally:
             self._leave(journal)
@@ -179,14 +185,50 @@ class Staging:
                 hint="move it away, or choose another destination",
             )
 
-    def _recover(self, journal: Journal, plan: str) -> None:
+    def _recover(self, journal: Journal, purpose: Purpose) -> None:
         """Brings what an earlier run left into a state that this one can go on from."""
         with _errors_of(self.destination):
+            if self.is_published(journal.plan or purpose.plan):
+                # Who gave it the name was stopped before this, or it failed.
+                self._sync_names()
             remove_tree(self._removed)
-            self._settle(journal, journal.plan or plan)
-        is_anothers = journal.plan != plan and os.path.lexists(self.content)
+            is_changed = self.is_complete(journal, purpose.plan) and self._is_changed(journal)
+            self._settle(journal, journal.plan or purpose.plan)
+            if is_changed:
+                _unmark(self.destination)
+            self._refuse_unmarked()
+        is_anothers = journal.plan != purpose.plan and os.path.lexists(self.content)
         if is_anothers and not self.overwrite:
-            raise self._anothers(journal, plan)
+            raise self._anothers(journal, purpose)
+
+    def _refuse_unmarked(self) -> None:
+        """Raises UsageError if something is where the checkpoint grows that is not ours."""
+        if not _is_free(self.content) and _mark(self.content) is None:
+            raise UsageError(
+                f"{self.content} is not what a conversion left there: it has no {PLAN_MARK}",
+                wanted="a checkpoint that grows, which is marked from the beginning",
+                hint="move it away, or delete it; then run the command again",
+            )
+
+    def _is_changed(self, journal: Journal) -> bool:
+        """Whether what was published is not what it was then, and may be replaced.
+
+        Raises:
+            DestinationExistsError: it may not.
+        """
+        old = self._old(journal)
+        rest = "" if old is None else f" ({old} is what {self.destination} was before)"
+        mark = self.destination / PLAN_MARK
+        keep = f"to keep it as it is, delete {mark} and {self.directory}{rest}"
+        try:
+            check_inventory(
+                self.destination, journal.inventory or (), f"{keep}; to make it again, use --overwrite"
+            )
+        except DestinationExistsError:
+            if not self.overwrite:
+                raise
+            return True
+        return False
 
     def _settle(self, journal: Journal, plan: str) -> None:
         """What was to be replaced is removed if its successor has the name, else it gets the name back."""
@@ -216,26 +258,34 @@ class Staging:
         # What grows here is marked from the beginning.
         return self.content if _mark(self.content) is None else None
 
-    def _anothers(self, journal: Journal, plan: str) -> UsageError:
-        if journal.plan is None:
+    def _anothers(self, journal: Journal, purpose: Purpose) -> UsageError:
+        begun, discard = journal.purpose, f"delete {self.directory}, or discard it with --overwrite"
+        if begun is None:
             return UsageError(
                 f"the journal in {self.directory} is damaged, so nothing tells what was done",
                 wanted="the file as an interrupted conversion left it",
-                hint=f"delete {self.directory}, or discard it with --overwrite",
+                hint=discard,
             )
+        if begun.command and replace(begun, plan=purpose.plan) == purpose:
+            what = "another conversion: the same command, begun when its source was not what it is now"
+            go_on = "it cannot be gone on with"
+        else:
+            what = "another conversion"
+            go_on = f"to go on with it, {_again(begun)}"
         return UsageError(
-            f"{self.directory} holds the beginning of another conversion",
-            got=f"plan {journal.plan[:12]}",
-            wanted=f"plan {plan[:12]}",
-            hint="run the command that began it, delete it, or discard it with --overwrite",
+            f"{self.directory} holds the beginning of {what}",
+            got=_described(begun),
+            wanted=_described(purpose),
+            hint=f"{go_on}; to give it up, {discard}",
         )
 
-    def _begin(self, journal: Journal, plan: str) -> None:
+    def _begin(self, journal: Journal, purpose: Purpose) -> None:
         """Makes the directory this plan's, with what was done of it or empty."""
+        plan = purpose.plan
         with _errors_of(self.directory):
             if journal.plan != plan or _mark(self.content) != plan:
                 self._remove(self.content)
-                journal.begin(plan)
+                journal.begin(purpose)
                 self.content.mkdir()
                 write_synced(self.content / PLAN_MARK, plan.encode())
                 sync_directory(self.content)
@@ -249,7 +299,8 @@ class Staging:
         """
         with _errors_of(self.directory):
             self._remove(self.content)
-        journal.begin(journal.plan or "")
+        if journal.purpose is not None:
+            journal.begin(journal.purpose)
 
     def publish(self, journal: Journal) -> None:
         """Gives the content its final name, in one step; what had the name before goes last.
@@ -261,7 +312,7 @@ class Staging:
         with _errors_of(self.destination):
             sync_tree(self.content)
             self._check_taken()
-            journal.note_publishing()
+            journal.note_publishing(inventory(self.content))
             self._rename()
             self._sync_names()
         old = self._old(journal)
@@ -316,6 +367,20 @@ class Staging:
             is_needed = journal.plan is not None and self.is_published(journal.plan)
             if not is_needed and names_in(self.directory) == [JOURNAL] and journal.remove():
                 self.directory.rmdir()
+
+
+def _described(purpose: Purpose) -> str:
+    """What a conversion is, in words."""
+    of = f"the conversion of {purpose.source}, " if purpose.source else ""
+    by = f"by `{purpose.command}` in {purpose.directory}, " if purpose.command else ""
+    return f"{of}{by}plan {purpose.plan[:12]}"
+
+
+def _again(purpose: Purpose) -> str:
+    """How to go on with a conversion."""
+    if not purpose.command:
+        return "run the command that began it"
+    return f"run in {purpose.directory}: {purpose.command}"
 
 
 def check_name(destination: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
@@ -68,7 +69,8 @@ def write_synced(path: Path, content: bytes) -> None:
     """Writes a small file so that its content is durable; its name is when its directory is synced.
 
     Raises:
-        OSError: the system reports an error.
+        OSError: the system reports an error. The file is removed then: what a failed sync has left can be
+            read, and no later sync makes it durable (fsync(2)).
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
@@ -76,6 +78,10 @@ def write_synced(path: Path, content: bytes) -> None:
         while rest:
             rest = rest[os.write(descriptor, rest) :]
         os.fsync(descriptor)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise
     finally:
         os.close(descriptor)
 

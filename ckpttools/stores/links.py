@@ -36,9 +36,10 @@ class Trials:
     def __init__(self, directory: Path) -> None:
         """
         Args:
-            directory: where links would go; it need not be there yet.
+            directory: where links would go. The trials are made beside it, where it grows until it gets its
+                name: what is in it now is not touched.
         """
-        self._near = next(place for place in (directory, *directory.absolute().parents) if place.is_dir())
+        self._near = next(place for place in directory.absolute().parents if place.is_dir())
         self._known: dict[tuple[object, ...], str | None] = {}
         _remove_trials(self._near)
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crash.disk import Disk, Moment
+from crash.taps import Call
+
+# More than a process makes.
+_HANDLES = 1 << 32
+
+
+def of_a_later_process(calls: Sequence[Call]) -> list[Call]:
+    """Calls with handles that differ from those of the process before."""
+    return [replace(call, handle=call.handle and call.handle + _HANDLES) for call in calls]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +26,13 @@ class Crash:
         text: for people.
         steps: that reached the disk.
         least: whether nothing did that had not to.
+        calls: that were made, where a kill left the state; None for a power cut.
     """
 
     text: str
     steps: frozenset[int]
     least: bool = False
+    calls: int | None = None
 
 
 def crashes(disk: Disk, moments: Sequence[Moment], seed: str, samples: int) -> list[Crash]:
@@ -44,7 +55,7 @@ def crashes(disk: Disk, moments: Sequence[Moment], seed: str, samples: int) -> l
 def _crashes(disk: Disk, moments: Sequence[Moment], source: random.Random, samples: int) -> Iterator[Crash]:
     for moment in moments:
         everything = frozenset(range(moment.steps))
-        yield Crash(f"killed after {moment.calls} calls", everything)
+        yield Crash(f"killed after {moment.calls} calls", everything, calls=moment.calls)
         if not moment.waits:
             continue
         waiting = sorted(everything - moment.durable)

@@ -8,6 +8,8 @@ Systems Are Not Created Equal", OSDI 2014), and weaker than any journalling file
 - Entries of one directory reach the disk in the order in which they were made; a crash cuts that order
   anywhere. Entries of different directories have no order. `fsync` of a directory makes its entries so far
   durable, not its own entry in its parent; `fsync` of a file does not make any entry durable.
+- After an `fsync` of a file that failed, nothing of it that was not durable is made so by a later one: the
+  system may take pages for clean that it could not write (fsync(2)). Such bytes may have reached the disk.
 - A rename is one step, also between directories, also one that exchanges two names: both directories have all
   of it or nothing.
 
@@ -30,9 +32,17 @@ _MOST_PAGES = 4
 _ROOT = 0
 
 Node: TypeAlias = int
-Content: TypeAlias = "bytes | Path | str | None"
+Content: TypeAlias = "Stored | Path | str | None"
 State: TypeAlias = dict[str, Content]
-"""All below the root: bytes of a file, the file that it names, the target of a link, None for a directory."""
+"""All below the root: what a file holds, the file that it is, the target of a link, None for a directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Bytes of a file, and when they were changed last, in nanoseconds."""
+
+    data: bytes
+    time: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +64,11 @@ class Bytes:
         node: the file.
         offset, data: what is written where.
         size: that the file gets, exactly if `cut`, else at least.
+        time: of the change, in nanoseconds.
     """
 
     node: Node
+    time: int
     offset: int = 0
     data: bytes = b""
     size: int = 0
@@ -94,6 +106,7 @@ class Disk:
         self._before: dict[int, set[int]] = {}
         self._opened: dict[int, Node] = {}
         self._durable: set[int] = set()
+        self._dropped: set[int] = set()
 
     def _scan(self, path: Path, directory: Node, below_fixed: bool, fixed: Sequence[str]) -> None:
         for entry in os.scandir(path):
@@ -105,14 +118,14 @@ class Disk:
             elif entry.is_dir():
                 self._scan(Path(entry.path), node, still, () if directory == _ROOT else fixed)
             else:
-                self._data[node] = Path(entry.path) if still else Path(entry.path).read_bytes()
+                self._data[node] = Path(entry.path) if still else _stored(Path(entry.path))
 
     def _new(self, directory: bool) -> Node:
         self._count += 1
         if directory:
             self._names[self._count] = {}
         else:
-            self._data[self._count] = b""
+            self._data[self._count] = Stored(b"", 0)
         return self._count
 
     def apply(self, calls: Sequence[Call]) -> list[Moment]:
@@ -133,6 +146,7 @@ class Disk:
         node = self._names[directory].get(name) if name else _ROOT
         if call.flags & os.O_TMPFILE == os.O_TMPFILE or (node is None and call.flags & os.O_CREAT):
             node = self._new(False)
+            self._data[node] = Stored(b"", call.time)
             if call.flags & os.O_TMPFILE != os.O_TMPFILE:
                 self._entries((directory, name, node))
         assert node is not None, call
@@ -181,12 +195,19 @@ class Disk:
     def _fsync(self, call: Call) -> None:
         node = self._opened[call.handle]
         mine = {number for number, step in enumerate(self.steps) if _touches(step, node)}
-        self._durable |= self.with_earlier(mine)
+        self._durable |= self.with_earlier(mine) - self._dropped
 
     _fdatasync = _fsync
 
+    def _failed_sync(self, call: Call) -> None:
+        node = self._opened[call.handle]
+        mine = {
+            number for number, step in enumerate(self.steps) if isinstance(step, Bytes) and step.node == node
+        }
+        self._dropped |= mine - self._durable
+
     def _sync(self, call: Call) -> None:
-        self._durable |= set(range(len(self.steps)))
+        self._durable |= set(range(len(self.steps))) - self._dropped
 
     def _nothing(self, call: Call) -> None:
         pass
@@ -209,7 +230,7 @@ class Disk:
         node = self._opened[call.handle]
         if isinstance(self._data[node], Path):
             raise AssertionError(f"{call.name} into {self._data[node]}, which is only read")
-        self.steps.append(Bytes(node, offset, data, size, cut))
+        self.steps.append(Bytes(node, call.time, offset, data, size, cut))
 
     def _place(self, path: str) -> tuple[Node, str]:
         head, _, name = path.rpartition("/")
@@ -247,32 +268,39 @@ class Disk:
         """What the disk holds if these steps reached it."""
         names = {node: dict(entries) for node, entries in self._first.items()}
         data: dict[Node, bytearray] = {}
+        times: dict[Node, int] = {}
         for number in sorted(steps):
             step = self.steps[number]
             if isinstance(step, Names):
                 _enter(names, step)
             else:
                 _put(data.setdefault(step.node, bytearray(self._original(step.node))), step)
-        return dict(self._walk(names, data, _ROOT, ""))
+                times[step.node] = step.time
+        changed = {node: Stored(bytes(data[node]), time) for node, time in times.items()}
+        return dict(self._walk(names, changed, _ROOT, ""))
 
     def _original(self, node: Node) -> bytes:
         content = self._data[node]
-        assert isinstance(content, bytes)
-        return content
+        assert isinstance(content, Stored)
+        return content.data
 
     def _walk(
-        self, names: Mapping[Node, Mapping[str, Node]], data: Mapping[Node, bytearray], node: Node, path: str
+        self, names: Mapping[Node, Mapping[str, Node]], changed: Mapping[Node, Stored], node: Node, path: str
     ) -> Iterator[tuple[str, Content]]:
         for name, below in sorted(names.get(node, {}).items()):
             place = f"{path}{name}"
             if below in self._names:
                 yield place, None
-                yield from self._walk(names, data, below, f"{place}/")
+                yield from self._walk(names, changed, below, f"{place}/")
             else:
-                yield place, bytes(data[below]) if below in data else self._data[below]
+                yield place, changed.get(below, self._data[below])
 
 
 _SYNCS = ("fsync", "fdatasync", "sync")
+
+
+def _stored(path: Path) -> Stored:
+    return Stored(path.read_bytes(), path.stat().st_mtime_ns)
 
 
 def _touches(step: Names | Bytes, node: Node) -> bool:
@@ -309,4 +337,5 @@ def lay_out(state: State, root: Path, place: str) -> None:
         elif isinstance(content, str):
             target.symlink_to(content)
         else:
-            target.write_bytes(content)
+            target.write_bytes(content.data)
+            os.utime(target, ns=(content.time, content.time))

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crash.taps import Call
 
 READS = frozenset(("read", "pread", "preadv"))
+SYNCS = frozenset(("fsync", "fdatasync"))
 
 
 class Recorder:
-    """Notes what changes the file system or makes it durable."""
+    """Notes what changes the file system or makes it durable, and what failed to."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
 
     def before(self, call: Call) -> None:
         pass
+
+    def stopped(self, call: Call) -> None:
+        if call.name in SYNCS:
+            self.calls.append(replace(call, name="failed_sync"))
 
     def after(self, call: Call) -> None:
         if call.name not in READS:
@@ -33,6 +38,9 @@ class Counter:
 
     def before(self, call: Call) -> None:
         self.counts[call.name] = self.counts.get(call.name, 0) + 1
+
+    def stopped(self, call: Call) -> None:
+        pass
 
     def after(self, call: Call) -> None:
         pass
@@ -70,6 +78,9 @@ class Failing:
         if self._seen == fault.number or (fault.lasting and self._seen > fault.number):
             raise OSError(fault.code, os.strerror(fault.code), call.path or None)
 
+    def stopped(self, call: Call) -> None:
+        pass
+
     def after(self, call: Call) -> None:
         pass
 
@@ -85,6 +96,9 @@ class Turns:
         if call.name not in READS:
             self._socket.sendall(b"?")
             self._socket.recv(1)
+
+    def stopped(self, call: Call) -> None:
+        pass
 
     def after(self, call: Call) -> None:
         pass

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -53,6 +54,7 @@ class Call:
         offset, size: in bytes, where the call has them.
         data: what was written.
         flags: of an open.
+        time: of the last change of the file after the call, in nanoseconds; 0 where it has none.
     """
 
     name: str
@@ -63,12 +65,16 @@ class Call:
     size: int = 0
     data: bytes = b""
     flags: int = 0
+    time: int = 0
 
 
 class Handler(Protocol):
-    """Sees each call before it is made, where it may wait or raise, and after it went well."""
+    """Sees each call before it is made, where it may wait or raise, and then how it went."""
 
     def before(self, call: Call) -> None: ...
+
+    def stopped(self, call: Call) -> None:
+        """A handler has let the call fail."""
 
     def after(self, call: Call) -> None: ...
 
@@ -150,8 +156,7 @@ class Taps:
         if not (call.handle or self._inside(call.path) or self._inside(call.other) or call.name == "sync"):
             return make()
         with self._lock:
-            for handler in self._handlers:
-                handler.before(call)
+            self._before(call)
             result = make()
             complete = done(call, result)
             if complete is not None:
@@ -159,13 +164,22 @@ class Taps:
                     handler.after(complete)
             return result
 
+    def _before(self, call: Call) -> None:
+        try:
+            for handler in self._handlers:
+                handler.before(call)
+        except OSError:
+            for handler in self._handlers:
+                handler.stopped(call)
+            raise
+
     def _open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         absolute = self._absolute(path, dir_fd)
 
         def done(call: Call, descriptor: int) -> Call:
             self._count += 1
             self._handles[descriptor] = self._count
-            return replace(call, handle=self._count)
+            return replace(call, handle=self._count, time=os.fstat(descriptor).st_mtime_ns)
 
         call = Call("open", path=absolute, flags=flags)
         return self._made(call, lambda: self._os["open"](path, flags, mode, dir_fd=dir_fd), done)
@@ -212,7 +226,8 @@ class Taps:
             if handle is None:
                 return real(descriptor, *args)
             call = replace(self._described(name, number, args), handle=handle)
-            return self._made(call, lambda: real(descriptor, *args), _as_far_as_it_went)
+            done = partial(_done, descriptor=number)
+            return self._made(call, lambda: real(descriptor, *args), done)
 
         wrapper.__name__ = name
         return wrapper
@@ -262,8 +277,10 @@ class Taps:
         return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding, errors, newline)
 
 
-def _as_far_as_it_went(call: Call, result: Any) -> Call:
-    return replace(call, data=call.data[:result]) if call.name in ("write", "pwrite") else call
+def _done(call: Call, result: Any, descriptor: int) -> Call:
+    """A call as far as it went."""
+    data = call.data[:result] if call.name in ("write", "pwrite") else call.data
+    return replace(call, data=data, time=os.fstat(descriptor).st_mtime_ns)
 
 
 class _File(io.FileIO):

@@ -4,9 +4,12 @@ import errno
 
 import pytest
 
-from crash.effort import some
-from crash.handlers import Fault
-from crash.scenarios import MODEL, SCENARIOS
+from ckpttools.formats.base import PLAN_MARK
+from crash.crashes import crashes, of_a_later_process
+from crash.disk import Disk, lay_out
+from crash.effort import ALL, sample_and_last, some
+from crash.handlers import SYNCS, Fault
+from crash.scenarios import MODEL, PLACE, SCENARIOS, SOURCES
 from crash.verdict import WrongError, spoken
 
 CODES = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES)
@@ -40,3 +43,64 @@ def test_every_failing_call(cases, scenario):
         except WrongError as error:
             wrong.append(f"{fault}: {error}")
     assert not wrong, f"{len(wrong)} of {scenario.name}\n\n" + "\n\n".join(wrong[:20])
+
+
+_LOOKED_AT = 1000 if ALL else 20
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+def test_power_cut_after_a_sync_that_failed(cases, scenario):
+    """What it should have made durable is not made so by a later one, in this process or the next."""
+    case = cases(scenario)
+    wrong = []
+    syncs = [fault for fault in faults(case.recorded.notes.counts) if fault.name in SYNCS]
+    for fault in some([fault for fault in syncs if fault.code == errno.EIO], 1, scenario.name):
+        case.begin()
+        disk = Disk(case.runner.root, (SOURCES,))
+        try:
+            left = _after_failing(case, disk, fault)
+            calls = of_a_later_process(case.again().notes.calls)
+            end = disk.state(_looked_at(case, disk, calls)[-1].durable)
+            case.whole_in(end, MODEL)
+            lay_out(left, case.runner.root, PLACE)
+            case.again()
+        except WrongError as error:
+            wrong.append(f"{fault}: {error}")
+    assert not wrong, f"{len(wrong)} of {scenario.name}\n\n" + "\n\n".join(wrong[:20])
+
+
+def test_the_mark_survives_a_sync_that_failed(cases):
+    """Where its own sync fails, the next command does not rely on what it can still read of it."""
+    case = cases(SCENARIOS[0])
+    calls = case.recorded.notes.calls
+    handle = next(call.handle for call in calls if call.name == "open" and call.path.endswith(PLAN_MARK))
+    syncs = [call.handle for call in calls if call.name == "fsync"]
+    case.begin()
+    disk = Disk(case.runner.root, (SOURCES,))
+    _after_failing(case, disk, Fault("fsync", 1 + syncs.index(handle), errno.EIO))
+    ended = case.again()
+    named = next(n for n, call in enumerate(ended.notes.calls) if call.other == str(case.destination))
+    moments = disk.apply(of_a_later_process(ended.notes.calls))
+    # A power cut when the name is durable and nothing after it.
+    moment = next(each for each in moments[named + 1 :] if each.steps - 1 in each.durable)
+    lay_out(disk.state(moment.durable), case.runner.root, PLACE)
+    assert case.destination.is_dir()
+    assert case.again().code == 0
+
+
+def _after_failing(case, disk, fault):
+    """The least that a power cut leaves of a run that meets the fault."""
+    ended = case.scenario.run(case.runner, fault=fault)
+    return disk.state(_looked_at(case, disk, ended.notes.calls)[-1].durable)
+
+
+def _looked_at(case, disk, calls):
+    """The moments of a run, of which some states after a crash were found whole."""
+    moments = disk.apply(calls)
+    found = crashes(disk, moments, case.scenario.name, 1)
+    for crash in sample_and_last(found, _LOOKED_AT, case.scenario.name):
+        try:
+            case.whole_in(disk.state(crash.steps))
+        except WrongError as error:
+            raise WrongError(f"{crash.text}: {error}") from None
+    return moments

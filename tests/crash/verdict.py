@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from crash.disk import Content, Disk, State, lay_out
+from crash.disk import Content, Disk, State, Stored, lay_out
 from crash.runner import Ended, Runner
 from crash.scenarios import MODEL, OLD, OTHER, PLACE, SOURCES, Scenario, empty_place
 
@@ -35,7 +35,7 @@ def contents_in(state: State, path: str) -> Contents:
 def _bytes(content: Content, name: Path) -> bytes:
     if content is None or isinstance(content, str):
         return os.fsencode(content or "")
-    data = content if isinstance(content, bytes) else content.read_bytes()
+    data = content.data if isinstance(content, Stored) else content.read_bytes()
     if name.name == "_CHECKPOINT_METADATA":
         with suppress(ValueError, AttributeError):  # where a crash has torn it
             return json.dumps({key: bool(value) for key, value in json.loads(data).items()}).encode()
@@ -128,10 +128,10 @@ class Case:
         bare = {name: data for name, data in found.items() if not (marked and name == _MARK)}
         return next((model for model, made in self._made.items() if made == bare), None)
 
-    def whole_in(self, state: State) -> None:
-        """As `whole`, of a state that the recorded run can leave."""
+    def whole_in(self, state: State, *may_be: str) -> None:
+        """As `whole`, of a state that a run can leave; `between` if nothing else is said."""
         model = self._made_of(contents_in(state, f"{PLACE}/{self.scenario.destination}"), True)
-        if model not in self.between:
+        if model not in (may_be or self.between):
             raise WrongError(f"DST is {_named(model)}")
 
     def whole(self, *may_be: str, marked: bool = False) -> str:

@@ -393,16 +393,19 @@ def _journal(root: Path) -> object:
         (root / "of").mkdir(exist_ok=True)
         (root / "of" / NAME).write_bytes(b"\n".join(lines) + b"\n")
         journal = Journal(root / "of")
-        found.append(journal.done)
+        found.append((journal.purpose, journal.done, journal.inventory))
         journal.close()
     return found
 
 
 def _journal_seeds() -> list[bytes]:
     entries = [
-        ["plan", "abc"],
+        ["plan", ["abc", "/src", "ckpt cast a b", "/"]],
         ["task", [0, [[[0, 1], "d/x", 0, 64]], {}]],
         ["task", [1, [], {"overflowed": 3}]],
+        ["inventory", None],
+        ["file", "64 1700000000000000000 d/x"],
+        ["publishing", 1],
     ]
     return [packed({"journal": b"\n".join(json.dumps(each).encode() for each in entries)})]
 

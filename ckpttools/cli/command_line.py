@@ -1,0 +1,21 @@
+"""The command line as it was given, for who finds its work unfinished."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+import click
+
+_KEY = "ckpttools.command_line"
+
+
+def remember_command(context: click.Context, words: Sequence[str]) -> None:
+    """Takes note of the words after `ckpt`."""
+    context.meta[_KEY] = shlex.join(["ckpt", *words])
+
+
+def command_line() -> str:
+    """What was typed, ready to be pasted into a shell; "" outside of a command."""
+    context = click.get_current_context(silent=True)
+    return "" if context is None else str(context.meta.get(_KEY, ""))

@@ -1,0 +1,204 @@
+"""What somebody changed between a crash and the next command: it is not lost, adopted or believed."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from crash.crashes import crashes
+from crash.disk import lay_out
+from crash.scenarios import MODEL, OTHER, PLACE, SCENARIOS
+from crash.verdict import WrongError, contents, spoken
+
+_BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+_NEW = _BY_NAME["hf-to-maxtext"]
+_OVER = _BY_NAME["hf-to-maxtext-overwrite"]
+_OVER_TWO_RENAMES = _BY_NAME["hf-to-maxtext-overwrite-no-exchange"]
+TESTS = Path(__file__).parents[1]
+_MARK, _JOURNAL = ".ckpttools-plan", "journal.ckpttools"
+_REFUSED, _MADE = "refused", "made"
+
+
+class Left:
+    """What the recorded run of a case leaves at some moment, laid out."""
+
+    def __init__(self, case, moment):
+        self.case, self.destination = case, case.destination
+        self.partial = case.destination.with_name(f"{case.destination.name}.partial")
+        calls = case.recorded.notes.calls
+        names = [f"{call.name} {Path(call.path).name}" for call in calls]
+        named = next(n for n, name in enumerate(names) if name in ("rename content", "exchange content"))
+        count = {
+            "halfway": named // 2,
+            # What follows is two calls to note in the journal that it gets its name.
+            "synced": named - 2,
+            "complete": named,
+            "named": named + 1,
+        }[moment]
+        states = crashes(case.disk, case.moments, "", 0)
+        # States that no call changed are listed once, as the first of them.
+        kills = [crash for crash in states if crash.calls is not None and crash.calls <= count]
+        lay_out(case.disk.state(kills[-1].steps), case.runner.root, PLACE)
+
+    def run(self, model, *, overwrite=False):
+        """The command again, or that of another model; says whether it was refused in words, and how."""
+        scenario = self.case.scenario
+        args = scenario.args(self.case.runner.root, model)
+        extra = ("--overwrite",) if overwrite and not scenario.replaces else ()
+        ended = self.case.runner.run(*args, *extra, exchange=scenario.exchange)
+        spoken(ended, 0, 2)
+        self.case.foreign()
+        if ended.code == 0:
+            self.case.tidy(self.case.whole(model))
+            return _MADE, ended.err
+        if "  next " not in ended.err:
+            raise WrongError(f"{ended}\nwanted: a next step")
+        return _REFUSED, ended.err
+
+
+@pytest.fixture
+def left(cases):
+    def made(scenario, moment):
+        return Left(cases(scenario), moment)
+
+    return made
+
+
+def unchanged(directory, run):
+    """Runs something that must leave a directory as it is; returns what it does."""
+    before = contents(directory)
+    found = run()
+    assert contents(directory) == before
+    return found
+
+
+@pytest.mark.parametrize("moment", ["halfway", "complete"])
+def test_the_beginning_of_another_plan(left, moment):
+    """The refusal says what it is and how to go on; obeying it works, and so does --overwrite."""
+    what = left(_NEW, moment)
+    how, words = unchanged(what.partial, lambda: what.run(OTHER))
+    root = what.case.runner.root
+    begun = " ".join(_NEW.args(root, MODEL))
+    assert how == _REFUSED and "holds the beginning of another conversion" in words
+    assert f"the conversion of {root}/src/hf-a, by `ckpt {begun}`" in words
+    assert f"to go on with it, run in {TESTS}: ckpt {begun}; to give it up, delete {what.partial}" in words
+    assert what.run(MODEL)[0] == _MADE
+    what = left(_NEW, moment)
+    assert what.run(OTHER, overwrite=True)[0] == _MADE
+    # With another option it is another plan of the same source.
+    what = left(_NEW, moment)
+    other = replace(_NEW, options="--compression zstd")
+    ended = other.run(what.case.runner)
+    assert ended.code == 2 and "another conversion" in ended.err and "--compression zstd" in ended.err
+
+
+def test_the_same_command_after_its_source_has_changed(left):
+    what = left(_NEW, "halfway")
+    source = what.case.runner.root / "src" / "hf-a" / "model.safetensors"
+    time = source.stat().st_mtime_ns
+    os.utime(source, ns=(time, time + 1))
+    how, words = unchanged(what.partial, lambda: what.run(MODEL))
+    os.utime(source, ns=(time, time))
+    assert how == _REFUSED and "the same command, begun when its source was not what it is now" in words
+    assert what.run(MODEL)[0] == _MADE
+
+
+@pytest.mark.parametrize("moment", ["halfway", "synced"])
+def test_content_without_its_mark_is_not_ours(left, moment):
+    what = left(_NEW, moment)
+    (what.partial / "content" / _MARK).unlink()
+    for model in (MODEL, OTHER):
+        for overwrite in (False, True):
+            how, words = unchanged(what.partial, lambda m=model, o=overwrite: what.run(m, overwrite=o))
+            assert how == _REFUSED and str(what.partial / "content") in words
+    shutil.rmtree(what.partial / "content")
+    assert what.run(MODEL)[0] == _MADE
+
+
+@pytest.mark.parametrize("scenario", [_NEW, _OVER], ids=lambda each: each.name)
+def test_content_without_a_journal(left, scenario):
+    what = left(scenario, "complete")
+    (what.partial / _JOURNAL).unlink()
+    for model in (MODEL, OTHER):
+        how, words = unchanged(what.partial, lambda m=model: what.run(m, overwrite=True))
+        assert how == _REFUSED and "has no journal of ckpttools" in words
+    shutil.rmtree(what.partial)
+    assert what.run(MODEL)[0] == _MADE
+
+
+@pytest.mark.parametrize("moment", ["halfway", "complete"])
+def test_a_journal_without_content(left, moment):
+    for model in (MODEL, OTHER):
+        what = left(_NEW, moment)
+        shutil.rmtree(what.partial / "content")
+        assert what.run(model)[0] == _MADE
+
+
+@pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda each: each.name)
+def test_a_destination_that_carries_the_mark_of_another_plan(left, scenario):
+    """As after a crash, or as copied from one."""
+    for journal in (True, False):
+        what = left(scenario, "named")
+        if not journal:
+            shutil.rmtree(what.partial)
+        if not scenario.replaces:
+            how, words = unchanged(what.destination, lambda w=what: w.run(OTHER))
+            assert how == _REFUSED and "exists" in words
+        assert what.run(OTHER, overwrite=True)[0] == _MADE
+
+
+@pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda each: each.name)
+def test_a_destination_that_was_removed(left, scenario):
+    for model in (MODEL, OTHER):
+        what = left(scenario, "named")
+        shutil.rmtree(what.destination)
+        assert what.run(model)[0] == _MADE
+
+
+@pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda each: each.name)
+def test_a_destination_that_lost_its_mark(left, scenario):
+    """Nothing tells any more whether it is what the journal speaks of: what it replaced stays."""
+    what = left(scenario, "named")
+    (what.destination / _MARK).unlink()
+    for model in (MODEL, OTHER):
+        how, words = unchanged(what.destination.parent, lambda m=model: what.run(m))
+        assert how == _REFUSED
+        assert ("exists" if scenario is _NEW else "was before it was to be replaced") in words
+    if scenario is _NEW:
+        assert what.run(MODEL, overwrite=True)[0] == _MADE
+
+
+def _replace(file):
+    file.with_name("new").write_bytes(file.read_bytes())
+    file.with_name("new").replace(file)
+
+
+CHANGES = {
+    "replaced": _replace,
+    "written into": lambda file: file.write_text(file.read_text() + "\n"),
+    "removed": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda each: each.name)
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_changed_by_hand_is_not_called_done(left, scenario, change):
+    """Killed when the checkpoint had its name, and then somebody edits it."""
+    what = left(scenario, "named")
+    CHANGES[change](what.destination / "0" / "items" / "hf" / "config.json")
+    if not scenario.replaces:
+        how, words = unchanged(what.destination.parent, lambda: what.run(MODEL))
+        assert how == _REFUSED and "was changed since a conversion put it there" in words
+        assert str(what.destination / "0" / "items" / "hf" / "config.json") in words
+    assert what.run(MODEL, overwrite=True)[0] == _MADE
+
+
+def test_what_was_added_by_hand_stays(left):
+    what = left(_NEW, "named")
+    (what.destination / "README.md").write_text("mine")
+    args = _NEW.args(what.case.runner.root, MODEL)
+    ended = what.case.runner.run(*args)
+    assert ended.code == 0 and (what.destination / "README.md").read_text() == "mine"
+    assert not what.partial.exists()

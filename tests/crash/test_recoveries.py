@@ -1,0 +1,120 @@
+"""A second crash, while the same command goes on where the first one stopped it."""
+
+import pytest
+
+from ckpttools.formats.base import PLAN_MARK
+from crash.crashes import Crash, crashes, of_a_later_process
+from crash.disk import Disk, lay_out
+from crash.effort import ALL, sample_and_last
+from crash.scenarios import MODEL, OTHER, PLACE, SCENARIOS, SOURCES
+from crash.verdict import WrongError
+
+# Of each scenario: crashes from which the command goes on; of each of these, states that a second crash can
+# leave, how many are looked at, and from how many the command is run once more.
+_FIRST, _LOOKED_AT, _AGAIN = (20, 2000, 10) if ALL else (2, 30, 1)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+def test_every_state_after_a_second_crash(cases, scenario):
+    case = cases(scenario)
+    wrong = []
+    for number, crash in enumerate(_firsts(case)):
+        try:
+            wrong += [f"{crash.text}: then {error}" for error in _wrong_after(case, crash, number)]
+        except WrongError as error:
+            wrong.append(f"{crash.text}: {error}")
+    assert not wrong, f"{len(wrong)} of {scenario.name}\n\n" + "\n\n".join(wrong[:20])
+
+
+def test_what_the_next_command_says_is_done_is_durable(cases):
+    """Killed anywhere from the moment when the checkpoint has its name."""
+    case = cases(SCENARIOS[0])
+    calls = case.recorded.notes.calls
+    named = next(number for number, call in enumerate(calls) if call.other == str(case.destination))
+    for count in range(named + 1, len(calls) + 1):
+        disk = _disk_after(case, Crash("", frozenset(), calls=count))
+        moments = disk.apply(of_a_later_process(case.again().notes.calls))
+        case.whole_in(disk.state(moments[-1].durable), MODEL)
+
+
+def test_what_is_discarded_is_out_of_its_place_at_once(cases):
+    """What grows is marked and never half removed at any instant, also while another command discards it."""
+    case = cases(SCENARIOS[0])
+    content = f"{PLACE}/{case.scenario.destination}.partial/content/"
+    half = len(case.recorded.notes.calls) // 2
+    disk = _disk_after(case, Crash("", frozenset(), calls=half))
+    before = _below(content, disk.state(range(len(disk.steps))))
+    ended = case.runner.run(*case.scenario.args(case.runner.root, OTHER), "--overwrite")
+    assert ended.code == 0, ended
+    moments = disk.apply(of_a_later_process(ended.notes.calls))
+    lacking = set()
+    for crash in crashes(disk, moments, "discarded", 2):
+        found = _below(content, disk.state(crash.steps))
+        mark = found.get(PLAN_MARK)
+        if found and (mark is None or mark == before[PLAN_MARK]):
+            lacking |= before.keys() - found.keys()
+    assert lacking == set()
+
+
+def _below(directory, state):
+    """What a state holds below a directory."""
+    return {name.removeprefix(directory): each for name, each in state.items() if name.startswith(directory)}
+
+
+def test_what_is_replaced_is_durably_aside_before_its_successor_has_the_name(cases):
+    """The model of a disk keeps the order of two renames between the same directories; not all disks must."""
+    case = cases(next(each for each in SCENARIOS if each.name == "hf-to-maxtext-overwrite-no-exchange"))
+    calls = case.recorded.notes.calls
+    renames = [number for number, call in enumerate(calls) if call.name == "rename"]
+    aside = next(number for number in renames if calls[number].path == str(case.destination))
+    named = next(number for number in renames if calls[number].other == str(case.destination))
+    between = calls[aside + 1 : named]
+    synced = {call.handle for call in between if call.name == "fsync"}
+    partial = case.destination.with_name(f"{case.destination.name}.partial")
+    opened = {call.path for call in between if call.name == "open" and call.handle in synced}
+    assert opened >= {str(partial), str(partial.parent)}
+
+
+def _firsts(case):
+    """As many that a kill leaves as that a power cut does, of all times of the run."""
+    found = crashes(case.disk, case.moments, case.scenario.name, 1)
+    kinds = ([crash for crash in found if crash.calls is not None], [crash for crash in found if crash.least])
+    for kind in kinds:
+        yield from sample_and_last(kind, max(1, _FIRST // 2), case.scenario.name)
+
+
+def _wrong_after(case, crash, seed):
+    """What is wrong with what a second crash leaves, in words."""
+    disk = _disk_after(case, crash)
+    ended = case.again()
+    moments = disk.apply(of_a_later_process(ended.notes.calls))
+    found = crashes(disk, moments, f"{case.scenario.name} {seed}", 1)
+    for second in sample_and_last(found, _LOOKED_AT, case.scenario.name):
+        try:
+            case.whole_in(disk.state(second.steps))
+        except WrongError as error:
+            yield f"{second.text}: {error}"
+    try:
+        case.whole_in(disk.state(moments[-1].durable), MODEL)
+    except WrongError as error:
+        yield f"what was said to be done was not durable: {error}"
+    for second in sample_and_last(found, _AGAIN, f"again {seed}"):
+        lay_out(disk.state(second.steps), case.runner.root, PLACE)
+        try:
+            case.again()
+        except WrongError as error:
+            yield f"{second.text}, and the command once more: {error}"
+
+
+def _disk_after(case, crash):
+    """The disk that the next command meets, which is made real. After a kill what was not synced is not
+    durable, however much the next command sees of it; what is there after a power cut lasts.
+    """
+    if crash.calls is None:
+        lay_out(case.disk.state(crash.steps), case.runner.root, PLACE)
+        return Disk(case.runner.root, (SOURCES,))
+    case.begin()
+    disk = Disk(case.runner.root, (SOURCES,))
+    disk.apply(case.recorded.notes.calls[: crash.calls])
+    lay_out(disk.state(range(len(disk.steps))), case.runner.root, PLACE)
+    return disk
