@@ -31,7 +31,7 @@ MAY = {
     "doctor": BASE | {"ir", "formats", "stores"},
     "inspect": BASE | {"ir", "mapping", "families", "plan.pieces", "run.scanning"},
     "prove": BASE
-    | {"ir", "mapping.values", "stores.memory", "transforms.restack", "plan", "run.events", "run.scanning"},
+    | {"ir", "mapping.values", "stores", "transforms.restack", "plan", "run.events", "run.scanning"},
     "sharding": BASE | {"ir"},
 }
 # Files that may import more than their room.

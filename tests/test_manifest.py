@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -21,8 +22,10 @@ from stored_trees import write
 from ckpttools.convert import Resources
 from ckpttools.convert_any import plan_tree
 from ckpttools.dtypes import DTYPES
+from ckpttools.errors import DestinationExistsError
 from ckpttools.formats.chunk_codecs import parse_compression
 from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors_write import SafetensorsWriter
 from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.plan import plan as planning
@@ -342,3 +345,40 @@ def test_what_is_no_manifest_is_refused(written, damage):
     path.write_text(changed if isinstance(changed, str) else json.dumps(changed))
     text = run("verify", golden_checkpoint(scan=True), "--manifest", path, code=3)
     assert "manifest" in text or "algorithm" in text
+
+
+class TestOneThatIsKilled:
+    def made(self):
+        return hash_tree(open_tree(GOLDEN / "llama3.1" / "hf"), **PLENTY)
+
+    def unfinished(self, path):
+        return path.with_name(f".{path.name}.ckpttools-0123456789abcdef")
+
+    def test_what_it_leaves_goes_with_the_next(self, tmp_path):
+        made, path = self.made(), tmp_path / "m.json"
+        self.unfinished(path).write_text("{")
+        others = [
+            tmp_path / name for name in (".m.json.ckpttools-0123", ".n.json.ckpttools-0123456789abcdef")
+        ]
+        for other in others:
+            other.write_text("somebody else's")
+        made.write(path)
+        assert {each.name for each in tmp_path.iterdir()} == {"m.json", *(each.name for each in others)}
+        assert read_manifest(path) == made
+
+    def test_one_that_still_writes_keeps_its_file(self, tmp_path):
+        path = tmp_path / "m.json"
+        growing = self.unfinished(path)
+        growing.write_text("{")
+        with growing.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.made().write(path)
+        assert growing.exists() and path.exists()
+
+    def test_a_name_taken_meanwhile_is_not_replaced(self, tmp_path):
+        made, path = self.made(), tmp_path / "m.json"
+        path.write_text("precious")
+        for overwrite in (False, True):
+            with pytest.raises(DestinationExistsError):
+                made.write(path, overwrite=overwrite)
+        assert path.read_text() == "precious" and len(list(tmp_path.iterdir())) == 1

@@ -160,14 +160,11 @@ def _is_page(path: Path) -> bool:
 
 
 def _write(output: Path, text: str) -> None:
-    """Writes beside the name and renames, so that nobody finds half a page; of a link, what it leads to."""
-    from ckpttools.stores.files import write_error
+    """Writes the page whole, so that nobody finds half of it; of a link, what it leads to."""
+    from ckpttools.stores.files import write_error, write_whole
 
     output = output.resolve()
-    partial = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        partial.write_text(text, "utf-8")
-        partial.replace(output)
+        write_whole(output, text.encode())
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise write_error(output, error) from error

@@ -20,6 +20,7 @@ from ckpttools.errors import (
 from ckpttools.prove.canonical import Selection, parameters_among
 from ckpttools.prove.digest import BLOCK_BYTES, Digest, algorithm_named, digest_of, tree_digest
 from ckpttools.region import Shape
+from ckpttools.stores.files import write_error, write_whole
 
 FORMAT = "ckpttools-manifest"
 VERSION = 1
@@ -79,24 +80,23 @@ class Manifest:
     def _digest(self, names: Iterable[str]) -> str:
         return tree_digest(self.algorithm, ((name, self.arrays[name].digest) for name in names))
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, *, overwrite: bool = False) -> None:
         """Writes the file, which appears only when it is complete.
 
+        Args:
+            path: of the file.
+            overwrite: whether another manifest of this name may be replaced.
+
         Raises:
-            StorageError: that is not possible.
+            DestinationExistsError: something has the name that may not be replaced.
+            StorageError, NoSpaceError: it cannot be written.
         """
-        # A name that nobody else has: what an earlier process left behind is not this one's to replace.
-        growing = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        # Once more: since the name was looked at first, hours may have gone by.
+        check_name(path, overwrite=overwrite)
         try:
-            with growing.open("x", encoding="utf-8") as file:
-                file.write(self._text())
-                file.flush()
-                os.fsync(file.fileno())
-            growing.replace(path)
+            write_whole(path, self._text().encode())
         except OSError as error:
-            if not isinstance(error, FileExistsError):
-                growing.unlink(missing_ok=True)
-            raise StorageError(f"cannot write {path}", got=error.strerror) from error
+            raise write_error(path, error) from error
 
     def _text(self) -> str:
         """JSON with one line for each array."""

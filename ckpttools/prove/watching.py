@@ -56,6 +56,6 @@ def run_hashing(plan: Plan, run: Run, path: Path, *, overwrite: bool) -> Receipt
 
     def conclude() -> None:
         digests = digester.digests(memory=plan.memory, jobs=plan.jobs)
-        manifest_of(digests, everything, DEFAULT_ALGORITHM).write(path)
+        manifest_of(digests, everything, DEFAULT_ALGORITHM).write(path, overwrite=overwrite)
 
     return run(watch=digester.watching(plan.tree), conclude=conclude)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,8 @@ from ckpttools.stores.local import storage_error
 MOST_SINGLE_SYNCS = 64
 _SYNCS_AT_ONCE = 16
 _SYNCS_WAITING = 1024
+# Between the name of a file that is being written and 16 hexadecimal digits.
+_UNFINISHED = ".ckpttools-"
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _AT_FDCWD = -100
 # What kernels and file systems answer that know no exchange.
@@ -84,6 +87,57 @@ def write_synced(path: Path, content: bytes) -> None:
         raise
     finally:
         os.close(descriptor)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a small file that has its name only once it is complete, and is durable then.
+
+    Until then it has a hidden name beside it. What a process left under such a name when it was killed goes
+    with the next one that writes this file.
+
+    Raises:
+        OSError: the system reports an error; what had the name has it still.
+    """
+    _remove_unfinished(path)
+    growing = path.with_name(f".{path.name}{_UNFINISHED}{os.urandom(8).hex()}")
+    descriptor = os.open(growing, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        _try_lock(descriptor)
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+        growing.replace(path)
+    except BaseException:
+        growing.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    sync_directory(path.parent)
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Removes what killed processes began to write for `path`; who still writes holds a lock."""
+    unfinished = re.compile(re.escape(f".{path.name}{_UNFINISHED}") + "[0-9a-f]{16}")
+    for name in filter(unfinished.fullmatch, names_in(path.parent)):
+        with suppress(OSError):
+            descriptor = os.open(path.with_name(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if _try_lock(descriptor):
+                    path.with_name(name).unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Whether a file is this process's alone now; False also where the file system knows no locks."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def sync_directory(path: Path) -> None:
