@@ -22,7 +22,7 @@ demo: $(STAMP)
 	$(BIN)/ckpt demo
 
 test: $(STAMP) lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python tests/fuzz/run.py --seconds $(CI_SECONDS) --seed 1 --jobs 2
 
 # Every crash state, every failing call and 200 interleavings of each kind, where `make test` tries some.

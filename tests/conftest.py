@@ -12,6 +12,28 @@ use_profile()
 HERE = Path(__file__).parent
 # What is synced, when, and what a crash leaves is the subject of these, and of those in sub-directories.
 WAITING = ("test_durability.py", "test_run.py")
+# Each takes 15 s or more on its own: what is begun first does not end last, alone on one of two cores.
+LONG = (
+    "test_crash_states.py",
+    "test_failing_calls.py",
+    "test_explain.py",
+    "test_family_check.py",
+    "test_golden.py",
+    "test_maxtext_to_hf.py",
+    "test_memory.py",
+    "test_memory_matrix.py",
+    "test_nodes.py",
+    "test_orbax_loads.py",
+    "test_orbax_write.py",
+    "test_references.py",
+    "test_stats.py",
+    "test_zarr3.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Long modules first: `--dist loadfile --no-loadscope-reorder` hands them out in this order."""
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 @pytest.fixture(scope="module", autouse=True)

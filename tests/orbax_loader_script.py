@@ -1,9 +1,8 @@
 """Loads checkpoints through Orbax's public loaders on 8 simulated devices; run by test_orbax_loads.py.
 
 A process of its own, since JAX must be told of the devices before it starts, and since no other test needs
-JAX. Reads a JSON list of [name, run directory, expected, endings], where expected is a map of leaves, or a
-nested tree for the checkpoint "every-leaf"; cases are those whose names have one of the endings. Writes a
-JSON object: name -> case -> "" or what went wrong.
+JAX. Reads a JSON list of [name, run directory, expected, cases], where expected is a map of leaves, or a
+nested tree for the checkpoint "every-leaf". Writes a JSON object: name -> case -> "" or what went wrong.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import orbax.checkpoint as ocp
 from golden_data import described
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp_v1
+from support.orbax_loads import EVERY_CASE
 
 Expected = dict[str, Any]
 Nested = dict[str, Any]
@@ -336,12 +336,11 @@ def spelled(tree: Any) -> Any:
 
 def main(jobs: list[tuple[str, str, Expected, list[str]]]) -> dict[str, dict[str, str]]:
     results: dict[str, dict[str, str]] = {}
-    for name, run, expected, endings in jobs:
-        for case, check in (every_leaf_cases() if name == "every-leaf" else cases()).items():
-            if not case.endswith(tuple(endings)):
-                continue
+    for name, run, expected, chosen in jobs:
+        checks = every_leaf_cases() if name == "every-leaf" else cases()
+        for case in chosen:
             try:
-                check(Path(run), expected)
+                checks[case](Path(run), expected)
                 problem = ""
             except Exception:
                 problem = traceback.format_exc()
@@ -351,4 +350,5 @@ def main(jobs: list[tuple[str, str, Expected, list[str]]]) -> dict[str, dict[str
 
 if __name__ == "__main__":
     assert len(jax.devices()) == 8
+    assert {*cases()} == {*EVERY_CASE}
     Path(sys.argv[2]).write_text(json.dumps(main(json.loads(Path(sys.argv[1]).read_bytes()))))

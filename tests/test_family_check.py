@@ -189,7 +189,7 @@ class TestMutations:
             return
         assert {each.kind for each in check.findings} & {"not expected", "size"}
 
-    @settings(max_examples=30)
+    @settings(max_examples=10)
     @given(name=st.sampled_from(QUICK), data=st.data())
     def test_a_row_that_is_there_twice(self, name, data):
         of = families()[name]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +17,8 @@ from golden_data import (
     leaves_by_package,
     opened_by_tensorstore,
 )
+from support.orbax_loads import EVERY_CASE, LOADERS, METADATA, SHARDED, some_cases
+from support.scripts import answers
 
 from ckpttools.dtypes import DTYPES
 from ckpttools.formats import chunking
@@ -31,29 +29,16 @@ from ckpttools.ir.tree import Empty, Metadata, Text, Tree
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
 
-SCRIPT = Path(__file__).with_name("orbax_loader_script.py")
 # Name -> family, scanned, cut into many chunks.
 CHECKPOINTS = {
+    "scanned-chunks": ("llama3.1", True, True),
     "scanned": ("llama3.1", True, False),
     "unscanned": ("llama3.1", False, False),
-    "scanned-chunks": ("llama3.1", True, True),
     "unscanned-chunks": ("llama3.1", False, True),
     "biases-tied": ("qwen2.5-tied", True, True),
 }
-SHARDED = ("one_device", "first_axis", "last_axis", "replicated")
-V0_LOADERS = ("standard", "pytree", "manager_bare", "manager_named", "manager_pytree")
-V1_LOADERS = ("v1_load", "v1_load_item", "v1_load_checkpointables")
-CASES = (
-    *map("-".join, product(V0_LOADERS, ("none", "unsharded", *SHARDED))),
-    *map("-".join, product(V1_LOADERS, ("none", "numpy", *SHARDED))),
-    *map("-".join, product(["maxtext_parameters"], ("first_axis", "last_axis", "replicated", "float32"))),
-    "maxtext_metadata",
-    "item_metadata",
-    "manager_metadata",
-    "v1_metadata",
-)
-
-
+# What a target's regions meet is most various in stacked leaves of ragged chunks.
+CASES = {name: some_cases(number) for number, name in enumerate(CHECKPOINTS)} | {"scanned-chunks": EVERY_CASE}
 EVERY = "every-leaf"
 
 
@@ -118,30 +103,29 @@ def every_leaf(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(runs, every_leaf, tmp_path_factory):
     """What became of every case: name -> case -> problem. One process loads everything."""
-    directory = tmp_path_factory.mktemp("results")
-    jobs = [(name, str(runs[name]), golden_leaves(*how[:2]), [""]) for name, how in CHECKPOINTS.items()]
-    jobs.append((EVERY, str(every_leaf), spelled_out(EVERY_LEAF.nested()), [""]))
-    (directory / "jobs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, str(SCRIPT), str(directory / "jobs.json"), str(directory / "results.json")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return json.loads((directory / "results.json").read_bytes())
+    jobs = [
+        (name, str(runs[name]), golden_leaves(*how[:2]), CASES[name]) for name, how in CHECKPOINTS.items()
+    ]
+    jobs.append((EVERY, str(every_leaf), spelled_out(EVERY_LEAF.nested()), LOADERS))
+    return answers("orbax_loader_script.py", jobs, tmp_path_factory.mktemp("results"))
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize(("checkpoint", "case"), [(name, case) for name in CASES for case in CASES[name]])
 def test_loads(results, checkpoint, case):
     assert results[checkpoint][case] == "", results[checkpoint][case]
 
 
-@pytest.mark.parametrize("loader", (*V0_LOADERS, *V1_LOADERS))
+@pytest.mark.parametrize("loader", LOADERS)
 def test_every_leaf_loads(results, loader):
     assert results[EVERY][loader] == "", results[EVERY][loader]
 
 
-def test_no_case_is_forgotten(results):
-    wanted = {name: {*CASES} for name in CHECKPOINTS} | {EVERY: {*V0_LOADERS, *V1_LOADERS}}
-    assert {name: {*cases} for name, cases in results.items()} == wanted
+@pytest.mark.parametrize("number", range(5))
+def test_every_checkpoint_meets_every_loader_and_every_target(number):
+    chosen = [case.rpartition("-") for case in some_cases(number)]
+    assert {loader for loader, _, _ in chosen} >= {*LOADERS, "maxtext_parameters"}
+    assert {target for _, _, target in chosen} >= {"none", "unsharded", *SHARDED, *METADATA}
+    assert {*some_cases(number)} <= {*EVERY_CASE}
 
 
 class TestEveryLeaf:

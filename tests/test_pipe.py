@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from command_line import run
 from golden_data import GOLDEN, golden_checkpoint
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckpttools
@@ -43,6 +43,7 @@ class TestPipe:
         assert_same(made, tree)
         assert made.metadata == tree.metadata
 
+    @settings(max_examples=30)
     @given(trees(structure=False), st.lists(st.sampled_from(["float64", "float16", "bfloat16"]), max_size=3))
     def test_in_steps_or_at_once(self, tree, names):
         casts = [CastTo(name) for name in names]

@@ -396,7 +396,7 @@ scalars |= st.sampled_from([*ALL_CODES, 2**62, 2**63, 2**64, 10**400, -1, 0])
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), value=values)
 def test_damaged_fields_open_or_are_refused(data, value, folder):
     header = json.loads(json.dumps(SOUND_HEADER))

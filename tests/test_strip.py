@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ from click.testing import CliRunner
 from command_line import run as ckpt
 from golden_data import described, golden_checkpoint, leaves_by_package
 from hypothesis import given
+from support.scripts import answers
 from train_data import ALL, RUN, golden_leaves, layered, lazy
 
 from ckpttools.cli.main import main
@@ -30,7 +29,6 @@ from ckpttools.transforms.cast import cast
 from ckpttools.transforms.scan import ForceUnroll
 from ckpttools.transforms.strip import StripOptimizer
 
-SCRIPT = Path(__file__).with_name("train_loader_script.py")
 BFLOAT16 = DTYPES["bfloat16"]
 
 
@@ -206,11 +204,7 @@ def loaded(tmp_path_factory):
     (directory / "single" / "1").rename(directory / "single" / "0")
     nested = open_tree(directory / "single").nested()
     jobs.append(["single", str(directory / "single"), spelled_out(nested), ["restore", "resume"]])
-    (directory / "jobs.json").write_text(json.dumps(jobs))
-    run = [sys.executable, str(SCRIPT), str(directory / "jobs.json"), str(directory / "results.json")]
-    ended = subprocess.run(run, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return json.loads((directory / "results.json").read_bytes())
+    return answers("train_loader_script.py", jobs, directory)
 
 
 def spelled_out(node: object) -> object:

@@ -44,6 +44,8 @@ class TestZarr3(FormatTests):
 
 
 class TestZarr3Zstd(TestZarr3):
+    most_leaves = 100
+
     def writer(self, tree):
         return ZarrWriter(Zstd(1))
 

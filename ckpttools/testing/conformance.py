@@ -48,11 +48,13 @@ class FormatTests(ABC):
         format: the reader.
         dtypes: those that the format can hold.
         structure: whether it can hold lists, empty leaves, strings and scalars.
+        most_leaves: of the tree of many small arrays.
     """
 
     format: ClassVar[Format]
     dtypes: ClassVar[tuple[DType, ...]] = tuple(DTYPES.values())
     structure: ClassVar[bool] = True
+    most_leaves: ClassVar[int] = 1000
 
     @abstractmethod
     def writer(self, tree: Tree) -> Writer:
@@ -91,8 +93,8 @@ class FormatTests(ABC):
             with self.written(tree) as (back, _):
                 assert_same(back, tree)
 
-    def test_a_thousand_leaves(self) -> None:
-        tree = many_leaves(1000)
+    def test_many_leaves(self) -> None:
+        tree = many_leaves(self.most_leaves)
         with self.written(tree) as (back, _):
             assert_same(back, tree)
 
