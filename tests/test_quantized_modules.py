@@ -259,7 +259,7 @@ class TestEachKind:
         assert bytes_of(tmp_path / "back") == wanted
         assert bytes_of(tmp_path / "orbax") == wanted
         config = json.loads((source / "config.json").read_bytes())
-        assert json.loads((tmp_path / "back" / "hf" / "config.json").read_bytes()) == config
+        assert json.loads((tmp_path / "back" / "config.json").read_bytes()) == config
         out = tmp_path / "out"
         last = list(KINDS[kind][1])[-1]
         for words in (("hf-to-maxtext",), ("to-safetensors", "--drop", f"*.{last}")):
@@ -400,7 +400,7 @@ class TestPlainFloat8:
         (f8 / "config.json").write_text(json.dumps(config))
         run("convert", "to-orbax", f8, tmp_path / "orbax")
         run("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "copy")
-        assert json.loads((tmp_path / "copy" / "hf" / "config.json").read_bytes()) == config
+        assert json.loads((tmp_path / "copy" / "config.json").read_bytes()) == config
 
     def test_a_tree_without_configuration(self):
         float8 = DTYPES["float8_e4m3fn"]
