@@ -17,10 +17,10 @@ import numpy as np
 from hash import CORES, MEMORY, against_pread
 from pairs import ckpt, remove
 
-from ckpttools.alignment import aligned
-from ckpttools.convert import open_checkpoint
-from ckpttools.prove.diff import diff as compare
-from ckpttools.prove.explain import explain
+from ckpttools.api.conversion import open_checkpoint
+from ckpttools.compare.alignment import aligned
+from ckpttools.compare.diff import diff as compare
+from ckpttools.compare.explain import explain
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 

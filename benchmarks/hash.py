@@ -22,13 +22,13 @@ from pathlib import Path
 
 from pairs import remove, seconds
 
-from ckpttools.convert import open_checkpoint
-from ckpttools.convert_any import plan_any
-from ckpttools.formats.orbax_write import OrbaxWriter
-from ckpttools.hf_to_maxtext import plan_to_maxtext
-from ckpttools.prove.canonical import Selection
-from ckpttools.prove.hashing import hash_tree
-from ckpttools.prove.verify import compare
+from ckpttools.api.conversion import open_checkpoint
+from ckpttools.api.convert import plan_any
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.compare.verify import compare
+from ckpttools.digest.canonical import Selection
+from ckpttools.digest.hashing import hash_tree
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 CORES = len(os.sched_getaffinity(0))

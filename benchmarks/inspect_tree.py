@@ -17,12 +17,12 @@ from pathlib import Path
 
 from pairs import command, seconds
 
-from ckpttools.convert import Conversion
-from ckpttools.dtypes import DTYPES
-from ckpttools.formats.orbax_write import OrbaxWriter
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Leaf, Metadata, Tree
-from ckpttools.ir.tree import Path as TreePath
+from ckpttools.api.conversion import Conversion
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Leaf, Metadata, Tree
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.plan.plan import build
 
 # What a layer of an unscanned decoder holds, with the rank of each.

@@ -19,12 +19,12 @@ import numpy as np
 from deepseek import FULL, SMALL
 from pairs import against_copy, ckpt, command, remove, seconds
 
-from ckpttools.dtypes import DTYPES
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Leaf, Metadata, Tree
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.families.registry import family_of
-from ckpttools.formats.orbax_write import OrbaxWriter
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Leaf, Metadata, Tree
-from ckpttools.ir.tree import Path as TreePath
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.mapping.shapes import left_shapes
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute

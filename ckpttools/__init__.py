@@ -16,60 +16,60 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ckpttools.conversion_fn import family_conversion_fn as family_conversion_fn
-    from ckpttools.convert import Conversion as Conversion
-    from ckpttools.convert import Resources as Resources
-    from ckpttools.convert import open_checkpoint as open
-    from ckpttools.convert_any import plan_save as plan_save
-    from ckpttools.convert_any import save as save
-    from ckpttools.errors import CheckpointError as CheckpointError
-    from ckpttools.hf_to_maxtext import ToMaxText as ToMaxText
-    from ckpttools.hf_to_maxtext import plan_to_maxtext as plan_to_maxtext
-    from ckpttools.ir.array import LazyArray as LazyArray
-    from ckpttools.ir.tree import Tree as Tree
-    from ckpttools.maxtext_to_hf import ToHuggingFace as ToHuggingFace
-    from ckpttools.maxtext_to_hf import plan_to_huggingface as plan_to_huggingface
-    from ckpttools.model import ModelOptions as ModelOptions
-    from ckpttools.region import Region as Region
+    from ckpttools.api.conversion import Conversion as Conversion
+    from ckpttools.api.conversion import Resources as Resources
+    from ckpttools.api.conversion import open_checkpoint as open
+    from ckpttools.api.conversion_fn import family_conversion_fn as family_conversion_fn
+    from ckpttools.api.convert import plan_save as plan_save
+    from ckpttools.api.convert import save as save
+    from ckpttools.api.hf_to_maxtext import plan_to_maxtext as plan_to_maxtext
+    from ckpttools.api.maxtext_to_hf import plan_to_huggingface as plan_to_huggingface
+    from ckpttools.array.lazy import LazyArray as LazyArray
+    from ckpttools.array.tree import Tree as Tree
+    from ckpttools.core.errors import CheckpointError as CheckpointError
+    from ckpttools.core.region import Region as Region
+    from ckpttools.maxtext.model import ModelOptions as ModelOptions
+    from ckpttools.maxtext.scan import ForceUnroll as ForceUnroll
+    from ckpttools.maxtext.scan import StackLayers as StackLayers
+    from ckpttools.maxtext.scan import UnstackLayers as UnstackLayers
+    from ckpttools.maxtext.strip import StripOptimizer as StripOptimizer
+    from ckpttools.maxtext.to_hf import ToHuggingFace as ToHuggingFace
+    from ckpttools.maxtext.to_maxtext import ToMaxText as ToMaxText
     from ckpttools.run.events import Receipt as Receipt
     from ckpttools.transforms.cast import CastMap as CastMap
     from ckpttools.transforms.cast import CastTo as CastTo
     from ckpttools.transforms.functions import as_checkpoint_conversion_fn as as_checkpoint_conversion_fn
     from ckpttools.transforms.functions import remap as remap
-    from ckpttools.transforms.scan import ForceUnroll as ForceUnroll
-    from ckpttools.transforms.scan import StackLayers as StackLayers
-    from ckpttools.transforms.scan import UnstackLayers as UnstackLayers
     from ckpttools.transforms.select import Select as Select
-    from ckpttools.transforms.strip import StripOptimizer as StripOptimizer
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "CastMap": ("ckpttools.transforms.cast", "CastMap"),
     "CastTo": ("ckpttools.transforms.cast", "CastTo"),
-    "CheckpointError": ("ckpttools.errors", "CheckpointError"),
-    "Conversion": ("ckpttools.convert", "Conversion"),
-    "ForceUnroll": ("ckpttools.transforms.scan", "ForceUnroll"),
-    "LazyArray": ("ckpttools.ir.array", "LazyArray"),
-    "ModelOptions": ("ckpttools.model", "ModelOptions"),
+    "CheckpointError": ("ckpttools.core.errors", "CheckpointError"),
+    "Conversion": ("ckpttools.api.conversion", "Conversion"),
+    "ForceUnroll": ("ckpttools.maxtext.scan", "ForceUnroll"),
+    "LazyArray": ("ckpttools.array.lazy", "LazyArray"),
+    "ModelOptions": ("ckpttools.maxtext.model", "ModelOptions"),
     "Receipt": ("ckpttools.run.events", "Receipt"),
-    "Region": ("ckpttools.region", "Region"),
-    "Resources": ("ckpttools.convert", "Resources"),
+    "Region": ("ckpttools.core.region", "Region"),
+    "Resources": ("ckpttools.api.conversion", "Resources"),
     "Select": ("ckpttools.transforms.select", "Select"),
-    "StackLayers": ("ckpttools.transforms.scan", "StackLayers"),
-    "StripOptimizer": ("ckpttools.transforms.strip", "StripOptimizer"),
-    "ToHuggingFace": ("ckpttools.maxtext_to_hf", "ToHuggingFace"),
-    "ToMaxText": ("ckpttools.hf_to_maxtext", "ToMaxText"),
-    "Tree": ("ckpttools.ir.tree", "Tree"),
-    "UnstackLayers": ("ckpttools.transforms.scan", "UnstackLayers"),
+    "StackLayers": ("ckpttools.maxtext.scan", "StackLayers"),
+    "StripOptimizer": ("ckpttools.maxtext.strip", "StripOptimizer"),
+    "ToHuggingFace": ("ckpttools.maxtext.to_hf", "ToHuggingFace"),
+    "ToMaxText": ("ckpttools.maxtext.to_maxtext", "ToMaxText"),
+    "Tree": ("ckpttools.array.tree", "Tree"),
+    "UnstackLayers": ("ckpttools.maxtext.scan", "UnstackLayers"),
     "as_checkpoint_conversion_fn": ("ckpttools.transforms.functions", "as_checkpoint_conversion_fn"),
-    "family_conversion_fn": ("ckpttools.conversion_fn", "family_conversion_fn"),
-    "open": ("ckpttools.convert", "open_checkpoint"),
-    "plan_save": ("ckpttools.convert_any", "plan_save"),
-    "plan_to_huggingface": ("ckpttools.maxtext_to_hf", "plan_to_huggingface"),
-    "plan_to_maxtext": ("ckpttools.hf_to_maxtext", "plan_to_maxtext"),
+    "family_conversion_fn": ("ckpttools.api.conversion_fn", "family_conversion_fn"),
+    "open": ("ckpttools.api.conversion", "open_checkpoint"),
+    "plan_save": ("ckpttools.api.convert", "plan_save"),
+    "plan_to_huggingface": ("ckpttools.api.maxtext_to_hf", "plan_to_huggingface"),
+    "plan_to_maxtext": ("ckpttools.api.hf_to_maxtext", "plan_to_maxtext"),
     "remap": ("ckpttools.transforms.functions", "remap"),
-    "save": ("ckpttools.convert_any", "save"),
+    "save": ("ckpttools.api.convert", "save"),
 }
 __all__ = [
     "CastMap",

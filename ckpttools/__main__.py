@@ -12,7 +12,7 @@ def main() -> None:
     """Runs the command line and ends the process.
 
     Raises:
-        SystemExit: with one of `ckpttools.errors.EXIT_CODES`.
+        SystemExit: with one of `ckpttools.core.errors.EXIT_CODES`.
     """
     try:
         from ckpttools.cli import stopping

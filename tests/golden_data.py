@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from ckpttools.convert import Resources
-from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
-from ckpttools.ir.tree import Empty, Text, Tree, spelled
-from ckpttools.model import ModelOptions
+from ckpttools.api.conversion import Resources
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.array.tree import Empty, Text, Tree, spelled
+from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.to_maxtext import ToMaxText
 
 GOLDEN = Path(__file__).parents[1] / "fixtures" / "golden"
 # One group of layers, nothing in float32, every tensor mapped.

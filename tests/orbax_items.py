@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from ckpttools.formats import ocdbt
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.scratch import Scratch
-from ckpttools.ir.tree import Path as TreePath
-from ckpttools.region import Region
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.scratch import Scratch
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.region import Region
+from ckpttools.formats.orbax import ocdbt
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "orbax"
 EXPECTED: dict[str, list[dict[str, Any]]] = json.loads((FIXTURES / "expected.json").read_bytes())

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ckpttools.dtypes import DTYPES, DType
+from ckpttools.array.nodes import Stored
+from ckpttools.array.tree import Empty, Leaf, Metadata, Text, Tree
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.formats.base import Writer
-from ckpttools.ir.nodes import Stored
-from ckpttools.ir.tree import Empty, Leaf, Metadata, Text, Tree
-from ckpttools.ir.tree import Path as TreePath
 from ckpttools.plan.plan import build
 from ckpttools.run.events import Receipt
 from ckpttools.run.executor import execute

@@ -10,19 +10,19 @@ import pytest
 from golden_data import FAMILIES, GOLDEN, golden_checkpoint
 from trees import hugging_face, lazy, parameters_of, values_of
 
-from ckpttools.alignment import Aligned, AlignOptions, aligned, as_maxtext
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import CheckpointError, UnknownNameError
+from ckpttools.array.tree import Tree, dotted, spelled
+from ckpttools.compare.alignment import Aligned, AlignOptions, aligned, as_maxtext
+from ckpttools.compare.verify import compare
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError, UnknownNameError
 from ckpttools.formats.registry import open_tree
-from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
-from ckpttools.ir.flavours import LINEN, NNX, parameters, with_parameters
-from ckpttools.ir.tree import Tree, dotted, spelled
-from ckpttools.maxtext_to_hf import ToHuggingFace, to_huggingface
-from ckpttools.model import ModelOptions
-from ckpttools.model_files import ModelFiles
-from ckpttools.prove.verify import compare
+from ckpttools.maxtext.flavours import LINEN, NNX, parameters, with_parameters
+from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.strip import StripOptimizer
+from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.testing.strategies import noise, stored
-from ckpttools.transforms.strip import StripOptimizer
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unscanned"])

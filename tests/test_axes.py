@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.errors import MappingError
+from ckpttools.core.errors import MappingError
 from ckpttools.mapping.axes import Field, Key, Side, parse_groups, parse_key, parse_side
 from ckpttools.testing.strategies import statements
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from command_line import run
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import FormatError
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.array.tree import Metadata, Tree, spelled
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.safetensors_write import SafetensorsWriter
-from ckpttools.formats.zarr3_write import ZarrWriter
-from ckpttools.ir.tree import Metadata, Tree, spelled
+from ckpttools.formats.safetensors.write import SafetensorsWriter
+from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.conformance import write
 from ckpttools.testing.strategies import noise, stored
 

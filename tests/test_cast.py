@@ -12,15 +12,15 @@ from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.convert_any import plan_save, save
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import MappingError, UnknownNameError, UsageError
+from ckpttools.api.convert import plan_save, save
+from ckpttools.array.nodes import Elementwise, elementwise, relayout
+from ckpttools.array.scratch import Scratch
+from ckpttools.array.tree import Metadata, Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import MappingError, UnknownNameError, UsageError
+from ckpttools.core.region import Region
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.nodes import Elementwise, elementwise, relayout
-from ckpttools.ir.scratch import Scratch
-from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.plan import plan as planning
-from ckpttools.region import Region
 from ckpttools.run import executor
 from ckpttools.run.events import TaskDone
 from ckpttools.testing.strategies import lazy_arrays, noise, stored, tilings

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, write_item, zarr2, zarr3
 
-from ckpttools.errors import FormatError
-from ckpttools.formats.chunk_bounds import refuse_more
+from ckpttools.core.errors import FormatError
 from ckpttools.formats.registry import open_tree
+from ckpttools.formats.zarr.chunk_bounds import refuse_more
 
 BOMB = bytes(12 << 20)
 ENCODERS = {"gzip": gzip.compress, "zlib": zlib.compress, "bz2": bz2.compress, "zstd": zstandard.compress}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
 
 from ckpttools.doctor.examine import examine
-from ckpttools.formats.chunk_ends import Encoded, is_whole
+from ckpttools.formats.zarr.chunk_ends import Encoded, is_whole
 from ckpttools.stores.memory import Bytes
 
 F32 = np.dtype("float32")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttools.formats.chunking import LARGEST, MIB, SMALLEST, chunk_shape
-from ckpttools.region import grid_shape
+from ckpttools.core.region import grid_shape
+from ckpttools.formats.zarr.chunking import LARGEST, MIB, SMALLEST, chunk_shape
 
 ITEMSIZES = st.sampled_from((1, 2, 4, 8))
 SIDES = st.integers(1, 300) | st.sampled_from(

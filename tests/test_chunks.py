@@ -20,19 +20,19 @@ from orbax_items import FIXTURES, LITTLE, ZSTD, sharded, values_of, write_item, 
 from safetensors.numpy import save_file
 from stored_trees import write
 
+from ckpttools.array.storage import Storage, StoredArray, StoredFile
+from ckpttools.array.tree import Metadata, Tree, spelled
 from ckpttools.cli.main import main
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import UsageError
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import UsageError
+from ckpttools.core.region import Region, ceil_div, count_runs, grid_cell, grid_indices
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.survey import survey
 from ckpttools.inspect.advice import advice
 from ckpttools.inspect.chunks import inspect_chunks
 from ckpttools.inspect.meshes import Mesh, parse_mesh, parse_spec
 from ckpttools.inspect.reads import predict
-from ckpttools.ir.storage import Storage, StoredArray, StoredFile
-from ckpttools.ir.tree import Metadata, Tree, spelled
-from ckpttools.region import Region, ceil_div, count_runs, grid_cell, grid_indices
 from ckpttools.testing.strategies import stored
 
 F32 = np.dtype("float32")

@@ -118,7 +118,13 @@ print(*sys.modules, file=sys.stderr)
     HEAVY = frozenset({"jax", "orbax", "tensorstore", "huggingface_hub", "safetensors", "ml_dtypes"})
 
     def test_help(self):
-        assert not self.imported("--help") & {*self.HEAVY, "numpy", "rich", "json", "ckpttools.convert"}
+        assert not self.imported("--help") & {
+            *self.HEAVY,
+            "numpy",
+            "rich",
+            "json",
+            "ckpttools.api.conversion",
+        }
 
     def test_help_of_a_command(self):
         assert not self.imported("convert", "hf-to-maxtext", "--help") & {*self.HEAVY, "numpy", "rich"}
@@ -218,7 +224,7 @@ class TestConvert:
         def interrupted(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("ckpttools.convert.Conversion.run", interrupted)
+        monkeypatch.setattr("ckpttools.api.conversion.Conversion.run", interrupted)
         result = ckpt("convert", "hf-to-maxtext", llama, tmp_path / "new")
         assert result.exit_code == 130
         assert (
@@ -452,7 +458,7 @@ class TestUnits:
 
 class TestLines:
     def test_at_most_one_line_in_five_seconds(self, llama: Path, capsys: pytest.CaptureFixture[str]):
-        from ckpttools.hf_to_maxtext import plan_to_maxtext
+        from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 
         plan = plan_to_maxtext(llama).plan
         clock = iter([0.0, 1.0, 6.0, 7.0, 12.0, 13.0])
@@ -468,7 +474,7 @@ class TestLines:
         assert second.startswith("100 %  362 of 362 kB  30.1 kB/s  0:00:00 left  ")
 
     def test_only_this_run_counts_for_the_rate(self, llama: Path, capsys: pytest.CaptureFixture[str]):
-        from ckpttools.hf_to_maxtext import plan_to_maxtext
+        from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 
         plan = plan_to_maxtext(llama).plan
         clock = iter([0.0, 10.0])

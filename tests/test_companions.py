@@ -10,15 +10,17 @@ import pytest
 from golden_data import GOLDEN
 from safetensors.numpy import load_file
 
-from ckpttools.convert import Conversion
-from ckpttools.convert_any import plan_any, plan_save
-from ckpttools.errors import FormatError
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.api.conversion import Conversion
+from ckpttools.api.convert import plan_any, plan_save
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import FormatError
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.zarr3_write import ZarrWriter
-from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
-from ckpttools.ir.tree import Tree
-from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
+from ckpttools.formats.zarr.write import ZarrWriter
+from ckpttools.maxtext.to_hf import ToHuggingFace
+from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.run.events import Event, Started
 from ckpttools.run.executor import fingerprint
 from ckpttools.transforms.rename import renames

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, assume, given, note, settings
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.formats import orbax
-from ckpttools.formats.chunk_codecs import Zstd
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.formats.orbax import format as orbax
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.safetensors_write import SafetensorsWriter
-from ckpttools.formats.zarr3_write import ZarrWriter
+from ckpttools.formats.safetensors.write import SafetensorsWriter
+from ckpttools.formats.zarr.chunk_codecs import Zstd
+from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.conformance import FormatTests, write
 from ckpttools.testing.trees import assert_same, trees, unambiguous
 

@@ -10,8 +10,8 @@ from golden_data import FAMILIES, GOLDEN, SCAN_NAMES, described, golden_arrays
 from safetensors.numpy import load_file
 
 import ckpttools
-from ckpttools.errors import CoverageError
-from ckpttools.hf_to_maxtext import ToMaxText
+from ckpttools.core.errors import CoverageError
+from ckpttools.maxtext.to_maxtext import ToMaxText
 
 
 def weights(family):

@@ -11,16 +11,18 @@ from click.testing import CliRunner
 from golden_data import FAMILIES, GOLDEN, SCAN_NAMES, convert
 from stored_trees import write
 
+from ckpttools.api.conversion import Resources
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.array.tree import Tree
 from ckpttools.cli.main import main
-from ckpttools.convert import Resources
-from ckpttools.counterpart import counterpart, in_maxtext_names
-from ckpttools.dtypes import DTYPES
+from ckpttools.compare.counterpart import counterpart, in_maxtext_names
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.safetensors_write import SafetensorsWriter
-from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext, to_maxtext
-from ckpttools.ir.tree import Tree
-from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
-from ckpttools.model import ModelOptions
+from ckpttools.formats.safetensors.write import SafetensorsWriter
+from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.to_hf import ToHuggingFace
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttools.errors import FormatError
+from ckpttools.core.errors import FormatError
 from ckpttools.stores.descriptors import Reopened
 from ckpttools.stores.local import LocalFile
 from ckpttools.stores.times import iso_time

@@ -19,20 +19,20 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from stored_trees import write
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import MemoryBudgetError
-from ckpttools.formats.chunk_codecs import Zstd
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Stored, take
+from ckpttools.array.tree import Tree
+from ckpttools.compare.deviation import Deviation, Tolerances
+from ckpttools.compare.diff import ArrayDiff, diff
+from ckpttools.compare.distances import numbers
+from ckpttools.compare.measure import deviation
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import MemoryBudgetError
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.safetensors_write import SafetensorsWriter
-from ckpttools.formats.zarr3_write import ZarrWriter
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.nodes import Stored, take
-from ckpttools.ir.tree import Tree
-from ckpttools.prove.deviation import Deviation, Tolerances
-from ckpttools.prove.diff import ArrayDiff, diff
-from ckpttools.prove.distances import numbers
-from ckpttools.prove.measure import deviation
+from ckpttools.formats.safetensors.write import SafetensorsWriter
+from ckpttools.formats.zarr.chunk_codecs import Zstd
+from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, lazy_arrays, noise, shapes, stored
@@ -430,10 +430,10 @@ class TestCommand:
 
 DIFF = """
 import sys
-from ckpttools.alignment import aligned
-from ckpttools.convert import open_checkpoint
-from ckpttools.prove.diff import diff
-from ckpttools.prove.explain import explain
+from ckpttools.compare.alignment import aligned
+from ckpttools.api.conversion import open_checkpoint
+from ckpttools.compare.diff import diff
+from ckpttools.compare.explain import explain
 from ckpttools.run.memory import peak_bytes
 both = aligned(*(open_checkpoint(path) for path in sys.argv[2:]))
 limits = {"memory": int(sys.argv[1]), "jobs": 2}

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttools.dtypes import DTYPES
+from ckpttools.core.dtypes import DTYPES
 
 ROOT = Path(__file__).parent.parent
 FAMILY_PAGE = ROOT / "docs" / "add-a-family.md"
@@ -177,7 +177,7 @@ def test_the_added_format_is_found_and_is_what_it_says(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     import npy_format
 
-    from ckpttools.ir.tree import Metadata, Tree
+    from ckpttools.array.tree import Metadata, Tree
     from ckpttools.testing.conformance import write
     from ckpttools.testing.strategies import noise, stored
 

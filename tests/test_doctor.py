@@ -29,15 +29,15 @@ from orbax_items import (
 )
 from safetensors.numpy import save_file
 
+from ckpttools.array.tree import spelled
 from ckpttools.cli.main import main
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.doctor import checks as checks_room
 from ckpttools.doctor.base import LEVELS, pasted
 from ckpttools.doctor.examine import checks, examine, fixes, mend
-from ckpttools.errors import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.databases import read_database
+from ckpttools.formats.orbax.databases import read_database
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.tree import spelled
 
 GOLDEN = Path(__file__).parents[1] / "fixtures" / "golden"
 HF = GOLDEN / "llama3.1" / "hf"

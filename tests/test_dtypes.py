@@ -2,8 +2,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ckpttools.dtypes import DTYPES, from_safetensors, from_zarr3, parse_dtype
-from ckpttools.errors import UnknownNameError
+from ckpttools.core.dtypes import DTYPES, from_safetensors, from_zarr3, parse_dtype
+from ckpttools.core.errors import UnknownNameError
 
 EVERY = pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 

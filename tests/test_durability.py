@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from stored_trees import ARRAYS, EVERYTHING
 
-from ckpttools.convert import Conversion
-from ckpttools.convert_any import plan_tree
+from ckpttools.api.conversion import Conversion
+from ckpttools.api.convert import plan_tree
+from ckpttools.array.tree import Tree
 from ckpttools.formats.base import PLAN_MARK, Writer
-from ckpttools.formats.chunk_codecs import Zstd
-from ckpttools.formats.orbax_write import OrbaxWriter
-from ckpttools.formats.safetensors_write import SafetensorsWriter
-from ckpttools.formats.zarr3_write import ZarrWriter
-from ckpttools.ir.tree import Tree
+from ckpttools.formats.orbax.write import OrbaxWriter
+from ckpttools.formats.safetensors.write import SafetensorsWriter
+from ckpttools.formats.zarr.chunk_codecs import Zstd
+from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.run import executor
 from ckpttools.stores.files import sync_tree
 from ckpttools.stores.partial import JOURNAL

@@ -7,9 +7,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools import errors
 from ckpttools.cli.main import main
-from ckpttools.errors import EXIT_CODES, CheckpointError, listing, near_names
+from ckpttools.core import errors
+from ckpttools.core.errors import EXIT_CODES, CheckpointError, listing, near_names
 
 PAGE = (Path(__file__).parents[1] / "docs" / "errors.md").read_text()
 CODES = {

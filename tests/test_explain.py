@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from stored_trees import write
 from trees import Values, hugging_face, lazy, parameters_of, values_of
 
-from ckpttools.alignment import aligned
-from ckpttools.dtypes import DTYPES
-from ckpttools.formats.chunk_codecs import Zstd
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.array.nodes import Stored
+from ckpttools.array.tree import Tree, spelled
+from ckpttools.compare.alignment import aligned
+from ckpttools.compare.deviation import EXACT, Tolerances
+from ckpttools.compare.diff import ArrayDiff, diff
+from ckpttools.compare.explain import explain
+from ckpttools.compare.relatives import moves
+from ckpttools.compare.reshape import reshaped, transposes
+from ckpttools.compare.samples import in_memory
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
-from ckpttools.ir.nodes import Stored
-from ckpttools.ir.tree import Tree, spelled
-from ckpttools.model import ModelOptions
-from ckpttools.prove.deviation import EXACT, Tolerances
-from ckpttools.prove.diff import ArrayDiff, diff
-from ckpttools.prove.explain import explain
-from ckpttools.prove.relatives import moves
-from ckpttools.prove.reshape import reshaped, transposes
-from ckpttools.prove.samples import in_memory
+from ckpttools.formats.zarr.chunk_codecs import Zstd
+from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.testing.strategies import noise, shapes, stored
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}

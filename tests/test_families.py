@@ -6,14 +6,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import CheckpointError, ConfigError, CoverageError, UnknownNameError
+from ckpttools.array.nodes import Stored
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UnknownNameError
 from ckpttools.families.family import FlagRule
 from ckpttools.families.registry import families, family_named, family_of
 from ckpttools.family_check.definition import Definition
 from ckpttools.family_check.made_up import Sizes, configuration, flag_settings
 from ckpttools.family_check.round_trip import present_rows
-from ckpttools.ir.nodes import Stored
 from ckpttools.mapping.arithmetic import names_in
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import noise, stored

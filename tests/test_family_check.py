@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import hugging_face
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import MappingError, StorageError
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Metadata, Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import MappingError, StorageError
 from ckpttools.families.family import Family, FlagRule, Spelling
 from ckpttools.families.registry import families, family_of
 from ckpttools.families.toml_read import family_from_toml
@@ -21,8 +23,6 @@ from ckpttools.families.toml_write import family_to_toml
 from ckpttools.family_check.check import check_against, check_alone, check_family, check_on_config
 from ckpttools.family_check.definition import Definition
 from ckpttools.family_check.made_up import Sizes, made_up
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import row
 from ckpttools.mapping.values import Scale

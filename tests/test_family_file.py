@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import ckpttools
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import CheckpointError, FormatError, MappingError, StorageError, UsageError
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError, FormatError, MappingError, StorageError, UsageError
 from ckpttools.families.family import Family, FlagRule, Spelling
 from ckpttools.families.file import family_from_file, is_file_name
 from ckpttools.families.registry import families, family_called
@@ -24,13 +26,13 @@ from ckpttools.families.toml_read import family_from_toml
 from ckpttools.families.toml_write import family_to_toml
 from ckpttools.family_check.check import check_against, check_alone, check_on_config
 from ckpttools.formats.registry import open_tree
-from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.op_text import exactness_of, op_text, parse_op
 from ckpttools.mapping.row import row
 from ckpttools.mapping.values import Multiply, Scale, Shift
-from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
-from ckpttools.model import ModelOptions
+from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.to_hf import ToHuggingFace
+from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.testing.strategies import statements
 
 BUILT_IN = tuple(families())

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import ConfigError
-from ckpttools.ir.nodes import Constant
+from ckpttools.array.nodes import Constant
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import ConfigError
 from ckpttools.mapping.flags import Flag, refuse_open, told_by_names
 from ckpttools.mapping.row import row
 from ckpttools.mapping.sizes import Size

@@ -27,12 +27,13 @@ from golden_data import (
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from ckpttools.convert import Resources
-from ckpttools.dtypes import DTYPES
+from ckpttools.api.conversion import Resources
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.array.tree import dotted
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.families.registry import family_of
 from ckpttools.formats.registry import open_tree
-from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
-from ckpttools.ir.tree import dotted
+from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.plan import plan as planning
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)

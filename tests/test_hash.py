@@ -20,29 +20,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored_trees import write
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import FormatError, MemoryBudgetError, UnknownNameError
-from ckpttools.formats.chunk_codecs import parse_compression
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.array.nodes import Chunked, Decoded, take
+from ckpttools.array.tree import Metadata, Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError, MemoryBudgetError, UnknownNameError
+from ckpttools.core.region import Region, grid_cell, grid_indices
+from ckpttools.digest import block_hasher, digest, digester
+from ckpttools.digest.block_hasher import BlockHasher, Room
+from ckpttools.digest.canonical import Selection, per_layer
+from ckpttools.digest.digest import algorithm_named, block_elements
+from ckpttools.digest.digester import Digester
+from ckpttools.digest.hashing import hash_tree
+from ckpttools.digest.stored_together import assembled, cheapest_reads, wholes
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.safetensors_write import SafetensorsWriter
-from ckpttools.formats.zarr3_write import ZarrWriter
-from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
-from ckpttools.ir.nodes import Chunked, Decoded, take
-from ckpttools.ir.tree import Metadata, Tree
+from ckpttools.formats.safetensors.write import SafetensorsWriter
+from ckpttools.formats.zarr.chunk_codecs import parse_compression
+from ckpttools.formats.zarr.write import ZarrWriter
+from ckpttools.maxtext.scan import StackLayers, UnstackLayers
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.plan import pieces
-from ckpttools.prove import block_hasher, digest, digester
-from ckpttools.prove.block_hasher import BlockHasher, Room
-from ckpttools.prove.canonical import Selection, per_layer
-from ckpttools.prove.digest import algorithm_named, block_elements
-from ckpttools.prove.digester import Digester
-from ckpttools.prove.hashing import hash_tree
-from ckpttools.prove.stored_together import assembled, cheapest_reads, wholes
-from ckpttools.region import Region, grid_cell, grid_indices
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import chunked, dtypes, lazy_arrays, noise, shapes, stored, tilings
-from ckpttools.transforms.scan import StackLayers, UnstackLayers
 
 MIB = 1 << 20
 ORBAX = Path(__file__).parents[1] / "fixtures" / "orbax"
@@ -470,8 +470,8 @@ def test_the_elements_of_a_block(shape, block):
 
 HASH = """
 import json, sys
-from ckpttools.convert import open_checkpoint
-from ckpttools.prove.hashing import hash_tree
+from ckpttools.api.conversion import open_checkpoint
+from ckpttools.digest.hashing import hash_tree
 from ckpttools.run.memory import peak_bytes
 manifest = hash_tree(open_checkpoint(sys.argv[1]), memory=int(sys.argv[2]), jobs=2)
 print(json.dumps({"peak": peak_bytes(), "digest": manifest.digest}))

@@ -9,11 +9,11 @@ import numpy as np
 from click.testing import CliRunner
 from golden_data import GOLDEN, convert
 
+from ckpttools.api.convert import save
+from ckpttools.array.tree import Tree
 from ckpttools.cli.main import main
-from ckpttools.convert_any import save
-from ckpttools.dtypes import DTYPES
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.tree import Tree
 from ckpttools.testing.strategies import stored
 
 TRAIN = Path(__file__).parents[1] / "fixtures" / "train" / "llama_scanned"

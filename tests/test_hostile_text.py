@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from orbax_items import LITTLE, write_item, zarr3
 
 from ckpttools.cli.main import main
-from ckpttools.errors import FormatError
+from ckpttools.core.errors import FormatError
+from ckpttools.core.text import printable, printable_text
 from ckpttools.formats.json_file import DEEPEST, parse_json, read_json
-from ckpttools.formats.orbax_entries import Indexed
-from ckpttools.names import printable, printable_text
+from ckpttools.formats.orbax.entries import Indexed
 
 STEERING = "a\x1b[2Jb\x1b]0;title\x07c\x9bd\u202ee\u2066f\rg\nError: all is lost"
 ONES = (zarr3([LITTLE], [2]), np.ones(4, "float32"))

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.ir.indexing import indexing
-from ckpttools.ir.nodes import Stored
+from ckpttools.array.indexing import indexing
+from ckpttools.array.nodes import Stored
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.stores.memory import Bytes
 
 INT32 = DTYPES["int32"]

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import UsageError
+from ckpttools.array.nodes import Constant
+from ckpttools.array.shardings import Sharding
+from ckpttools.array.tree import Empty, Metadata, Path, Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import UsageError
 from ckpttools.inspect.folding import Branch, fold, natural, ordered
 from ckpttools.inspect.tree import ArrayReport, Total, TreeReport, inspect_tree
 from ckpttools.inspect.warnings import TreeWarning
-from ckpttools.ir.kinds import Optimizer
-from ckpttools.ir.layers import LayerGroup
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.shardings import Sharding
-from ckpttools.ir.tree import Empty, Metadata, Path, Tree
+from ckpttools.maxtext.kinds import Optimizer
+from ckpttools.maxtext.layers import LayerGroup
 
 
 def constant(*shape: int, dtype: str = "bfloat16") -> Constant:

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from trees import maxtext_tree, right_one, without
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import UsageError
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.array.tree import Tree, spelled
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import UsageError
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.against import against_family, against_tree
 from ckpttools.inspect.comparison import Comparison, Spec, arranged
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Path as TreePath
-from ckpttools.ir.tree import Tree, spelled
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import row
 

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from ckpttools.array.tree import spelled
 from ckpttools.cli.output import print_json
 from ckpttools.cli.tree_columns import Row, table
 from ckpttools.cli.tree_text import shortened
 from ckpttools.cli.units import disk
+from ckpttools.core.text import printable
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.tree import spelled
-from ckpttools.names import printable
 
 ORBAX = Path(__file__).parents[1] / "fixtures" / "orbax"
 GOLDEN = Path(__file__).parents[1] / "fixtures" / "golden"

@@ -1,4 +1,4 @@
-"""`ckpttools.inspect.family`: the family a tree looks like, on both sides, with reasons."""
+"""`ckpttools.maxtext.recognition`: the family a tree looks like, on both sides, with reasons."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import maxtext_tree, right_one, without
 
-from ckpttools.dtypes import DTYPES
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Path, Tree
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
-from ckpttools.inspect.family import FamilyGuess, guess_families
-from ckpttools.ir.kinds import kind_of
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Path, Tree
+from ckpttools.maxtext.kinds import kind_of
+from ckpttools.maxtext.recognition import FamilyGuess, guess_families
 
 NUMBERS = re.compile("[0-9]+")
 

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttools.array.nodes import Constant
+from ckpttools.array.shardings import Sharding
+from ckpttools.array.tree import Metadata, Tree, spelled
 from ckpttools.cli.tree_text import type_text
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import FormatError
-from ckpttools.formats.orbax_sharding import stored_shardings
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError
+from ckpttools.formats.orbax.sharding import stored_shardings
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.tree import inspect_tree
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.shardings import Sharding
-from ckpttools.ir.tree import Metadata, Tree, spelled
 
 ORBAX = Path(__file__).parents[1] / "fixtures" / "orbax"
 MESH_AXES = st.lists(

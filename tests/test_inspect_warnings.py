@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Chunked, Constant
+from ckpttools.array.tree import Metadata, Path, Tree
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.inspect.warnings import TreeWarning, warnings_of
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.kinds import kind_of
-from ckpttools.ir.nodes import Chunked, Constant
-from ckpttools.ir.tree import Metadata, Path, Tree
+from ckpttools.maxtext.kinds import kind_of
 
 LENGTHS = st.integers(1, 1 << 12)
 LAYER: Path = ("params", "params", "decoder", "layers", "mlp", "wi_0", "kernel")

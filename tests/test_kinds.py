@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from orbax_items import FIXTURES
 from train_data import ALL, FLAVOURS, RUN, golden_leaves, layered, lazy
 
-from ckpttools.dtypes import DTYPES
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Empty, Tree
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.flavours import LINEN, NNX, PLAIN, flavour_of, parameters, with_parameters
-from ckpttools.ir.kinds import KindOfTree, Optimizer, kind_of, linen_state, optimizer_of
-from ckpttools.ir.layers import LayerGroup, below_decoder, layer_stacks, numbered
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.roles import role
-from ckpttools.ir.tree import Empty, Tree
+from ckpttools.maxtext.flavours import LINEN, NNX, PLAIN, flavour_of, parameters, with_parameters
+from ckpttools.maxtext.kinds import KindOfTree, Optimizer, kind_of, linen_state, optimizer_of
+from ckpttools.maxtext.layers import LayerGroup, below_decoder, layer_stacks, numbered
+from ckpttools.roles.of_tree import role
 from ckpttools.testing.trees import trees
 
 F32 = DTYPES["float32"]

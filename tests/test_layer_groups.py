@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from trees import model
 
-from ckpttools.errors import FormatError
-from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
+from ckpttools.core.errors import FormatError
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 
 TEXT = {
     "hidden_size": 16,

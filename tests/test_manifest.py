@@ -19,26 +19,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_trees import write
 
-from ckpttools.convert import Resources
-from ckpttools.convert_any import plan_tree
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import DestinationExistsError
-from ckpttools.formats.chunk_codecs import parse_compression
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.api.conversion import Resources
+from ckpttools.api.convert import plan_tree
+from ckpttools.array.tree import Metadata, Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import DestinationExistsError
+from ckpttools.digest.canonical import Selection
+from ckpttools.digest.digest import ALGORITHMS
+from ckpttools.digest.hashing import hash_tree
+from ckpttools.digest.manifest import read_manifest
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.safetensors_write import SafetensorsWriter
-from ckpttools.ir.tree import Metadata, Tree
+from ckpttools.formats.safetensors.write import SafetensorsWriter
+from ckpttools.formats.zarr.chunk_codecs import parse_compression
+from ckpttools.maxtext.scan import StackLayers
 from ckpttools.plan import plan as planning
-from ckpttools.prove.canonical import Selection
-from ckpttools.prove.digest import ALGORITHMS
-from ckpttools.prove.hashing import hash_tree
-from ckpttools.prove.manifest import read_manifest
 from ckpttools.run.executor import execute
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.testing.trees import trees
-from ckpttools.transforms.scan import StackLayers
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}
 
@@ -264,8 +264,8 @@ def test_what_is_only_referenced_is_in_the_manifest(tmp_path):
 
 CONVERT = """
 import sys
-from ckpttools.convert import Resources
-from ckpttools.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.conversion import Resources
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 source, destination, memory, manifest = sys.argv[1:]
 conversion = plan_to_maxtext(source, resources=Resources(memory=int(memory), jobs=2))
 print(conversion.run(destination, manifest=manifest).peak_bytes)

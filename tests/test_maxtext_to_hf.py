@@ -12,17 +12,19 @@ import pytest
 from golden_data import FAMILIES, GOLDEN, SCAN_NAMES, convert, golden_checkpoint
 from safetensors.numpy import load_file, save_file
 
-from ckpttools.convert import Resources
-from ckpttools.convert_any import plan_save, save
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import CheckpointError, ConfigError, CoverageError, FormatError, UsageError
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.api.conversion import Resources
+from ckpttools.api.convert import plan_save, save
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, FormatError, UsageError
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.safetensors_write import SafetensorsWriter
-from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
-from ckpttools.ir.tree import Tree
-from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
-from ckpttools.model import ModelOptions
+from ckpttools.formats.safetensors.write import SafetensorsWriter
+from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.to_hf import ToHuggingFace
+from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
 from ckpttools.testing.models import LlamaSizes, write_llama

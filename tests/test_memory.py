@@ -14,8 +14,9 @@ MIB = 1 << 20
 
 CONVERT = """
 import json, sys
-from ckpttools.convert import Resources
-from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
+from ckpttools.api.conversion import Resources
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.maxtext.to_maxtext import ToMaxText
 source, destination, memory, scan = sys.argv[1:]
 options, resources = ToMaxText(scan=scan == "scan"), Resources(memory=int(memory), jobs=2)
 conversion = plan_to_maxtext(source, options, resources)

@@ -20,14 +20,15 @@ import numpy as np
 import pytest
 from orbax_items import LITTLE, write_item, zarr2, zarr3
 
-from ckpttools.convert_any import save
-from ckpttools.dtypes import DTYPES
+from ckpttools.api.convert import save
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.base import Layout
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.registry import open_tree
-from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Tree
+from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.plan.plan import build
 from ckpttools.testing.models import LlamaSizes, write_llama
 

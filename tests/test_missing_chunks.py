@@ -13,12 +13,12 @@ from click.testing import CliRunner
 from golden_data import GOLDEN
 from orbax_items import FIXTURES, LITTLE, write_item, zarr3
 
+from ckpttools.array.gaps import incomplete
 from ckpttools.cli.main import main
-from ckpttools.errors import FormatError
+from ckpttools.core.errors import FormatError
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.report.contents import contents
 from ckpttools.inspect.tree import inspect_tree
-from ckpttools.ir.gaps import incomplete
 
 HOSTS = FIXTURES / "emergency"
 WRITING = (

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES, DType
-from ckpttools.ir.scratch import Scratch
-from ckpttools.prove import narrow
-from ckpttools.prove.deviation import EXACT, Deviation, Tolerances
-from ckpttools.prove.distances import coarser, numbers, steps_between, steps_into
-from ckpttools.prove.measure import SCRATCH_BYTES, _of_part, block_elements, deviation
-from ckpttools.prove.narrow import NARROW, deviation_of_narrow
+from ckpttools.array.scratch import Scratch
+from ckpttools.compare import narrow
+from ckpttools.compare.deviation import EXACT, Deviation, Tolerances
+from ckpttools.compare.distances import coarser, numbers, steps_between, steps_into
+from ckpttools.compare.measure import SCRATCH_BYTES, _of_part, block_elements, deviation
+from ckpttools.compare.narrow import NARROW, deviation_of_narrow
+from ckpttools.core.dtypes import DTYPES, DType
 
 DTYPE = st.sampled_from([DTYPES[name] for name in NARROW])
 

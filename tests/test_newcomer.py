@@ -20,7 +20,7 @@ from ckpttools.cli.main import main
 from ckpttools.cli.output import labelled, wrapped
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.tree import inspect_tree
-from ckpttools.model_files import companion_names
+from ckpttools.maxtext.model_files import companion_names
 
 SIDE_FILES = {
     "tokenizer.json": b'{"a":  1}\n',

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import FormatError, ShapeError
-from ckpttools.ir import copy as copying
-from ckpttools.ir import slabs
-from ckpttools.ir import stored as storing
-from ckpttools.ir.array import ReadCost
-from ckpttools.ir.nodes import (
+from ckpttools.array import copy as copying
+from ckpttools.array import slabs
+from ckpttools.array import stored as storing
+from ckpttools.array.lazy import ReadCost
+from ckpttools.array.nodes import (
     Chunked,
     Constant,
     Relayout,
@@ -24,9 +22,11 @@ from ckpttools.ir.nodes import (
     stacked_axes,
     take,
 )
-from ckpttools.ir.scratch import Scratch
+from ckpttools.array.scratch import Scratch
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError, ShapeError
+from ckpttools.core.region import Region, count_runs, grid_cell, grid_indices
 from ckpttools.mapping.values import Cast
-from ckpttools.region import Region, count_runs, grid_cell, grid_indices
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.refusing import ReadRefusedError, Refusing
 from ckpttools.testing.strategies import (

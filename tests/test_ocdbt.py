@@ -9,9 +9,9 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttools.errors import FormatError, UsageError
-from ckpttools.formats import ocdbt
-from ckpttools.formats.ocdbt import Extent, encode, read
+from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.formats.orbax import ocdbt
+from ckpttools.formats.orbax.ocdbt import Extent, encode, read
 
 NODES = "d/index"
 

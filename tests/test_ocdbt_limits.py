@@ -7,9 +7,9 @@ import pytest
 import zstandard
 from command_line import ckpt
 
-from ckpttools.errors import FormatError
-from ckpttools.formats import ocdbt
-from ckpttools.formats.ocdbt import encode, read
+from ckpttools.core.errors import FormatError
+from ckpttools.formats.orbax import ocdbt
+from ckpttools.formats.orbax.ocdbt import encode, read
 
 MANIFEST_MAGIC, NODE_MAGIC = bytes.fromhex("0cdb3a2a"), bytes.fromhex("0cdb20de")
 MEGABYTE = 1 << 20

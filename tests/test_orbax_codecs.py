@@ -27,14 +27,14 @@ from orbax_items import (
     zarr3,
 )
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import FormatError
-from ckpttools.formats import orbax_pieces
+from ckpttools.array import slabs
+from ckpttools.array.nodes import Chunked, Decoded, Relayout, Stored, relayout
+from ckpttools.array.scratch import Scratch
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError
+from ckpttools.core.region import Region
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir import slabs
-from ckpttools.ir.nodes import Chunked, Decoded, Relayout, Stored, relayout
-from ckpttools.ir.scratch import Scratch
-from ckpttools.region import Region
+from ckpttools.formats.zarr import inner_chunks as orbax_pieces
 
 F32 = np.dtype("float32")
 OCDBT = pytest.mark.parametrize("use_ocdbt", [True, False], ids=["ocdbt", "files"])
@@ -306,7 +306,7 @@ class TestDecodingOnce:
         self.test_by_rows(tmp_path, decoded, chunk)
 
     def test_transposed(self, tmp_path, decoded, monkeypatch):
-        monkeypatch.setattr("ckpttools.ir.slabs.SLAB_BYTES", 1024)
+        monkeypatch.setattr("ckpttools.array.slabs.SLAB_BYTES", 1024)
         array = self.array(tmp_path, (64, 64))
         turned = relayout(array, [(64,), (64,)], (1, 0), (1, 1))
         assert np.array_equal(turned.read().view("u4"), self.truth.T.view("u4"))

@@ -25,11 +25,11 @@ from orbax_items import (
     zarr3,
 )
 
+from ckpttools.core.errors import FormatError
+from ckpttools.core.region import Region
 from ckpttools.doctor.examine import examine
-from ckpttools.errors import FormatError
-from ckpttools.formats import orbax_pieces
 from ckpttools.formats.registry import open_tree
-from ckpttools.region import Region
+from ckpttools.formats.zarr import inner_chunks as orbax_pieces
 from ckpttools.stores.local import LocalFile
 
 F32 = np.dtype("float32")

@@ -17,12 +17,12 @@ from orbax_items import (
     zarr3,
 )
 
-from ckpttools.errors import FormatError, StorageError, UsageError
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Empty, Text
+from ckpttools.core.errors import FormatError, StorageError, UsageError
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax import FORMAT
+from ckpttools.formats.orbax.format import FORMAT
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.tree import Empty, Text
 
 F32 = np.dtype("float32")
 ITEMS = pytest.mark.parametrize("name", EXPECTED)

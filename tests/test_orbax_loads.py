@@ -20,12 +20,12 @@ from golden_data import (
 from support.orbax_loads import EVERY_CASE, LOADERS, METADATA, SHARDED, some_cases
 from support.scripts import answers
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.formats import chunking
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Empty, Metadata, Text, Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Empty, Metadata, Text, Tree
+from ckpttools.formats.zarr import chunking
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
 

@@ -19,14 +19,14 @@ from golden_data import (
     opened_by_tensorstore,
 )
 
-from ckpttools.errors import CheckpointError, FormatError, LaterStepWarning, UsageError
-from ckpttools.formats import ocdbt
+from ckpttools.array.tree import Empty, spelled
+from ckpttools.core.errors import CheckpointError, FormatError, LaterStepWarning, UsageError
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax_runs import DamagedStepError, not_whole_beside
-from ckpttools.formats.orbax_write import INDEX_FILE
+from ckpttools.formats.orbax import ocdbt
+from ckpttools.formats.orbax.runs import DamagedStepError, not_whole_beside
+from ckpttools.formats.orbax.write import INDEX_FILE
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.kinds import kind_of
-from ckpttools.ir.tree import Empty, spelled
+from ckpttools.maxtext.kinds import kind_of
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 LEVELS = pytest.mark.parametrize("level", ["", "0", "0/items"], ids=["run", "step", "item"])

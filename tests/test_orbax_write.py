@@ -19,15 +19,16 @@ from hypothesis import strategies as st
 from stored_trees import ARRAYS, EVERYTHING, STEP, ZARR3, array, contents, values, write
 from support.scripts import answers
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import FormatError, UsageError
-from ckpttools.formats import chunking, orbax, zarr2
-from ckpttools.formats.chunk_codecs import HIGHEST_LEVEL, LARGEST_ENCODED, Zstd, parse_compression
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Metadata, Text, Tree, dotted
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.formats.orbax import format as orbax
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import Appended
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.tree import Metadata, Text, Tree, dotted
+from ckpttools.formats.zarr import chunking, zarr2
+from ckpttools.formats.zarr.chunk_codecs import HIGHEST_LEVEL, LARGEST_ENCODED, Zstd, parse_compression
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
 from ckpttools.run import executor
@@ -382,7 +383,7 @@ class TestEncodedChunks:
 
 
 def large() -> Tree:
-    from ckpttools.ir.nodes import Constant
+    from ckpttools.array.nodes import Constant
 
     return Tree({("w",): Constant((128256, 4096), DTYPES["bfloat16"], b"\0\0")}, Metadata(step=0))
 

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckpttools
-from ckpttools.convert_any import plan_tree, writer_for
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import UsageError
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.api.convert import plan_tree, writer_for
+from ckpttools.array.tree import Metadata, Tree, spelled
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import UsageError
+from ckpttools.core.notes import Notes
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.zarr3_write import ZarrWriter
-from ckpttools.ir.tree import Metadata, Tree, spelled
-from ckpttools.notes import Notes
+from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.testing.trees import assert_same, trees
 from ckpttools.transforms.cast import CastMap, CastTo

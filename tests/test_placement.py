@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.region import Region, grid_cell, grid_indices
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
-from ckpttools.region import Region, grid_cell, grid_indices
 from ckpttools.testing.strategies import chunk_shapes, noise, regions, shapes, tilings
 
 CARRIED = [DTYPES[name] for name in ("uint8", "bfloat16", "float32", "complex128")]

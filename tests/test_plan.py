@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import MemoryBudgetError
+from ckpttools.array import nodes, slabs
+from ckpttools.array.nodes import Constant, Stored, elementwise, relayout, stack
+from ckpttools.array.scratch import Scratch
+from ckpttools.array.tree import Metadata, Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import MemoryBudgetError
+from ckpttools.core.notes import Note, Notes
+from ckpttools.core.region import Region, grid_cell, grid_indices
 from ckpttools.formats.base import Layout
-from ckpttools.formats.chunk_codecs import Zstd
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import DataFile, Placement
-from ckpttools.ir import nodes, slabs
-from ckpttools.ir.nodes import Constant, Stored, elementwise, relayout, stack
-from ckpttools.ir.scratch import Scratch
-from ckpttools.ir.tree import Metadata, Tree
+from ckpttools.formats.zarr.chunk_codecs import Zstd
 from ckpttools.mapping.values import Cast, Multiply
-from ckpttools.notes import Note, Notes
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
 from ckpttools.plan.task import cut
-from ckpttools.region import Region, grid_cell, grid_indices
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import chunk_shapes, lazy_arrays, noise, shapes, stored
 

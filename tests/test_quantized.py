@@ -14,17 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from ckpttools.convert_any import save
+from ckpttools.api.convert import save
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.array.nodes import Stored, elementwise
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError, FormatError, MappingError
 from ckpttools.doctor.examine import examine
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import CheckpointError, FormatError, MappingError
 from ckpttools.formats.registry import open_tree
-from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
-from ckpttools.ir.nodes import Stored, elementwise
-from ckpttools.ir.quantization_config import scheme
-from ckpttools.ir.quantized import Quantized, quantized
-from ckpttools.ir.tree import Tree, dotted
-from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
+from ckpttools.maxtext.to_hf import ToHuggingFace
+from ckpttools.maxtext.to_maxtext import ToMaxText
+from ckpttools.quantized.config import scheme
+from ckpttools.quantized.weights import Quantized, quantized
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.conversion import Convert

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from ckpttools.convert_any import save
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import CheckpointError, FormatError, MappingError
+from ckpttools.api.convert import save
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError, FormatError, MappingError
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.tree import inspect_tree
-from ckpttools.ir.quantized import quantized
-from ckpttools.ir.tree import Tree, dotted
+from ckpttools.quantized.weights import quantized
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.functions import MapArrays

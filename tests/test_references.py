@@ -32,28 +32,29 @@ from support.orbax_loads import some_cases
 from support.scripts import answers
 
 from ckpttools import ToMaxText, plan_to_maxtext
+from ckpttools.api.conversion import Resources
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Constant, Stored, elementwise, relayout, stack, take, window
+from ckpttools.array.tree import Metadata, Tree
 from ckpttools.cli.main import main
 from ckpttools.cli.options import ANY_PATH
 from ckpttools.cli.storage import sharing_storage_options, storage_options
-from ckpttools.convert import Resources
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import FormatError, NoSpaceError, UsageError
-from ckpttools.formats import chunking, references
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError, NoSpaceError, UsageError
+from ckpttools.core.region import grid_cell, grid_indices
+from ckpttools.formats import references
 from ckpttools.formats.blocks import Finder, chunks_of
-from ckpttools.formats.chunk_codecs import Zstd
-from ckpttools.formats.ocdbt import MAX_INDEX_BYTES
-from ckpttools.formats.orbax_entries import entries_of
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.orbax.entries import entries_of
+from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import Referenced
 from ckpttools.formats.references import ReferenceMode, References, reference_mode
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.zarr3_write import ZarrWriter
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.nodes import Constant, Stored, elementwise, relayout, stack, take, window
-from ckpttools.ir.tree import Metadata, Tree
+from ckpttools.formats.zarr import chunking
+from ckpttools.formats.zarr.chunk_codecs import Zstd
+from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.mapping.values import Cast
 from ckpttools.plan.plan import build
-from ckpttools.region import grid_cell, grid_indices
 from ckpttools.run.events import TaskDone
 from ckpttools.run.executor import execute
 from ckpttools.stores.local import LocalFile
@@ -756,7 +757,7 @@ KILLED = """
 import os, pathlib, signal, sys, time
 from ckpttools import plan_to_maxtext
 from ckpttools.formats import references
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.references import ReferenceMode, References
 from ckpttools.plan import plan
 from ckpttools.run import executor

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.region import (
+from ckpttools.core.region import (
     Region,
     contiguous_runs,
     count_runs,

@@ -15,11 +15,11 @@ from stored_trees import EVERYTHING
 from trees import tree_of
 
 import ckpttools
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import CheckpointError, CoverageError, FormatError, MappingError, ShapeError
+from ckpttools.array.nodes import relayout, take
+from ckpttools.array.tree import Tree, spelled
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError, CoverageError, FormatError, MappingError, ShapeError
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.nodes import relayout, take
-from ckpttools.ir.tree import Tree, spelled
 from ckpttools.mapping.axes import parse_key
 from ckpttools.testing.strategies import noise, statements, stored
 from ckpttools.testing.trees import assert_same
@@ -361,7 +361,7 @@ class TestFiles:
 CODE = """
 from dataclasses import dataclass
 
-from ckpttools.ir.nodes import relayout
+from ckpttools.array.nodes import relayout
 
 @dataclass
 class Names:
@@ -580,7 +580,7 @@ class TestConversionFunction:
             assert node.tobytes() == array.read().tobytes()
 
     def test_parts_and_windows(self):
-        from ckpttools.ir.nodes import padded, window
+        from ckpttools.array.nodes import padded, window
 
         def change(path, array):
             return padded(window(take(array, 0, 1), (1, 0), (2, 4)), (3, 4))

@@ -19,15 +19,15 @@ from command_line import ckpt
 from golden_data import GOLDEN, golden_checkpoint
 from safetensors.numpy import save_file
 
-from ckpttools.dtypes import DTYPES
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.layer_rows import layer_rows
 from ckpttools.inspect.report.contents import contents
 from ckpttools.inspect.report.page import page
 from ckpttools.inspect.stats import inspect_stats
 from ckpttools.inspect.tree import inspect_tree
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Tree
 from ckpttools.testing.strategies import stored
 from ckpttools.testing.trees import many_leaves
 

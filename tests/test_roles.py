@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from train_data import lazy
 
 from ckpttools import save
+from ckpttools.array.tree import Metadata, Tree, spelled
 from ckpttools.cli.main import main
-from ckpttools.errors import FormatError, UsageError
+from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.flavours import flavour_of, parameters
-from ckpttools.ir.kinds import kind_of
-from ckpttools.ir.roles import roles
-from ckpttools.ir.tree import Metadata, Tree, spelled
+from ckpttools.maxtext.flavours import flavour_of, parameters
+from ckpttools.maxtext.kinds import kind_of
+from ckpttools.maxtext.scan import StackLayers, UnstackLayers
+from ckpttools.maxtext.strip import StripOptimizer
+from ckpttools.roles.of_tree import roles
 from ckpttools.testing.trees import assert_same
-from ckpttools.transforms.scan import StackLayers, UnstackLayers
-from ckpttools.transforms.strip import StripOptimizer
 
 COUNT = np.array(3, np.int32)
 KEYS = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.formats.chunk_codecs import Zstd
-from ckpttools.formats.orbax_write import OrbaxWriter
-from ckpttools.formats.zarr3_write import ZarrWriter
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Tree
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.formats.orbax.write import OrbaxWriter
+from ckpttools.formats.zarr.chunk_codecs import Zstd
+from ckpttools.formats.zarr.write import ZarrWriter
 
 TIB = 1 << 40
 WRITERS = (OrbaxWriter, lambda **options: OrbaxWriter(ocdbt=False, **options), ZarrWriter)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import find, given, settings
 from trees import model
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import ConfigError
-from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
-from ckpttools.ir.tree import Metadata, Tree
-from ckpttools.maxtext_to_hf import ToHuggingFace, to_huggingface
-from ckpttools.model_files import ModelFiles
+from ckpttools.array.tree import Metadata, Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import ConfigError
+from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 
 BF16 = DTYPES["bfloat16"]
 LENGTHS = st.integers(1, 5)

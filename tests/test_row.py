@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import MappingError
-from ckpttools.ir.nodes import Stored
+from ckpttools.array.nodes import Stored
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import MappingError
 from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import Respelling, row

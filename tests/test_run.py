@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ckpttools.convert import Resources
-from ckpttools.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
+from ckpttools.api.conversion import Resources
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.formats.placement import Range
-from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
+from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.plan import plan as planning
 from ckpttools.run import executor
 from ckpttools.run.data_files import DataFiles
@@ -101,7 +102,7 @@ def test_a_second_run_goes_on_where_the_first_stopped(model, tmp_path, small_tas
 
 SLOW_RUN = """
 import sys, time
-from ckpttools.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.plan import plan
 from ckpttools.run import executor
 from ckpttools.run.events import TaskDone
@@ -258,7 +259,7 @@ def test_a_source_that_shrinks_while_it_is_read_is_named(tmp_path, small_tasks):
     path = write_llama(tmp_path / "hf", SIZES)
     conversion = plan_to_maxtext(tmp_path / "hf")
     os.truncate(path, path.stat().st_size - 100)
-    from ckpttools.errors import FormatError
+    from ckpttools.core.errors import FormatError
 
     with pytest.raises(FormatError, match="ends too early"):
         conversion.run(tmp_path / "out")
@@ -270,7 +271,7 @@ def test_writes_of_any_alignment_land_where_they_should(tmp_path, monkeypatch, m
     """Also where the system writes less than it was given, as near the end of a quota."""
     import numpy as np
 
-    from ckpttools.ir.scratch import Scratch
+    from ckpttools.array.scratch import Scratch
 
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: write(descriptor, data[:most], at))

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors_files import entry, file_of, framed, packed, small, write_index
 
-from ckpttools.dtypes import DTYPES, from_safetensors
-from ckpttools.errors import CheckpointError, ConfigError, FormatError, StorageError
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DTYPES, from_safetensors
+from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError
+from ckpttools.core.region import Region
 from ckpttools.formats.base import Format, ReadOptions
-from ckpttools.formats.safetensors import FORMAT, parse_header
-from ckpttools.ir.tree import Tree
-from ckpttools.region import Region
+from ckpttools.formats.safetensors.format import FORMAT, parse_header
 from ckpttools.stores.local import LocalFile
 
 ALL_CODES = [dtype.safetensors for dtype in DTYPES.values() if dtype.safetensors]
@@ -655,7 +655,7 @@ def test_opening_imports_nothing_heavy(tmp_path):
     path = file_at(tmp_path, small("x"))
     code = (
         "import sys; from pathlib import Path; from ckpttools.formats.base import ReadOptions\n"
-        "from ckpttools.formats.safetensors import FORMAT\n"
+        "from ckpttools.formats.safetensors.format import FORMAT\n"
         f"FORMAT.open(Path({str(path)!r}), ReadOptions())\n"
         "print([name for name in ('numpy', 'jax', 'safetensors', 'ml_dtypes') if name in sys.modules])"
     )

@@ -14,14 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import deserialize, safe_open
 
-from ckpttools.convert_any import plan_any
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import FormatError
-from ckpttools.formats import flat, safetensors, safetensors_write
+from ckpttools.api.convert import plan_any
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Empty, Metadata, Text, Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError
+from ckpttools.formats import flat
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.safetensors_write import DEFAULT_SHARD_BYTES, SafetensorsWriter, split
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Empty, Metadata, Text, Tree
+from ckpttools.formats.safetensors import format as safetensors
+from ckpttools.formats.safetensors import write as safetensors_write
+from ckpttools.formats.safetensors.write import DEFAULT_SHARD_BYTES, SafetensorsWriter, split
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
 from ckpttools.run import executor

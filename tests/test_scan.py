@@ -12,14 +12,14 @@ from golden_data import described, golden_checkpoint
 from hypothesis import given
 from train_data import ALL, RUN, Layers, golden_leaves, layered, lazy
 
-from ckpttools.errors import FormatError, ShapeError, UsageError
+from ckpttools.array.tree import Empty, Tree, spelled
+from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.flavours import LINEN, parameters
-from ckpttools.ir.kinds import kind_of, linen_state
-from ckpttools.ir.tree import Empty, Tree, spelled
+from ckpttools.maxtext.flavours import LINEN, parameters
+from ckpttools.maxtext.kinds import kind_of, linen_state
+from ckpttools.maxtext.scan import ForceUnroll, StackLayers, UnstackLayers
+from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.testing.trees import assert_same
-from ckpttools.transforms.scan import ForceUnroll, StackLayers, UnstackLayers
-from ckpttools.transforms.strip import StripOptimizer
 
 
 def stack_of(case: Layers) -> StackLayers:

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import FormatError, MemoryBudgetError, ShapeError
-from ckpttools.ir.nodes import Chunked, Stored, stack
-from ckpttools.ir.scratch import Scratch
+from ckpttools.array.nodes import Chunked, Stored, stack
+from ckpttools.array.scratch import Scratch
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError, MemoryBudgetError, ShapeError
+from ckpttools.core.region import Region, Shape, contiguous_runs
 from ckpttools.plan.pieces import PIECE_BYTES, Cut, Item, Tiles, fitted, grain, rows
-from ckpttools.region import Region, Shape, contiguous_runs
 from ckpttools.run.scanning import scan
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.refusing import Refusing
@@ -249,7 +249,7 @@ class _Whole(Chunked):
     """Chunks that are fetched whole, whatever is wanted of them."""
 
     def read_cost(self, region: Region):
-        from ckpttools.ir.array import ReadCost
+        from ckpttools.array.lazy import ReadCost
 
         cells = np.prod([-(-n // c) for n, c in zip(region.shape, self.chunk, strict=True)])
         return ReadCost(int(cells * np.prod(self.chunk)) * 2, int(cells))
@@ -258,8 +258,8 @@ class _Whole(Chunked):
 SCAN = """
 import json, sys
 import numpy as np
-from ckpttools.dtypes import DTYPES
-from ckpttools.ir.nodes import Stored, relayout
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.array.nodes import Stored, relayout
 from ckpttools.plan.pieces import fitted
 from ckpttools.run.memory import peak_bytes
 from ckpttools.run.scanning import scan

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from stored_trees import EVERYTHING
 from trees import tree_of
 
-from ckpttools.convert_any import save
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import FormatError, MappingError, UsageError
+from ckpttools.api.convert import save
+from ckpttools.array.tree import dotted, spelled
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError, MappingError, UsageError
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.tree import dotted, spelled
 from ckpttools.testing.trees import trees
 from ckpttools.transforms.select import Select
 

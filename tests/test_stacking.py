@@ -12,20 +12,20 @@ from golden_data import FAMILIES, convert, golden_leaves, leaves_by_package
 from hypothesis import given, settings
 from train_data import TRAIN, layered
 
-from ckpttools import stacking
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Empty, Metadata, Tree
 from ckpttools.cli.main import main
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import FormatError
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError
 from ckpttools.families.registry import family_named
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.kinds import kind_of, linen_state
-from ckpttools.ir.layers import LayerGroup
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Empty, Metadata, Tree
-from ckpttools.stacking import StackAsModel, cycle_of
+from ckpttools.maxtext import stacking
+from ckpttools.maxtext.cycles import Cycle
+from ckpttools.maxtext.kinds import kind_of, linen_state
+from ckpttools.maxtext.layers import LayerGroup
+from ckpttools.maxtext.scan import UnstackLayers
+from ckpttools.maxtext.stacking import StackAsModel, cycle_of
 from ckpttools.testing.trees import assert_same
-from ckpttools.transforms.cycles import Cycle
-from ckpttools.transforms.scan import UnstackLayers
 
 GOLDEN = [path.parent.name for path in sorted(TRAIN.with_name("golden").glob("*/leaves_scanned.json"))]
 

@@ -11,10 +11,11 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.cli.main import main
-from ckpttools.errors import CheckpointError, DestinationExistsError, StorageError, UsageError
+from ckpttools.core.errors import CheckpointError, DestinationExistsError, StorageError, UsageError
 from ckpttools.formats.base import PLAN_MARK
-from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
+from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.run import staging as staging_module
 from ckpttools.run.events import Publishing, TaskDone
 from ckpttools.run.journal import Entry, Journal, LockedError, Purpose

@@ -16,7 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from ckpttools.dtypes import DTYPES, DType
+from ckpttools.array.elements import table, widen
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Constant, Stored
+from ckpttools.array.scratch import ALIGNMENT, Scratch
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.array.tree import Tree, spelled
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.region import Region
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect import moments as moments_module
 from ckpttools.inspect.distribution import QUANTILES
@@ -24,13 +31,6 @@ from ckpttools.inspect.extremes import Extremes, extremes, near_zero
 from ckpttools.inspect.layer_rows import layer_rows
 from ckpttools.inspect.moments import Moments
 from ckpttools.inspect.stats import ArrayStats, Statistics, inspect_stats, statistics_of
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.elements import table, widen
-from ckpttools.ir.nodes import Constant, Stored
-from ckpttools.ir.scratch import ALIGNMENT, Scratch
-from ckpttools.ir.tree import Path as TreePath
-from ckpttools.ir.tree import Tree, spelled
-from ckpttools.region import Region
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import lazy_arrays, noise, shapes, stored
@@ -585,7 +585,7 @@ class TestCommand:
         tree = open_tree(path)
         with path.open("r+b") as file:
             file.truncate(300 * MIB)
-        from ckpttools.errors import FormatError
+        from ckpttools.core.errors import FormatError
 
         with pytest.raises(FormatError, match="ends too early"):
             inspect_stats(tree, memory=1 << 30, jobs=2)

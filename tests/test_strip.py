@@ -15,19 +15,19 @@ from hypothesis import given
 from support.scripts import answers
 from train_data import ALL, RUN, golden_leaves, layered, lazy
 
+from ckpttools.array.nodes import Chunked, LazyArray
+from ckpttools.array.tree import Empty, Tree, spelled
 from ckpttools.cli.main import main
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import FormatError, UsageError
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.flavours import LINEN, NNX, flavour_of, parameters
-from ckpttools.ir.kinds import kind_of, linen_state
-from ckpttools.ir.nodes import Chunked, LazyArray
-from ckpttools.ir.roles import role
-from ckpttools.ir.tree import Empty, Tree, spelled
+from ckpttools.maxtext.flavours import LINEN, NNX, flavour_of, parameters
+from ckpttools.maxtext.kinds import kind_of, linen_state
+from ckpttools.maxtext.scan import ForceUnroll
+from ckpttools.maxtext.strip import StripOptimizer
+from ckpttools.roles.of_tree import role
 from ckpttools.testing.trees import assert_same
 from ckpttools.transforms.cast import cast
-from ckpttools.transforms.scan import ForceUnroll
-from ckpttools.transforms.strip import StripOptimizer
 
 BFLOAT16 = DTYPES["bfloat16"]
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import ConfigError, CoverageError, MappingError, ShapeError, UsageError
-from ckpttools.ir.nodes import Stored
+from ckpttools.array.nodes import Stored
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import ConfigError, CoverageError, MappingError, ShapeError, UsageError
 from ckpttools.mapping.axes import parse_groups, parse_key
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.row import row

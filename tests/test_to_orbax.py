@@ -12,11 +12,11 @@ from golden_data import golden_arrays, golden_checkpoint, golden_leaves, leaves_
 from safetensors_files import packed
 from stored_trees import EVERYTHING, STEP, array, write
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.array.tree import Metadata, Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.zarr3_write import ZarrWriter
-from ckpttools.ir.tree import Metadata, Tree
+from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.trees import assert_same
 
 run = partial(command_line.run, "convert")

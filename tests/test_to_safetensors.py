@@ -14,13 +14,14 @@ from command_line import ckpt, succeed
 from golden_data import GOLDEN
 from safetensors import safe_open
 
-from ckpttools.convert import Resources, open_checkpoint
-from ckpttools.convert_any import plan_any
-from ckpttools.dtypes import DTYPES
-from ckpttools.formats.orbax_write import OrbaxWriter
-from ckpttools.formats.safetensors_write import SafetensorsWriter
-from ckpttools.hf_to_maxtext import ToMaxText, plan_to_maxtext
-from ckpttools.ir.tree import Empty, Metadata, Tree
+from ckpttools.api.conversion import Resources, open_checkpoint
+from ckpttools.api.convert import plan_any
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.array.tree import Empty, Metadata, Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.formats.orbax.write import OrbaxWriter
+from ckpttools.formats.safetensors.write import SafetensorsWriter
+from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.testing.conformance import write
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import noise, stored

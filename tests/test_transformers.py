@@ -10,8 +10,9 @@ import json
 import pytest
 from golden_data import FAMILIES, GOLDEN, convert
 
-from ckpttools.convert import Resources
-from ckpttools.maxtext_to_hf import ToHuggingFace, plan_to_huggingface
+from ckpttools.api.conversion import Resources
+from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.maxtext.to_hf import ToHuggingFace
 
 torch = pytest.importorskip("torch", reason="the extra `transformers` is not installed")
 transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import FormatError
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Empty, Metadata, Text, Tree, dotted, spelled
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Empty, Metadata, Text, Tree, dotted, spelled
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError
 
 F32 = DTYPES["float32"]
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import CheckpointError, NoSuchPathError, UsageError
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Empty, Metadata, Tree, dotted, spelled
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Empty, Metadata, Tree, dotted, spelled
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError, NoSuchPathError, UsageError
 
 KEYS = st.one_of(st.text("ab./", min_size=1, max_size=3), st.integers(0, 3))
 PATHS = st.lists(KEYS, min_size=1, max_size=3).map(tuple)
@@ -78,9 +78,9 @@ def test_jax_maps_over_it():
     """In a process of its own: trees made before jax was imported are no pytrees yet."""
     script = """
 import sys
-from ckpttools.dtypes import DTYPES
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Empty, Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Empty, Tree
 assert "jax" not in sys.modules
 import jax
 def array(*shape): return Constant(shape, DTYPES["float32"], bytes(4))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import MappingError
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import MappingError
 from ckpttools.mapping import values
 from ckpttools.mapping.values import Add, Cast, Multiply, Scale, Shift
 from ckpttools.testing.strategies import noise, shapes

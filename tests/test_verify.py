@@ -17,20 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored_trees import write
 
+from ckpttools.array.nodes import stack, take
+from ckpttools.array.tree import Metadata, Tree
 from ckpttools.cli.main import main
-from ckpttools.dtypes import DTYPES
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.compare.verify import compare
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.digest.canonical import Selection
+from ckpttools.digest.differences import Difference
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.safetensors_write import SafetensorsWriter
-from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
-from ckpttools.ir.nodes import stack, take
-from ckpttools.ir.tree import Metadata, Tree
-from ckpttools.prove.canonical import Selection
-from ckpttools.prove.differences import Difference
-from ckpttools.prove.verify import compare
+from ckpttools.formats.safetensors.write import SafetensorsWriter
+from ckpttools.maxtext.scan import StackLayers
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, noise, shapes, stored
-from ckpttools.transforms.scan import StackLayers
 
 run = partial(command_line.run, "verify")
 
@@ -228,9 +228,9 @@ def test_what_cannot_be_read_is_no_difference(model, tmp_path):
 
 COMPARE = """
 import sys
-from ckpttools.convert import open_checkpoint
-from ckpttools.prove.canonical import per_layer
-from ckpttools.prove.verify import compare
+from ckpttools.api.conversion import open_checkpoint
+from ckpttools.digest.canonical import per_layer
+from ckpttools.compare.verify import compare
 from ckpttools.run.memory import peak_bytes
 sides = [per_layer(open_checkpoint(path)) for path in sys.argv[2:]]
 found = compare(*sides, memory=int(sys.argv[1]), jobs=2)

@@ -12,14 +12,14 @@ from golden_data import GOLDEN, SCAN_NAMES, convert
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttools.api.convert import save
+from ckpttools.array.tree import Tree
 from ckpttools.cli.main import main
-from ckpttools.convert_any import save
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import MemoryBudgetError
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.tree import Tree
+from ckpttools.maxtext.vocabulary import Surplus, surpluses, without
 from ckpttools.testing.strategies import chunk_shapes, chunked, stored
-from ckpttools.vocabulary import Surplus, surpluses, without
 
 PARAMS = ("params", "params")
 EMBEDDING = (*PARAMS, "token_embedder", "embedding")

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import ShapeError
-from ckpttools.ir.nodes import Elementwise, Padded, Window, described, elementwise, padded, window
-from ckpttools.ir.scratch import Scratch
+from ckpttools.array.fingerprint import Describer
+from ckpttools.array.nodes import Elementwise, Padded, Window, described, elementwise, padded, window
+from ckpttools.array.scratch import Scratch
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import ShapeError
 from ckpttools.mapping.values import Cast
-from ckpttools.plan.fingerprint import Describer
 from ckpttools.testing.strategies import lazy_arrays, noise, regions, stored
 
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]

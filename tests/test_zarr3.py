@@ -17,15 +17,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from stored_trees import EVERYTHING, ZARR3, array, contents, write
 
-from ckpttools.errors import CheckpointError, FormatError
-from ckpttools.formats import chunking, orbax, zarr3_read
+from ckpttools.array.tree import Empty, Metadata, Text, Tree
+from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.region import Region
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.chunk_codecs import Zstd
-from ckpttools.formats.orbax_write import OrbaxWriter
+from ckpttools.formats.orbax import format as orbax
+from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.zarr3_write import ZarrWriter
-from ckpttools.ir.tree import Empty, Metadata, Text, Tree
-from ckpttools.region import Region
+from ckpttools.formats.zarr import chunking
+from ckpttools.formats.zarr import read as zarr3_read
+from ckpttools.formats.zarr.chunk_codecs import Zstd
+from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.conformance import FormatTests
 from ckpttools.testing.trees import assert_same, trees, unambiguous
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.flavours import LINEN, NNX, PLAIN, Flavour
-from ckpttools.ir.tree import Empty, Leaf, Metadata, Tree
-from ckpttools.ir.tree import Path as TreePath
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Empty, Leaf, Metadata, Tree
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.maxtext.flavours import LINEN, NNX, PLAIN, Flavour
 from ckpttools.testing.strategies import noise, stored
 
 TRAIN = Path(__file__).parents[1] / "fixtures" / "train"
@@ -52,7 +52,7 @@ class Layers:
 
     Attributes:
         single, stacked: layers one by one, and stacked by numpy.
-        axis, cycle, names: as `ckpttools.transforms.scan.StackLayers`.
+        axis, cycle, names: as `ckpttools.maxtext.scan.StackLayers`.
         told: whether the cycle can be told from what layers hold.
         flavour: of both.
         trained: whether there is an optimizer.

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from golden_data import GOLDEN, golden_arrays
 
-from ckpttools.dtypes import DTYPES
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Metadata, Path, Tree
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.families.registry import family_of
 from ckpttools.formats.registry import open_tree
-from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Metadata, Path, Tree
+from ckpttools.maxtext.scan import StackLayers
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.testing.models import shapes_of
 from ckpttools.testing.strategies import noise, stored
-from ckpttools.transforms.scan import StackLayers
 
 Values = dict[str, np.ndarray]
 

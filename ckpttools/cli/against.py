@@ -11,12 +11,12 @@ import click
 
 from ckpttools.cli.output import wrapped
 from ckpttools.cli.units import counted
-from ckpttools.names import printable
+from ckpttools.core.text import printable
 
 if TYPE_CHECKING:
+    from ckpttools.array.tree import Tree
     from ckpttools.formats.base import ReadOptions
     from ckpttools.inspect.comparison import Comparison, Different, Spec
-    from ckpttools.ir.tree import Tree
 
 # Beyond this many lines a list says only how many more there are.
 _MOST_LINES = 100
@@ -120,7 +120,7 @@ def _shown(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def _folded(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Names of which the same is to say and that differ in numbers only as one."""
-    from ckpttools.names import folded
+    from ckpttools.core.text import folded
 
     names: dict[str, list[str]] = {}
     for name, text in entries:

@@ -14,7 +14,7 @@ import click
 
 from ckpttools.cli.output import say
 from ckpttools.cli.stopping import TOLD, Stopped
-from ckpttools.errors import CheckpointError, MemoryBudgetError, NoSpaceError, StorageError
+from ckpttools.core.errors import CheckpointError, MemoryBudgetError, NoSpaceError, StorageError
 
 _DEFECT, _PIPE_CLOSED = 70, 141
 # What the system's loader says, as an ImportError, when it has no room for a library.

@@ -15,10 +15,10 @@ from ckpttools.cli.transforming import (
     target_options,
     write_transformed,
 )
-from ckpttools.errors import UsageError
+from ckpttools.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckpttools.dtypes import DType
+    from ckpttools.core.dtypes import DType
 
 
 @click.command(short_help="The same arrays in other dtypes.")

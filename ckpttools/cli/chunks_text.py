@@ -13,9 +13,9 @@ import click
 from ckpttools.cli.output import show, width, wrapped
 from ckpttools.cli.table import Column, table
 from ckpttools.cli.units import count, counted, disk
+from ckpttools.core.text import folded, printable
 from ckpttools.inspect.advice import Advice
 from ckpttools.inspect.chunks import ArrayChunks, ChunksReport, FileChunks
-from ckpttools.names import folded, printable
 
 _MOST_FILES = 12
 _MOST_PATHS = 3

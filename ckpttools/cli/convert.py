@@ -15,10 +15,10 @@ from ckpttools.cli.options import (
     Output,
 )
 from ckpttools.cli.output import print_json, show
-from ckpttools.errors import UsageError
+from ckpttools.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckpttools.convert import Conversion, Resources
+    from ckpttools.api.conversion import Conversion, Resources
 
 
 # Commands in files of their own, imported when they are run.
@@ -70,7 +70,7 @@ def perform(
     if output.resume:
         _require_partial(destination)
     if output.manifest is not None:
-        from ckpttools.prove.manifest import check_name
+        from ckpttools.digest.manifest import check_name
 
         check_name(output.manifest, overwrite=output.overwrite)
     conversion = plan()

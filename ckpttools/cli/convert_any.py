@@ -11,7 +11,7 @@ from ckpttools.cli.storage import compression_option, storage_options
 from ckpttools.cli.transforming import common_options, places, transform_options, write_with
 
 if TYPE_CHECKING:
-    from ckpttools.formats.chunk_codecs import CompressionSpec
+    from ckpttools.formats.zarr.chunk_codecs import CompressionSpec
     from ckpttools.transforms.base import Transform
 
 
@@ -46,7 +46,7 @@ def to_safetensors(max_shard_size: int, separator: str, transforms: list[Transfo
     Example:
       ckpt convert to-safetensors ~/maxtext/llama ~/llama --dtype bfloat16
     """
-    from ckpttools.formats.safetensors_write import SafetensorsWriter
+    from ckpttools.formats.safetensors.write import SafetensorsWriter
 
     write_with(SafetensorsWriter(max_shard_size, separator), transforms, **common)
 
@@ -79,7 +79,7 @@ def to_orbax(
       ckpt convert to-orbax ~/run/checkpoints ~/smaller --compression zstd:9
       ckpt convert to-orbax weights.safetensors ~/orbax --item params --no-ocdbt
     """
-    from ckpttools.formats.orbax_write import OrbaxWriter
+    from ckpttools.formats.orbax.write import OrbaxWriter
 
     write_with(OrbaxWriter(step=as_step, item=item, **storage), transforms, **common)
 
@@ -103,6 +103,6 @@ def to_zarr3(compression: CompressionSpec | None, transforms: list[Transform], *
     Example:
       ckpt convert to-zarr3 ~/maxtext/llama ~/zarr/llama --dtype float32
     """
-    from ckpttools.formats.zarr3_write import ZarrWriter
+    from ckpttools.formats.zarr.write import ZarrWriter
 
     write_with(ZarrWriter(compression), transforms, **common)

@@ -24,15 +24,15 @@ from ckpttools.cli.options import (
 from ckpttools.cli.output import print_json
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.wording import padding_rows_option
-from ckpttools.errors import FormatError, UsageError
+from ckpttools.core.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
-    from ckpttools.alignment import Aligned, AlignOptions
-    from ckpttools.convert import Resources
-    from ckpttools.ir.array import LazyArray
-    from ckpttools.ir.tree import Tree
-    from ckpttools.prove.deviation import Tolerances
-    from ckpttools.prove.diff import ArrayDiff
+    from ckpttools.api.conversion import Resources
+    from ckpttools.array.lazy import LazyArray
+    from ckpttools.array.tree import Tree
+    from ckpttools.compare.alignment import Aligned, AlignOptions
+    from ckpttools.compare.deviation import Tolerances
+    from ckpttools.compare.diff import ArrayDiff
 
 _DIFFERENT = 1
 
@@ -56,7 +56,7 @@ class DiffReport:
         a, b: the checkpoints, with the number of arrays that took part.
         equal: whether nothing differs beyond the tolerances.
         remarks: how names were brought together, and what took no part.
-        outcomes: how many arrays have which outcome, see `ckpttools.prove.diff.OUTCOMES`.
+        outcomes: how many arrays have which outcome, see `ckpttools.compare.diff.OUTCOMES`.
         arrays: those that differ; all where asked for.
         hints: which options leave all that differs out of account.
     """
@@ -84,7 +84,7 @@ class _Looking:
 
     @property
     def tolerances(self) -> Tolerances:
-        from ckpttools.prove.deviation import Tolerances
+        from ckpttools.compare.deviation import Tolerances
 
         return Tolerances(self.atol, self.rtol, self.ulp)
 
@@ -140,8 +140,8 @@ _looking_options = bundled(
 def _align_options(
     like: Path | None, family: str | None, rope_layout: str | None, padding_rows: str | None
 ) -> AlignOptions:
-    from ckpttools.alignment import AlignOptions
-    from ckpttools.model import ModelOptions
+    from ckpttools.compare.alignment import AlignOptions
+    from ckpttools.maxtext.model import ModelOptions
 
     return AlignOptions(ModelOptions(family, rope_layout), like, padding_rows)
 
@@ -207,8 +207,8 @@ def diff(
       ckpt diff ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
       ckpt diff checkpoints/100 checkpoints/200 --rtol 1e-3 --filter '*norm*'
     """
-    from ckpttools.alignment import aligned, less_padding
     from ckpttools.cli.diff_text import print_diff
+    from ckpttools.compare.alignment import aligned, less_padding
     from ckpttools.formats.base import ReadOptions
     from ckpttools.formats.registry import open_tree
 
@@ -245,8 +245,8 @@ def _compared(
     resources: Resources,
     progress: bool,
 ) -> tuple[ArrayDiff, ...]:
-    from ckpttools.prove.diff import diff as compare
-    from ckpttools.prove.explain import explain
+    from ckpttools.compare.diff import diff as compare
+    from ckpttools.compare.explain import explain
 
     a, b = chosen.a, chosen.b
     limits: dict[str, Any] = {"memory": resources.memory, "jobs": resources.readers}
@@ -272,7 +272,7 @@ def _report(
     found: tuple[ArrayDiff, ...],
     everything: bool,
 ) -> DiffReport:
-    from ckpttools.prove.hints import after_diff
+    from ckpttools.compare.hints import after_diff
 
     a, b = (
         SideReport(

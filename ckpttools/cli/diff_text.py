@@ -10,12 +10,12 @@ import click
 
 from ckpttools.cli.output import show, width
 from ckpttools.cli.units import counted, disk
-from ckpttools.names import folded, printable
-from ckpttools.prove.relatives import indices
+from ckpttools.compare.relatives import indices
+from ckpttools.core.text import folded, printable
 
 if TYPE_CHECKING:
     from ckpttools.cli.diff import DiffReport, SideReport
-    from ckpttools.prove.diff import ArrayDiff, Spec
+    from ckpttools.compare.diff import ArrayDiff, Spec
 
 _MOST_PARAGRAPHS = 60
 _MARGIN = 11

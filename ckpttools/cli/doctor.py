@@ -12,7 +12,7 @@ import click
 from ckpttools.cli.options import ANY_PATH, json_option, max_index_option
 from ckpttools.cli.output import labelled, print_json, prose_width, show
 from ckpttools.cli.units import counted
-from ckpttools.names import printable
+from ckpttools.core.text import printable
 
 if TYPE_CHECKING:
     from ckpttools.doctor.base import Finding

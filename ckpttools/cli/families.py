@@ -12,8 +12,8 @@ import click
 from ckpttools.cli.options import ANY_PATH, json_option
 from ckpttools.cli.output import print_json, show, width
 from ckpttools.cli.units import counted
-from ckpttools.errors import CheckpointError
-from ckpttools.names import printable
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.text import printable
 
 if TYPE_CHECKING:
     from ckpttools.families.family import Family
@@ -216,7 +216,7 @@ def _verdict(result: FamilyCheck) -> Iterator[str]:
 
 def _section(kind: str, findings: list[Finding]) -> Iterator[str]:
     """All findings of one kind; those that differ in numbers only are one line."""
-    from ckpttools.names import folded
+    from ckpttools.core.text import folded
 
     yield ""
     yield click.style(f"{kind} ({len(findings)})", fg="red")

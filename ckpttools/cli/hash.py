@@ -12,19 +12,19 @@ from ckpttools.cli.options import ANY_PATH, bundled, json_option, read_options, 
 from ckpttools.cli.output import print_json, say, show
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.wording import wording_options
-from ckpttools.errors import UsageError
-from ckpttools.names import printable
+from ckpttools.core.errors import UsageError
+from ckpttools.core.text import printable
 
 if TYPE_CHECKING:
-    from ckpttools.convert import Resources
-    from ckpttools.counterpart import Wording
+    from ckpttools.api.conversion import Resources
+    from ckpttools.compare.counterpart import Wording
+    from ckpttools.digest.canonical import Selection
+    from ckpttools.digest.manifest import Manifest
     from ckpttools.formats.base import ReadOptions
-    from ckpttools.prove.canonical import Selection
-    from ckpttools.prove.manifest import Manifest
 
 
 def _selection(**values: Any) -> Selection:
-    from ckpttools.prove.canonical import Selection
+    from ckpttools.digest.canonical import Selection
 
     return Selection(**values)
 
@@ -103,16 +103,16 @@ def hash_command(
       ckpt hash ~/maxtext/llama3.1-8b --manifest llama.json
       diff <(ckpt hash a) <(ckpt hash b)
     """
+    from ckpttools.digest.hashing import hash_tree
+    from ckpttools.digest.manifest import check_name
     from ckpttools.formats.registry import open_tree
-    from ckpttools.prove.hashing import hash_tree
-    from ckpttools.prove.manifest import check_name
 
     if manifest is not None:
         check_name(manifest)
     tree = open_tree(path, read)
     remarks: tuple[str, ...] = ()
     if names == "maxtext":
-        from ckpttools.counterpart import in_maxtext_names
+        from ckpttools.compare.counterpart import in_maxtext_names
 
         if not selection.layers:
             raise UsageError("--as maxtext names single layers", hint="leave out --whole or --as")

@@ -114,13 +114,13 @@ def _without_collection() -> Iterator[None]:
 def _look(path: Path, view: _View, read: ReadOptions) -> tuple[TreeReport, Comparison | None]:
     from ckpttools.cli.against import compare
     from ckpttools.families.registry import families
-    from ckpttools.formats.orbax_runs import not_whole_beside
-    from ckpttools.formats.orbax_sharding import stored_shardings
+    from ckpttools.formats.orbax.runs import not_whole_beside
+    from ckpttools.formats.orbax.sharding import stored_shardings
     from ckpttools.formats.registry import open_tree
     from ckpttools.inspect.comparison import arranged
     from ckpttools.inspect.folding import ordered
     from ckpttools.inspect.tree import inspect_tree
-    from ckpttools.model_files import companion_names
+    from ckpttools.maxtext.model_files import companion_names
 
     opened = open_tree(path, read)
     shardings = stored_shardings(opened) if view.sharding else {}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import click
 
-from ckpttools.errors import near_names
+from ckpttools.core.errors import near_names
 
 
 class Lazy(NamedTuple):

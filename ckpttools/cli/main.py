@@ -16,7 +16,7 @@ from ckpttools.cli.border import exit_code_of, finish_output, kept_from_click, o
 from ckpttools.cli.command_line import remember_command
 from ckpttools.cli.lazy import Lazy, LazyGroup
 from ckpttools.cli.output import say
-from ckpttools.errors import LaterStepWarning
+from ckpttools.core.errors import LaterStepWarning
 
 _COMMANDS = {
     "cast": Lazy("ckpttools.cli.cast", "cast", "The same arrays in other dtypes."),

@@ -24,9 +24,9 @@ from ckpttools.cli.storage import storage_options
 from ckpttools.cli.transforming import dtype_option
 
 if TYPE_CHECKING:
-    from ckpttools.convert import Resources
-    from ckpttools.hf_to_maxtext import ToMaxText
-    from ckpttools.maxtext_to_hf import ToHuggingFace
+    from ckpttools.api.conversion import Resources
+    from ckpttools.maxtext.to_hf import ToHuggingFace
+    from ckpttools.maxtext.to_maxtext import ToMaxText
 
 max_shard_option = click.option(
     "--max-shard-size",
@@ -41,8 +41,8 @@ def _to_maxtext(
     max_header_bytes: int, family: str | None, rope_layout: str | None, tied: str | None, **values: Any
 ) -> ToMaxText:
     from ckpttools.formats.base import ReadOptions
-    from ckpttools.hf_to_maxtext import ToMaxText
-    from ckpttools.model import ModelOptions
+    from ckpttools.maxtext.model import ModelOptions
+    from ckpttools.maxtext.to_maxtext import ToMaxText
 
     return ToMaxText(
         model=ModelOptions(family, rope_layout, tied),
@@ -150,8 +150,8 @@ def hf_to_maxtext(
     Example:
       ckpt convert hf-to-maxtext ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
     """
-    from ckpttools.formats.orbax_write import OrbaxWriter
-    from ckpttools.hf_to_maxtext import plan_to_maxtext
+    from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+    from ckpttools.formats.orbax.write import OrbaxWriter
 
     writer = OrbaxWriter(step=0, item="items", **storage)
     limits = beside_manifest(resources, output)
@@ -167,8 +167,8 @@ def _to_huggingface(
     **values: Any,
 ) -> ToHuggingFace:
     from ckpttools.formats.base import ReadOptions
-    from ckpttools.maxtext_to_hf import ToHuggingFace
-    from ckpttools.model import ModelOptions
+    from ckpttools.maxtext.model import ModelOptions
+    from ckpttools.maxtext.to_hf import ToHuggingFace
 
     read = ReadOptions(step=step, max_index_bytes=max_index_bytes)
     return ToHuggingFace(model=ModelOptions(family, rope_layout, tied), read=read, **values)
@@ -249,8 +249,8 @@ def maxtext_to_hf(
     Example:
       ckpt convert maxtext-to-hf ~/run/checkpoints ~/tuned --like ~/Llama-3.1-8B
     """
-    from ckpttools.formats.safetensors_write import SafetensorsWriter
-    from ckpttools.maxtext_to_hf import plan_to_huggingface
+    from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+    from ckpttools.formats.safetensors.write import SafetensorsWriter
 
     writer = SafetensorsWriter(max_shard_size)
     limits = beside_manifest(resources, output)

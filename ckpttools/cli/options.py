@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.budget import allowing, size_text
-from ckpttools.errors import MemoryBudgetError, UnknownNameError
+from ckpttools.core.budget import allowing, size_text
+from ckpttools.core.errors import MemoryBudgetError, UnknownNameError
 
 if TYPE_CHECKING:
-    from ckpttools.dtypes import DType
+    from ckpttools.core.dtypes import DType
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
@@ -43,12 +43,12 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2
 
 
 class DTypeName(click.ParamType):  # type: ignore[type-arg]
-    """The name of an element type, as `ckpttools.dtypes.parse_dtype` takes it."""
+    """The name of an element type, as `ckpttools.core.dtypes.parse_dtype` takes it."""
 
     name = "dtype"
 
     def convert(self, value: str | DType, param: click.Parameter | None, ctx: click.Context | None) -> DType:
-        from ckpttools.dtypes import parse_dtype
+        from ckpttools.core.dtypes import parse_dtype
 
         if not isinstance(value, str):
             return value
@@ -170,7 +170,7 @@ def _require_address_space() -> None:
 
 
 def _resources(**values: Any) -> object:
-    from ckpttools.convert import Resources
+    from ckpttools.api.conversion import Resources
 
     resources = Resources(**values)
     _require_address_space()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import click
 
-from ckpttools.names import printable_text
+from ckpttools.core.text import printable_text
 
 
 def print_json(value: object) -> None:

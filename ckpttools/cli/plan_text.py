@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckpttools.array.tree import spelled
 from ckpttools.cli.output import labelled, prose_width, say, show
 from ckpttools.cli.units import count, counted, disk, exact, memory
-from ckpttools.ir.roles import roles
-from ckpttools.ir.tree import spelled
-from ckpttools.notes import Note, Notes
+from ckpttools.core.notes import Note, Notes
 from ckpttools.plan.plan import Plan
+from ckpttools.roles.of_tree import roles
 from ckpttools.run.events import Receipt
 
 _FIRST_NAMES = 5

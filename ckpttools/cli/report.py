@@ -14,13 +14,13 @@ from ckpttools.cli.options import ANY_PATH, SOME_TEXT, json_option, read_options
 from ckpttools.cli.output import print_json, show
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.units import counted, disk
-from ckpttools.errors import DestinationExistsError, StorageError
-from ckpttools.names import printable
+from ckpttools.core.errors import DestinationExistsError, StorageError
+from ckpttools.core.text import printable
 
 if TYPE_CHECKING:
-    from ckpttools.convert import Resources
+    from ckpttools.api.conversion import Resources
+    from ckpttools.array.tree import Tree
     from ckpttools.formats.base import ReadOptions
-    from ckpttools.ir.tree import Tree
 
 
 _PAGES = (".html", ".htm")

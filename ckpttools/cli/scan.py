@@ -15,13 +15,13 @@ from ckpttools.cli.transforming import (
     target_options,
     write_transformed,
 )
-from ckpttools.errors import UsageError
+from ckpttools.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckpttools.dtypes import DType
+    from ckpttools.core.dtypes import DType
+    from ckpttools.maxtext.cycles import CycleNames
+    from ckpttools.maxtext.strip import FlavourName
     from ckpttools.transforms.base import Transform
-    from ckpttools.transforms.cycles import CycleNames
-    from ckpttools.transforms.strip import FlavourName
 
 axis_option = click.option(
     "--scan-axis",
@@ -90,7 +90,7 @@ def stack(
       ckpt stack ~/maxtext/llama-unscanned ~/maxtext/llama-scanned
       ckpt stack ~/gemma3-unscanned ~/gemma3-scanned --family gemma3
     """
-    from ckpttools.stacking import StackAsModel
+    from ckpttools.maxtext.stacking import StackAsModel
 
     write_transformed([StackAsModel(scan_axis, cycle, names, family), *casts(dtype)], **common)
 
@@ -128,7 +128,7 @@ def unstack(
       ckpt unstack ~/maxtext/llama-scanned ~/maxtext/llama-unscanned
       ckpt unstack ~/run/checkpoints ~/decode --force-unroll --dtype bfloat16
     """
-    from ckpttools.transforms.scan import ForceUnroll, UnstackLayers
+    from ckpttools.maxtext.scan import ForceUnroll, UnstackLayers
 
     if not force_unroll and (keep_step or flavour != "same"):
         raise UsageError("--keep-step and --flavour are about --force-unroll", hint="give it as well")

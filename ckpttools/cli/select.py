@@ -14,7 +14,7 @@ from ckpttools.cli.transforming import (
     target_options,
     write_transformed,
 )
-from ckpttools.errors import UsageError
+from ckpttools.core.errors import UsageError
 
 
 @click.command(short_help="Some arrays of a checkpoint.")

@@ -13,7 +13,7 @@ from ckpttools.cli.output import print_json
 from ckpttools.cli.scanning import progress_option, watching
 
 if TYPE_CHECKING:
-    from ckpttools.convert import Resources
+    from ckpttools.api.conversion import Resources
     from ckpttools.formats.base import ReadOptions
     from ckpttools.inspect.stats import ArrayStats, StatsReport
 

@@ -9,9 +9,9 @@ import click
 from ckpttools.cli.output import show, width
 from ckpttools.cli.table import Column, table
 from ckpttools.cli.units import counted, disk
+from ckpttools.core.text import printable
 from ckpttools.inspect.distribution import Distribution
 from ckpttools.inspect.stats import ArrayStats, Statistics, StatsReport
-from ckpttools.names import printable
 
 _COLUMNS = (
     Column("array"),

@@ -9,21 +9,21 @@ import click
 from click.core import ParameterSource
 
 from ckpttools.cli.options import SIZE, Decorator, bundled
-from ckpttools.errors import UsageError
+from ckpttools.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckpttools.formats.chunk_codecs import CompressionSpec
+    from ckpttools.formats.zarr.chunk_codecs import CompressionSpec
 
 
 class Compression(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
-    """`none`, `zstd` or `zstd:9`, as `ckpttools.formats.chunk_codecs.parse_compression` takes it."""
+    """`none`, `zstd` or `zstd:9`, as `ckpttools.formats.zarr.chunk_codecs.parse_compression` takes it."""
 
     name = "compression"
 
     def convert(
         self, value: str | CompressionSpec, param: click.Parameter | None, ctx: click.Context | None
     ) -> CompressionSpec | None:
-        from ckpttools.formats.chunk_codecs import parse_compression
+        from ckpttools.formats.zarr.chunk_codecs import parse_compression
 
         if not isinstance(value, str):
             return value

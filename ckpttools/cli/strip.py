@@ -16,9 +16,9 @@ from ckpttools.cli.transforming import (
 )
 
 if TYPE_CHECKING:
-    from ckpttools.dtypes import DType
+    from ckpttools.core.dtypes import DType
+    from ckpttools.maxtext.strip import FlavourName
     from ckpttools.transforms.base import Transform
-    from ckpttools.transforms.strip import FlavourName
 
 
 def parameter_options(command: Command) -> Command:
@@ -88,6 +88,6 @@ def strip_optimizer(
     Example:
       ckpt strip-optimizer ~/run/checkpoints ~/llama --dtype bfloat16
     """
-    from ckpttools.transforms.strip import StripOptimizer
+    from ckpttools.maxtext.strip import StripOptimizer
 
     write_transformed([StripOptimizer(keep_step, flavour, keep, drop), *casts(dtype)], **common)

@@ -32,11 +32,11 @@ from ckpttools.cli.options import (
     resource_options,
 )
 from ckpttools.cli.storage import sharing_storage_options
-from ckpttools.errors import UsageError
+from ckpttools.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckpttools.convert import Conversion, Resources
-    from ckpttools.dtypes import DType
+    from ckpttools.api.conversion import Conversion, Resources
+    from ckpttools.core.dtypes import DType
     from ckpttools.formats.base import ReadOptions, Writer
     from ckpttools.transforms.base import Transform
 
@@ -136,7 +136,7 @@ def _transforms(
 
     chosen: list[Transform] = []
     if strip_optimizer:
-        from ckpttools.transforms.strip import StripOptimizer
+        from ckpttools.maxtext.strip import StripOptimizer
 
         # What is dropped anyway need not be told apart first.
         chosen.append(StripOptimizer(drop=drop))
@@ -181,7 +181,7 @@ def write_transformed(
     output: Output,
 ) -> None:
     """Writes what `transforms` make of SRC; takes what `places`, `target_options`, `common_options` add."""
-    from ckpttools.convert_any import plan_tree, writer_for
+    from ckpttools.api.convert import plan_tree, writer_for
     from ckpttools.formats.registry import open_tree
 
     def plan() -> Conversion:
@@ -203,7 +203,7 @@ def write_with(
     output: Output,
 ) -> None:
     """The same for a command that has its writer."""
-    from ckpttools.convert_any import plan_any
+    from ckpttools.api.convert import plan_any
 
     def plan() -> Conversion:
         limits = beside_manifest(resources, output)
@@ -216,7 +216,7 @@ def _chosen(storage: dict[str, Any], to: str | None) -> dict[str, Any]:
     """The options that differ from Orbax's defaults: other formats need not know those."""
     from dataclasses import fields
 
-    from ckpttools.formats.orbax_write import OrbaxWriter
+    from ckpttools.formats.orbax.write import OrbaxWriter
     from ckpttools.formats.references import ReferenceMode
 
     defaults = {field.name: field.default for field in fields(OrbaxWriter)}

@@ -9,11 +9,11 @@ import click
 
 from ckpttools.cli.output import wrapped
 from ckpttools.cli.units import count, counted, disk
-from ckpttools.inspect.family import FamilyGuess
+from ckpttools.core.text import printable
 from ckpttools.inspect.quantization import Quantization
 from ckpttools.inspect.tree import Total, TreeReport
-from ckpttools.ir.layers import LayerGroup
-from ckpttools.names import printable
+from ckpttools.maxtext.layers import LayerGroup
+from ckpttools.maxtext.recognition import FamilyGuess
 
 _INDENT, _LABEL = 2, 12
 # Metadata may hold anything; --json shows all of it.

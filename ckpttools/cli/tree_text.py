@@ -15,10 +15,10 @@ from ckpttools.cli.output import show, width
 from ckpttools.cli.tree_columns import Row, table
 from ckpttools.cli.tree_facts import facts
 from ckpttools.cli.units import counted
+from ckpttools.core.text import printable
 from ckpttools.inspect.comparison import Comparison
 from ckpttools.inspect.folding import Branch
 from ckpttools.inspect.tree import ArrayReport, TreeReport
-from ckpttools.names import printable
 
 # Numbers and ranges of a folded name that are shown; the middle of more of them is left out.
 _MOST_RANGES = 6

@@ -16,17 +16,17 @@ from ckpttools.cli.output import print_json, show
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.units import counted, disk
 from ckpttools.cli.wording import padding_rows_option, wording_options
-from ckpttools.errors import UsageError
-from ckpttools.names import folded, printable
+from ckpttools.core.errors import UsageError
+from ckpttools.core.text import folded, printable
 
 if TYPE_CHECKING:
-    from ckpttools.convert import Resources
-    from ckpttools.counterpart import Counterpart, Paired, Wording
+    from ckpttools.api.conversion import Resources
+    from ckpttools.array.tree import Tree
+    from ckpttools.compare.counterpart import Counterpart, Paired, Wording
+    from ckpttools.digest.canonical import Selection
+    from ckpttools.digest.differences import Difference
+    from ckpttools.digest.manifest import Manifest
     from ckpttools.formats.base import ReadOptions
-    from ckpttools.ir.tree import Tree
-    from ckpttools.prove.canonical import Selection
-    from ckpttools.prove.differences import Difference
-    from ckpttools.prove.manifest import Manifest
 
 _DIFFERENT = 1
 _MOST_LINES = 20
@@ -152,8 +152,8 @@ def _bit_by_bit(
     resources: Resources,
     progress: bool,
 ) -> Verification:
-    from ckpttools.prove.hints import after_verify
-    from ckpttools.prove.verify import compare
+    from ckpttools.compare.hints import after_verify
+    from ckpttools.compare.verify import compare
     from ckpttools.transforms.cast import cast as cast_to
 
     sides = _sides(tree, source, said, selection, resources)
@@ -173,7 +173,7 @@ def _bit_by_bit(
 
 def _sides(tree: Tree, source: Tree, said: _Said, selection: Selection, resources: Resources) -> Paired:
     """What is compared with what."""
-    from ckpttools.counterpart import Paired, counterpart, paired, require_no_padding
+    from ckpttools.compare.counterpart import Paired, counterpart, paired, require_no_padding
 
     respelled = counterpart(source, tree, said.wording)
     if respelled is None:
@@ -200,10 +200,10 @@ def _by_digests(
     resources: Resources,
     progress: bool,
 ) -> Verification:
-    from ckpttools.prove.canonical import Selection
-    from ckpttools.prove.hashing import differences, hash_tree
-    from ckpttools.prove.hints import after_manifest
-    from ckpttools.prove.manifest import read_manifest
+    from ckpttools.compare.hints import after_manifest
+    from ckpttools.digest.canonical import Selection
+    from ckpttools.digest.hashing import differences, hash_tree
+    from ckpttools.digest.manifest import read_manifest
 
     if selection != Selection():
         raise UsageError("the manifest says which arrays are meant", hint="leave out --filter and the like")
@@ -227,9 +227,9 @@ def _by_digests(
 
 def _as_in(manifest: Manifest, tree: Tree, said: _Said, resources: Resources) -> Counterpart:
     """The arrays that a manifest means, under the names that it gives them."""
-    from ckpttools.counterpart import Counterpart, in_maxtext_names, require_no_padding, require_none
-    from ckpttools.ir.kinds import kind_of
-    from ckpttools.vocabulary import less_padding
+    from ckpttools.compare.counterpart import Counterpart, in_maxtext_names, require_no_padding, require_none
+    from ckpttools.maxtext.kinds import kind_of
+    from ckpttools.maxtext.vocabulary import less_padding
 
     selection = manifest.selection
     if manifest.names != "maxtext":

@@ -10,7 +10,7 @@ from ckpttools.cli.models import model_options
 from ckpttools.cli.options import bundled
 
 if TYPE_CHECKING:
-    from ckpttools.counterpart import Wording
+    from ckpttools.compare.counterpart import Wording
 
 padding_rows_option = click.option(
     "--padding-rows",
@@ -24,8 +24,8 @@ def _wording(**values: Any) -> Wording | None:
     """None where nothing is said, which spares `ckpt hash` the import of all conversions."""
     if not any(values.values()):
         return None
-    from ckpttools.counterpart import Wording
-    from ckpttools.model import ModelOptions
+    from ckpttools.compare.counterpart import Wording
+    from ckpttools.maxtext.model import ModelOptions
 
     return Wording(drop=values.pop("drop"), model=ModelOptions(**values))
 

@@ -7,20 +7,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from ckpttools.array.tree import dotted
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.region import Shape
+from ckpttools.core.text import folded
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, pasted, told
 from ckpttools.doctor.chunk_files import POINTER, bad_chunks
 from ckpttools.doctor.looking import is_directory
 from ckpttools.doctor.scene import Item
-from ckpttools.errors import CheckpointError
-from ckpttools.formats import zarr2, zarr3
-from ckpttools.formats.databases import Database
-from ckpttools.formats.ocdbt import Extent
-from ckpttools.formats.orbax_hosts import where_chunks_may_be
-from ckpttools.formats.orbax_metadata import TREE_FILE, SavedLeaf, parse_tree
-from ckpttools.formats.zarr_chunks import ChunkTable
-from ckpttools.ir.tree import dotted
-from ckpttools.names import folded
-from ckpttools.region import Shape
+from ckpttools.formats.orbax.databases import Database
+from ckpttools.formats.orbax.hosts import where_chunks_may_be
+from ckpttools.formats.orbax.metadata import TREE_FILE, SavedLeaf, parse_tree
+from ckpttools.formats.orbax.ocdbt import Extent
+from ckpttools.formats.zarr import zarr2, zarr3
+from ckpttools.formats.zarr.chunks import ChunkTable
 
 _MOST_NAMED = 3
 _UNREAD = "the arrays in it cannot be read"

@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 from shlex import quote
 
+from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.scene import Scene
-from ckpttools.errors import CheckpointError
 from ckpttools.formats.base import ReadOptions
 
 ERROR, WARNING, INFO = LEVELS = ("error", "warning", "info")

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ckpttools.errors import CheckpointError
-from ckpttools.formats.chunk_ends import Encoded, is_pointer, is_shard, is_whole
-from ckpttools.formats.databases import Database
-from ckpttools.formats.ocdbt import Entry, Extent
-from ckpttools.formats.orbax_pieces import Shard
-from ckpttools.formats.zarr_chunks import ChunkTable
-from ckpttools.region import Shape, grid_shape
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.region import Shape, grid_shape
+from ckpttools.formats.orbax.databases import Database
+from ckpttools.formats.orbax.ocdbt import Entry, Extent
+from ckpttools.formats.zarr.chunk_ends import Encoded, is_pointer, is_shard, is_whole
+from ckpttools.formats.zarr.chunks import ChunkTable
+from ckpttools.formats.zarr.inner_chunks import Shard
 from ckpttools.stores.local import LocalFile
 
 _WRONG_LENGTH = "have the wrong length"

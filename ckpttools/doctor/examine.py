@@ -10,10 +10,10 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.doctor import checks as checks_room
 from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, told
 from ckpttools.doctor.scene import Scene, scene_at
-from ckpttools.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.formats.base import ReadOptions
 from ckpttools.stores.local import storage_error
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ckpttools.core.errors import FormatError
 from ckpttools.doctor.looking import is_file
-from ckpttools.errors import FormatError
 from ckpttools.stores.local import storage_error
 
 

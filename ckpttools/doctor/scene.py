@@ -12,18 +12,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.doctor.looking import is_directory, is_file
-from ckpttools.errors import CheckpointError, FormatError
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.databases import Database, database_of
 from ckpttools.formats.interrupted import absent
-from ckpttools.formats.ocdbt import MANIFEST
-from ckpttools.formats.orbax_hosts import is_part_of_a_host
-from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, SHARDING_FILE, TREE_FILE
-from ckpttools.formats.orbax_steps import IN_PROGRESS
-from ckpttools.formats.safetensors_header import json_object
-from ckpttools.formats.zarr3 import DOCUMENT as ZARR3
-from ckpttools.formats.zarr_chunks import ChunkTables, chunk_tables
+from ckpttools.formats.orbax.databases import Database, database_of
+from ckpttools.formats.orbax.hosts import is_part_of_a_host
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, SHARDING_FILE, TREE_FILE
+from ckpttools.formats.orbax.ocdbt import MANIFEST
+from ckpttools.formats.orbax.steps import IN_PROGRESS
+from ckpttools.formats.safetensors.header import json_object
+from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
+from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
 from ckpttools.stores.local import read_whole, storage_error
 from ckpttools.stores.partial import is_staging
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.doctor.looking import is_file
-from ckpttools.errors import CheckpointError, FormatError
-from ckpttools.formats.safetensors_header import Header, parse_header
+from ckpttools.formats.safetensors.header import Header, parse_header
 from ckpttools.stores.local import LocalFile
 
 

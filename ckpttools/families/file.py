@@ -6,7 +6,7 @@ from pathlib import Path
 from runpy import run_path
 from traceback import extract_tb
 
-from ckpttools.errors import FormatError, MappingError, StorageError, UsageError
+from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError
 from ckpttools.families.family import Family
 from ckpttools.families.toml_read import family_from_toml
 from ckpttools.families.toml_values import placed

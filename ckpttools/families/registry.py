@@ -10,8 +10,8 @@ from pkgutil import iter_modules
 from typing import Any
 
 import ckpttools.families as package
-from ckpttools.entry_points import load_group
-from ckpttools.errors import ConfigError, UnknownNameError, near_names
+from ckpttools.core.errors import ConfigError, UnknownNameError, near_names
+from ckpttools.core.plugins import load_group
 from ckpttools.families.family import Family
 from ckpttools.families.file import family_from_file, is_file_name
 

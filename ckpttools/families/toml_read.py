@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import partial
 
-from ckpttools.errors import FormatError, MappingError, near_names
+from ckpttools.core.errors import FormatError, MappingError, near_names
 from ckpttools.families.family import Family, FlagRule, Spelling
 from ckpttools.families.toml_values import (
     Reader,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ckpttools.errors import MappingError, near_names
+from ckpttools.core.errors import MappingError, near_names
 
 Reader = Callable[[Any, str], Any]
 """Makes of a value what it stands for; the second argument is its place, for messages."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckpttools.errors import CheckpointError, ConfigError
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.errors import CheckpointError, ConfigError
 from ckpttools.families.family import PLAIN, Family, Spelling
 from ckpttools.family_check.definition import Definition, is_fatal
 from ckpttools.family_check.findings import FamilyCheck, Finding, findings_of, hints_of
@@ -15,14 +17,12 @@ from ckpttools.family_check.made_up import Model, Sizes, made_up
 from ckpttools.family_check.round_trip import RoundTrip, round_trip
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.flavours import parameters
-from ckpttools.ir.tree import Tree, dotted
 from ckpttools.mapping.flags import told_by_names
 from ckpttools.mapping.sizes import Size, derive
 from ckpttools.mapping.table import Mapped, Table
-from ckpttools.model import CONFIG
-from ckpttools.model_files import ModelFiles
+from ckpttools.maxtext.flavours import parameters
+from ckpttools.maxtext.model import CONFIG
+from ckpttools.maxtext.model_files import ModelFiles
 
 Arrays = Mapping[str, LazyArray]
 

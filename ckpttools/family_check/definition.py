@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ckpttools.errors import MappingError
+from ckpttools.core.errors import MappingError
 from ckpttools.families.family import Family
 from ckpttools.family_check.findings import Finding, near
 from ckpttools.mapping.arithmetic import names_in

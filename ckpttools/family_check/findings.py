@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ckpttools.errors import CheckpointError, ConfigError, ShapeError, near_names
+from ckpttools.core.errors import CheckpointError, ConfigError, ShapeError, near_names
 from ckpttools.mapping.coverage import Coverage, NotCoveredError
 
 # Looking for a near name compares with every array that is left over.

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import CheckpointError
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Constant
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.region import Shape
 from ckpttools.family_check.definition import LAYOUTS
 from ckpttools.family_check.findings import Finding, Layout, findings_of, hints_of
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.nodes import Constant
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.table import Table
-from ckpttools.region import Shape
 
 Bind = Callable[[int | None], Table]
 """Makes the table for layers stacked on an axis, or for unscanned ones; all of its flags are known."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckpttools.errors import CheckpointError, FormatError
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.json_file import read_json
-from ckpttools.ir.tree import Tree
 
 ADAPTER = "adapter_config.json"
 MERGING = "PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload().save_pretrained(MODEL)"

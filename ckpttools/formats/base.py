@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from ckpttools.formats.ocdbt import MAX_INDEX_BYTES
+from ckpttools.array.lazy import ByteSource
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.array.tree import Tree
+from ckpttools.core.region import Shape
+from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.placement import ChunkFiles, Placement, Range, Referenced
-from ckpttools.ir.array import ByteSource
-from ckpttools.ir.tree import Path as TreePath
-from ckpttools.ir.tree import Tree
-from ckpttools.region import Shape
 
 COMPANIONS = "hf"
 """Directory inside an Orbax item for what belongs to the model besides its arrays: see `formats.beside`."""

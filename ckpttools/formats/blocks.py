@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ckpttools.formats.orbax_arrays import Grid
-from ckpttools.formats.zarr_chain import LITTLE, Chain, Codec
-from ckpttools.ir.array import ByteSource, LazyArray
-from ckpttools.ir.nodes import Chunked, Relayout, Stack, Stored, Take, Window
-from ckpttools.region import Shape, ceil_div
+from ckpttools.array.lazy import ByteSource, LazyArray
+from ckpttools.array.nodes import Chunked, Relayout, Stack, Stored, Take, Window
+from ckpttools.core.region import Shape, ceil_div
+from ckpttools.formats.orbax.arrays import Grid
+from ckpttools.formats.zarr.chain import LITTLE, Chain, Codec
 
 # A block is cut into at most so many times more parts than necessary, to have even ones.
 _MOST_UNEVEN = 8

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ckpttools.dtypes import DType
-from ckpttools.errors import FormatError, listing
-from ckpttools.ir.tree import Tree, spelled
+from ckpttools.array.tree import Tree, spelled
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import FormatError, listing
 
 # What Linux file systems take.
 LONGEST_NAME = 255

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttools.errors import FormatError, listing
+from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree
+from ckpttools.core.errors import FormatError, listing
 from ckpttools.formats.json_file import DEEPEST, parse_json
-from ckpttools.ir.tree import Empty, Leaf, Path, Text, Tree
 
 # The key under which the text lies among a format's own metadata.
 ENTRY = "ckpttools.tree"

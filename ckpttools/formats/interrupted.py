@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckpttools.errors import FormatError, StorageError
+from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.stores.partial import REPLACED, SUFFIX, is_staging
 
 

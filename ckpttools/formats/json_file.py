@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckpttools.errors import FormatError
+from ckpttools.core.errors import FormatError
 from ckpttools.stores.local import read_whole
 
 # Whatever walks through a document by calling itself, as Python's own writer of JSON does, gets so far.

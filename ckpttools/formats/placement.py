@@ -11,7 +11,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, Protocol
 
-from ckpttools.region import (
+from ckpttools.core.region import (
     Region,
     Shape,
     ceil_div,

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path as FilePath
 
+from ckpttools.array.lazy import ByteSource, LazyArray
+from ckpttools.array.nodes import Chunked
+from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.formats.blocks import Chunks, Finder, Place, chunks_of
-from ckpttools.formats.chunking import LARGEST
-from ckpttools.formats.ocdbt import MAX_INLINE_VALUE
+from ckpttools.formats.orbax.ocdbt import MAX_INLINE_VALUE
 from ckpttools.formats.placement import Placement, Referenced
-from ckpttools.ir.array import ByteSource, LazyArray
-from ckpttools.ir.nodes import Chunked
-from ckpttools.ir.tree import Path, Tree, spelled
+from ckpttools.formats.zarr.chunking import LARGEST
 from ckpttools.stores.links import Trials
 from ckpttools.stores.local import LocalFile
 from ckpttools.stores.memory import Bytes

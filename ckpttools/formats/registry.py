@@ -9,15 +9,15 @@ from pathlib import Path
 from shlex import quote
 
 import ckpttools.formats as package
-from ckpttools.entry_points import load_group
-from ckpttools.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.core.plugins import load_group
 from ckpttools.formats.base import Format, ReadOptions
 from ckpttools.formats.interrupted import absent, refuse_interrupted
-from ckpttools.ir.tree import Tree
 
 _MOST_TRIED, _MOST_NAMED = 100, 5
 # Modules of this package with a `FORMAT`, in the order in which they are tried.
-_BUILT_IN = ("orbax", "safetensors", "zarr3_read")
+_BUILT_IN = ("orbax.format", "safetensors.format", "zarr.read")
 
 
 @cache

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
-from ckpttools.formats.databases import Database, database_of, files_below
-from ckpttools.formats.ocdbt import MAX_INDEX_BYTES, Extent
-from ckpttools.formats.zarr_chunks import ChunkTable, chunk_tables
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.nodes import Chunked, Stored
-from ckpttools.ir.storage import Storage, StoredArray, StoredFile
-from ckpttools.ir.tree import Tree, dotted, spelled
-from ckpttools.region import Region, Shape, grid_shape
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Chunked, Stored
+from ckpttools.array.storage import Storage, StoredArray, StoredFile
+from ckpttools.array.tree import Tree, dotted, spelled
+from ckpttools.core.region import Region, Shape, grid_shape
+from ckpttools.formats.orbax.databases import Database, database_of, files_below
+from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Extent
+from ckpttools.formats.zarr.chunks import ChunkTable, chunk_tables
 
 # Formats of which every array is a zarr array below the directory that was opened.
 _ZARR_FORMATS = ("orbax", "zarr3")

@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ckpttools.errors import CheckpointError, UsageError
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree, dotted, spelled
+from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.families.family import Family
 from ckpttools.inspect.comparison import Comparison, Different, Spec
-from ckpttools.inspect.family import family_fits
 from ckpttools.inspect.filtering import filtered
-from ckpttools.inspect.key_templates import Spelled
 from ckpttools.inspect.layer_rows import numbered_layer
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.flavours import Flavour, flavour_of, parameters
-from ckpttools.ir.kinds import KindOfTree, kind_of
-from ckpttools.ir.tree import Tree, dotted, spelled
 from ckpttools.mapping.axes import Key
 from ckpttools.mapping.coverage import Coverage, Misfit, NotCoveredError
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.row import Row
+from ckpttools.maxtext.flavours import Flavour, flavour_of, parameters
+from ckpttools.maxtext.key_templates import Spelled
+from ckpttools.maxtext.kinds import KindOfTree, kind_of
+from ckpttools.maxtext.recognition import family_fits
 
 
 def against_tree(tree: Tree, other: Tree, pattern: str = "*") -> Comparison:

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
 
+from ckpttools.array.storage import Storage, StoredArray, StoredFile
+from ckpttools.array.tree import Tree
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.meshes import Mesh, Spec
 from ckpttools.inspect.reads import Reads, predict, together
-from ckpttools.ir.kinds import kind_of
-from ckpttools.ir.storage import Storage, StoredArray, StoredFile
-from ckpttools.ir.tree import Tree
+from ckpttools.maxtext.kinds import kind_of
 
 
 @dataclass(frozen=True, slots=True)
 class FileChunks:
-    """One file; fields as those of `ckpttools.ir.storage.StoredFile`."""
+    """One file; fields as those of `ckpttools.array.storage.StoredFile`."""
 
     name: str
     kind: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from ckpttools.dtypes import DTYPES
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.region import Shape
 from ckpttools.inspect.folding import natural
-from ckpttools.region import Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from math import ceil, isfinite
 
 import numpy as np
 
-from ckpttools.dtypes import DTYPES, DType
+from ckpttools.array.elements import table, wide, widen
+from ckpttools.array.scratch import ALIGNMENT, Scratch
+from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.inspect.moments import Moments, in_blocks
-from ckpttools.ir.elements import table, wide, widen
-from ckpttools.ir.scratch import ALIGNMENT, Scratch
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 _PATTERNS = 1 << 16

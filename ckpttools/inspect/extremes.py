@@ -14,8 +14,8 @@ from math import inf
 
 import numpy as np
 
-from ckpttools.dtypes import DType
-from ckpttools.ir.scratch import Scratch
+from ckpttools.array.scratch import Scratch
+from ckpttools.core.dtypes import DType
 
 # Elements among which the one nearest to zero is looked for.
 _ROW = 1 << 13

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from ckpttools.errors import UsageError
+from ckpttools.core.errors import UsageError
 
 _Item = TypeVar("_Item")
 

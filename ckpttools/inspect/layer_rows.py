@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ckpttools.errors import CheckpointError
-from ckpttools.ir.flavours import parameters
-from ckpttools.ir.layers import DECODER, LayerStack, below_decoder, layer_stacks, scan_axis
-from ckpttools.ir.tree import Path, Tree, spelled
-from ckpttools.region import Region, Shape
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.region import Region, Shape
+from ckpttools.maxtext.flavours import parameters
+from ckpttools.maxtext.layers import DECODER, LayerStack, below_decoder, layer_stacks, scan_axis
 
 # A layer's number in models of other frameworks: model.layers.3, transformer.h.3, encoder/block_3.
 _NUMBERED = re.compile(

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ckpttools.errors import UsageError
+from ckpttools.core.errors import UsageError
 
 _MESH = "such as 8, 4x2 or data=4,fsdp=2"
 _SPEC = "axis0, axis-1, layer, replicated, axis0=0,axis1=1 or P('fsdp', None)"

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from ckpttools.dtypes import DType
+from ckpttools.array.elements import wide, widen, widened_in_any_order, widens_in_place
+from ckpttools.array.scratch import ALIGNMENT, Scratch
+from ckpttools.array.views import view_of
+from ckpttools.core.dtypes import DType
+from ckpttools.core.region import Region, Shape, split_to
 from ckpttools.inspect import sums
 from ckpttools.inspect.extremes import extremes, near_zero
-from ckpttools.ir.elements import wide, widen, widened_in_any_order, widens_in_place
-from ckpttools.ir.scratch import ALIGNMENT, Scratch
-from ckpttools.ir.views import view_of
-from ckpttools.region import Region, Shape, split_to
 
 _Value = TypeVar("_Value", float, Shape)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckpttools.ir.quantization_config import says_quantized, scheme
-from ckpttools.ir.quantized import Quantized, last_keys
-from ckpttools.ir.quantized_tree import quantized_in
-from ckpttools.ir.scales import split_name
-from ckpttools.ir.tree import Tree
+from ckpttools.array.tree import Tree
+from ckpttools.quantized.config import says_quantized, scheme
+from ckpttools.quantized.scales import split_name
+from ckpttools.quantized.tree import quantized_in
+from ckpttools.quantized.weights import Quantized, last_keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from ckpttools.array.storage import StoredArray
+from ckpttools.core.region import Region, Shape, ceil_div, count_runs
 from ckpttools.inspect.meshes import Mesh, Spec
-from ckpttools.ir.storage import StoredArray
-from ckpttools.region import Region, Shape, ceil_div, count_runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,19 @@ from math import isfinite
 
 import numpy as np
 
-from ckpttools.budget import names_bytes
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.scratch import Scratch
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.budget import names_bytes
+from ckpttools.core.region import Region, Shape
 from ckpttools.inspect import distribution as distributions
 from ckpttools.inspect import moments
 from ckpttools.inspect.distribution import Counts, Distribution, counted, summed
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.layer_rows import LayerRow, layer_rows
 from ckpttools.inspect.moments import Moments
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.roles import Role, roles
-from ckpttools.ir.scratch import Scratch
-from ckpttools.ir.tree import Path, Tree, spelled
 from ckpttools.plan.pieces import Tiles
-from ckpttools.region import Region, Shape
+from ckpttools.roles.of_tree import Role, roles
 from ckpttools.run.scanning import scan
 
 

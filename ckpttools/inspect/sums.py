@@ -13,7 +13,7 @@ from math import frexp, hypot, sqrt
 
 import numpy as np
 
-from ckpttools.ir.scratch import ALIGNMENT, Scratch
+from ckpttools.array.scratch import ALIGNMENT, Scratch
 
 Numbers = Sequence[np.ndarray]
 """1-d arrays of one dtype, float32 or float64, whose elements count together."""

@@ -10,16 +10,16 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
+from ckpttools.array.shardings import Sharding
+from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.families.family import Family
-from ckpttools.inspect.family import FamilyGuess, guess_families
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.quantization import Quantization, quantization_of
 from ckpttools.inspect.warnings import TreeWarning, warnings_of
-from ckpttools.ir.kinds import Optimizer, kind_of
-from ckpttools.ir.layers import LayerGroup
-from ckpttools.ir.roles import Role, roles
-from ckpttools.ir.shardings import Sharding
-from ckpttools.ir.tree import Path, Tree, spelled
+from ckpttools.maxtext.kinds import Optimizer, kind_of
+from ckpttools.maxtext.layers import LayerGroup
+from ckpttools.maxtext.recognition import FamilyGuess, guess_families
+from ckpttools.roles.of_tree import Role, roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class TreeReport:
     Attributes:
         path: what was opened, down to the item.
         format: name of the format.
-        kind, flavour, scan_axis: as `ckpttools.ir.kinds.KindOfTree`; None where they cannot be told.
+        kind, flavour, scan_axis: as `ckpttools.maxtext.kinds.KindOfTree`; None where they cannot be told.
         step: training step, or None.
         num_arrays, num_parameters, nbytes: of `arrays`; parameters are the elements of those of that role.
         custom_metadata: what the user stored beside the arrays.
         arrays: in the checkpoint's order.
-        layers, optimizer, random_states: as `ckpttools.ir.kinds.KindOfTree`.
+        layers, optimizer, random_states: as `ckpttools.maxtext.kinds.KindOfTree`.
         families: the model families that fit best, of those that were given.
         roles: role -> total of the arrays of that role; roles without arrays are left out.
         parameter_dtypes: dtype -> total of the parameters of that dtype, most bytes first.

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
 
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.gaps import incomplete
-from ckpttools.ir.kinds import KindOfTree
-from ckpttools.ir.nodes import Chunked
-from ckpttools.ir.roles import roles
-from ckpttools.ir.tree import Path, Tree, spelled
-from ckpttools.region import grid_shape
+from ckpttools.array.gaps import incomplete
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Chunked
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.region import grid_shape
+from ckpttools.maxtext.kinds import KindOfTree
+from ckpttools.roles.of_tree import roles
 
 # A whole array as one chunk is read at a third of the speed at which it is read cut by 16 (1.6 GB of bfloat16
 # onto 8 devices), and every host holds all of it for its part; below this size neither matters.

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ckpttools.errors import MappingError
+from ckpttools.core.errors import MappingError
 
 Group = tuple[str, ...]
 """The named axes that make up one array axis, outermost first."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
 
-from ckpttools.errors import CoverageError, listing, near_names
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.quantized import is_scale, quantized
+from ckpttools.array.lazy import LazyArray
+from ckpttools.core.errors import CoverageError, listing, near_names
+from ckpttools.core.region import Shape
+from ckpttools.core.text import folded
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.sizes import Size
-from ckpttools.names import folded
-from ckpttools.region import Shape
+from ckpttools.quantized.weights import is_scale, quantized
 
 # Beyond this many lines a list says only how many more there are.
 _MOST_LINES = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckpttools.errors import ConfigError
+from ckpttools.core.errors import ConfigError
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.row import Row
 

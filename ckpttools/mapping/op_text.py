@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import MappingError, near_names
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import MappingError, near_names
 from ckpttools.mapping.values import Exactness, Scale, Shift, ValueOp
 
 _FORMS = "scale AXIS POWER [DTYPE] or shift AMOUNT"

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ckpttools.errors import MappingError
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.nodes import elementwise, relayout, stack, take
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import elementwise, relayout, stack, take
+from ckpttools.core.errors import MappingError
+from ckpttools.core.region import Shape
 from ckpttools.mapping.axes import Group, Side, parse_side
 from ckpttools.mapping.values import BoundOp, ValueOp
-from ckpttools.region import Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ckpttools.core.region import Shape
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import require
 from ckpttools.mapping.table import Table, labelled
-from ckpttools.region import Shape
 
 
 def right_shapes(table: Table) -> dict[str, Shape]:

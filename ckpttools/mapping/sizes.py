@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ckpttools.errors import ConfigError, ShapeError
+from ckpttools.core.errors import ConfigError, ShapeError
 from ckpttools.mapping.arithmetic import DoesNotDivideError, names_in, value
 from ckpttools.mapping.axes import Group, Key, Side
 

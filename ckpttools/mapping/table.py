@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import prod
 
-from ckpttools.dtypes import DType
-from ckpttools.errors import UsageError
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.nodes import padded, window
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import padded, window
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import UsageError
+from ckpttools.core.region import Shape
 from ckpttools.mapping.axes import Key, Side
 from ckpttools.mapping.coverage import Expected, check_coverage
 from ckpttools.mapping.flags import Flag, refuse_open, told_by_names
 from ckpttools.mapping.row import Respelling, Row
 from ckpttools.mapping.sizes import Observation, Size, counted, derive, require, unify
 from ckpttools.mapping.values import BoundOp
-from ckpttools.region import Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ckpttools.dtypes import DTYPES, DType
-from ckpttools.errors import MappingError
-from ckpttools.ir.nodes import ElementOp
+from ckpttools.array.nodes import ElementOp
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.errors import MappingError
 
 if TYPE_CHECKING:
     import numpy as np

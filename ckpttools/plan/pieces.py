@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 
-from ckpttools.budget import BASE_BYTES, does_not_fit
-from ckpttools.errors import ShapeError
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.nodes import Chunked, Elementwise, Stack, Take
-from ckpttools.ir.scratch import rounded_up
-from ckpttools.plan.fingerprint import nodes
+from ckpttools.array.fingerprint import nodes
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Chunked, Elementwise, Stack, Take
+from ckpttools.array.scratch import rounded_up
+from ckpttools.core.budget import BASE_BYTES, does_not_fit
+from ckpttools.core.errors import ShapeError
+from ckpttools.core.region import Region, Shape, ceil_div, grid_cell, grid_indices, split_to
 from ckpttools.plan.plan import BYTES_PER_NODE
 from ckpttools.plan.task import LARGEST_TASK
-from ckpttools.region import Region, Shape, ceil_div, grid_cell, grid_indices, split_to
 
 Item = tuple[LazyArray, ...]
 Cut = Callable[[Item, int], Iterator[Region]]

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from ckpttools.budget import BASE_BYTES, does_not_fit, names_bytes
+from ckpttools.array.fingerprint import Describer, nodes, sources
+from ckpttools.array.gaps import refuse_incomplete
+from ckpttools.array.lazy import ByteSource, LazyArray
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.budget import BASE_BYTES, does_not_fit, names_bytes
+from ckpttools.core.notes import Notes
+from ckpttools.core.region import ceil_div
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.formats.placement import Referenced
-from ckpttools.ir.array import ByteSource, LazyArray
-from ckpttools.ir.gaps import refuse_incomplete
-from ckpttools.ir.tree import Path, Tree, spelled
-from ckpttools.notes import Notes
-from ckpttools.plan.fingerprint import Describer, nodes, sources
 from ckpttools.plan.task import LARGEST_TASK, Task, cut
-from ckpttools.region import ceil_div
 
 _SMALLEST_TASK = 1 << 20
 # Sizes of a task, each half the one before, that are tried before fewer workers: smaller tasks cut matrices

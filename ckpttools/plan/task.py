@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from ckpttools.errors import MemoryBudgetError
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Path, spelled
+from ckpttools.core.errors import MemoryBudgetError
+from ckpttools.core.region import Region, Shape, ceil_div
 from ckpttools.formats.placement import Placement
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.tree import Path, spelled
-from ckpttools.region import Region, Shape, ceil_div
 
 # A task's buffer is at most this, however large the budget. It holds a whole layer's matrix of most
 # models, so that reads and writes are contiguous. Where matrices are small anyway it does not matter:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckpttools.errors import UsageError
-from ckpttools.ir.array import ByteSource
+from ckpttools.array.lazy import ByteSource
+from ckpttools.core.errors import UsageError
 from ckpttools.run.staging import Staging, check_name
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpttools.ir.tree import Path as TreePath
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.region import Region
 from ckpttools.plan.plan import Plan
-from ckpttools.region import Region
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,13 +12,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
-from ckpttools.errors import FormatError
+from ckpttools.array.scratch import Scratch
+from ckpttools.array.tree import Path, spelled
+from ckpttools.core.errors import FormatError
+from ckpttools.core.region import Shape
 from ckpttools.formats.base import Extents, Writer
 from ckpttools.formats.placement import Range
-from ckpttools.ir.scratch import Scratch
-from ckpttools.ir.tree import Path, spelled
 from ckpttools.plan.plan import Plan
-from ckpttools.region import Shape
 from ckpttools.run.apart import check_apart, check_unread
 from ckpttools.run.data_files import DataFiles
 from ckpttools.run.events import Observer, Publishing, Receipt, Started, TaskDone, Watch

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ckpttools.errors import DestinationExistsError
+from ckpttools.core.errors import DestinationExistsError
 from ckpttools.formats.base import PLAN_MARK
 from ckpttools.stores.times import iso_time
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
-from ckpttools.errors import UsageError
+from ckpttools.core.errors import UsageError
+from ckpttools.core.region import Shape
 from ckpttools.formats.placement import Range
-from ckpttools.region import Shape
 from ckpttools.stores.files import write_error
 from ckpttools.stores.partial import JOURNAL
 

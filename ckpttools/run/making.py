@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ckpttools.array.booleans import require_booleans
+from ckpttools.array.scratch import Scratch
+from ckpttools.array.tree import spelled
+from ckpttools.core.region import Shape
 from ckpttools.formats.placement import Appended, ChunkCodec, ChunkFiles, Placement, Range
-from ckpttools.ir.booleans import require_booleans
-from ckpttools.ir.scratch import Scratch
-from ckpttools.ir.tree import spelled
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
-from ckpttools.region import Shape
 from ckpttools.run.data_files import DataFiles
 from ckpttools.run.events import Watch
 

@@ -16,12 +16,12 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ckpttools.ir.array import ByteSource
-from ckpttools.ir.booleans import require_booleans
-from ckpttools.ir.scratch import Scratch
-from ckpttools.plan.fingerprint import sources
+from ckpttools.array.booleans import require_booleans
+from ckpttools.array.fingerprint import sources
+from ckpttools.array.lazy import ByteSource
+from ckpttools.array.scratch import Scratch
+from ckpttools.core.region import Region
 from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Fit, Item, Tiles, fitted
-from ckpttools.region import Region
 from ckpttools.run.threads import start_some
 from ckpttools.stores.unchanged import check_unchanged
 

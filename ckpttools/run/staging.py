@@ -22,7 +22,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpttools.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
+from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.formats.base import PLAN_MARK
 from ckpttools.run.inventory import check_inventory, inventory
 from ckpttools.run.journal import Journal, Purpose

@@ -6,7 +6,7 @@ import errno
 import threading
 from collections.abc import Callable
 
-from ckpttools.errors import MemoryBudgetError
+from ckpttools.core.errors import MemoryBudgetError
 
 
 def start_some(start: Callable[[], threading.Thread], most: int, started: list[threading.Thread]) -> None:

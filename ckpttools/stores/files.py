@@ -14,7 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NoReturn
 
-from ckpttools.errors import CheckpointError, NoSpaceError
+from ckpttools.core.errors import CheckpointError, NoSpaceError
 from ckpttools.stores.local import storage_error
 
 # A file's own sync waits for the disk; beyond so many files one sync of all file systems comes first,

@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpttools.errors import CheckpointError, FormatError, StorageError
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.stores.descriptors import Reopened
 from ckpttools.stores.times import iso_time
 

@@ -6,7 +6,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpttools.errors import FormatError
+from ckpttools.core.errors import FormatError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

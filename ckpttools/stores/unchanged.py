@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckpttools.errors import FormatError
+from ckpttools.core.errors import FormatError
 from ckpttools.stores.local import LocalFile
 from ckpttools.stores.times import iso_time
 

@@ -21,13 +21,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES, DType
-from ckpttools.errors import CheckpointError
+from ckpttools.array.tree import Metadata, Tree
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.region import Region
 from ckpttools.formats.base import Format, ReadOptions, Writer
-from ckpttools.ir.tree import Metadata, Tree
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
-from ckpttools.region import Region
 from ckpttools.run.executor import execute
 from ckpttools.testing.strategies import noise, regions, stored
 from ckpttools.testing.trees import assert_same, many_leaves, trees, unambiguous

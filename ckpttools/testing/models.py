@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ckpttools.core.text import in_natural_order
 from ckpttools.families.registry import family_of
-from ckpttools.formats.safetensors_write import split
+from ckpttools.formats.safetensors.write import split
 from ckpttools.mapping.shapes import right_shapes
-from ckpttools.names import in_natural_order
 
 _BLOCK = 1 << 20
 

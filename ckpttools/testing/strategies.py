@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from ckpttools.dtypes import DTYPES, DType
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.nodes import Chunked, Constant, Stored, elementwise, relayout, stack, take
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Chunked, Constant, Stored, elementwise, relayout, stack, take
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.region import Region, Shape, grid_cell, grid_indices
 from ckpttools.mapping.values import Cast
-from ckpttools.region import Region, Shape, grid_cell, grid_indices
 from ckpttools.stores.memory import Bytes
 
 WHOLE = tuple(dtype for dtype in DTYPES.values() if not dtype.packed)

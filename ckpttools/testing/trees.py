@@ -8,10 +8,10 @@ from math import prod
 
 import hypothesis.strategies as st
 
-from ckpttools.dtypes import DTYPES, DType
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, spelled
-from ckpttools.region import Shape
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, spelled
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.region import Shape
 from ckpttools.testing.strategies import noise, shapes, stored
 
 # Names as checkpoints have them: some sort badly, one is prefix of another.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ckpttools.ir.tree import Tree
-from ckpttools.notes import Notes
+from ckpttools.array.tree import Tree
+from ckpttools.core.notes import Notes
 
 
 @dataclass(frozen=True)

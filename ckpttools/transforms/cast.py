@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ckpttools.dtypes import DType, parse_dtype
-from ckpttools.errors import MappingError, listing
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.nodes import elementwise
-from ckpttools.ir.patterns import first_match
-from ckpttools.ir.tree import Path, Tree, spelled
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import elementwise
+from ckpttools.array.patterns import first_match
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.dtypes import DType, parse_dtype
+from ckpttools.core.errors import MappingError, listing
+from ckpttools.core.notes import Note, Notes
 from ckpttools.mapping.values import Cast
-from ckpttools.notes import Note, Notes
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.conversion import Convert, is_lossless
 from ckpttools.transforms.scales import spared

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ckpttools.dtypes import DTYPES, DType
-from ckpttools.ir.booleans import require_booleans
+from ckpttools.array.booleans import require_booleans
+from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.mapping.values import blockwise, rounded
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from pathlib import Path as FilePath
 from types import ModuleType
 from typing import Any, cast
 
-from ckpttools.errors import FormatError, MappingError, StorageError, UsageError, near_names
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.tree import Path, Tree, spelled
-from ckpttools.notes import Notes
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError, near_names
+from ckpttools.core.notes import Notes
 from ckpttools.transforms.base import Transform, Transformed
 from ckpttools.transforms.held import tree_of, values_of
 from ckpttools.transforms.moves import Move, moved

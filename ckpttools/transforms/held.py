@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpttools.dtypes import parse_dtype
-from ckpttools.ir.array import ByteSource, Derived, LazyArray, ReadCost
-from ckpttools.ir.nodes import Elementwise, Padded, Relayout, Stack, Take, Window
-from ckpttools.ir.tree import Empty, Leaf, Path, Text, Tree
-from ckpttools.region import Region
+from ckpttools.array.lazy import ByteSource, Derived, LazyArray, ReadCost
+from ckpttools.array.nodes import Elementwise, Padded, Relayout, Stack, Take, Window
+from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree
+from ckpttools.core.dtypes import parse_dtype
+from ckpttools.core.region import Region
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ckpttools.ir.scratch import Scratch
+    from ckpttools.array.scratch import Scratch
 
 
 @dataclass(frozen=True, eq=False, repr=False)

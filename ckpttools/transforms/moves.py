@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ckpttools.errors import FormatError, MappingError, listing
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.tree import Leaf, Path, Tree, spelled
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Leaf, Path, Tree, spelled
+from ckpttools.core.errors import FormatError, MappingError, listing
 from ckpttools.transforms.scales import refuse_parting
 
 _TOLD_APART = "make their names differ, or drop one of them"

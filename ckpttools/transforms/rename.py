@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path as FilePath
 
-from ckpttools.errors import CoverageError, MappingError, StorageError, listing, near_names
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.tree import Path, Tree, dotted, spelled
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Path, Tree, dotted, spelled
+from ckpttools.core.errors import CoverageError, MappingError, StorageError, listing, near_names
+from ckpttools.core.notes import Notes
 from ckpttools.mapping.row import Row, row
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped, Table
-from ckpttools.notes import Notes
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved
 from ckpttools.transforms.templates import Filled, Template, parse_template, slot

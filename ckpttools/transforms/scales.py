@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
-from ckpttools.dtypes import DType
-from ckpttools.errors import FormatError, MappingError, listing
-from ckpttools.ir.array import LazyArray
-from ckpttools.ir.nodes import inner
-from ckpttools.ir.quantization_config import says_quantized, scheme, stated_dtypes
-from ckpttools.ir.quantized import Quantized, last_keys, quantized_error
-from ckpttools.ir.quantized_tree import by_names, quantized_in
-from ckpttools.ir.scales import scales_word
-from ckpttools.ir.tree import Path, Tree, dotted
-from ckpttools.notes import Notes
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import inner
+from ckpttools.array.tree import Path, Tree, dotted
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import FormatError, MappingError, listing
+from ckpttools.core.notes import Notes
+from ckpttools.quantized.config import says_quantized, scheme, stated_dtypes
+from ckpttools.quantized.scales import scales_word
+from ckpttools.quantized.tree import by_names, quantized_in
+from ckpttools.quantized.weights import Quantized, last_keys, quantized_error
 
 
 def spared(

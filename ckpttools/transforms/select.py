@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckpttools.errors import UsageError, near_names
-from ckpttools.ir.patterns import first_match, prefixes
-from ckpttools.ir.tree import Path, Tree, dotted, spelled
-from ckpttools.notes import Notes
+from ckpttools.array.patterns import first_match, prefixes
+from ckpttools.array.tree import Path, Tree, dotted, spelled
+from ckpttools.core.errors import UsageError, near_names
+from ckpttools.core.notes import Notes
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved
 
@@ -18,7 +18,7 @@ class Select:
     """The leaves that `keep` names (all where it is empty) without those that `drop` names.
 
     A pattern is a glob of a whole path, its keys joined by "/" or by ".", or of a key with everything below
-    it: `params/*`, `opt_state`, `*.bias`; see `ckpttools.ir.patterns`.
+    it: `params/*`, `opt_state`, `*.bias`; see `ckpttools.array.patterns`.
 
     Attributes:
         keep: patterns of what stays.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ckpttools.errors import MappingError
+from ckpttools.core.errors import MappingError
 from ckpttools.mapping.axes import Field, Key, parse_key
 
 _ANY = "{...}"

@@ -14,28 +14,30 @@ from pathlib import Path
 import numpy as np
 from archive import packed, packed_directory, unpacked, write
 
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Metadata, Tree
 from ckpttools.cli.tree_facts import facts
-from ckpttools.dtypes import DTYPES
-from ckpttools.errors import CheckpointError
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError
+from ckpttools.digest.canonical import Selection
+from ckpttools.digest.hashing import hash_tree
+from ckpttools.digest.manifest import read_manifest
 from ckpttools.families.registry import families
 from ckpttools.families.toml_read import family_from_toml
 from ckpttools.families.toml_write import family_to_toml
-from ckpttools.formats import ocdbt, safetensors_header, zarr2, zarr3
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax_arrays import Arrays
-from ckpttools.formats.orbax_entries import Files
-from ckpttools.formats.orbax_sharding import stored_shardings
+from ckpttools.formats.orbax import ocdbt
+from ckpttools.formats.orbax.arrays import Arrays
+from ckpttools.formats.orbax.entries import Files
+from ckpttools.formats.orbax.sharding import stored_shardings
 from ckpttools.formats.registry import open_tree
+from ckpttools.formats.safetensors import header as safetensors_header
 from ckpttools.formats.survey import survey
-from ckpttools.formats.zarr_chunks import parse_array
-from ckpttools.hf_to_maxtext import ToMaxText, to_maxtext
+from ckpttools.formats.zarr import zarr2, zarr3
+from ckpttools.formats.zarr.chunks import parse_array
 from ckpttools.inspect.chunks import inspect_chunks
 from ckpttools.inspect.tree import inspect_tree
-from ckpttools.ir.nodes import Constant
-from ckpttools.ir.tree import Metadata, Tree
-from ckpttools.prove.canonical import Selection
-from ckpttools.prove.hashing import hash_tree
-from ckpttools.prove.manifest import read_manifest
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.run.journal import Journal
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.partial import JOURNAL as NAME

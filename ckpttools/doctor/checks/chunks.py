@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.arrays import array_findings
 from ckpttools.doctor.base import Check, Finding, told
 from ckpttools.doctor.scene import Directory, Item, Scene
-from ckpttools.errors import CheckpointError
 
 
 def _look(scene: Scene) -> Iterator[Finding]:

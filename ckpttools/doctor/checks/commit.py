@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, mending, pasted
 from ckpttools.doctor.new_files import write_new
 from ckpttools.doctor.scene import Directory, Scene, is_unfinished, json_or_error
-from ckpttools.errors import CheckpointError
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, COMMIT_FILE
-from ckpttools.formats.orbax_steps import IN_PROGRESS
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE
+from ckpttools.formats.orbax.steps import IN_PROGRESS
 
 # Orbax v1 marks with it what it saved.
 _V1_FILE = "orbax.checkpoint"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, pasted, told
 from ckpttools.doctor.scene import Scene, json_or_error
-from ckpttools.errors import CheckpointError
 from ckpttools.formats.adapters import ADAPTER, MERGE, MERGING, adapter_in
 
 _CONFIG = "config.json"

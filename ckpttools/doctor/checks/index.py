@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, pasted, told
 from ckpttools.doctor.scene import Item, Scene
-from ckpttools.errors import CheckpointError
-from ckpttools.formats.databases import Database, files_below
-from ckpttools.formats.ocdbt import MANIFEST, Extent
+from ckpttools.formats.orbax.databases import Database, files_below
+from ckpttools.formats.orbax.ocdbt import MANIFEST, Extent
 
 # How a B+tree node starts.
 NODE_MAGIC = bytes.fromhex("0cdb20de")

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from ckpttools.core.errors import CheckpointError, LaterStepWarning
 from ckpttools.doctor.base import WARNING, Check, Finding, told
 from ckpttools.doctor.scene import Scene
-from ckpttools.errors import CheckpointError, LaterStepWarning
-from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, TREE_FILE
-from ckpttools.formats.orbax_runs import DamagedStepError, find_item, remains_after
-from ckpttools.formats.orbax_steps import IN_PROGRESS
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
+from ckpttools.formats.orbax.runs import DamagedStepError, find_item, remains_after
+from ckpttools.formats.orbax.steps import IN_PROGRESS
 
 _WHY = "Orbax takes it for the latest and fails; an older step would be other weights, without a word"
 _DO = "fetch that step again; until then name the directory of the step that is to be opened"

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from ckpttools.array.tree import dotted, spelled
+from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, Check, Finding, told
 from ckpttools.doctor.scene import Item, Scene, json_or_error
-from ckpttools.errors import CheckpointError
-from ckpttools.formats import orbax_metadata
-from ckpttools.formats.orbax_metadata import (
+from ckpttools.formats.orbax import metadata as orbax_metadata
+from ckpttools.formats.orbax.metadata import (
     CHECKPOINT_FILE,
     SHARDING_FILE,
     STRINGS_FILE,
     TREE_FILE,
     SavedLeaf,
 )
-from ckpttools.ir.tree import dotted, spelled
 
 
 def _look(scene: Scene) -> Iterator[Finding]:

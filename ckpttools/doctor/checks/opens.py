@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import Check, Finding, told
 from ckpttools.doctor.scene import Scene
-from ckpttools.errors import CheckpointError
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding
 from ckpttools.doctor.scene import Scene, Weights, json_or_error
 from ckpttools.doctor.shards import header_of
-from ckpttools.errors import CheckpointError
-from ckpttools.ir.quantization_config import FIELD, says_quantized, scheme
-from ckpttools.ir.quantized import Quantized, quantized
-from ckpttools.ir.scales import Described
+from ckpttools.quantized.config import FIELD, says_quantized, scheme
+from ckpttools.quantized.scales import Described
+from ckpttools.quantized.weights import Quantized, quantized
 
 _CONFIG = "config.json"
 

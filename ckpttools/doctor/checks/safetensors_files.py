@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import Check, Finding, told
 from ckpttools.doctor.scene import Scene
 from ckpttools.doctor.shards import header_of
-from ckpttools.errors import CheckpointError
 
 
 def _look(scene: Scene) -> Iterator[Finding]:

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from shlex import quote
 
+from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.text import folded
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, Fix, mending, pasted, set_aside, told
 from ckpttools.doctor.looking import is_file
 from ckpttools.doctor.new_files import write_new
 from ckpttools.doctor.scene import INDEX, SAFETENSORS, Scene, Weights, json_or_error
 from ckpttools.doctor.shards import header_of
-from ckpttools.errors import CheckpointError, FormatError
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.safetensors_header import Header
-from ckpttools.names import folded
+from ckpttools.formats.safetensors.header import Header
 
 _WHOLE = f"model{SAFETENSORS}"
 _NAME = f"model{INDEX}"

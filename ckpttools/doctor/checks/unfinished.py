@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.doctor.base import ERROR, Check, Finding, Fix, mending
 from ckpttools.doctor.scene import (
     SET_ASIDE,
@@ -17,10 +18,9 @@ from ckpttools.doctor.scene import (
     is_unfinished,
     json_or_error,
 )
-from ckpttools.errors import CheckpointError, FormatError
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax_metadata import CHECKPOINT_FILE, TREE_FILE
-from ckpttools.formats.orbax_steps import IN_PROGRESS
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
+from ckpttools.formats.orbax.steps import IN_PROGRESS
 from ckpttools.stores.local import storage_error
 
 # A save that still runs touches its files more often than that.

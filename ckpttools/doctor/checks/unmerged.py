@@ -7,18 +7,18 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.doctor.arrays import array_findings
 from ckpttools.doctor.base import ERROR, INFO, Check, Finding, Fix, mending, pasted, set_aside
 from ckpttools.doctor.looking import is_file
 from ckpttools.doctor.new_files import holds, refuse_existing, write_new
 from ckpttools.doctor.scene import Directory, Item, Scene
-from ckpttools.errors import CheckpointError, FormatError
-from ckpttools.formats import ocdbt
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.databases import Database, moved, read_database
-from ckpttools.formats.ocdbt import MANIFEST, Entry, Extent
-from ckpttools.formats.orbax_entries import processes_of
-from ckpttools.formats.orbax_metadata import TREE_FILE
+from ckpttools.formats.orbax import ocdbt
+from ckpttools.formats.orbax.databases import Database, moved, read_database
+from ckpttools.formats.orbax.entries import processes_of
+from ckpttools.formats.orbax.metadata import TREE_FILE
+from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent
 from ckpttools.stores.local import LocalFile, storage_error
 
 _COMPARED = 1 << 20

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field
 from math import hypot, isfinite, sqrt
 from typing import Any
 
+from ckpttools.array.tree import Path, spelled
+from ckpttools.core.text import printable
 from ckpttools.inspect.distribution import Distribution
 from ckpttools.inspect.layer_rows import LayerRow
 from ckpttools.inspect.stats import ArrayStats, Statistics, StatsReport
 from ckpttools.inspect.sums import Spread, joined
 from ckpttools.inspect.tree import ArrayReport, TreeReport
-from ckpttools.ir.tree import Path, spelled
-from ckpttools.names import printable
 
 # Digits that can be told apart on a screen.
 _DIGITS = 8

@@ -1,0 +1,58 @@
+"""Hugging Face weights to MaxText's while it loads them: its `checkpoint_conversion_fn`, from a family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckpttools.array.tree import Tree
+from ckpttools.formats.json_file import read_json
+from ckpttools.maxtext.model import CONFIG
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.functions import as_checkpoint_conversion_fn
+
+
+@dataclass(frozen=True)
+class FamilySpelling:
+    """A Hugging Face tree in MaxText's spelling, by the rows of its family.
+
+    Attributes:
+        config: the model's `config.json`.
+        options: how to convert.
+    """
+
+    config: Mapping[str, Any]
+    options: ToMaxText
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The parameters alone, as MaxText's Linen trees nest them; errors as `to_maxtext`."""
+        named = tree.with_metadata(config=self.config, place="the loaded weights")
+        made = to_maxtext(named, self.options)
+        kept = {path: leaf for path, leaf in made.state.items() if path[0] == "params"}
+        return Transformed(Tree(kept), made.notes)
+
+
+def family_conversion_fn(
+    config: Mapping[str, Any] | str | Path, options: ToMaxText | None = None
+) -> Callable[[Any], Any]:
+    """A function from a dictionary of Hugging Face arrays to MaxText's nested parameters.
+
+    Name it in MaxText's configuration as `checkpoint_conversion_fn`, with
+    `source_checkpoint_layout=safetensors`: MaxText then trains from Hugging Face files directly.
+
+    Args:
+        config: the model's `config.json`, its path, or the directory that holds it.
+        options: how to convert; None for layers stacked on axis 1.
+
+    Raises:
+        ConfigError, CoverageError: when it is called, as `to_maxtext`.
+    """
+    said = config if isinstance(config, Mapping) else _read(Path(config))
+    return as_checkpoint_conversion_fn(FamilySpelling(said, options or ToMaxText()))
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    return read_json(path / CONFIG if path.is_dir() else path)

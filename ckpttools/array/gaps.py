@@ -1,0 +1,84 @@
+"""Chunks that an array lacks: told where it is shown, refused where all of it is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Chunked, Elementwise, Padded, Relayout, Stack, Take, Window
+from ckpttools.array.stored import Gaps
+from ckpttools.core.errors import listing
+
+_MOST_FAULTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Incomplete:
+    """What several arrays lack together.
+
+    Attributes:
+        missing, chunks: of those arrays; how many are missing, and how many there should be.
+        arrays: what each lacks.
+        hint: where the chunks may be.
+    """
+
+    missing: int
+    chunks: int
+    arrays: tuple[Gaps, ...]
+    hint: str
+
+    @property
+    def summary(self) -> str:
+        """`6 of 12 chunks of 3 arrays are missing, such as w/c/1/0`, with the files that should hold them"""
+        number, faults = len(self.arrays), self._faults
+        of = f"{self.missing:,} of {self.chunks:,} chunks of {number:,} array{'s' * (number != 1)}"
+        are = "cannot be read" if faults else "is missing" if self.missing == 1 else "are missing"
+        more = f" and {len(faults) - _MOST_FAULTS:,} more files" if len(faults) > _MOST_FAULTS else ""
+        told = f" ({'; '.join(faults[:_MOST_FAULTS])}{more})" if faults else ""
+        return f"{of} {are}, such as {self.arrays[0].first}{told}"
+
+    @property
+    def _faults(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(fault for each in self.arrays for fault in each.faults))
+
+
+def incomplete(arrays: Iterable[LazyArray]) -> Incomplete | None:
+    """What the stored arrays that these are made of lack; None if that is nothing."""
+    found: dict[int, Gaps] = {}
+    seen: set[int] = set()
+    for array in arrays:
+        for each in _gaps(array, seen):
+            found.setdefault(id(each), each)
+    gaps = tuple(found.values())
+    if not gaps:
+        return None
+    return Incomplete(sum(g.missing for g in gaps), sum(g.chunks for g in gaps), gaps, gaps[0].hint)
+
+
+def refuse_incomplete(arrays: Iterable[LazyArray], place: str) -> None:
+    """Raises an error that lists all arrays with missing chunks.
+
+    Raises:
+        FormatError, StorageError: there are some; as reading the first of them would raise.
+    """
+    lacking = incomplete(arrays)
+    if lacking is not None:
+        lines = [f"{each.array}: {each.missing:,} of {each.chunks:,} chunks" for each in lacking.arrays]
+        error = lacking.arrays[0].error
+        raise error(lacking.summary + listing(lines), place=place, hint=lacking.hint)
+
+
+def _gaps(array: LazyArray, seen: set[int]) -> Iterator[Gaps]:
+    # Many arrays may be parts of the same stored one.
+    if id(array) in seen:
+        return
+    seen.add(id(array))
+    match array:
+        case Chunked(gaps=gaps):
+            yield from [gaps] if gaps else []
+        case Stack(parts=parts):
+            for part in parts:
+                yield from _gaps(part, seen)
+        case Take() | Window() | Padded() | Elementwise() | Relayout():
+            yield from _gaps(array.source, seen)

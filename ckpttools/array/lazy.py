@@ -1,0 +1,183 @@
+"""What a lazy array is: shape, dtype and where its bytes come from. Asking for any of these reads nothing.
+
+Elements travel as opaque unsigned numbers of their size (`DType.carrier`), so bits are never touched by
+accident; only value ops look at them as numbers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Protocol
+
+from ckpttools.core.dtypes import DType
+from ckpttools.core.region import Region, Shape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import DTypeLike
+    from typing_extensions import Buffer
+
+    from ckpttools.array.indexing import Index
+    from ckpttools.array.scratch import Scratch
+
+
+class ByteSource(Protocol):
+    """Something that bytes can be read from by position, from several threads at once."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def version(self) -> str:
+        """Something that changes when the content does."""
+
+    def read_into(self, offset: int, out: Buffer) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCost:
+    """What a read will take: bytes fetched, and the number of separate reads. Adds up."""
+
+    nbytes: int = 0
+    reads: int = 0
+
+    def __add__(self, other: ReadCost) -> ReadCost:
+        return ReadCost(self.nbytes + other.nbytes, self.reads + other.reads)
+
+    def __mul__(self, count: int) -> ReadCost:
+        return ReadCost(self.nbytes * count, self.reads * count)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LazyArray(ABC):
+    """An array of `shape` and `dtype` of which any region can be had at the cost of that region.
+
+    The set of implementations is closed: `ckpttools.array.nodes`.
+    """
+
+    shape: Shape
+    dtype: DType
+
+    @abstractmethod
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        """Writes the elements of `region` into `out`.
+
+        Args:
+            region: a box within `shape`.
+            out: of the region's shape and `dtype.carrier`, any strides.
+            scratch: has `scratch_bytes` free.
+
+        Raises:
+            FormatError, StorageError: the bytes are not there or cannot be read.
+        """
+
+    @property
+    @abstractmethod
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch that reading any region takes at most."""
+
+    @abstractmethod
+    def read_cost(self, region: Region) -> ReadCost:
+        """Bytes that `read_into` of this region will fetch, and in how many reads."""
+
+    @property
+    def read_kind(self) -> Hashable:
+        """Equal for arrays of which any region has the same `read_cost`."""
+        return id(self)
+
+    @property
+    @abstractmethod
+    def stored_bits(self) -> int:
+        """Bits of one element where it is stored; 0 where nothing is."""
+
+    @property
+    def computed(self) -> bool:
+        """Whether elements are functions of others, so that reading one twice is work done twice."""
+        return False
+
+    @abstractmethod
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        """File and offset at which reading this region starts; orders tasks by locality."""
+
+    @abstractmethod
+    def sources(self) -> Iterator[ByteSource]:
+        """The files that reading all of it reads; one may come several times."""
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory: elements of less than a byte take one."""
+        return self.size * self.dtype.itemsize
+
+    def read(self, region: Region | None = None) -> np.ndarray:
+        """The region (by default all of it) as a new C-ordered numpy array of `dtype.numpy`."""
+        import numpy as np
+
+        from ckpttools.array.scratch import Scratch
+
+        region = Region.whole(self.shape) if region is None else region
+        out = np.empty(region.shape, self.dtype.carrier)
+        self.read_into(region, out, Scratch(self.scratch_bytes))
+        return out.view(self.dtype.numpy)
+
+    def __getitem__(self, index: Index) -> np.ndarray:
+        """What numpy's basic indexing takes: `array[3, :, 10:20]`. Reads the smallest box that has all of it.
+
+        Raises:
+            IndexError: not whole numbers, slices and an ellipsis, or beyond the array.
+            FormatError, StorageError: as `read_into`.
+        """
+        from ckpttools.array.indexing import indexing
+
+        chosen = indexing(self.shape, index)
+        return self.read(chosen.region)[chosen.within]
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        """All of it, read anew at each call: `np.asarray(array)`.
+
+        Raises:
+            ValueError: asked for without a copy; there is no memory to share.
+        """
+        if copy is False:
+            raise ValueError("a lazy array has no memory that numpy could share: it is read")
+        return self.read() if dtype is None else self.read().astype(dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dtype}{list(self.shape)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class Derived(LazyArray):
+    """An array made from one other.
+
+    Attributes:
+        source: the other.
+    """
+
+    source: LazyArray
+
+    def sources(self) -> Iterator[ByteSource]:
+        return self.source.sources()
+
+    @property
+    def stored_bits(self) -> int:
+        return self.source.stored_bits
+
+    @property
+    def computed(self) -> bool:
+        return self.source.computed

@@ -1,0 +1,278 @@
+"""The closed set of lazy arrays: stored bytes, constants, and what can be said about other lazy arrays.
+
+Every node reads any region of itself from the regions of its sources that matter, through slabs of limited
+size (`ckpttools.array.slabs`), so no node ever needs memory in proportion to its size.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Protocol
+
+from ckpttools.array import slabs
+from ckpttools.array.lazy import ByteSource, Derived, LazyArray, ReadCost
+from ckpttools.array.relayout import Relayout as Relayout
+from ckpttools.array.relayout import relayout as relayout
+from ckpttools.array.stored import Chunked as Chunked
+from ckpttools.array.stored import Constant as Constant
+from ckpttools.array.stored import Decoded as Decoded
+from ckpttools.array.stored import Encoded as Encoded
+from ckpttools.array.stored import Stored as Stored
+from ckpttools.array.views import view_of
+from ckpttools.array.window import Padded as Padded
+from ckpttools.array.window import Window as Window
+from ckpttools.array.window import padded as padded
+from ckpttools.array.window import window as window
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import ShapeError
+from ckpttools.core.region import Region, grid_indices, split_to
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ckpttools.array.scratch import Scratch
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stack(LazyArray):
+    """Arrays of one shape and dtype side by side along a new axis.
+
+    Attributes:
+        parts: one array per coordinate of the new axis.
+        axis: position of the new axis in `shape`.
+    """
+
+    parts: tuple[LazyArray, ...]
+    axis: int
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        import numpy as np
+
+        inner = region.without(self.axis)
+        views = np.moveaxis(out, self.axis, 0)
+        for k, part in enumerate(self._parts(region)):
+            part.read_into(inner, views[k, ...], scratch)
+
+    def _parts(self, region: Region) -> tuple[LazyArray, ...]:
+        return self.parts[region.start[self.axis] : region.stop[self.axis]]
+
+    @property
+    def scratch_bytes(self) -> int:
+        return max(part.scratch_bytes for part in self.parts)
+
+    def read_cost(self, region: Region) -> ReadCost:
+        inner, parts = region.without(self.axis), self._parts(region)
+        if self._is_uniform and parts:
+            return parts[0].read_cost(inner) * len(parts)
+        return sum((part.read_cost(inner) for part in parts), ReadCost())
+
+    @cached_property
+    def _is_uniform(self) -> bool:
+        """Whether reading a region costs the same of each part, as of the experts of a layer."""
+        return len({part.read_kind for part in self.parts}) == 1
+
+    @cached_property
+    def read_kind(self) -> Hashable:
+        if not self._is_uniform:
+            return id(self)
+        return ("stack", self.axis, len(self.parts), self.parts[0].read_kind)
+
+    def sources(self) -> Iterator[ByteSource]:
+        for part in self.parts:
+            yield from part.sources()
+
+    @property
+    def stored_bits(self) -> int:
+        return self.parts[0].stored_bits
+
+    @property
+    def computed(self) -> bool:
+        return any(part.computed for part in self.parts)
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        return self._parts(region)[0].first_byte(region.without(self.axis))
+
+
+def stack(parts: Sequence[LazyArray], axis: int) -> Stack:
+    """`parts` side by side along a new axis before position `axis`.
+
+    Raises:
+        ShapeError: the parts differ in shape or dtype, or there are none.
+    """
+    kinds = {(part.shape, part.dtype) for part in parts}
+    if len(kinds) != 1:
+        listed = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds)
+        raise ShapeError(
+            "only arrays of one shape and dtype can be stacked",
+            got=listed or "none",
+            hint="if only dtypes differ, cast them with --dtype",
+        )
+    ((inner, dtype),) = kinds
+    return Stack((*inner[:axis], len(parts), *inner[axis:]), dtype, tuple(parts), axis)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Take(Derived):
+    """One coordinate of an axis of another array; the axis is gone. The inverse of `Stack`."""
+
+    axis: int
+    index: int
+
+    def _inner(self, region: Region) -> Region:
+        return region.inserted(self.axis, self.index, self.index + 1)
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        import numpy as np
+
+        self.source.read_into(self._inner(region), np.expand_dims(out, self.axis), scratch)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.source.scratch_bytes
+
+    def read_cost(self, region: Region) -> ReadCost:
+        return self.source.read_cost(self._inner(region))
+
+    @property
+    def read_kind(self) -> Hashable:
+        return ("take", self.axis, self.index, self.source.read_kind)
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        return self.source.first_byte(self._inner(region))
+
+
+def stacked_axes(array: LazyArray) -> tuple[int, ...]:
+    """The axes of which each coordinate is stored apart, such as those of stacked layers and experts."""
+    if isinstance(array, Elementwise):
+        return stacked_axes(array.source)
+    if isinstance(array, Chunked):
+        return tuple(axis for axis, length in enumerate(array.chunk) if length == 1 < array.shape[axis])
+    if not isinstance(array, Stack):
+        return ()
+    inner = (axis + (axis >= array.axis) for axis in stacked_axes(array.parts[0]))
+    return tuple(sorted((array.axis, *inner)))
+
+
+def take(source: LazyArray, axis: int, index: int) -> Take:
+    """`source` at one coordinate of `axis`.
+
+    Raises:
+        ShapeError: there is no such coordinate.
+    """
+    if not 0 <= index < source.shape[axis]:
+        raise ShapeError("no such coordinate", got=index, wanted=f"below {source.shape[axis]}")
+    shape = source.shape[:axis] + source.shape[axis + 1 :]
+    return Take(shape, source.dtype, source, axis, index)
+
+
+class ElementOp(Protocol):
+    """A function of single elements, from one dtype to another. Its `repr` says all that it does."""
+
+    def result(self, dtype: DType) -> DType:
+        """The dtype that elements of `dtype` become."""
+
+    def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> Mapping[str, int] | None:
+        """target[...] = f(source): equal shapes, carriers of `dtype` and of `result(dtype)`.
+
+        Returns:
+            For how many elements something happened that the receipt should tell, by what it is.
+        """
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Elementwise(Derived):
+    """Another array with a function applied to every element."""
+
+    op: ElementOp
+
+    @property
+    def computed(self) -> bool:
+        return True
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        dtype = self.source.dtype
+        for slab in split_to(region, slabs.elements(dtype.itemsize)):
+            with scratch.take(slab.shape, dtype.carrier) as buffer:
+                self.source.read_into(slab, buffer, scratch)
+                told = self.op.apply(buffer, view_of(out, slab.relative_to(region)), dtype)
+                if told:
+                    scratch.counts.update(told)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return slabs.scratch(self.source.nbytes) + self.source.scratch_bytes
+
+    def read_cost(self, region: Region) -> ReadCost:
+        return self.source.read_cost(region)
+
+    @property
+    def read_kind(self) -> Hashable:
+        return self.source.read_kind
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        return self.source.first_byte(region)
+
+
+def elementwise(source: LazyArray, op: ElementOp) -> LazyArray:
+    """`source` with `op` applied to every element.
+
+    The op goes below whatever only moves elements, so that it sees the slabs that were read, in the order
+    in which they are stored.
+    """
+    if isinstance(source, Stack):
+        return stack([elementwise(part, op) for part in source.parts], source.axis)
+    if isinstance(source, Take):
+        return take(elementwise(source.source, op), source.axis, source.index)
+    if isinstance(source, Relayout):
+        return relayout(elementwise(source.source, op), source.split, source.order, source.merge)
+    if isinstance(source, Window):
+        return window(elementwise(source.source, op), source.start, source.shape)
+    return Elementwise(source.shape, op.result(source.dtype), source, op)
+
+
+def inner(array: LazyArray) -> tuple[LazyArray, ...]:
+    """The arrays that an array is made of; none for one that is stored."""
+    if isinstance(array, Derived):
+        return (array.source,)
+    return array.parts if isinstance(array, Stack) else ()
+
+
+@lru_cache(maxsize=4096)
+def _file(path: str) -> str:
+    """A file's own name, however the path to it is spelled."""
+    return os.path.realpath(path)
+
+
+def described(array: LazyArray) -> object:
+    """What an array is made of, as plain values: arrays described alike hold the same elements.
+
+    Raises:
+        TypeError: not a node of the closed set.
+    """
+    match array:
+        case Stored():
+            return ["stored", _file(array.source.path), array.source.version, array.offset]
+        case Chunked():
+            parts = (array.part(index) for index in grid_indices(array.shape, array.chunk))
+            return ["chunked", array.chunk, *map(described, parts)]
+        case Decoded(encoded=code):
+            return ["decoded", _file(code.source.path), code.source.version, code.offset, code.code]
+        case Constant():
+            return ["constant", array.element.hex()]
+        case Stack():
+            return ["stack", array.axis, *map(described, array.parts)]
+        case Take():
+            return ["take", array.axis, array.index, described(array.source)]
+        case Window():
+            return ["window", array.start, array.shape, described(array.source)]
+        case Padded():
+            return ["padded", array.shape, described(array.source)]
+        case Elementwise():
+            return ["elementwise", repr(array.op), described(array.source)]
+        case Relayout():
+            return ["relayout", array.split, array.order, array.merge, described(array.source)]
+        case _:
+            raise TypeError(f"{array!r} is no node")

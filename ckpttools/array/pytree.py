@@ -1,0 +1,34 @@
+"""Trees as JAX pytrees, for `jax.tree.map` and the like; only where jax is loaded anyway."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckpttools.array.tree import Tree
+
+
+def register_where_jax_is_loaded(kind: type[Tree]) -> None:
+    """Makes trees pytrees whose leaves are their arrays; costs nothing where jax is not loaded."""
+    if "jax" in sys.modules:
+        _register(kind)
+
+
+@cache
+def _register(kind: type[Tree]) -> None:
+    from jax import tree_util
+
+    def flatten_with_keys(tree: Tree) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        nested = tree.nested()
+        if isinstance(nested, dict):
+            return [(tree_util.DictKey(key), each) for key, each in nested.items()], tuple(nested)
+        return [(tree_util.SequenceKey(0), nested)], ()
+
+    def unflatten(keys: tuple[Any, ...], children: Any) -> Any:
+        """What was made of the arrays need not be lazy arrays, so it is a dictionary and no tree."""
+        made = list(children)
+        return dict(zip(keys, made, strict=True)) if keys or not made else made[0]
+
+    tree_util.register_pytree_with_keys(kind, flatten_with_keys, unflatten)

@@ -1,0 +1,210 @@
+"""A permutation of elements that is a permutation of axes, split and merged."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from types import EllipsisType
+from typing import TYPE_CHECKING
+
+from ckpttools.array import slabs
+from ckpttools.array.lazy import Derived, LazyArray, ReadCost
+from ckpttools.array.views import view_of
+from ckpttools.core.errors import ShapeError
+from ckpttools.core.region import Region, Shape, split_to
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ckpttools.array.scratch import Scratch
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Relayout(Derived):
+    """Another array with its axes split into atoms, the atoms reordered, and merged again.
+
+    A transpose, a reshape, a head split and RoPE's interleaving are all of this kind: a permutation of
+    elements that is a permutation of atoms.
+
+    Attributes:
+        split: for each source axis the lengths of its atoms, outermost first; their product is the axis.
+        order: for each target atom its number among the source's atoms, all of them counted through.
+        merge: for each target axis how many target atoms it is made of.
+    """
+
+    split: tuple[Shape, ...]
+    order: tuple[int, ...]
+    merge: tuple[int, ...]
+
+    @cached_property
+    def _atoms(self) -> Shape:
+        """Lengths of the source's atoms."""
+        return tuple(length for group in self.split for length in group)
+
+    @cached_property
+    def _target_groups(self) -> tuple[tuple[int, ...], ...]:
+        """For each target axis the source numbers of its atoms."""
+        rest = iter(self.order)
+        return tuple(tuple(next(rest) for _ in range(count)) for count in self.merge)
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        for part, atoms in self._atom_boxes(region):
+            view = view_of(out, part.relative_to(region))
+            self._read_box(atoms, view.reshape([atoms.shape[a] for a in self.order]), scratch)
+
+    def _atom_boxes(self, region: Region) -> Iterator[tuple[Region, Region]]:
+        """The region cut into parts that are boxes of atoms: (part, box in the source's atom order)."""
+        groups = self._target_groups
+        lengths = tuple(tuple(self._atoms[a] for a in group) for group in groups)
+        ranges = zip(region.start, region.stop, strict=True)
+        choices = [list(_boxes(n, a, b)) for n, (a, b) in zip(lengths, ranges, strict=True)]
+        for picked in itertools.product(*choices):
+            start, stop = [0] * len(self._atoms), [0] * len(self._atoms)
+            for group, (_, box) in zip(groups, picked, strict=True):
+                for atom, a, b in zip(group, box.start, box.stop, strict=True):
+                    start[atom], stop[atom] = a, b
+            part = Region(tuple(run[0] for run, _ in picked), tuple(run[1] for run, _ in picked))
+            yield part, Region(tuple(start), tuple(stop))
+
+    def _read_box(self, atoms: Region, out: np.ndarray, scratch: Scratch) -> None:
+        """Reads one box of atoms through slabs of the source; `out` has the target's atom order."""
+        from ckpttools.array.copy import copy
+
+        carrier = self.dtype.carrier
+        count = slabs.elements(carrier.itemsize)
+        for slab in itertools.chain.from_iterable(split_to(cover, count) for cover in self._covers(atoms)):
+            wanted = slab.intersect(atoms)
+            if wanted is None:
+                continue
+            region = self._source_region(slab)
+            with scratch.take(region.shape, carrier) as buffer:
+                self.source.read_into(region, buffer, scratch)
+                view = view_of(buffer.reshape(slab.shape), wanted.relative_to(slab))
+                place = wanted.relative_to(atoms)
+                index: tuple[slice | EllipsisType, ...] = (*(place.slices[a] for a in self.order), ...)
+                target = out[index]
+                copy(target, view.transpose(self.order), scratch)
+
+    def _covers(self, atoms: Region) -> Iterator[Region]:
+        """Boxes that hold `atoms` and whose every slab is a box of the source, too.
+
+        One, with more in it than was asked for where need be; several without that where elements are
+        computed: those that count something must see each element once.
+        """
+        cover = self._cover(atoms)
+        if cover == atoms or not self.source.computed:
+            yield cover
+            return
+        wider = next(a for a in range(atoms.rank) if cover.shape[a] != atoms.shape[a])
+        first = max(start for start in self._group_starts if start <= wider)
+        free = next(a for a in range(first, wider) if atoms.shape[a] > 1)
+        for piece in atoms.pieces(free, 1):
+            yield from self._covers(piece)
+
+    def _cover(self, atoms: Region) -> Region:
+        """The smallest box around `atoms` whose every slab is a box of the source, too."""
+        starts: list[int] = []
+        stops: list[int] = []
+        for group, first in zip(self.split, self._group_starts, strict=True):
+            free = False
+            for k, length in enumerate(group):
+                a, b = atoms.start[first + k], atoms.stop[first + k]
+                starts.append(0 if free else a)
+                stops.append(length if free else b)
+                free = free or b - a > 1
+        return Region(tuple(starts), tuple(stops))
+
+    @cached_property
+    def _group_starts(self) -> tuple[int, ...]:
+        counts = [len(group) for group in self.split]
+        return tuple(sum(counts[:k]) for k in range(len(counts)))
+
+    def _source_region(self, atoms: Region) -> Region:
+        """The source's region that a box of atoms spans."""
+        starts: list[int] = []
+        stops: list[int] = []
+        for group, first in zip(self.split, self._group_starts, strict=True):
+            part = slice(first, first + len(group))
+            starts.append(_flat(atoms.start[part], group))
+            stops.append(_flat([b - 1 for b in atoms.stop[part]], group) + 1)
+        return Region(tuple(starts), tuple(stops))
+
+    @property
+    def scratch_bytes(self) -> int:
+        from ckpttools.array.copy import scratch_bytes
+
+        slab = slabs.scratch(self.nbytes)
+        return slab + scratch_bytes() + self.source.scratch_bytes
+
+    def read_cost(self, region: Region) -> ReadCost:
+        regions = [self._source_region(self._cover(box)) for _, box in self._atom_boxes(region)]
+        return sum((self.source.read_cost(each) for each in regions), ReadCost())
+
+    @property
+    def read_kind(self) -> Hashable:
+        return ("relayout", self.split, self.order, self.merge, self.source.read_kind)
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        _, box = next(self._atom_boxes(region))
+        return self.source.first_byte(self._source_region(box))
+
+
+def relayout(
+    source: LazyArray, split: Sequence[Shape], order: Sequence[int], merge: Sequence[int]
+) -> LazyArray:
+    """`source` with its atoms in another order; `source` itself where nothing changes.
+
+    Raises:
+        ShapeError: the atoms do not multiply to the source's shape, or `order` is no permutation.
+    """
+    atoms = [length for group in split for length in group]
+    if tuple(map(prod, split)) != source.shape:
+        raise ShapeError("the parts of an axis must multiply to it", got=split, wanted=source.shape)
+    if sorted(order) != list(range(len(atoms))) or sum(merge) != len(order):
+        raise ShapeError("not a permutation of the atoms", got=tuple(order), wanted=len(atoms))
+    rest = iter(order)
+    shape = tuple(prod(atoms[next(rest)] for _ in range(count)) for count in merge)
+    if shape == source.shape and _keeps_order(atoms, order):
+        return source
+    return Relayout(shape, source.dtype, source, tuple(split), tuple(order), tuple(merge))
+
+
+def _keeps_order(atoms: Sequence[int], order: Sequence[int]) -> bool:
+    """Whether the permutation moves only atoms of length one, which moves nothing."""
+    moved = [atom for atom in order if atoms[atom] != 1]
+    return moved == sorted(moved)
+
+
+def _flat(index: Sequence[int], lengths: Sequence[int]) -> int:
+    """The C-order position of a multi-index."""
+    position = 0
+    for i, n in zip(index, lengths, strict=True):
+        position = position * n + i
+    return position
+
+
+def _boxes(lengths: Shape, start: int, stop: int) -> Iterator[tuple[tuple[int, int], Region]]:
+    """A range of a merged axis as ranges that are boxes of its atoms: ((start, stop), box)."""
+    if start >= stop:
+        return
+    if len(lengths) <= 1:
+        yield (start, stop), Region((start,) * len(lengths), (stop,) * len(lengths))
+        return
+    inner = prod(lengths[1:])
+    position = start
+    while position < stop:
+        outer, offset = divmod(position, inner)
+        if offset == 0 and stop - position >= inner:
+            last = stop // inner
+            box = Region((outer, *(0 for _ in lengths[1:])), (last, *lengths[1:]))
+            yield (position, last * inner), box
+            position = last * inner
+            continue
+        end = min(stop, (outer + 1) * inner)
+        for (a, b), rest in _boxes(lengths[1:], offset, offset + end - position):
+            box = rest.inserted(0, outer, outer + 1)
+            yield (outer * inner + a, outer * inner + b), box
+        position = end

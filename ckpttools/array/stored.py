@@ -1,0 +1,366 @@
+"""Lazy arrays at the bottom: bytes of files, as they are, in chunks or under a code; and constants."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ckpttools.array import slabs
+from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost
+from ckpttools.array.views import view_of
+from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.region import (
+    Region,
+    Shape,
+    ceil_div,
+    contiguous_runs,
+    count_runs,
+    grid_cell,
+    grid_indices,
+    split_to,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ckpttools.array.scratch import Scratch
+
+# A read costs a system call and the interpreter's lock: about 6 us between two busy threads, in which 16 KiB
+# come out of the page cache. Shorter runs are fetched with what lies between them, up to so many times more,
+# or to as much as the reads cost: a column of a large matrix is 16 KiB and more for each element.
+_SHORT_RUN = 16 * 1024
+_MOST_GROWTH = 16
+# Packed elements unpacked at once: their loose bits are a few times their number, outside the scratch.
+_PACKED_SLAB = 1 << 16
+# Allocation granularity of scratch: every buffer taken may be rounded up to a page.
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class Stored(LazyArray):
+    """A C-ordered, little-endian array that lies in one piece in a file.
+
+    Attributes:
+        source: the file.
+        offset: byte at which the first element starts.
+        whole_bytes: elements of less than a byte take one each, as in zarr; else they are packed, as in
+            safetensors.
+    """
+
+    source: ByteSource
+    offset: int
+    whole_bytes: bool = False
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes in the file."""
+        return -(-self.size * self.stored_bits // 8)
+
+    @property
+    def _is_packed(self) -> bool:
+        return self.dtype.packed and not self.whole_bytes
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        if self._is_packed:
+            self._read_packed(region, out, scratch)
+            return
+        fetched = _fetched(self.shape, region, self.dtype.itemsize)
+        if fetched == region and out.flags.c_contiguous:
+            self._read_contiguous(region, out)
+            return
+        for slab in split_to(fetched, slabs.elements(self.dtype.itemsize)):
+            wanted = slab.intersect(region)
+            if wanted is not None:
+                with scratch.take(slab.shape, self.dtype.carrier) as buffer:
+                    self._read_contiguous(slab, buffer)
+                    out[wanted.relative_to(region).slices] = buffer[wanted.relative_to(slab).slices]
+
+    def _read_contiguous(self, region: Region, out: np.ndarray) -> None:
+        import numpy as np
+
+        itemsize = self.dtype.itemsize
+        target = out.reshape(-1).view(np.uint8).data
+        done = 0
+        for start, length in contiguous_runs(self.shape, region):
+            count = length * itemsize
+            self.source.read_into(self.offset + start * itemsize, target[done : done + count])
+            done += count
+
+    def _read_packed(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        """Unpacks elements of less than a byte: little-endian bit order, as safetensors packs them."""
+        for slab in split_to(region, _PACKED_SLAB):
+            with scratch.take((slab.size,), self.dtype.carrier) as part:
+                done = 0
+                for start, length in contiguous_runs(self.shape, slab):
+                    part[done : done + length] = self._unpacked(start, length)
+                    done += length
+                out[slab.relative_to(region).slices] = part.reshape(slab.shape)
+
+    def _unpacked(self, start: int, length: int) -> np.ndarray:
+        import numpy as np
+
+        bits = self.dtype.bits
+        first, last = start * bits // 8, -(-(start + length) * bits // 8)
+        raw = np.empty(last - first, np.uint8)
+        self.source.read_into(self.offset + first, raw.data)
+        if 8 % bits == 0:
+            # 8.4 million elements of 4 bits: 4 ms, bit by bit 71.
+            loose = np.empty((raw.size, 8 // bits), np.uint8)
+            for place, column in enumerate(loose.T):
+                np.right_shift(raw, place * bits, out=column)
+            np.bitwise_and(loose, (1 << bits) - 1, out=loose)
+            return loose.reshape(-1)[start - first * 8 // bits :][:length]
+        loose = np.unpackbits(raw, bitorder="little")[start * bits - first * 8 :][: length * bits]
+        return np.packbits(loose.reshape(length, bits), axis=1, bitorder="little")[:, 0]
+
+    @property
+    def scratch_bytes(self) -> int:
+        return slabs.scratch(self.nbytes)
+
+    def read_cost(self, region: Region) -> ReadCost:
+        if self._is_packed:
+            return ReadCost(-(-region.size * self.stored_bits // 8), count_runs(self.shape, region))
+        return _cost(self.shape, region, self.dtype.itemsize)
+
+    @property
+    def read_kind(self) -> Hashable:
+        return ("stored", self.shape, self.dtype, self.whole_bytes)
+
+    @property
+    def stored_bits(self) -> int:
+        return self.dtype.bits if self._is_packed else 8 * self.dtype.itemsize
+
+    def sources(self) -> Iterator[ByteSource]:
+        yield self.source
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        start = next(contiguous_runs(self.shape, region), (0, 0))[0]
+        return self.source.path, self.offset + start * self.stored_bits // 8
+
+
+def _fetched(shape: Shape, region: Region, itemsize: int) -> Region:
+    """The region, with inner axes made whole where its runs are short: few long reads, cut in memory."""
+    runs = count_runs(shape, region)
+    if runs <= 1:
+        return region
+    most = max(_MOST_GROWTH * region.size * itemsize, _SHORT_RUN * runs)
+    wide, inner = region, itemsize
+    for axis in reversed(range(region.rank)):
+        if (wide.stop[axis] - wide.start[axis]) * inner >= _SHORT_RUN:
+            break
+        wider = wide.replaced(axis, 0, shape[axis])
+        if wider.size * itemsize > most:
+            break
+        wide = wider
+        inner *= shape[axis]
+    return wide if count_runs(shape, wide) < runs else region
+
+
+def _cost(shape: Shape, region: Region, itemsize: int) -> ReadCost:
+    """Of a region of an array that lies in one piece."""
+    fetched = _fetched(shape, region, itemsize)
+    return ReadCost(fetched.size * itemsize, count_runs(shape, fetched))
+
+
+class _Span(NamedTuple):
+    """The part of a cell between two coordinates of it, along one axis, in so many cells."""
+
+    start: int
+    stop: int
+    cells: int
+
+
+def _spans(start: int, stop: int, chunk: int) -> list[_Span]:
+    """What a stretch of an axis is in the cells that it meets: all but the first and the last are whole."""
+    first, last = start // chunk, ceil_div(stop, chunk) - 1
+    if first > last:
+        return []
+    if first == last:
+        return [_Span(start - first * chunk, stop - first * chunk, 1)]
+    ends = [_Span(start - first * chunk, chunk, 1), _Span(0, stop - last * chunk, 1)]
+    between = last - first - 1
+    return [*ends, _Span(0, chunk, between)] if between else ends
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The chunks that an array lacks.
+
+    Attributes:
+        array: its name.
+        missing, chunks: how many are missing, and how many there should be.
+        first: key of the first that is missing.
+        hint: where they may be.
+        faults: what is wrong with the files that should hold them; empty where no file is named for them.
+        error: what reading them raises.
+    """
+
+    array: str
+    missing: int
+    chunks: int
+    first: str
+    hint: str
+    faults: tuple[str, ...] = ()
+    error: type[CheckpointError] = FormatError
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class Chunked(LazyArray):
+    """An array stored as a grid of equal chunks, each a lazy array of its own.
+
+    Attributes:
+        chunk: shape of the grid's cells; chunks at the edge have it, too, and are cut when read.
+        part: the chunk at a grid index.
+        part_scratch: scratch that reading the parts takes at most; None where each is a `Stored`.
+        gaps: chunks that are missing, or whose files are or end before them: reading them is refused; None
+            where none is.
+    """
+
+    chunk: Shape
+    part: Callable[[Shape], LazyArray]
+    part_scratch: int | None = None
+    gaps: Gaps | None = None
+
+    def _cells(self, region: Region) -> Iterator[tuple[Region, Region, LazyArray]]:
+        """For each chunk that the region meets: the part in the array, the same in the chunk, the chunk."""
+        ranges = zip(region.start, region.stop, self.chunk, strict=True)
+        for index in itertools.product(*(range(a // c, -(-b // c)) for a, b, c in ranges)):
+            part = region.intersect(grid_cell(self.shape, self.chunk, index))
+            if part is not None:
+                origin = [-i * c for i, c in zip(index, self.chunk, strict=True)]
+                yield part, part.shifted(origin), self.part(index)
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        for part, inside, stored in self._cells(region):
+            stored.read_into(inside, view_of(out, part.relative_to(region)), scratch)
+
+    @property
+    def scratch_bytes(self) -> int:
+        if self.part_scratch is not None:
+            return self.part_scratch
+        return slabs.scratch(prod(self.chunk) * self.dtype.itemsize)
+
+    def read_cost(self, region: Region) -> ReadCost:
+        """Plain chunks are counted, not asked one by one; those that were left out count as if stored."""
+        if self.part_scratch is not None:
+            return sum((stored.read_cost(inside) for _, inside, stored in self._cells(region)), ReadCost())
+        total = ReadCost()
+        for spans in itertools.product(*map(_spans, region.start, region.stop, self.chunk)):
+            inside = Region(tuple(span.start for span in spans), tuple(span.stop for span in spans))
+            cells = prod(span.cells for span in spans)
+            total += _cost(self.chunk, inside, self.dtype.itemsize) * cells
+        return total
+
+    @property
+    def read_kind(self) -> Hashable:
+        if self.part_scratch is not None:
+            return id(self)
+        return ("chunked", self.shape, self.dtype, self.chunk)
+
+    def sources(self) -> Iterator[ByteSource]:
+        for index in grid_indices(self.shape, self.chunk):
+            yield from self.part(index).sources()
+
+    @property
+    def stored_bits(self) -> int:
+        return 8 * self.dtype.itemsize
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        _, inside, stored = next(self._cells(region))
+        return stored.first_byte(inside)
+
+
+class Encoded(Protocol):
+    """Bytes of a file that are an array's elements under some code; a format knows which."""
+
+    @property
+    def source(self) -> ByteSource: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Encoded bytes that reading all elements fetches."""
+
+    @property
+    def code(self) -> str:
+        """What tells it from other arrays in the same bytes: the part of them and the code."""
+
+    @property
+    def scratch_bytes(self) -> int: ...
+
+    def fetched(self, region: Region) -> int:
+        """Encoded bytes that reading this region fetches."""
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        """As `LazyArray.read_into`."""
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class Decoded(LazyArray):
+    """An array stored under a code: compressed, for instance. Read from its start, not anywhere.
+
+    Attributes:
+        encoded: the bytes, and how they become elements.
+    """
+
+    encoded: Encoded
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        self.encoded.read_into(region, out, scratch)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.encoded.scratch_bytes
+
+    def read_cost(self, region: Region) -> ReadCost:
+        return ReadCost(self.encoded.fetched(region), 1)
+
+    def sources(self) -> Iterator[ByteSource]:
+        yield self.encoded.source
+
+    @property
+    def stored_bits(self) -> int:
+        return 8 * self.dtype.itemsize
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        """The place in proportion: what lies behind in the array lies behind in its code, too."""
+        before = next(contiguous_runs(self.shape, region), (0, 0))[0]
+        ahead = before * self.encoded.nbytes // max(1, self.size)
+        return self.encoded.source.path, self.encoded.offset + ahead
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class Constant(LazyArray):
+    """One element, repeated: a scalar such as the step, or rows of zeros.
+
+    Attributes:
+        element: the bytes of the element.
+    """
+
+    element: bytes
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        import numpy as np
+
+        out[...] = np.frombuffer(self.element, self.dtype.carrier)[0]
+
+    @property
+    def scratch_bytes(self) -> int:
+        return 0
+
+    def read_cost(self, region: Region) -> ReadCost:
+        return ReadCost()
+
+    def sources(self) -> Iterator[ByteSource]:
+        return iter(())
+
+    @property
+    def stored_bits(self) -> int:
+        return 0
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        return "", 0

@@ -1,0 +1,269 @@
+"""A checkpoint as a tree: paths in order, each with a lazy array or a leaf without data.
+
+A path is a tuple of keys: `str` for a dictionary key or an attribute, `int` for a place in a sequence.
+`Tree.nested()` is the same as dictionaries and lists, a JAX pytree of lazy arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar, cast
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.pytree import register_where_jax_is_loaded
+from ckpttools.core.errors import FormatError, NoSuchPathError, UsageError, listing, near_names
+from ckpttools.core.notes import Notes
+from ckpttools.core.text import array_count
+
+Path = tuple[str | int, ...]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """A leaf that holds no data.
+
+    Attributes:
+        kind: "None", "Dict", "List" or "Tuple".
+    """
+
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A leaf that is a string."""
+
+    value: str
+
+
+Leaf = LazyArray | Empty | Text
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a checkpoint says of itself beside its arrays.
+
+    Attributes:
+        format: name of the format it was read from, or None.
+        step: training step of the directory it lies in, or None.
+        item: name of the item of that step, where the format has several, or None.
+        custom: the user's own metadata (`scan_layers` in a MaxText checkpoint).
+        config: the model's `config.json`, or None where there is none.
+        scalars: paths of arrays that were Python numbers.
+        key_impls: for arrays that are the data of typed JAX PRNG keys, the name of their implementation.
+        place: what was opened, for messages.
+        notes: what transforms did to it since.
+    """
+
+    format: str | None = None
+    step: int | None = None
+    item: str | None = None
+    custom: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+    scalars: frozenset[Path] = frozenset()
+    key_impls: Mapping[Path, str] = field(default_factory=dict)
+    place: str = ""
+    notes: Notes = field(default_factory=Notes)
+
+
+class Changed(Protocol):
+    """What a transform gives: the tree it made, and what the user should know of it."""
+
+    @property
+    def tree(self) -> Tree: ...
+
+    @property
+    def notes(self) -> Notes: ...
+
+
+@dataclass(frozen=True, repr=False)
+class Tree(Mapping[Path, Leaf]):
+    """An ordered map from path to leaf, with metadata. Never changed; transforms make new ones.
+
+    tree["params/params/decoder/decoder_norm/scale"]         # a path as text, or as a tuple of keys
+    tree.glob("*/mlp/*").nbytes                              # the tree of what a pattern names
+    jax.tree.map(lambda array: array.shape, tree)            # a pytree of lazy arrays
+    """
+
+    leaves: Mapping[Path, Leaf]
+    metadata: Metadata = field(default_factory=Metadata)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "leaves", MappingProxyType(dict(self.leaves)))
+        register_where_jax_is_loaded(Tree)
+
+    def __getitem__(self, path: Path | str) -> Leaf:
+        """The leaf at a path, whose keys may be joined by "/" or by ".".
+
+        Raises:
+            NoSuchPathError: there is none; says which paths are near.
+            UsageError: text that stands for several paths.
+        """
+        found = self._find(path)
+        if found is None:
+            raise self._no_such_path(path)
+        return self.leaves[found]
+
+    def get(self, path: Path | str, default: Any = None) -> Any:
+        found = self._find(path)
+        return default if found is None else self.leaves[found]
+
+    def __contains__(self, path: object) -> bool:
+        return isinstance(path, tuple | str) and self._find(path) is not None
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self.leaves)
+
+    def __len__(self) -> int:
+        return len(self.leaves)
+
+    def _find(self, path: Path | str) -> Path | None:
+        if not isinstance(path, str):
+            return path if path in self.leaves else None
+        found = self._by_name.get(path, ())
+        if len(found) > 1:
+            raise UsageError(
+                "several paths are written like this",
+                place=self.metadata.place or None,
+                got=path,
+                wanted=" or ".join(map(str, found)),
+                hint="give one of these tuples",
+            )
+        return found[0] if found else None
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, tuple[Path, ...]]:
+        """Paths by their names: joined by "/", and by "." where that is no other's name already."""
+        found: dict[str, tuple[Path, ...]] = {}
+        for path in self.leaves:
+            found[spelled(path)] = (*found.get(spelled(path), ()), path)
+        with_dots: dict[str, tuple[Path, ...]] = {}
+        for path in self.leaves:
+            with_dots[dotted(path)] = (*with_dots.get(dotted(path), ()), path)
+        return {**with_dots, **found}
+
+    def _no_such_path(self, path: Path | str) -> NoSuchPathError:
+        name = path if isinstance(path, str) else spelled(path)
+        known = [spelled(each) for each in self.leaves]
+        if any(each.startswith(f"{name}/") for each in known):
+            message, hint = "no leaf is at this path, but below it", f"glob({name!r}) gives the tree of those"
+        else:
+            near = near_names(name, known)
+            message, hint = "there is no such path", f"did you mean {' or '.join(near)}?" if near else ""
+        return NoSuchPathError(message, place=self.metadata.place or None, got=name, hint=hint or None)
+
+    def glob(self, *patterns: str) -> Tree:
+        """The tree of what any of the patterns names (`ckpttools.array.patterns`); may be empty."""
+        from ckpttools.array.patterns import first_match
+
+        found = {path: leaf for path, leaf in self.leaves.items() if first_match(path, patterns)}
+        scalars = self.metadata.scalars & found.keys()
+        key_impls = {path: impl for path, impl in self.metadata.key_impls.items() if path in found}
+        return Tree(found, replace(self.metadata, scalars=scalars, key_impls=key_impls))
+
+    def __repr__(self) -> str:
+        """What it is and the names in it, those that differ in numbers only on one line."""
+        what = " ".join(filter(None, (self.metadata.format, self.metadata.place)))
+        lines = [f"{spelled(path)}: {_shown(leaf)}" for path, leaf in self.leaves.items()]
+        head = f"<Tree{f' of {what}' if what else ''}: {array_count(self.arrays)}, {self.nbytes:,} bytes"
+        return f"{head}{listing(lines)}>"
+
+    @cached_property
+    def arrays(self) -> dict[Path, LazyArray]:
+        """The leaves that are arrays, in order."""
+        return {path: leaf for path, leaf in self.leaves.items() if isinstance(leaf, LazyArray)}
+
+    @cached_property
+    def _known(self) -> dict[Callable[[Tree], object], object]:
+        return {}
+
+    def once(self, work_out: Callable[[Tree], T]) -> T:
+        """What a function of the tree alone gives, worked out at the first call: a tree never changes."""
+        if work_out not in self._known:
+            self._known[work_out] = work_out(self)
+        return cast(T, self._known[work_out])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def with_metadata(self, **changes: Any) -> Tree:
+        """The same leaves with some metadata fields changed."""
+        return replace(self, metadata=replace(self.metadata, **changes))
+
+    def pipe(self, *transforms: Callable[[Tree], Changed]) -> Tree:
+        """The tree through `transforms` (`ckpttools.transforms.base`), first to last; errors as theirs.
+
+        What they say of it is added to `metadata.notes`.
+        """
+        tree, notes = self, self.metadata.notes
+        for transform in transforms:
+            changed = transform(tree)
+            tree, notes = changed.tree, notes + changed.notes
+        return tree.with_metadata(notes=notes)
+
+    def nested(self) -> Any:
+        """The tree as dictionaries and lists with the leaves in them; empty leaves become what they name.
+
+        Raises:
+            FormatError: a path runs through a leaf, or a sequence has gaps.
+        """
+        root: dict[str | int, Any] = {}
+        for path, leaf in self.leaves.items():
+            if not path:
+                return _value(leaf)
+            _insert(root, path, leaf)
+        return _sequences(root, ())
+
+
+def _shown(leaf: Leaf) -> str:
+    """A leaf in a few characters."""
+    if isinstance(leaf, LazyArray):
+        return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
+    return leaf.kind if isinstance(leaf, Empty) else repr(leaf.value)
+
+
+def _value(leaf: Leaf) -> Any:
+    """What stands for a leaf in a nested tree."""
+    if isinstance(leaf, Empty):
+        empties: dict[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
+        return empties[leaf.kind]
+    return leaf.value if isinstance(leaf, Text) else leaf
+
+
+def _insert(node: dict[str | int, Any], path: Path, leaf: Leaf) -> None:
+    for depth, key in enumerate(path[:-1]):
+        node = node.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise FormatError("a path runs through a leaf", place=spelled(path[: depth + 1]))
+    if path[-1] in node:
+        raise FormatError("a path runs through a leaf", place=spelled(path))
+    node[path[-1]] = leaf
+
+
+def _sequences(node: Any, path: Path) -> Any:
+    """Turns dictionaries whose keys are all places in a sequence into lists."""
+    if not isinstance(node, dict):
+        return _value(node)
+    if not node:
+        return node
+    made = {key: _sequences(value, (*path, key)) for key, value in node.items()}
+    if not all(isinstance(key, int) for key in made):
+        return made
+    if sorted(made) != list(range(len(made))):
+        raise FormatError("a sequence has gaps", place=spelled(path), got=sorted(made))
+    return [made[k] for k in range(len(made))]
+
+
+def spelled(path: Path) -> str:
+    """The path joined by "/", as messages and `--json` show it."""
+    return "/".join(map(str, path))
+
+
+def dotted(path: Path) -> str:
+    """The path joined by ".", as Orbax names arrays on disk."""
+    return ".".join(map(str, path))

@@ -1,0 +1,80 @@
+"""How far two arrays are apart, element by element: as numbers, and in units in the last place.
+
+Elements are equal if they are the same number, or both NaN. 0 equals -0, and one NaN another: where only
+that is so, elements are equal but have other bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpttools.core.region import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerances:
+    """Which differences do not count: those within any of these.
+
+    Attributes:
+        atol, rtol: |a - b| <= atol + rtol * max(|a|, |b|).
+        ulp: so many units in the last place.
+    """
+
+    atol: float = 0.0
+    rtol: float = 0.0
+    ulp: int = 0
+
+    @property
+    def any(self) -> bool:
+        return bool(self.atol or self.rtol or self.ulp)
+
+
+EXACT = Tolerances()
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How far two arrays are apart. Those of parts of an array add up to its own.
+
+    Attributes:
+        elements: how many were compared.
+        differing: how many are not equal.
+        beyond: how many of them no tolerance covers.
+        other_bits: how many are equal, but not to the bit.
+        nan: how many are NaN on one side only; they count as differing and nowhere below.
+        max_abs: largest |a - b|; infinite where one is infinite and the other is not the same.
+        max_rel: largest |a - b| / max(|a|, |b|): at most 2, infinite where max_abs is.
+        max_ulp: most steps from the one to the other among the numbers of the dtype, infinity being the one
+            after the largest; of two dtypes in the coarser one. None between numbers of different kinds.
+        first: index of the first element that differs beyond all tolerances, else of the first that differs.
+    """
+
+    elements: int = 0
+    differing: int = 0
+    beyond: int = 0
+    other_bits: int = 0
+    nan: int = 0
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    max_ulp: int | None = 0
+    first: Shape | None = None
+
+    def __add__(self, other: Deviation) -> Deviation:
+        ulps = (self.max_ulp, other.max_ulp)
+        return Deviation(
+            self.elements + other.elements,
+            self.differing + other.differing,
+            self.beyond + other.beyond,
+            self.other_bits + other.other_bits,
+            self.nan + other.nan,
+            max(self.max_abs, other.max_abs),
+            max(self.max_rel, other.max_rel),
+            None if ulps[0] is None or ulps[1] is None else max(ulps[0], ulps[1]),
+            _earlier(self, other),
+        )
+
+
+def _earlier(one: Deviation, other: Deviation) -> Shape | None:
+    """The first index of both; one within the tolerances only where none is beyond them."""
+    ranked = [(not each.beyond, each.first) for each in (one, other) if each.first is not None]
+    return min(ranked)[1] if ranked else None

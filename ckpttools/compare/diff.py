@@ -1,0 +1,195 @@
+"""Two sets of arrays, number by number: what is equal, what differs and how far, what only one has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.scratch import Scratch
+from ckpttools.array.views import view_of
+from ckpttools.compare.bits import same_bits
+from ckpttools.compare.deviation import EXACT, Deviation, Tolerances
+from ckpttools.compare.measure import SCRATCH_BYTES, block_elements, deviation
+from ckpttools.compare.verify import side_by_side
+from ckpttools.core.budget import names_bytes
+from ckpttools.core.dtypes import DType
+from ckpttools.core.region import Region, Shape, split_to
+from ckpttools.core.text import in_natural_order
+from ckpttools.digest.stored_together import Whole
+from ckpttools.plan.pieces import Item
+from ckpttools.run.scanning import scan
+
+if TYPE_CHECKING:
+    from ckpttools.compare.causes import Cause
+
+OUTCOMES = ("differs", "shape", "dtype", "only in A", "only in B", "within", "equal")
+"""What can be said of an array, the worst first; with the last two it counts as equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """An array without its values."""
+
+    dtype: str
+    shape: Shape
+
+    @classmethod
+    def of(cls, array: LazyArray) -> Spec:
+        return cls(array.dtype.name, array.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayDiff:
+    """One array of A and of B.
+
+    Attributes:
+        name: of the array.
+        outcome: one of `OUTCOMES`. "dtype" is another dtype with the same numbers, or with numbers within
+            the tolerances; "within" are other numbers within them.
+        a, b: what each side has, None where nothing.
+        deviation: how far they are apart; None where they cannot be compared.
+        cause: why they differ, where that was found out.
+    """
+
+    name: str
+    outcome: str
+    a: Spec | None
+    b: Spec | None
+    deviation: Deviation | None = None
+    cause: Cause | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        return self.outcome in ("equal", "within")
+
+
+def diff(
+    a: Mapping[str, LazyArray],
+    b: Mapping[str, LazyArray],
+    tolerances: Tolerances = EXACT,
+    *,
+    ignore_dtypes: bool = False,
+    memory: int,
+    jobs: int,
+    observe: Callable[[int], None] = lambda nbytes: None,
+) -> tuple[ArrayDiff, ...]:
+    """Every array of both sides, in the order of names.
+
+    Args:
+        a, b: arrays by name.
+        tolerances: which differences do not count.
+        ignore_dtypes: whether the same numbers in another dtype are equal.
+        memory: bytes that may be resident at most.
+        jobs: workers at a time.
+        observe: called with the bytes of each piece that was read, of both sides.
+
+    Raises:
+        CheckpointError: an array cannot be read, or the memory is too small.
+    """
+    both = [name for name in a if name in b and a[name].shape == b[name].shape]
+    found = _deviations({name: a[name] for name in both}, b, tolerances, memory, jobs, observe)
+    made: dict[str, ArrayDiff] = {}
+    for name in {**a, **b}:
+        mine, theirs = a.get(name), b.get(name)
+        if mine is None or theirs is None:
+            made[name] = _alone(name, mine, theirs)
+        elif mine.shape != theirs.shape:
+            made[name] = ArrayDiff(name, "shape", Spec.of(mine), Spec.of(theirs))
+        else:
+            total = replace(found.get(name, Deviation()), elements=mine.size)
+            same_type = ignore_dtypes or mine.dtype == theirs.dtype
+            made[name] = ArrayDiff(
+                name, _outcome(total, same_type), Spec.of(mine), Spec.of(theirs), deviation=total
+            )
+    return tuple(made[name] for name in in_natural_order(made))
+
+
+def _alone(name: str, mine: LazyArray | None, theirs: LazyArray | None) -> ArrayDiff:
+    if mine is not None:
+        return ArrayDiff(name, "only in A", Spec.of(mine), None)
+    return ArrayDiff(name, "only in B", None, None if theirs is None else Spec.of(theirs))
+
+
+def _outcome(total: Deviation, same_type: bool) -> str:
+    if total.beyond:
+        return "differs"
+    if not same_type:
+        return "dtype"
+    return "within" if total.differing else "equal"
+
+
+_Found = dict[str, Deviation]
+
+
+def _deviations(
+    a: Mapping[str, LazyArray],
+    b: Mapping[str, LazyArray],
+    tolerances: Tolerances,
+    memory: int,
+    jobs: int,
+    observe: Callable[[int], None],
+) -> _Found:
+    """How far the arrays are apart; those that are not in it are equal to the bit."""
+    by_dtypes: dict[tuple[DType, DType], dict[str, LazyArray]] = {}
+    for name, array in a.items():
+        by_dtypes.setdefault((array.dtype, b[name].dtype), {})[name] = array
+    pairs = [pair for arrays in by_dtypes.values() for pair in side_by_side(arrays, b)]
+    dtypes = [(whole.array.dtype, other.dtype) for whole, other in pairs]
+
+    def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> _Found:
+        if dtypes[index][0] == dtypes[index][1] and same_bits(*values):
+            return {}
+        return _joined(_apart(pairs[index][0], region, values, dtypes[index], tolerances, scratch))
+
+    items: list[Item] = [(whole.array, other) for whole, other in pairs]
+
+    def called(index: int) -> str:
+        return pairs[index][0].name
+
+    seen = scan(
+        items,
+        visit,
+        memory=memory,
+        jobs=jobs,
+        scratch=SCRATCH_BYTES,
+        reserved=names_bytes(a),
+        observe=observe,
+        name=called,
+    )
+    return _joined(found for each in seen for found in each.result.items())
+
+
+def _joined(parts: Iterator[tuple[str, Deviation]]) -> _Found:
+    found: _Found = {}
+    for name, part in parts:
+        found[name] = found[name] + part if name in found else part
+    return found
+
+
+def _apart(
+    whole: Whole,
+    region: Region,
+    values: tuple[np.ndarray, ...],
+    dtypes: tuple[DType, DType],
+    tolerances: Tolerances,
+    scratch: Scratch,
+) -> Iterator[tuple[str, Deviation]]:
+    """Of the parts of a piece, block by block."""
+    for slab in split_to(region, block_elements(dtypes)):
+        here, there = (view_of(each, slab.relative_to(region)) for each in values)
+        for (name, inner, mine), (_, _, theirs) in zip(
+            whole.split(slab, here), whole.split(slab, there), strict=True
+        ):
+            blocks = np.ascontiguousarray(mine), np.ascontiguousarray(theirs)
+            part = deviation(*blocks, dtypes, tolerances, scratch)
+            if part.first is not None:
+                # Rank 0 is made rank 1 by numpy; its only index is empty.
+                index = part.first[: inner.rank]
+                first = tuple(start + k for start, k in zip(inner.start, index, strict=True))
+                part = replace(part, first=first)
+            if part.differing or part.other_bits:
+                yield name, part

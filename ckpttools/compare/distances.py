@@ -1,0 +1,104 @@
+"""How far numbers of any dtype are apart: as float64, and in steps from one number to the next."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ckpttools.array.elements import wide, widen
+from ckpttools.array.scratch import Scratch
+from ckpttools.core.dtypes import DTYPES, DType
+
+
+def numbers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
+    """Elements as float64, or complex128 where they are complex; integers of 64 bits are rounded."""
+    # Some NaN make numpy complain.
+    with np.errstate(invalid="ignore"):
+        if dtype.kind == "complex":
+            return carriers.view(dtype.numpy).astype(np.complex128)
+        narrow = np.empty(carriers.shape, wide(dtype))
+        widen(carriers, dtype, narrow)
+        return narrow.astype(np.float64, copy=False)
+
+
+def coarser(a: DType, b: DType) -> DType:
+    """Of two floating-point dtypes the one that rounds more; `a` where they do alike."""
+    return b if b.epsilon > a.epsilon else a
+
+
+def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> np.ndarray | None:
+    """How many numbers of the coarser dtype lie between the elements; NaN counts as any number.
+
+    A number that this dtype has no room for is farther from all others than any two of them.
+    """
+    kinds = {"int" if dtype.is_whole else dtype.kind for dtype in dtypes}
+    if kinds == {"float"}:
+        dtype = coarser(*dtypes)
+        sides = (_rounded(each, own, dtype) for each, own in zip((a, b), dtypes, strict=True))
+        steps = _between(*(_ranks(each, dtype) for each in sides))
+        for each, own in zip((a, b), dtypes, strict=True):
+            if own != dtype:
+                size = np.abs(numbers(each, own))
+                steps[(size >= dtype.beyond_range) & np.isfinite(size)] = 1 << dtype.bits
+        return steps
+    if kinds == {"int"} and (dtypes[0] == dtypes[1] or "uint64" not in (d.name for d in dtypes)):
+        return _between(*(_integers(each, own) for each, own in zip((a, b), dtypes, strict=True)))
+    if kinds == {"complex"} and dtypes[0] == dtypes[1]:
+        part = DTYPES["float32" if dtypes[0].name == "complex64" else "float64"]
+        halves = [_ranks(each.view(part.carrier).reshape(-1, 2), part) for each in (a, b)]
+        return np.asarray(_between(*halves).max(axis=-1))
+    return None
+
+
+def steps_into(out: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: DType, scratch: Scratch) -> None:
+    """As `steps_between`, several times as fast: in unsigned integers of the elements' width.
+
+    Args:
+        out: carriers of the dtype, which are written.
+        a, b: carriers, 1-d, of a dtype with a sign in front and magnitudes in order behind it; no NaN.
+        dtype: of the elements.
+        scratch: has room for twice the elements of `a`.
+    """
+    signed = np.dtype(f"<i{dtype.itemsize}")
+    with scratch.take((2, a.size), signed) as (one, other):
+        sign = out.view(signed)
+        for carriers, ranks in ((a, one), (b, other)):
+            # A number with a sign counts down from 0, by its magnitude.
+            np.right_shift(carriers.view(signed), dtype.bits - 1, out=sign)
+            np.bitwise_and(sign, np.iinfo(signed).max, out=ranks)
+            np.bitwise_xor(ranks, carriers.view(signed), out=ranks)
+            np.subtract(ranks, sign, out=ranks)
+        np.maximum(one, other, out=sign)
+        np.subtract(sign, np.minimum(one, other, out=one), out=sign)
+
+
+def _ranks(carriers: np.ndarray, dtype: DType) -> np.ndarray:
+    """The places of floating-point numbers in their order, counted from 0, which -0 has as well."""
+    if dtype.bits == 64:
+        signed, lowest = carriers.view(np.int64), np.iinfo(np.int64).min
+        return np.asarray(np.where(signed < 0, lowest - signed, signed))
+    places: np.ndarray = carriers.astype(np.int64)
+    if dtype.layout is not None and not dtype.layout.sign:
+        return places
+    sign = 1 << (dtype.bits - 1)
+    return np.asarray(np.where(places >= sign, sign - places, places))
+
+
+def _integers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
+    if dtype.kind == "bool":
+        return np.asarray(carriers != 0).astype(np.int64)
+    values = carriers.view(dtype.numpy)
+    return np.asarray(values if dtype.name == "uint64" else values.astype(np.int64))
+
+
+def _between(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """|a - b| as unsigned numbers, which have room for it where signed ones overflow."""
+    apart: np.ndarray = np.where(a > b, a - b, b - a)
+    return apart.view(np.uint64)
+
+
+def _rounded(carriers: np.ndarray, dtype: DType, to: DType) -> np.ndarray:
+    if dtype == to:
+        return carriers
+    from ckpttools.mapping.values import rounded
+
+    return rounded(carriers.view(dtype.numpy), to).view(to.carrier)

@@ -1,0 +1,110 @@
+"""What to try where two checkpoints differ in a way that an option leaves out of account.
+
+Only where that is all in which they differ: what else differs is never talked away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from shlex import quote
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.compare.diff import ArrayDiff
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.digest.canonical import parameters_among
+from ckpttools.digest.differences import Difference
+from ckpttools.roles.of_tree import Kind
+
+
+def after_verify(
+    found: Collection[Difference], mine: Mapping[str, LazyArray], wanted: Mapping[str, LazyArray]
+) -> tuple[str, ...]:
+    """What to try after two checkpoints were compared bit by bit.
+
+    Args:
+        found: all differences.
+        mine, wanted: what was compared, by name.
+    """
+    dtypes = {each.name for each in found if _is_of_another_float(each, mine, wanted)}
+    rest = [each for each in found if each.name not in dtypes]
+    if not _are_state(rest, mine, wanted):
+        return ()
+    state = ("--parameters compares the parameters alone",) if rest else ()
+    cast = (
+        "values were not compared where dtypes differ: --cast compares with SRC cast to the dtypes of DST",
+    )
+    return (*state, *(cast if dtypes else ()))
+
+
+def after_manifest(
+    found: Collection[Difference], mine: Mapping[str, Kind], wanted: Mapping[str, Kind]
+) -> tuple[str, ...]:
+    """What to try after a checkpoint was compared with digests.
+
+    Args:
+        found: all differences.
+        mine, wanted: what was compared, by name.
+    """
+    if not found or not _are_state(found, mine, wanted):
+        return ()
+    return ("ckpt hash SRC --parameters --manifest FILE writes digests of the parameters alone",)
+
+
+def _are_state(found: Collection[Difference], mine: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> bool:
+    """Whether none of these is a parameter, and parameters were compared."""
+    if not found:
+        return True
+    sides = parameters_among(mine), parameters_among(wanted)
+    return bool(sides[0] & sides[1]) and not {each.name for each in found} & (sides[0] | sides[1])
+
+
+def _is_of_another_float(
+    each: Difference, mine: Mapping[str, LazyArray], wanted: Mapping[str, LazyArray]
+) -> bool:
+    if each.reason != "dtype":
+        return False
+    here, there = mine[each.name], wanted[each.name]
+    return here.shape == there.shape and here.dtype.is_float and there.dtype.is_float
+
+
+def after_diff(
+    found: Collection[ArrayDiff], arrays: Mapping[str, LazyArray], a: str, b: str
+) -> tuple[str, ...]:
+    """What to try after `diff`.
+
+    Args:
+        found: what was found, with causes.
+        arrays: what was compared, of either side, by name.
+        a, b: where the checkpoints lie.
+    """
+    differing = [each for each in found if not each.is_equal]
+    if not differing:
+        return ()
+    if not {each.name for each in differing} & (known := parameters_among(arrays)) and known:
+        return (f"the parameters are equal: {_verify(a, b)} --parameters compares nothing else",)
+    if all(each.outcome == "dtype" for each in differing):
+        return ("the numbers are the same: with --ignore-dtype they are equal in any dtype",)
+    widths = {_widths(each) for each in differing if _is_rounded(each)}
+    if all(map(_is_rounded, differing)) and widths in ({1}, {-1}):
+        made, source = (b, a) if widths == {1} else (a, b)
+        return (f"{_verify(source, made)} --cast proves that the one is the other, rounded",)
+    return ()
+
+
+def _verify(source: str, made: str) -> str:
+    return f"ckpt verify {quote(made)} --against {quote(source)}"
+
+
+def _is_rounded(each: ArrayDiff) -> bool:
+    """Whether all numbers are the same in the coarser dtype of the two."""
+    apart = each.deviation
+    same = apart is not None and apart.max_ulp == 0 and apart.nan == 0
+    return each.outcome == "dtype" or (each.outcome == "differs" and same and _widths(each) != 0)
+
+
+def _widths(each: ArrayDiff) -> int:
+    """1 where A has more bits for an element than B, -1 where fewer."""
+    if each.a is None or each.b is None:
+        return 0
+    a, b = (DTYPES[spec.dtype].bits for spec in (each.a, each.b))
+    return (a > b) - (a < b)

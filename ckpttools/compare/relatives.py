@@ -1,0 +1,176 @@
+"""Which array of A it is that B has under another name: found by a few elements of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.compare.samples import sampled
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.region import Shape
+from ckpttools.maxtext.layers import LAYERS, numbered
+
+_SWAP = "rename the arrays of one side with ckpt remap, or convert again with the right rows"
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Relatives:
+    """The arrays of both sides, to be looked up by what they hold.
+
+    Attributes:
+        a, b: arrays by name.
+    """
+
+    a: Mapping[str, LazyArray]
+    b: Mapping[str, LazyArray]
+
+    def like(self, name: str) -> Iterator[str]:
+        """Names of arrays of A that, by a sample, hold what B has under `name`."""
+        mark = fingerprint(self.b[name])
+        if mark is not None:
+            shape = self.b[name].shape
+            yield from (each for each in self._marks(shape).get(mark, ()) if each != name)
+
+    @cached_property
+    def _by_shape(self) -> dict[Shape, dict[bytes, list[str]]]:
+        return {}
+
+    def _marks(self, shape: Shape) -> dict[bytes, list[str]]:
+        """Fingerprint -> names, of all arrays of A of this shape."""
+        if shape not in self._by_shape:
+            marks: dict[bytes, list[str]] = {}
+            for name, array in self.a.items():
+                mark = fingerprint(array) if array.shape == shape else None
+                if mark is not None:
+                    marks.setdefault(mark, []).append(name)
+            self._by_shape[shape] = marks
+        return self._by_shape[shape]
+
+
+def fingerprint(array: LazyArray) -> bytes | None:
+    """What a sample of an array holds, coarse enough to be the same in every dtype; None for a constant."""
+    parts = sampled(array)
+    if not parts:
+        return None
+    values = np.concatenate([each.reshape(-1) for each in parts])
+    # Some NaN make numpy complain, and so does what is beyond float32.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if (values == values[0]).all():
+            return None
+        if array.dtype.is_float:
+            single = values.view(array.dtype.numpy).astype(np.float32)
+            return single.astype(DTYPES["bfloat16"].numpy).tobytes()
+    return values.tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """In words, what it means that B has under its names what A has under others.
+
+    Attributes:
+        kind: "shifted", "permuted", "swapped" or "renamed".
+        text, advice: in words.
+    """
+
+    kind: str
+    text: str
+    advice: str = _SWAP
+
+
+def moves(origins: Mapping[str, str]) -> dict[str, Move]:
+    """For each name of B what became of it, all of them being known.
+
+    Args:
+        origins: name in B -> the name under which A has the array.
+    """
+    made: dict[str, Move] = {}
+    renumbered: dict[str, dict[str, tuple[str, int, int]]] = {}
+    for name, origin in origins.items():
+        number = _number(name, origin)
+        if number is None:
+            made[name] = _renamed(name, origin, origins.get(origin) == name)
+        else:
+            renumbered.setdefault(template(name), {})[name] = number
+    for group in renumbered.values():
+        move = _renumbered(group)
+        made.update(dict.fromkeys(group, move))
+    return made
+
+
+def _renumbered(group: Mapping[str, tuple[str, int, int]]) -> Move:
+    """Of arrays that differ in one number: B's is another one than A's."""
+    offsets = {theirs - mine for _, mine, theirs in group.values()}
+    word = next(iter(group.values()))[0]
+    if len(offsets) == 1:
+        return Move("shifted", f"{word} are shifted: number n in B is number n{offsets.pop():+d} in A")
+    pairs = sorted({(mine, theirs) for _, mine, theirs in group.values()})
+    shown = ", ".join(f"{mine} is {theirs}" for mine, theirs in pairs[:_SHOWN])
+    more = ", …" if len(pairs) > _SHOWN else ""
+    return Move("permuted", f"{word} are in another order: of B's and A's numbers {shown}{more}")
+
+
+def _renamed(name: str, origin: str, mutual: bool) -> Move:
+    mine, theirs = _different(name, origin)
+    if mutual:
+        first, second = sorted((mine, theirs))
+        return Move("swapped", f"{first} and {second} are swapped")
+    return Move("renamed", f"B's {mine} is A's {theirs}")
+
+
+def _different(name: str, other: str) -> tuple[str, str]:
+    """The keys in which two names differ, without those that they have in common at both ends."""
+    joint = "/" if "/" in name + other else "."
+    mine, theirs = name.split(joint), other.split(joint)
+    while len(mine) > 1 and len(theirs) > 1 and mine[0] == theirs[0]:
+        del mine[0], theirs[0]
+    while len(mine) > 1 and len(theirs) > 1 and mine[-1] == theirs[-1]:
+        del mine[-1], theirs[-1]
+    return joint.join(mine), joint.join(theirs)
+
+
+def template(name: str) -> str:
+    """A name without the numbers of layers and experts: the same for all of them."""
+    return "".join(word for word, _ in _parts(name))
+
+
+def indices(name: str) -> tuple[tuple[str, int], ...]:
+    """The numbers of layers, experts and the like in a name, each with the word for what it counts."""
+    parts = _parts(name)
+    return tuple((_word(parts, k), number) for k, (_, number) in enumerate(parts) if number is not None)
+
+
+def _parts(name: str) -> list[tuple[str, int | None]]:
+    """Keys and joints in turn: a key that is a number, or a layer with one, has it apart from the word.
+
+    The 0 in `wi_0` is no number: it tells one array from another, not one layer from the next.
+    """
+    parts: list[tuple[str, int | None]] = []
+    for is_joint, run in groupby(name, "/.".__contains__):
+        text = "".join(run)
+        named = numbered(text)
+        if is_joint or not (text.isdecimal() or (named and LAYERS[:-1] in named[0])):
+            parts.append((text, None))
+        else:
+            parts.append((f"{named[0]}_", named[1]) if named else ("", int(text)))
+    return parts
+
+
+def _word(parts: list[tuple[str, int | None]], place: int) -> str:
+    """What the number at a place counts: the word in its own key, or the key before it."""
+    words = [word for word, _ in parts[: place + 1] if word.strip("/.")]
+    return words[-1].rstrip("_") if words else "arrays"
+
+
+def _number(name: str, origin: str) -> tuple[str, int, int] | None:
+    """The word before the only number in which two names differ, and both numbers; None for other names."""
+    if template(name) != template(origin):
+        return None
+    pairs = zip(indices(name), indices(origin), strict=True)
+    unlike = [(word, mine, theirs) for (word, mine), (_, theirs) in pairs if mine != theirs]
+    return unlike[0] if len(unlike) == 1 else None

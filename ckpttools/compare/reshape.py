@@ -1,0 +1,61 @@
+"""Other orders and other numbers of axes for the same elements."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import relayout
+from ckpttools.core.region import Shape
+
+# Axes of which all orders are tried.
+_MOST_AXES = 4
+
+
+def reshaped(array: LazyArray, shape: Shape) -> LazyArray | None:
+    """The elements in their C order under another shape; None where the two shapes have no common parts."""
+    if prod(array.shape) != prod(shape) or 0 in shape:
+        return None
+    cuts = sorted({*_cuts(array.shape), *_cuts(shape)})
+    if any(larger % smaller for smaller, larger in itertools.pairwise(cuts)):
+        return None
+    split, merge = _parts(array.shape, cuts), _parts(shape, cuts)
+    atoms = sum(map(len, split))
+    return relayout(array, split, range(atoms), [len(group) for group in merge])
+
+
+def _cuts(shape: Shape) -> list[int]:
+    """Elements below each boundary between axes, from the last axis on."""
+    return [prod(shape[k:]) for k in range(len(shape) + 1)]
+
+
+def _parts(shape: Shape, cuts: Sequence[int]) -> list[Shape]:
+    """Each axis as the lengths between the cuts within it."""
+    parts: list[Shape] = []
+    for axis, length in enumerate(shape):
+        inner = prod(shape[axis + 1 :])
+        within = [cut for cut in cuts if inner <= cut <= inner * length]
+        parts.append(tuple(b // a for a, b in itertools.pairwise(within))[::-1])
+    return parts
+
+
+def transposes(array: LazyArray, shape: Shape) -> Iterator[tuple[LazyArray, str]]:
+    """Ways to transpose an array that give `shape`, each with words for it.
+
+    All orders of axes, then the array as a matrix whose rows are its first axes, turned over.
+    """
+    rank = len(array.shape)
+    plain = [(n,) for n in array.shape]
+    if rank <= _MOST_AXES:
+        for order in itertools.permutations(range(rank)):
+            moved = [k for k in order if array.shape[k] != 1]
+            if moved != sorted(moved) and tuple(array.shape[k] for k in order) == shape:
+                yield relayout(array, plain, order, (1,) * rank), f"axes {', '.join(map(str, order))}"
+    for rows in range(1, rank):
+        order = (*range(rows, rank), *range(rows))
+        turned = relayout(array, plain, order, (1,) * rank)
+        made = reshaped(turned, shape)
+        if made is not None and turned.shape != shape:
+            yield made, "as a matrix"

@@ -1,0 +1,111 @@
+"""A few elements of an array, to see quickly what cannot be so."""
+
+from __future__ import annotations
+
+import random
+from math import prod
+
+import numpy as np
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Stored, elementwise
+from ckpttools.array.scratch import Scratch
+from ckpttools.compare.distances import coarser, numbers
+from ckpttools.compare.measure import block_elements, deviation
+from ckpttools.core.dtypes import DType
+from ckpttools.core.region import Region, Shape, split_to
+from ckpttools.mapping.values import Cast
+from ckpttools.stores.memory import Bytes
+
+# Boxes of so many elements, long on the last axis, where neighbours in memory are.
+_BOX, _LAST, _SIDE = 2048, 128, 8
+_BOXES = 4
+# Where a sample takes more than this, what is tried on it is tried on a copy in memory.
+_DEAR = 1 << 20
+
+
+def boxes(shape: Shape) -> list[Region]:
+    """Where to look: at both ends and at two places between; the same for equal shapes."""
+    if 0 in shape:
+        return []
+    sides = _sides(shape)
+    places = random.Random(repr(shape))
+    starts = [
+        tuple(0 for _ in shape),
+        tuple(length - side for length, side in zip(shape, sides, strict=True)),
+        *(
+            tuple(places.randint(0, length - side) for length, side in zip(shape, sides, strict=True))
+            for _ in range(_BOXES - 2)
+        ),
+    ]
+    return [
+        Region(start, tuple(a + side for a, side in zip(start, sides, strict=True)))
+        for start in dict.fromkeys(starts)
+    ]
+
+
+def _sides(shape: Shape) -> Shape:
+    """Lengths of a box: the last axis as far as it may go, the others as far as there is room."""
+    sides = [min(shape[-1], _LAST if len(shape) > 1 else _BOX)] if shape else []
+    for length in reversed(shape[:-1]):
+        sides.append(max(1, min(length, _BOX // prod(sides), _SIDE)))
+    return tuple(reversed(sides))
+
+
+def in_memory(array: LazyArray, room: int) -> LazyArray:
+    """A copy of an array of which a few elements cost much, as out of a large encoded chunk; else itself.
+
+    Args:
+        array: any array.
+        room: bytes that a copy may have.
+    """
+    read = sum(array.read_cost(box).nbytes for box in boxes(array.shape))
+    if read < _DEAR or array.nbytes > room:
+        return array
+    return Stored(array.shape, array.dtype, Bytes("memory", array.read().tobytes()), 0, whole_bytes=True)
+
+
+def sampled(array: LazyArray) -> list[np.ndarray]:
+    """The elements of its boxes, as carriers."""
+    return [array.read(box).view(array.dtype.carrier) for box in boxes(array.shape)]
+
+
+def same_in(region: Region, left: LazyArray, right: LazyArray, ulps: int) -> bool:
+    """Whether the arrays are the same in a small region, or at most so many units in the last place apart."""
+    values = [each.read(region).view(each.dtype.carrier) for each in (left, right)]
+    return close(values[0], values[1], (left.dtype, right.dtype), ulps)
+
+
+def close(
+    a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], ulps: int, scratch: Scratch | None = None
+) -> bool:
+    """Whether elements, carriers of the dtypes, are at most so many units in the last place apart.
+
+    `scratch` is that of `ckpttools.compare.measure.deviation`.
+    """
+    for slab in split_to(Region.whole(a.shape), block_elements(dtypes)):
+        index = slab.slices if a.ndim else ()
+        blocks = np.ascontiguousarray(a[index]), np.ascontiguousarray(b[index])
+        found = deviation(*blocks, dtypes, scratch=scratch)
+        if found.differing and (found.nan or found.max_ulp is None or found.max_ulp > ulps):
+            return False
+    return True
+
+
+def in_one_dtype(a: LazyArray, b: LazyArray) -> tuple[LazyArray, LazyArray]:
+    """Both in the coarser dtype, where they are floating-point numbers of two."""
+    if a.dtype == b.dtype or not (a.dtype.is_float and b.dtype.is_float):
+        return a, b
+    dtype = coarser(a.dtype, b.dtype)
+    return as_dtype(a, dtype), as_dtype(b, dtype)
+
+
+def as_dtype(array: LazyArray, dtype: DType) -> LazyArray:
+    """Floating-point numbers in another such dtype."""
+    return array if array.dtype == dtype else elementwise(array, Cast(dtype))
+
+
+def sampled_numbers(array: LazyArray) -> np.ndarray:
+    """The elements of its boxes as float64, one after the other."""
+    parts = [numbers(each.reshape(-1), array.dtype) for each in sampled(array)]
+    return np.concatenate(parts) if parts else np.empty(0)

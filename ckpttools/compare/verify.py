@@ -1,0 +1,159 @@
+"""Comparing two checkpoints bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.scratch import Scratch
+from ckpttools.array.views import view_of
+from ckpttools.compare.bits import same_bits
+from ckpttools.core.budget import names_bytes
+from ckpttools.core.region import Region, Shape, split_to
+from ckpttools.digest.differences import Difference, in_order, kinds_differ, only_in_one
+from ckpttools.digest.digest import coordinates
+from ckpttools.digest.stored_together import Whole, alone, assembled, cheapest_reads, wholes
+from ckpttools.plan.pieces import Item
+from ckpttools.run.scanning import scan
+
+# Elements compared at once: both sides' are in the cache, and what is noted of them is small.
+_ELEMENTS = 1 << 18
+
+_Found = dict[str, tuple[int, int]]
+"""Arrays that differ in a piece -> how many elements do, and the first one's place in the array's C order."""
+
+
+def compare(
+    mine: Mapping[str, LazyArray],
+    wanted: Mapping[str, LazyArray],
+    *,
+    memory: int,
+    jobs: int,
+    observe: Callable[[int], None] = lambda nbytes: None,
+) -> tuple[Difference, ...]:
+    """All arrays that are not the same to the bit, in the order of names.
+
+    Args:
+        mine: arrays by name.
+        wanted: those that they should be.
+        memory: bytes that may be resident at most.
+        jobs: workers at a time.
+        observe: called with the bytes of each piece that was read, of both sides.
+
+    Raises:
+        CheckpointError: an array cannot be read, or the memory is too small.
+    """
+    found = [only_in_one(name, extra=name in mine) for name in mine.keys() ^ wanted.keys()]
+    comparable: dict[str, LazyArray] = {}
+    for name in [name for name in mine if name in wanted]:
+        here, there = mine[name], wanted[name]
+        if (here.shape, here.dtype) == (there.shape, there.dtype):
+            comparable[name] = here
+        else:
+            found.append(kinds_differ(name, here.dtype.name, here.shape, there.dtype.name, there.shape))
+    values = _differing(side_by_side(comparable, wanted), memory, jobs, observe)
+    found += [_difference(name, mine[name], *where) for name, where in values.items()]
+    return in_order(found)
+
+
+def side_by_side(
+    mine: Mapping[str, LazyArray], wanted: Mapping[str, LazyArray]
+) -> list[tuple[Whole, LazyArray]]:
+    """All arrays of `mine` with those of `wanted`; stacks in one piece where a side is cheaper to read so.
+
+    Args:
+        mine: arrays by name.
+        wanted: among others arrays of these names and shapes; on each side of one dtype for all.
+    """
+    pairs: list[tuple[Whole, LazyArray]] = []
+    rest: dict[str, LazyArray] = {}
+    for whole in cheapest_reads(mine):
+        if whole.is_complete and len(whole.parts) > 1:
+            pairs.append((whole, _as_one(whole, wanted)))
+        else:
+            rest |= {part.name: mine[part.name] for part in whole.parts}
+    for whole in cheapest_reads({name: wanted[name] for name in rest}):
+        if whole.is_complete:
+            pairs.append((Whole(assembled(whole, rest), whole.parts), whole.array))
+        else:
+            pairs += [(alone(part.name, rest), wanted[part.name]) for part in whole.parts]
+    return pairs
+
+
+def _as_one(whole: Whole, wanted: Mapping[str, LazyArray]) -> LazyArray:
+    """What `whole` should be."""
+    first, *others = wholes({part.name: wanted[part.name] for part in whole.parts})
+    if not others and first.parts == whole.parts:
+        return first.array
+    return assembled(whole, wanted)
+
+
+def _differing(
+    pairs: list[tuple[Whole, LazyArray]], memory: int, jobs: int, observe: Callable[[int], None]
+) -> _Found:
+    """All arrays that differ."""
+
+    def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> _Found:
+        return {} if same_bits(*values) else _found(pairs[index][0], region, *values)
+
+    found: _Found = {}
+    items: list[Item] = [(whole.array, other) for whole, other in pairs]
+
+    def name(index: int) -> str:
+        return pairs[index][0].name
+
+    seen = scan(
+        items,
+        visit,
+        memory=memory,
+        jobs=jobs,
+        reserved=names_bytes(part.name for whole, _ in pairs for part in whole.parts),
+        observe=observe,
+        name=name,
+    )
+    for each in seen:
+        _merge(found, each.result)
+    return found
+
+
+def _merge(found: _Found, more: _Found) -> None:
+    for name, (count, first) in more.items():
+        before, earliest = found.get(name, (0, first))
+        found[name] = before + count, min(earliest, first)
+
+
+def _found(whole: Whole, region: Region, here: np.ndarray, there: np.ndarray) -> _Found:
+    """The parts of a piece that differ."""
+    fixed = whole.parts[0].fixed
+    shape = tuple(length for axis, length in enumerate(whole.array.shape) if axis not in fixed)
+    found: _Found = {}
+    for slab in split_to(region, _ELEMENTS):
+        inside = slab.relative_to(region)
+        unequal = _unequal(view_of(here, inside), view_of(there, inside))
+        for name, inner, view in whole.split(slab, unequal):
+            places = np.flatnonzero(view)
+            if places.size:
+                _merge(found, {name: (places.size, _position(shape, inner, int(places[0])))})
+    return found
+
+
+def _unequal(here: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """Where two arrays, C-ordered, differ in any bit."""
+    mine, other = (each.reshape(-1).view(np.uint8).reshape(-1, each.itemsize) for each in (here, there))
+    return np.asarray(np.any(mine != other, axis=-1)).reshape(here.shape)
+
+
+def _position(shape: Shape, region: Region, place: int) -> int:
+    """Where in the C order of `shape` the element is that is at `place` in that of a region of it."""
+    position = 0
+    for length, start, inside in zip(shape, region.start, coordinates(region.shape, place), strict=True):
+        position = position * length + start + inside
+    return position
+
+
+def _difference(name: str, array: LazyArray, elements: int, position: int) -> Difference:
+    first = coordinates(array.shape, position)
+    file, _ = array.first_byte(Region(first, tuple(i + 1 for i in first)))
+    return Difference(name, "values", first=first, elements=elements, file=file or None)

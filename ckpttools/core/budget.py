@@ -1,0 +1,95 @@
+"""The memory that a command may take, as far as it is known before a checkpoint is opened.
+
+What a plan needs is counted when it is made (`ckpttools.plan`), but the names of a hundred thousand arrays
+can take more than was allowed before there is anything to plan. Formats ask here as soon as they know how
+many arrays there are, before they read what describes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from ckpttools.core.errors import MemoryBudgetError
+
+# What the interpreter, numpy and this package take: 40 MiB are resident after planning (Linux, CPython 3.11,
+# numpy 2.4). The rest is for what the command line and a format's decoders import, and for the allocator.
+BASE_BYTES = 96 << 20
+# What opening, naming and planning take for each array in any command, and in the one that takes most.
+# Measured with 2,000 and with 12,000 arrays; docs/concepts.md has the figures.
+_LEAST_PER_ARRAY = 1 << 10
+_MOST_PER_ARRAY = 3584
+# What a worker needs beside that in the hint: buffers that serve any common chunk.
+_WORKER_BYTES = 16 << 20
+
+
+@dataclass
+class _Allowed:
+    """What a command may take, what it has opened so far takes at least, and the most arrays at once."""
+
+    memory: int
+    needed: int = 0
+    arrays: int = 0
+
+
+_ALLOWED: ContextVar[_Allowed | None] = ContextVar("allowed", default=None)
+
+
+@contextmanager
+def allowing(memory: int) -> Iterator[None]:
+    """Checkpoints that are opened inside the `with` must fit into so many bytes, all of them together."""
+    token = _ALLOWED.set(_Allowed(memory))
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def require_room(arrays: int, nbytes: int, place: object) -> None:
+    """To be called before a checkpoint's description is read.
+
+    Args:
+        arrays: how many it has, about.
+        nbytes: that reading their description takes beside what any array takes.
+        place: what is opened.
+
+    Raises:
+        MemoryBudgetError: what was allowed cannot be enough for any command.
+    """
+    allowed = _ALLOWED.get()
+    if allowed is None:
+        return
+    allowed.needed += arrays * _LEAST_PER_ARRAY + nbytes
+    allowed.arrays = max(allowed.arrays, arrays)
+    at_ease = allowed.arrays * (_MOST_PER_ARRAY - _LEAST_PER_ARRAY)
+    if BASE_BYTES + allowed.needed > allowed.memory and allowed.needed > _WORKER_BYTES:
+        raise does_not_fit(
+            f"the names and places of {arrays:,} arrays do not fit into the memory allowed",
+            allowed.memory,
+            BASE_BYTES + allowed.needed + at_ease + _WORKER_BYTES,
+            place,
+        )
+
+
+def does_not_fit(message: str, memory: int, needed: int, place: object = None) -> MemoryBudgetError:
+    """The refusal of a budget; with `needed` bytes the same command is not refused."""
+    least = f"{-(-needed >> 20)}MiB"
+    return MemoryBudgetError(
+        message,
+        place=place,
+        got=f"--memory {size_text(memory)}",
+        wanted=f"at least {least}, with --jobs 1",
+        hint=f"try --memory {least}",
+    )
+
+
+def size_text(nbytes: int) -> str:
+    """1 << 30 -> "1024MiB", as `--memory` takes it; what is less than that in KiB."""
+    return f"{nbytes >> 20}MiB" if nbytes >> 20 else f"{nbytes >> 10}KiB"
+
+
+def names_bytes(names: Iterable[str]) -> int:
+    """What several copies of names take, as in lines and sorted keys; they can be long."""
+    return 4 * sum(map(len, names))

@@ -1,0 +1,229 @@
+"""Element types: how each format spells them, and what numbers they hold. One table, for all.
+
+numpy and ml_dtypes are imported only when an array is really made, so that looking at a checkpoint's
+structure needs neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import frexp
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckpttools.core.errors import UnknownNameError, near_names
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Float(NamedTuple):
+    """What a floating-point type is made of.
+
+    Attributes:
+        mantissa: bits behind the exponent.
+        infinity, nan, zero, sign: whether it has them.
+        in_order: whether magnitudes are in the order of their patterns, what is no finite number last.
+    """
+
+    mantissa: int
+    infinity: bool = True
+    nan: bool = True
+    zero: bool = True
+    sign: bool = True
+    in_order: bool = True
+
+
+@dataclass(frozen=True)
+class DType:
+    """One element type.
+
+    Attributes:
+        name: our name, which is numpy's or ml_dtypes' where they have the type.
+        bits: bits of one element as safetensors packs it (4 and 6 are not whole bytes).
+        kind: "float", "int", "uint", "bool" or "complex".
+        safetensors: spelling in a safetensors header, or None where the format lacks the type.
+        zarr3: `data_type` in zarr.json as tensorstore spells it, or None where it lacks the type.
+        layout: of a floating-point type; of a complex one that of its parts; None for others.
+        value_bits: bits of which values are made; None for `bits`.
+    """
+
+    name: str
+    bits: int
+    kind: str
+    safetensors: str | None = None
+    zarr3: str | None = None
+    layout: Float | None = None
+    value_bits: int | None = None
+
+    @cached_property
+    def numpy(self) -> np.dtype[np.generic]:
+        """The in-memory dtype, little-endian; sub-byte types take one byte an element."""
+        import numpy as np
+
+        if not hasattr(np, self.name):
+            import ml_dtypes  # noqa: F401  (importing it registers its types under their names)
+        dtype: np.dtype[np.generic] = np.dtype(self.name)
+        return dtype
+
+    @cached_property
+    def carrier(self) -> np.dtype[np.generic]:
+        """The numpy dtype in which elements are moved without being looked at: unsigned, same size."""
+        import numpy as np
+
+        return np.dtype({1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "<c16"}[self.itemsize])
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element in memory and in zarr; sub-byte types take a whole byte."""
+        return max(1, self.bits // 8)
+
+    @property
+    def packed(self) -> bool:
+        """Whether safetensors stores several elements in one byte."""
+        return self.bits % 8 != 0
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its numbers are whole: integers and booleans."""
+        return self.kind in ("int", "uint", "bool")
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The smallest and the largest number of a whole-number type."""
+        bits = self.value_bits or self.bits
+        return (-(1 << bits - 1), (1 << bits - 1) - 1) if self.kind == "int" else (0, (1 << bits) - 1)
+
+    @property
+    def digits(self) -> int:
+        """Binary digits of a number of a floating-point type, the first included; 0 for others."""
+        return self.layout.mantissa + 1 if self.layout else 0
+
+    @property
+    def epsilon(self) -> float:
+        """The distance from 1 to the next number; 1 for whole numbers."""
+        return 2.0**-self.layout.mantissa if self.layout else 1.0
+
+    @property
+    def has_infinity(self) -> bool:
+        return self.layout is not None and self.layout.infinity
+
+    @property
+    def has_nan(self) -> bool:
+        return self.layout is not None and self.layout.nan
+
+    @property
+    def has_zero(self) -> bool:
+        return self.layout is None or self.layout.zero
+
+    @property
+    def not_finite_from(self) -> int | None:
+        """The pattern, without sign, from which on elements are infinite or NaN; None where it is not so."""
+        if not (self.is_float and self.layout and self.layout.in_order and self.layout.nan):
+            return None
+        most = (1 << self.bits - 1) - 1
+        return most & -1 << self.layout.mantissa if self.layout.infinity else most
+
+    @property
+    def normal_from(self) -> int:
+        """The pattern of the smallest normal number."""
+        return 1 << self.layout.mantissa if self.layout else 0
+
+    @cached_property
+    def smallest_normal(self) -> float:
+        """Magnitudes below it are subnormal; 0 for types without such numbers."""
+        if not self.layout:
+            return 0.0
+        from ml_dtypes import finfo
+
+        return float(finfo(self.numpy).smallest_normal)  # type: ignore[no-untyped-call]
+
+    @cached_property
+    def beyond_range(self) -> float:
+        """The least magnitude that is rounded to no finite number of a floating-point type."""
+        from ml_dtypes import finfo
+
+        most = float(finfo(self.numpy).max)  # type: ignore[no-untyped-call]
+        return most + 2.0 ** (frexp(most)[1] - 2) * self.epsilon
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_FN = Float(3, infinity=False)
+_FNUZ = Float(3, infinity=False, in_order=False)
+_E5M2FNUZ = Float(2, infinity=False, in_order=False)
+_E8M0 = Float(0, infinity=False, zero=False, sign=False, in_order=False)
+# Spellings: safetensors from the Dtype enum of its Rust crate (0.8), zarr3 from tensorstore 0.1.86.
+# Layouts: OCP 8-bit floating point (E4M3, E5M2) and microscaling formats (the others), ml_dtypes.
+_TABLE = (
+    DType("bool", 8, "bool", "BOOL", "bool", value_bits=1),
+    DType("int4", 8, "int", None, "int4", value_bits=4),
+    DType("int2", 8, "int", None, "int2", value_bits=2),
+    DType("int8", 8, "int", "I8", "int8"),
+    DType("int16", 16, "int", "I16", "int16"),
+    DType("int32", 32, "int", "I32", "int32"),
+    DType("int64", 64, "int", "I64", "int64"),
+    DType("uint8", 8, "uint", "U8", "uint8"),
+    DType("uint16", 16, "uint", "U16", "uint16"),
+    DType("uint32", 32, "uint", "U32", "uint32"),
+    DType("uint64", 64, "uint", "U64", "uint64"),
+    DType("float4_e2m1fn", 4, "float", "F4", "float4_e2m1fn", layout=Float(1, infinity=False, nan=False)),
+    DType("float6_e2m3fn", 6, "float", "F6_E2M3", None, layout=Float(3, infinity=False, nan=False)),
+    DType("float6_e3m2fn", 6, "float", "F6_E3M2", None, layout=Float(2, infinity=False, nan=False)),
+    DType("float8_e3m4", 8, "float", None, "float8_e3m4", layout=Float(4)),
+    DType("float8_e4m3fn", 8, "float", "F8_E4M3", "float8_e4m3fn", layout=_FN),
+    DType("float8_e4m3fnuz", 8, "float", "F8_E4M3FNUZ", "float8_e4m3fnuz", layout=_FNUZ),
+    DType("float8_e4m3b11fnuz", 8, "float", None, "float8_e4m3b11fnuz", layout=_FNUZ),
+    DType("float8_e5m2", 8, "float", "F8_E5M2", "float8_e5m2", layout=Float(2)),
+    DType("float8_e5m2fnuz", 8, "float", "F8_E5M2FNUZ", "float8_e5m2fnuz", layout=_E5M2FNUZ),
+    DType("float8_e8m0fnu", 8, "float", "F8_E8M0", "float8_e8m0fnu", layout=_E8M0),
+    DType("float16", 16, "float", "F16", "float16", layout=Float(10)),
+    DType("bfloat16", 16, "float", "BF16", "bfloat16", layout=Float(7)),
+    DType("float32", 32, "float", "F32", "float32", layout=Float(23)),
+    DType("float64", 64, "float", "F64", "float64", layout=Float(52)),
+    DType("complex64", 64, "complex", "C64", "complex64", layout=Float(23)),
+    DType("complex128", 128, "complex", None, "complex128", layout=Float(52)),
+)
+DTYPES: dict[str, DType] = {dtype.name: dtype for dtype in _TABLE}
+_BY_SAFETENSORS = {dtype.safetensors: dtype for dtype in _TABLE if dtype.safetensors}
+_BY_ZARR3 = {dtype.zarr3: dtype for dtype in _TABLE if dtype.zarr3}
+_SHORT = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "fp16": "float16",
+    "f32": "float32",
+    "fp32": "float32",
+}
+
+
+def parse_dtype(text: str) -> DType:
+    """The dtype a user or a config means: our names, `torch.` in front of them, `bf16`, `fp32`, …
+
+    Raises:
+        UnknownNameError: no such name; says which are near and which are known.
+    """
+    name = text.removeprefix("torch.")
+    name = _SHORT.get(name, name)
+    if name in DTYPES:
+        return DTYPES[name]
+    near = near_names(name, DTYPES)
+    raise UnknownNameError(
+        f"unknown dtype {text!r}",
+        wanted=", ".join(DTYPES),
+        hint=f"did you mean {near[0]}?" if near else "use one of the names above",
+    )
+
+
+def from_safetensors(code: str) -> DType | None:
+    """The dtype of a safetensors header code such as `BF16`, or None if the format has no such code."""
+    return _BY_SAFETENSORS.get(code)
+
+
+def from_zarr3(name: str) -> DType | None:
+    """The dtype of a zarr.json `data_type`, or None if it is not one that tensorstore writes."""
+    return _BY_ZARR3.get(name)

@@ -1,0 +1,152 @@
+"""What can go wrong, said so that the reader knows where, what, what instead and what to do next.
+
+One base class; each leaf names a cause and carries the process exit code of that cause, one of `EXIT_CODES`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from typing import ClassVar, Self
+
+from ckpttools.core.text import folded
+
+# How the command line ends, and what that says; docs/errors.md explains them.
+EXIT_CODES: Mapping[int, str] = {
+    0: "done",
+    1: "differences found",
+    2: "usage",
+    3: "bad input",
+    4: "does not fit into memory or disk",
+    5: "input/output",
+    70: "a defect of ckpttools",
+    129: "stopped by SIGHUP",
+    130: "stopped by SIGINT (Ctrl-C)",
+    141: "nobody reads the output any more",
+    143: "stopped by SIGTERM",
+}
+
+
+class CheckpointError(Exception):
+    """Base of every error this package raises on purpose.
+
+    Args:
+        message: one sentence, the finished text.
+        place: file, array or row where it happened.
+        got: what was found there.
+        wanted: what should have been there.
+        hint: the next step for the user.
+    """
+
+    exit_code: ClassVar[int] = 3
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        place: object = None,
+        got: object = None,
+        wanted: object = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.place = None if place is None else str(place)
+        self.got = None if got is None else str(got)
+        self.wanted = None if wanted is None else str(wanted)
+        self.hint = hint
+
+    def at(self, place: object = None, *, hint: str | None = None) -> Self:
+        """The same error, with another place or next step where these are given."""
+        made = copy(self)
+        made.place = self.place if place is None else str(place)
+        made.hint = self.hint if hint is None else hint
+        return made
+
+    def details(self) -> list[tuple[str, str]]:
+        """The labelled lines below the message, in reading order."""
+        pairs = (
+            ("at", self.place),
+            ("got", self.got),
+            ("wanted", self.wanted),
+            ("next", self.hint),
+        )
+        return [(label, text) for label, text in pairs if text is not None]
+
+    def __str__(self) -> str:
+        return "\n".join([self.message, *(f"  {label:<7}{text}" for label, text in self.details())])
+
+
+class UsageError(CheckpointError):
+    """The call itself makes no sense: an option, a name or a path that cannot be meant."""
+
+    exit_code = 2
+
+
+class DestinationExistsError(UsageError):
+    """The destination is already there, and nothing is overwritten without being asked."""
+
+
+class FormatError(CheckpointError):
+    """A file is not what its name or its neighbours say it is."""
+
+
+class ConfigError(CheckpointError):
+    """A model configuration is missing, unreadable or contradicts the weights."""
+
+
+class UnknownNameError(UsageError):
+    """A family, dtype or algorithm was named that nothing here answers to."""
+
+
+class NoSuchPathError(UnknownNameError, KeyError):
+    """A tree has nothing at a path; also a KeyError, as trees are mappings."""
+
+
+class MappingError(CheckpointError):
+    """A mapping row or table that is wrong in itself, whatever the checkpoint."""
+
+
+class ShapeError(CheckpointError):
+    """Shapes that contradict each other or the configuration."""
+
+
+class CoverageError(CheckpointError):
+    """Arrays that are missing, left over or of another shape; lists all of them."""
+
+
+class MemoryBudgetError(CheckpointError):
+    """The work cannot be cut small enough for the memory that was allowed."""
+
+    exit_code = 4
+
+
+class NoSpaceError(CheckpointError):
+    """The destination has not enough room."""
+
+    exit_code = 4
+
+
+class StorageError(CheckpointError):
+    """Reading or writing failed in the file system or store."""
+
+    exit_code = 5
+
+
+class LaterStepWarning(Warning):
+    """An earlier step was opened than the latest, which has no finished tree."""
+
+
+def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Known names that look like `name`, best first; empty when none does."""
+    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+
+
+def listing(items: Sequence[str], most: int = 20) -> str:
+    """`items` one to a line and indented; those that differ in numbers only are one line with ranges."""
+    folds = folded(items)
+    lines = [f"\n    {item}" for item in folds[:most]]
+    if len(folds) > most:
+        lines.append(f"\n    … and {len(folds) - most} more lines")
+    return "".join(lines)

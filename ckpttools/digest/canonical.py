@@ -1,0 +1,131 @@
+"""One spelling for checkpoints that hold the same: no flavour's wrapping, layers one by one.
+
+Scanned and unscanned MaxText checkpoints, Linen's and NNX's, get the same names for the same arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree, spelled
+from ckpttools.core.errors import FormatError, ShapeError, UsageError
+from ckpttools.core.text import in_natural_order
+from ckpttools.maxtext.flavours import homes, parameters
+from ckpttools.maxtext.layers import LayerStack, below_decoder, layer_stacks, scan_axis, stacked_keys
+from ckpttools.maxtext.restack import unstacked
+from ckpttools.roles.of_tree import Kind, roles, roles_of
+
+Canonical = Callable[[Tree], Mapping[str, LazyArray]]
+"""Names the arrays of a tree. What trees have in common gets the same names, shapes and dtypes."""
+
+
+def parameters_among(arrays: Mapping[str, Kind]) -> frozenset[str]:
+    """The names of those arrays that are parameters, told from all of them together."""
+    known = roles_of({(name,): each for name, each in arrays.items()})
+    return frozenset(name for name in arrays if known.of((name,)) == "parameter")
+
+
+def per_layer(tree: Tree) -> dict[str, LazyArray]:
+    """All arrays, those of a decoder's layers one by one.
+
+    Optimizer state that mirrors the parameters comes one by one as well; other state stays as it is.
+
+    Returns:
+        Keys joined by "/" -> arrays; those of parameters without the flavour's wrapping.
+
+    Raises:
+        ShapeError, FormatError: the layers do not belong together, or two arrays would get one name.
+    """
+    try:
+        return as_stored(_unstacked(tree))
+    except (FormatError, ShapeError) as error:
+        raise error.at(hint="ckpt hash --whole takes stacked layers as they are stored") from error
+
+
+def as_stored(tree: Tree) -> dict[str, LazyArray]:
+    """All arrays as they are; otherwise as `per_layer`."""
+    known = {home: inner for inner, home in homes(tree).items()}
+    made: dict[str, LazyArray] = {}
+    for path, array in tree.arrays.items():
+        name = spelled(known.get(path, path))
+        if name in made:
+            raise FormatError("two arrays would get one name", place=name)
+        made[name] = array
+    return made
+
+
+def _unstacked(tree: Tree) -> Tree:
+    decoder = below_decoder(parameters(tree))
+    axis = scan_axis(decoder)
+    if axis is None or not stacked_keys(decoder):
+        return tree
+    stacks = layer_stacks(decoder, axis)
+    try:
+        return unstacked(tree, stacks, axis)
+    except ShapeError:
+        return _unstacked_but_the_optimizer(tree, stacks, axis)
+
+
+def _unstacked_but_the_optimizer(tree: Tree, stacks: tuple[LayerStack, ...], axis: int) -> Tree:
+    state = {path: leaf for path, leaf in tree.items() if roles(tree).of(path) == "optimizer"}
+    rest = Tree({path: leaf for path, leaf in tree.items() if path not in state}, tree.metadata)
+    return Tree({**unstacked(rest, stacks, axis), **state}, tree.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which arrays of a tree, under which names.
+
+    Attributes:
+        pattern: shell pattern of names.
+        layers: stacked layers one by one; else as they are stored.
+        parameters: these alone, without optimizer state, step and random states.
+        spelling: names the arrays; None for `per_layer` or `as_stored`, as `layers` says.
+    """
+
+    pattern: str = "*"
+    layers: bool = True
+    parameters: bool = False
+    spelling: Canonical | None = None
+
+    def arrays(self, tree: Tree) -> dict[str, LazyArray]:
+        """The arrays by name, in the order of names.
+
+        Raises:
+            UsageError: nothing that is asked for is there.
+            FormatError: there is no array at all.
+            CheckpointError: as `spelling`.
+        """
+        spelling = self.spelling or (per_layer if self.layers else as_stored)
+        return self.chosen(spelling(tree), tree.metadata.place)
+
+    def chosen(self, named: Mapping[str, LazyArray], place: str) -> dict[str, LazyArray]:
+        """Of arrays that have their names, those that are meant, in the order of names.
+
+        Raises:
+            UsageError: nothing that is asked for is there.
+            FormatError: there is no array at all.
+        """
+        meant = self.names(named)
+        chosen = {name: named[name] for name in in_natural_order(named) if name in meant}
+        if not chosen:
+            raise (UsageError if named else FormatError)(
+                "none of the arrays is meant",
+                place=place or None,
+                got=f"{len(named)} arrays",
+                wanted=f"{'parameters' if self.parameters else 'names'} that match {self.pattern!r}",
+                hint="names are those that ckpt hash prints",
+            )
+        return chosen
+
+    def names(self, named: Mapping[str, Kind]) -> Collection[str]:
+        """The names of those arrays that are meant."""
+        among = parameters_among(named) if self.parameters else named
+        return among if self.pattern == "*" else {name for name in among if fnmatchcase(name, self.pattern)}
+
+    def nbytes(self, tree: Tree) -> int:
+        """Bytes of these arrays; errors as `arrays`."""
+        return sum(array.nbytes for array in self.arrays(tree).values())

@@ -1,0 +1,116 @@
+"""The digest of an array, the same in every format, layout and chunking (docs/hash-and-verify.md).
+
+The elements in C order, little-endian, are one stream of bytes. It is cut into blocks of `BLOCK_BYTES`, each
+block is hashed, and the digest is the hash of the array's type and of the blocks' digests, one after the
+other. So blocks can be hashed in any order, by several threads, while the array passes by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import UnknownNameError
+from ckpttools.core.region import Region, Shape, ceil_div
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+# xxhash gives up the interpreter's lock for blocks of more than 100 kB. The smaller a block, the less is kept
+# where a part ends within one, and the closer a damaged place is told; 16 bytes for each are in the manifest.
+BLOCK_BYTES = 256 << 10
+DEFAULT_ALGORITHM = "xxh3-128"
+
+Hash = Callable[["Buffer"], bytes]
+
+
+def _xxh3_128(data: Buffer) -> bytes:
+    import xxhash
+
+    return xxhash.xxh3_128_digest(data)
+
+
+def _sha256(data: Buffer) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+ALGORITHMS: Mapping[str, Hash] = {DEFAULT_ALGORITHM: _xxh3_128, "sha256": _sha256}
+
+
+def algorithm_named(name: str) -> Hash:
+    """The function that makes a digest of bytes.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+    """
+    if name not in ALGORITHMS:
+        raise UnknownNameError(f"unknown hash algorithm {name!r}", wanted=" or ".join(ALGORITHMS))
+    return ALGORITHMS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What an array holds, in a few bytes.
+
+    Attributes:
+        dtype: name of the element type.
+        shape: of the array.
+        blocks: digests of the blocks, one after the other.
+        value: the digest of all.
+    """
+
+    dtype: str
+    shape: Shape
+    blocks: bytes
+    value: bytes
+
+    @property
+    def hex(self) -> str:
+        return self.value.hex()
+
+
+def finished(algorithm: str, dtype: DType, shape: Shape, blocks: bytes) -> Digest:
+    """The digest of an array from those of its blocks."""
+    return Digest(dtype.name, shape, blocks, digest_of(algorithm, dtype.name, shape, blocks))
+
+
+def digest_of(algorithm: str, dtype: str, shape: Shape, blocks: bytes) -> bytes:
+    """The hash of `float32[2,3]`, a newline, and the blocks' digests."""
+    head = f"{dtype}[{','.join(map(str, shape))}]\n".encode()
+    return algorithm_named(algorithm)(head + blocks)
+
+
+def tree_digest(algorithm: str, digests: Iterable[tuple[str, str]]) -> str:
+    """One digest of many arrays: the hash of the lines `<digest> <name>`, in the order of the names' bytes.
+
+    Args:
+        algorithm: name of it.
+        digests: pairs of name and digest as hexadecimal digits.
+    """
+    pairs = sorted(digests, key=lambda pair: pair[0].encode())
+    lines = "".join(f"{digest} {name}\n" for name, digest in pairs)
+    return algorithm_named(algorithm)(lines.encode()).hex()
+
+
+def block_count(nbytes: int) -> int:
+    """Blocks of an array of `nbytes`."""
+    return ceil_div(nbytes, BLOCK_BYTES)
+
+
+def block_elements(shape: Shape, itemsize: int, block: int) -> tuple[Shape, Shape]:
+    """Coordinates of the first and the last element of a block."""
+    each = BLOCK_BYTES // itemsize
+    last = Region.whole(shape).size - 1
+    return coordinates(shape, block * each), coordinates(shape, min(last, (block + 1) * each - 1))
+
+
+def coordinates(shape: Shape, position: int) -> Shape:
+    """Where the element at a position of the C order is."""
+    found: list[int] = []
+    for length in reversed(shape):
+        position, here = divmod(position, length)
+        found.append(here)
+    return tuple(reversed(found))

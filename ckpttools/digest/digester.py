@@ -1,0 +1,145 @@
+"""The digests of many arrays from parts of what they are stored in, in whatever order those come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.scratch import Scratch
+from ckpttools.array.tree import Path, Tree
+from ckpttools.core.budget import names_bytes, size_text
+from ckpttools.core.errors import MemoryBudgetError
+from ckpttools.core.region import Region
+from ckpttools.digest.block_hasher import BlockHasher, Room
+from ckpttools.digest.digest import Digest
+from ckpttools.digest.stored_together import Whole, cheapest_reads, wholes
+from ckpttools.plan.pieces import Item, Tiles, fitted, rows
+from ckpttools.run.events import Watch
+from ckpttools.run.scanning import scan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# What has room, at least, while it waits for other parts of an array.
+ROOM_BYTES = 16 << 20
+# What gathers an array's digest, and the digest.
+_BYTES_PER_NAME = 512
+
+
+class Digester:
+    """Gathers the digests of named arrays.
+
+    Args:
+        arrays: by name.
+        algorithm: one of `ckpttools.digest.digest.ALGORITHMS`.
+        room: bytes for what waits for other parts of an array.
+    """
+
+    def __init__(self, arrays: Mapping[str, LazyArray], algorithm: str, room: int = ROOM_BYTES) -> None:
+        self._arrays = arrays
+        self._room = Room(room)
+        self._hashers = {
+            name: BlockHasher(array.shape, array.dtype, algorithm, self._room)
+            for name, array in arrays.items()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes itself, beside the arrays and the room."""
+        digests = sum(hasher.digests_bytes for hasher in self._hashers.values())
+        return names_bytes(self._arrays) + len(self._arrays) * _BYTES_PER_NAME + 4 * digests
+
+    def add(self, whole: Whole, region: Region, values: np.ndarray) -> None:
+        """Takes a region that was not taken before; from any thread.
+
+        Args:
+            whole: an array that arrays of the digester are parts of.
+            region: of it.
+            values: its elements, as carriers of the dtype; may be overwritten afterwards.
+        """
+        for name, inner, view in whole.split(region, values):
+            self._hashers[name].add(inner, view)
+
+    def watching(self, tree: Tree) -> Watch:
+        """What a run of a plan for `tree` should call with all that it makes.
+
+        Args:
+            tree: the plan's. The digester's arrays are those of the tree, or parts of them.
+        """
+        by_array = {id(whole.array): whole for whole in wholes(self._arrays)}
+        found = {path: by_array[id(array)] for path, array in tree.arrays.items() if id(array) in by_array}
+
+        def watch(path: Path, region: Region, values: np.ndarray) -> None:
+            if path in found:
+                self.add(found[path], region, values)
+
+        return watch
+
+    def digests(
+        self, *, memory: int, jobs: int, observe: Callable[[int], None] = lambda nbytes: None
+    ) -> dict[str, Digest]:
+        """The digests of all arrays, in order; those that have not come completely are read.
+
+        Args:
+            memory: bytes that may be resident at most.
+            jobs: workers at a time.
+            observe: called with the bytes of each piece that was read.
+
+        Raises:
+            MemoryBudgetError: the memory is too small.
+            CheckpointError: an array cannot be read.
+        """
+        missing = self._missing()
+        while missing:
+            self._read(cheapest_reads(missing), memory, jobs, observe)
+            still = self._missing()
+            if len(still) == len(missing):
+                raise MemoryBudgetError("the parts of no array fit into the memory", got=size_text(memory))
+            missing = still
+        return {name: hasher.digest() for name, hasher in self._hashers.items()}
+
+    def _missing(self) -> dict[str, LazyArray]:
+        """What has not come completely, ready to come again from the beginning."""
+        missing = {
+            name: self._arrays[name] for name, hasher in self._hashers.items() if not hasher.is_complete
+        }
+        for name in missing:
+            self._hashers[name].restart()
+        return missing
+
+    def _read(self, reads: list[Whole], memory: int, jobs: int, observe: Callable[[int], None]) -> None:
+        """Reads arrays once; some may find no room and be missing afterwards."""
+        items: list[Item] = [(whole.array,) for whole in reads]
+        reserved = ROOM_BYTES + self.nbytes
+        fit = fitted(items, memory=memory, jobs=jobs, scratch=0, reserved=reserved)
+        self._room.nbytes = memory - fit.projected_peak + ROOM_BYTES
+        largest = {id(whole.array): self._largest(whole) for whole in reads}
+        tiles = Tiles()
+
+        def cut(item: Item, most: int) -> Iterator[Region]:
+            # Pieces that are cheap to read may be columns: those of an array are kept until it is whole.
+            fits = largest[id(item[0])] <= self._room.nbytes
+            return (tiles if fits else rows)(item, most)
+
+        def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> None:
+            self.add(reads[index], region, values[0])
+
+        def name(index: int) -> str:
+            return reads[index].name
+
+        seen = scan(
+            items,
+            visit,
+            memory=memory,
+            jobs=jobs,
+            reserved=reserved,
+            cut=cut,
+            observe=observe,
+            name=name,
+        )
+        for _ in seen:
+            pass
+
+    def _largest(self, whole: Whole) -> int:
+        return max(self._hashers[part.name].nbytes for part in whole.parts)

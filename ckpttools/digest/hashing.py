@@ -1,0 +1,65 @@
+"""Hashing a checkpoint, and checking it against a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.digest.canonical import Selection
+from ckpttools.digest.differences import Difference, in_order, kinds_differ, only_in_one
+from ckpttools.digest.digest import DEFAULT_ALGORITHM, Digest, block_elements
+from ckpttools.digest.digester import Digester
+from ckpttools.digest.manifest import Entry, Manifest, first_bad_block
+
+
+def hash_tree(
+    tree: Tree,
+    selection: Selection | None = None,
+    *,
+    algorithm: str = DEFAULT_ALGORITHM,
+    memory: int,
+    jobs: int,
+    observe: Callable[[int], None] = lambda nbytes: None,
+) -> Manifest:
+    """The digests of a tree's arrays, which are all read once.
+
+    Args:
+        tree: any checkpoint.
+        selection: of its arrays; None for all.
+        algorithm: one of `ckpttools.digest.digest.ALGORITHMS`.
+        memory: bytes that may be resident at most. An array that is stored in columns, encoded, is read
+            again if less than all of it fits.
+        jobs: workers at a time.
+        observe: called with the bytes of each piece that was read.
+
+    Raises:
+        CheckpointError: an array cannot be read, or the memory is too small.
+    """
+    selection = selection or Selection()
+    digester = Digester(selection.arrays(tree), algorithm)
+    return manifest_of(digester.digests(memory=memory, jobs=jobs, observe=observe), selection, algorithm)
+
+
+def manifest_of(digests: Mapping[str, Digest], selection: Selection, algorithm: str) -> Manifest:
+    """A manifest of digests that are already made."""
+    entries = {name: Entry.of(digest) for name, digest in digests.items()}
+    return Manifest(algorithm, selection, entries)
+
+
+def differences(got: Manifest, wanted: Manifest) -> tuple[Difference, ...]:
+    """Where a checkpoint, hashed as a manifest was, is not what the manifest says; in the order of names."""
+    found = [only_in_one(name, extra=name in got.arrays) for name in got.arrays.keys() ^ wanted.arrays.keys()]
+    for name in got.arrays.keys() & wanted.arrays.keys():
+        mine, theirs = got.arrays[name], wanted.arrays[name]
+        if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+            found.append(kinds_differ(name, mine.dtype, mine.shape, theirs.dtype, theirs.shape))
+        elif mine.digest != theirs.digest:
+            found.append(_bad_block(name, mine, theirs, got.algorithm))
+    return in_order(found)
+
+
+def _bad_block(name: str, got: Entry, wanted: Entry, algorithm: str) -> Difference:
+    block = first_bad_block(got, wanted, algorithm)
+    first, last = block_elements(got.shape, DTYPES[got.dtype].itemsize, block)
+    return Difference(name, "values", got.digest, wanted.digest, first=first, last=last)

@@ -1,0 +1,259 @@
+"""A manifest: the digests of a checkpoint's arrays as a JSON file. docs/hash-and-verify.md describes it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ckpttools.core.errors import (
+    CheckpointError,
+    DestinationExistsError,
+    FormatError,
+    StorageError,
+    UnknownNameError,
+)
+from ckpttools.core.region import Shape
+from ckpttools.digest.canonical import Selection, parameters_among
+from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, digest_of, tree_digest
+from ckpttools.stores.files import write_error, write_whole
+
+FORMAT = "ckpttools-manifest"
+VERSION = 1
+
+
+NAMES = ("stored", "maxtext")
+"""Under which names a manifest has arrays: their own, or those that a conversion to MaxText gives them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One array.
+
+    Attributes:
+        dtype: name of its element type.
+        shape: of the array.
+        digest: of the array, as hexadecimal digits.
+        blocks: digests of its blocks, one after the other, as hexadecimal digits.
+    """
+
+    dtype: str
+    shape: Shape
+    digest: str
+    blocks: str
+
+    @classmethod
+    def of(cls, digest: Digest) -> Entry:
+        return cls(digest.dtype, digest.shape, digest.hex, digest.blocks.hex())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The digests of a checkpoint's arrays.
+
+    Attributes:
+        algorithm: what they were made with.
+        selection: which arrays they are of.
+        arrays: by name, in order.
+        names: one of `NAMES`.
+    """
+
+    algorithm: str
+    selection: Selection
+    arrays: Mapping[str, Entry]
+    names: str = NAMES[0]
+
+    @cached_property
+    def digest(self) -> str:
+        """One digest of all arrays."""
+        return self._digest(self.arrays)
+
+    @cached_property
+    def parameters(self) -> str:
+        """One digest of the parameters alone: without optimizer state, step and random states."""
+        return self._digest(filter(parameters_among(self.arrays).__contains__, self.arrays))
+
+    def _digest(self, names: Iterable[str]) -> str:
+        return tree_digest(self.algorithm, ((name, self.arrays[name].digest) for name in names))
+
+    def write(self, path: Path, *, overwrite: bool = False) -> None:
+        """Writes the file, which appears only when it is complete.
+
+        Args:
+            path: of the file.
+            overwrite: whether another manifest of this name may be replaced.
+
+        Raises:
+            DestinationExistsError: something has the name that may not be replaced.
+            StorageError, NoSpaceError: it cannot be written.
+        """
+        # Once more: since the name was looked at first, hours may have gone by.
+        check_name(path, overwrite=overwrite)
+        try:
+            write_whole(path, self._text().encode())
+        except OSError as error:
+            raise write_error(path, error) from error
+
+    def _text(self) -> str:
+        """JSON with one line for each array."""
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "algorithm": self.algorithm,
+            "block_bytes": BLOCK_BYTES,
+            "per_layer": self.selection.layers,
+            "pattern": self.selection.pattern,
+            "only_parameters": self.selection.parameters,
+            "names": self.names,
+            "digest": self.digest,
+            "parameters": self.parameters,
+        }
+        lines = [f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items()]
+        arrays = [f"    {json.dumps(name)}: {json.dumps(asdict(each))}" for name, each in self.arrays.items()]
+        listed = "{\n" + ",\n".join(arrays) + "\n  }" if arrays else "{}"
+        return "{\n" + "".join(lines) + f'  "arrays": {listed}\n' + "}\n"
+
+
+def check_name(path: Path, *, overwrite: bool = False) -> None:
+    """Refuses a name that a manifest cannot have, before the work for the file is done.
+
+    Args:
+        path: where it is to be written.
+        overwrite: whether another manifest may be replaced.
+
+    Raises:
+        DestinationExistsError: something has the name that may not be replaced.
+        StorageError: there is no directory for it.
+    """
+    # A link that leads nowhere is something, too.
+    if os.path.lexists(path) and overwrite and not _is_manifest(path):
+        raise DestinationExistsError(
+            f"{path} is not replaced: it is no manifest",
+            wanted="a new name, or another manifest",
+            hint="choose another name",
+        )
+    if os.path.lexists(path) and not overwrite:
+        raise DestinationExistsError(
+            f"{path} exists",
+            wanted="a new name for the manifest",
+            hint="choose another, or check against this one with ckpt verify PATH --manifest FILE",
+        )
+    if not path.parent.is_dir():
+        raise StorageError(f"cannot write {path}", got="no such directory", hint="make it first")
+
+
+def _is_manifest(path: Path) -> bool:
+    try:
+        read_manifest(path)
+    except CheckpointError:
+        return False
+    return not path.is_symlink()
+
+
+def read_manifest(path: Path) -> Manifest:
+    """A manifest from its file.
+
+    Raises:
+        StorageError: the file cannot be read.
+        FormatError: it is no manifest, one of another version, or one that was changed afterwards.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise StorageError(
+            f"cannot read {path}", got=error.strerror, hint="name what --manifest or ckpt hash wrote"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError("the manifest is no JSON", place=path, got=error) from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise FormatError(
+            "not a manifest",
+            place=path,
+            wanted=f'a JSON object with "format": "{FORMAT}"',
+            hint="`ckpt hash PATH --manifest FILE` writes one",
+        )
+    _require(document, "version", VERSION, path)
+    _require_algorithm(document, path)
+    _require(document, "block_bytes", BLOCK_BYTES, path)
+    return _checked(document, path)
+
+
+def _require(document: Mapping[str, Any], key: str, wanted: int, path: Path) -> None:
+    if document.get(key) != wanted:
+        raise FormatError(
+            f"a manifest of another {key}",
+            place=path,
+            got=document.get(key),
+            wanted=wanted,
+            hint="use the release of ckpttools that wrote it, or write it again",
+        )
+
+
+def _require_algorithm(document: Mapping[str, Any], path: Path) -> None:
+    """Refuses digests that nothing here can make."""
+    try:
+        algorithm_named(str(document.get("algorithm")))
+    except UnknownNameError as error:
+        raise FormatError(
+            error.message, place=path, got=document.get("algorithm"), wanted=error.wanted
+        ) from error
+
+
+def _checked(document: Mapping[str, Any], path: Path) -> Manifest:
+    """The manifest of a document whose digests agree with each other."""
+    try:
+        entries = {
+            name: _entry(name, each, document["algorithm"]) for name, each in document["arrays"].items()
+        }
+        selection = Selection(
+            _typed(document["pattern"], str),
+            _typed(document["per_layer"], bool),
+            _typed(document["only_parameters"], bool),
+        )
+        # Older manifests do not say it.
+        names = _typed(document.get("names", NAMES[0]), str)
+        if names not in NAMES:
+            raise ValueError(f"names are {names!r}, not {' or '.join(NAMES)}")
+        manifest = Manifest(_typed(document["algorithm"], str), selection, entries, names)
+        strange = next(iter(entries.keys() - set(selection.names(entries))), None)
+        if strange is not None:
+            raise ValueError(f"{strange} is not among the arrays that it says it is of")
+        for key, made in (("digest", manifest.digest), ("parameters", manifest.parameters)):
+            if document[key] != made:
+                raise ValueError(f"{key} {document[key]} where the arrays' digests make {made}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        got = f"no {error}" if isinstance(error, KeyError) else error
+        raise FormatError(
+            "the manifest is damaged", place=path, got=got, hint="fetch it again, or write it again"
+        ) from error
+    return manifest
+
+
+def _entry(name: str, each: Mapping[str, Any], algorithm: str) -> Entry:
+    shape = tuple(_typed(length, int) for length in each["shape"])
+    entry = Entry(_typed(each["dtype"], str), shape, each["digest"], each["blocks"])
+    made = digest_of(algorithm, entry.dtype, shape, bytes.fromhex(entry.blocks)).hex()
+    if made != entry.digest:
+        raise ValueError(f"{name}: digest {entry.digest} where its blocks' digests make {made}")
+    return entry
+
+
+def _typed(value: Any, wanted: type) -> Any:
+    if type(value) is not wanted:
+        raise TypeError(f"{value!r} where {wanted.__name__} was expected")
+    return value
+
+
+def first_bad_block(got: Entry, wanted: Entry, algorithm: str) -> int:
+    """The first block in which two arrays of one type differ."""
+    size = 2 * len(algorithm_named(algorithm)(b""))
+    pairs = zip(_cut(got.blocks, size), _cut(wanted.blocks, size), strict=True)
+    return next(number for number, (mine, theirs) in enumerate(pairs) if mine != theirs)
+
+
+def _cut(text: str, size: int) -> list[str]:
+    return [text[k : k + size] for k in range(0, len(text), size)]

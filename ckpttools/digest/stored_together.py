@@ -1,0 +1,146 @@
+"""Arrays that are parts of one stored array, such as layers of a stack: read together, told apart afterwards.
+
+A chunk that holds all layers would be decoded again for each of them if they were read one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Take, stack
+from ckpttools.array.views import view_of
+from ckpttools.core.region import Region
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# What starting a read costs, in bytes of a long one.
+_READ = 4 << 10
+# Parts lie apart in a whole, so they have to be copied out of it before they can be looked at.
+_WORTH_SPLITTING = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An array within another.
+
+    Attributes:
+        name: its own.
+        fixed: axis of the other -> the coordinate at which it is this one.
+    """
+
+    name: str
+    fixed: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An array and parts of it.
+
+    Attributes:
+        array: what is stored.
+        parts: one alone without `fixed` axes where it is not divided.
+    """
+
+    array: LazyArray
+    parts: tuple[Part, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the array, or of the first of its parts."""
+        return self.parts[0].name
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing of the array is in none of the parts."""
+        return len(self.parts) == prod(self.array.shape[axis] for axis in self.parts[0].fixed)
+
+    def split(self, region: Region, values: np.ndarray) -> Iterator[tuple[str, Region, np.ndarray]]:
+        """What of a region belongs to which part: its name, the region in it, and its elements as a view.
+
+        Args:
+            region: of `array`.
+            values: its elements.
+        """
+        for part in self.parts:
+            if all(region.start[axis] <= i < region.stop[axis] for axis, i in part.fixed.items()):
+                mine, inner = region, region
+                for axis in sorted(part.fixed, reverse=True):
+                    mine = mine.replaced(axis, part.fixed[axis], part.fixed[axis] + 1)
+                    inner = inner.without(axis)
+                view = view_of(values, mine.relative_to(region))
+                yield part.name, inner, view.reshape(inner.shape)
+
+
+def wholes(arrays: Mapping[str, LazyArray]) -> list[Whole]:
+    """`arrays` as parts of what they were taken from, in the order of first parts."""
+    found: dict[tuple[int, frozenset[int]], tuple[LazyArray, list[Part]]] = {}
+    for name, array in arrays.items():
+        root, fixed = _rooted(array)
+        found.setdefault((id(root), frozenset(fixed)), (root, []))[1].append(Part(name, fixed))
+    made: list[Whole] = []
+    for root, parts in found.values():
+        distinct = len({_place(part.fixed) for part in parts}) == len(parts)
+        made += [Whole(root, tuple(parts))] if distinct else [alone(p.name, arrays) for p in parts]
+    return made
+
+
+def cheapest_reads(arrays: Mapping[str, LazyArray]) -> list[Whole]:
+    """What to read to get all of `arrays`: a whole where that costs less than its parts one by one."""
+    made: list[Whole] = []
+    for whole in wholes(arrays):
+        apart = sum(_cost(arrays[part.name]) for part in whole.parts)
+        if _cost(whole.array) * _WORTH_SPLITTING < apart:
+            made.append(whole)
+        else:
+            made += [alone(part.name, arrays) for part in whole.parts]
+    return made
+
+
+def alone(name: str, arrays: Mapping[str, LazyArray]) -> Whole:
+    """An array that is read by itself."""
+    return Whole(arrays[name], (Part(name, {}),))
+
+
+def _cost(array: LazyArray) -> int:
+    """What reading all of it takes, in bytes."""
+    cost = array.read_cost(Region.whole(array.shape))
+    return cost.nbytes + cost.reads * _READ
+
+
+def _place(fixed: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted(fixed.items()))
+
+
+def _rooted(array: LazyArray) -> tuple[LazyArray, dict[int, int]]:
+    """What an array was taken from, and the coordinates at which it was."""
+    fixed: dict[int, int] = {}
+    while isinstance(array, Take):
+        fixed = {axis + (axis >= array.axis): index for axis, index in fixed.items()}
+        fixed[array.axis] = array.index
+        array = array.source
+    return array, fixed
+
+
+def assembled(whole: Whole, arrays: Mapping[str, LazyArray]) -> LazyArray:
+    """Other arrays of the names of the parts of a complete whole, put together as those are.
+
+    Raises:
+        ShapeError: they differ in shape or dtype.
+    """
+    by_place = {_place(part.fixed): arrays[part.name] for part in whole.parts}
+    axes = sorted(whole.parts[0].fixed)
+
+    def along(axes: list[int], chosen: dict[int, int]) -> LazyArray:
+        if not axes:
+            return by_place[_place(chosen)]
+        *outer, last = axes
+        length = whole.array.shape[last]
+        # The last axis is put in last: the others are then where they are in the result.
+        return stack([along(outer, {**chosen, last: i}) for i in range(length)], last)
+
+    return along(axes, {})

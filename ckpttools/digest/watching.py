@@ -1,0 +1,61 @@
+"""The manifest of what a conversion writes, made while it is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from ckpttools.array.tree import Tree
+from ckpttools.core.budget import does_not_fit
+from ckpttools.digest.canonical import Selection
+from ckpttools.digest.digest import DEFAULT_ALGORITHM
+from ckpttools.digest.digester import Digester
+from ckpttools.digest.hashing import manifest_of
+from ckpttools.digest.manifest import check_name
+from ckpttools.plan.plan import Plan
+from ckpttools.run.events import Receipt, Watch
+
+
+class Run(Protocol):
+    """Carries a plan out."""
+
+    def __call__(self, *, watch: Watch, conclude: Callable[[], None]) -> Receipt: ...
+
+
+def hashing_bytes(tree: Tree) -> int:
+    """Bytes that `run_hashing` takes beside the plan of a tree."""
+    return Digester(Selection().arrays(tree), DEFAULT_ALGORITHM).nbytes
+
+
+def run_hashing(plan: Plan, run: Run, path: Path, *, overwrite: bool) -> Receipt:
+    """Carries a plan out and writes the manifest of its arrays.
+
+    What is written is hashed as it passes, in the memory that the plan leaves; the rest (what an earlier run
+    wrote, what is only referenced, what found no room) is read once more from the sources.
+
+    Args:
+        plan: that is carried out.
+        run: does it.
+        path: of the manifest.
+        overwrite: whether a file of this name may be replaced.
+
+    Raises:
+        MemoryBudgetError: the plan leaves no room for it.
+        CheckpointError: as `run`; or the manifest cannot be written, or arrays have no names in it.
+    """
+    check_name(path, overwrite=overwrite)
+    everything = Selection()
+    room = plan.memory - plan.projected_peak
+    digester = Digester(everything.arrays(plan.tree), DEFAULT_ALGORITHM, room)
+    lacking = digester.nbytes - plan.reserved - room
+    if lacking > 0 and digester.nbytes > plan.reserved:
+        raise does_not_fit(
+            "the digests do not fit into the memory allowed", plan.memory, plan.memory + lacking
+        )
+
+    def conclude() -> None:
+        digests = digester.digests(memory=plan.memory, jobs=plan.jobs)
+        manifest_of(digests, everything, DEFAULT_ALGORITHM).write(path, overwrite=overwrite)
+
+    return run(watch=digester.watching(plan.tree), conclude=conclude)

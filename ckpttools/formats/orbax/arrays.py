@@ -1,0 +1,302 @@
+"""Arrays of an Orbax item: their metadata, and where each of their chunks lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path as FilePath
+from shlex import quote
+
+from ckpttools.array.lazy import ByteSource, LazyArray
+from ckpttools.array.nodes import Chunked, Constant, Stored
+from ckpttools.array.stored import Gaps
+from ckpttools.array.tree import Path, dotted, spelled
+from ckpttools.core.errors import FormatError, StorageError
+from ckpttools.core.region import Shape, grid_cell, grid_index, grid_indices, grid_shape
+from ckpttools.formats.orbax.entries import Entries, FileFault, Files
+from ckpttools.formats.orbax.hosts import where_chunks_may_be
+from ckpttools.formats.orbax.ocdbt import Entry, Extent
+from ckpttools.formats.zarr import zarr2, zarr3
+from ckpttools.formats.zarr.chunks import parse_array
+from ckpttools.formats.zarr.codecs import ZarrArray
+from ckpttools.formats.zarr.inner_chunks import Piece, Shard, piece_array, scratch_of
+from ckpttools.stores.memory import Bytes
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The arrays of an item.
+
+    Attributes:
+        directory: the item, for messages.
+        entries: its keys.
+        use_zarr3: which version of zarr its metadata says; None if it says nothing.
+        may_be_left_out: whether chunks that hold only the fill value were not stored.
+        may_be_old: whether it was perhaps written when Orbax left such chunks out without saying so.
+    """
+
+    directory: FilePath
+    entries: Entries
+    use_zarr3: bool | None
+    may_be_left_out: bool
+    may_be_old: bool = False
+
+    @cached_property
+    def hint(self) -> str:
+        """Where missing chunks may be."""
+        return where_chunks_may_be(self.directory, self.may_be_old)
+
+    def array(self, path: Path) -> LazyArray:
+        """The array at a path of the tree.
+
+        Raises:
+            FormatError: its metadata is missing, damaged, or contradicts the chunks that are there.
+        """
+        # A leaf that is the whole tree has no name, and its keys no prefix.
+        prefix = f"{dotted(path)}/" if path else ""
+        return Grid(self, path, prefix, self._document(prefix)).lazy()
+
+    def _document(self, prefix: str) -> ZarrArray:
+        files = (zarr3.DOCUMENT, zarr2.DOCUMENT)
+        for file in reversed(files) if self.use_zarr3 is False else files:
+            entry = self.entries.get(prefix + file)
+            if entry is not None:
+                document = self._bytes(entry)
+                if document not in self._parsed:
+                    place = f"{self.directory}: {prefix}{file}"
+                    self._parsed[document] = parse_array(file, document, place)
+                return self._parsed[document]
+        raise self._no_document(prefix)
+
+    @cached_property
+    def _parsed(self) -> dict[bytes, ZarrArray]:
+        """What each document says: arrays of one shape share theirs, and 100,000 take 1.6 s to parse."""
+        return {}
+
+    def _no_document(self, prefix: str) -> FormatError:
+        file = zarr2.DOCUMENT if self.use_zarr3 is False else zarr3.DOCUMENT
+        hint = "the tree metadata names this array: the index is of another checkpoint"
+        if isinstance(self.entries, Files):
+            hint = "the directory was deleted or not copied: fetch it again"
+            if next(self.entries.below(prefix), None) is not None:
+                hint = "its chunks are there: copy it again, with the files whose names start with a dot"
+        where = "directory" if isinstance(self.entries, Files) else "index"
+        return FormatError(f"the {where} has no {prefix}{file}", place=self.directory, hint=hint)
+
+    def _bytes(self, entry: Entry) -> bytes:
+        if isinstance(entry, bytes):
+            return entry
+        return self.entries.file(entry).read(entry.offset, entry.length)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The chunks of one array; what its `Chunked` asks for its parts.
+
+    Attributes:
+        arrays: the item's arrays.
+        path: of this one in the tree.
+        prefix: of its keys.
+        document: its metadata.
+    """
+
+    arrays: Arrays
+    path: Path
+    prefix: str
+    document: ZarrArray
+
+    def lazy(self) -> Chunked:
+        document, coding = self.document, self.document.coding
+        shard, nbytes = self._shard, self._array_nbytes
+        scratch = None if self._is_plain else scratch_of(coding, document.dtype, shard, nbytes)
+        return Chunked(document.shape, document.dtype, coding.shape, self, scratch, self._gaps())
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether every chunk is its elements in C order and nothing else."""
+        coding = self.document.coding
+        in_order = coding.order == tuple(range(len(coding.order)))
+        return coding.opener is None and not self._are_shards and in_order
+
+    @cached_property
+    def _array_nbytes(self) -> int:
+        """Bytes of all pieces when they are decoded."""
+        piece = self.document.coding.shape
+        return prod(grid_shape(self.document.shape, piece)) * self._piece_bytes
+
+    def places(self) -> list[tuple[ByteSource, int, int]] | None:
+        """File, first byte and length of every chunk, in C order of the grid; None if any was left out.
+
+        Raises:
+            FormatError: a chunk is missing or cannot be where the index says.
+        """
+        found: list[tuple[ByteSource, int, int]] = []
+        for index in grid_indices(self.document.shape, self.document.chunk):
+            key = self.document.keys.key(index)
+            entry = self.arrays.entries.get(self.prefix + key)
+            if entry is None and self._fill is not None:
+                return None
+            found.append(self._located(key, entry))
+        return found
+
+    @property
+    def _are_shards(self) -> bool:
+        return self.document.shard_index_at_start is not None
+
+    @property
+    def _pieces(self) -> Shape:
+        """How many pieces a chunk has along each axis."""
+        return grid_shape(self.document.chunk, self.document.coding.shape)
+
+    @cached_property
+    def _piece_bytes(self) -> int:
+        return prod(self.document.coding.shape) * self.document.dtype.itemsize
+
+    @property
+    def _fill(self) -> bytes | None:
+        return self.document.fill if self.arrays.may_be_left_out else None
+
+    @property
+    def _shard(self) -> Shard | None:
+        at_start = self.document.shard_index_at_start
+        return None if at_start is None else Shard(prod(self._pieces), at_start, self._fill)
+
+    def _gaps(self) -> Gaps | None:
+        """The chunks that are missing, None if none are or they may hold the fill value."""
+        grid = grid_shape(self.document.shape, self.document.chunk)
+        present, chunks = self._counted(grid), prod(grid)
+        taken = list(self._taken(grid))
+        if taken:
+            return self._without_files(taken, chunks, 0 if self._fill is not None else chunks - present)
+        if present == chunks or self._fill is not None:
+            return None
+        keys = (self.document.keys.key(grid_index(grid, number)) for number in range(present + 1))
+        first = next(key for key in keys if self.arrays.entries.get(self.prefix + key) is None)
+        return Gaps(spelled(self.path), chunks - present, chunks, self.prefix + first, self.arrays.hint)
+
+    def _taken(self, grid: Shape) -> Iterator[tuple[str, FileFault]]:
+        """Keys of the chunks that the index has in a file which is missing or ends before them."""
+        entries = self.arrays.entries
+        for key in entries.below(self.prefix) if entries.faults else ():
+            entry = entries.get(self.prefix + key)
+            fault = entries.faults.get(entry.file) if isinstance(entry, Extent) else None
+            is_chunk = self.document.keys.index(key, len(grid)) is not None
+            if is_chunk and isinstance(entry, Extent) and fault and fault.takes(entry):
+                yield self.prefix + key, fault
+
+    def _without_files(self, taken: Sequence[tuple[str, FileFault]], chunks: int, missing: int) -> Gaps:
+        key, first = taken[0]
+        return Gaps(
+            spelled(self.path),
+            missing + len(taken),
+            chunks,
+            key,
+            f"{first.hint}; `ckpt doctor {quote(str(self.arrays.directory))}` says more",
+            tuple(dict.fromkeys(str(fault) for _, fault in taken)),
+            FormatError if first.is_absent or first.nbytes is not None else StorageError,
+        )
+
+    def _counted(self, grid: Shape) -> int:
+        """How many chunks there are.
+
+        Raises:
+            FormatError: the metadata has no room for one: it is then of another array.
+        """
+        document, count = self.document, 0
+        for key in self.arrays.entries.below(self.prefix):
+            index = document.keys.index(key, len(grid))
+            if index is not None and not all(i < n for i, n in zip(index, grid, strict=True)):
+                raise FormatError(
+                    "the metadata of an array contradicts its chunks",
+                    place=f"{self.arrays.directory}: {self.prefix}{key}",
+                    got=f"a chunk at {list(index)}",
+                    wanted=f"a grid of {list(grid)}: shape {list(document.shape)} "
+                    f"in chunks of {list(document.chunk)}",
+                )
+            count += index is not None
+        return count
+
+    def __call__(self, index: Shape) -> LazyArray:
+        """The piece of the array at an index of the grid of pieces."""
+        shape, dtype = self.document.coding.shape, self.document.dtype
+        if self._is_plain:
+            return self._plain(index)
+        pieces = zip(index, self._pieces, strict=True)
+        places = [divmod(i, n) for i, n in pieces]
+        chunk = tuple(place[0] for place in places)
+        key = self.document.keys.key(chunk)
+        entry = self.arrays.entries.get(self.prefix + key)
+        if entry is None and self._fill is not None:
+            return Constant(shape, dtype, self._fill)
+        source, offset, nbytes = self._located(key, entry)
+        shard = (
+            (self._shard, _position([place[1] for place in places], self._pieces)) if self._shard else None
+        )
+        if shard and self._is_one_plain_piece(nbytes):
+            offset += shard[0].index_bytes if shard[0].at_start else 0
+            nbytes, shard = self._piece_bytes, None
+        extent = grid_cell(self.document.shape, shape, index).shape
+        coding = self.document.coding
+        piece = Piece(
+            source, offset, nbytes, dtype, coding, self._name(key), extent, shard, self._array_nbytes
+        )
+        return piece_array(piece, shape)
+
+    def _plain(self, index: Shape) -> LazyArray:
+        """A chunk that is its elements; asked for at every read, so as little as possible is made for it."""
+        document = self.document
+        key = document.keys.key(index)
+        entry = self.arrays.entries.get(self.prefix + key)
+        if entry is None and self._fill is not None:
+            return Constant(document.chunk, document.dtype, self._fill)
+        source, offset, _ = self._located(key, entry)
+        return Stored(document.chunk, document.dtype, source, offset, whole_bytes=True)
+
+    def _is_one_plain_piece(self, nbytes: int) -> bool:
+        """Whether a shard has room for its index and one plain piece: then it is known where that is."""
+        shard = self._shard
+        return (
+            self.document.coding.opener is None
+            and shard is not None
+            and shard.pieces == 1
+            and nbytes == self._piece_bytes + shard.index_bytes
+        )
+
+    def _located(self, key: str, entry: Entry | None) -> tuple[ByteSource, int, int]:
+        """File, offset and length of a chunk."""
+        wanted = self._piece_bytes if self.document.coding.opener is None and not self._are_shards else None
+        length = None if entry is None else len(entry) if isinstance(entry, bytes) else entry.length
+        if entry is None or length is None or wanted not in (None, length):
+            raise FormatError(
+                "a chunk is missing" if entry is None else "a chunk has the wrong length",
+                place=self._name(key),
+                got=self.arrays.entries.missing if entry is None else f"{length} bytes",
+                wanted=f"{wanted} bytes" if wanted is not None else None,
+                hint=self.arrays.hint if entry is None else None,
+            )
+        if isinstance(entry, bytes):
+            return Bytes(spelled(self.path), entry), 0, length
+        file = self.arrays.entries.file(entry)
+        if entry.offset + length > file.size:
+            raise FormatError(
+                f"a chunk runs past the end of {file.path}, which ends too early",
+                place=self._name(key),
+                got=f"a file of {file.size} bytes",
+                wanted=f"bytes {entry.offset} to {entry.offset + length}",
+                hint="the file was cut short: fetch it again",
+            )
+        return file, entry.offset, length
+
+    def _name(self, key: str) -> str:
+        """A chunk in messages."""
+        return f"{self.arrays.directory}: {spelled(self.path)}, chunk {key}"
+
+
+def _position(index: Sequence[int], lengths: Sequence[int]) -> int:
+    """The C-order position of a multi-index."""
+    position = 0
+    for i, n in zip(index, lengths, strict=True):
+        position = position * n + i
+    return position

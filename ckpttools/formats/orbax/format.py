@@ -1,0 +1,153 @@
+"""Reading Orbax checkpoints of every layout from their own metadata, without Orbax or devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path as FilePath
+from typing import Any
+
+from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, spelled
+from ckpttools.core.budget import require_room
+from ckpttools.core.errors import FormatError
+from ckpttools.formats.base import COMPANIONS, ReadOptions
+from ckpttools.formats.json_file import read_json
+from ckpttools.formats.orbax import metadata as orbax_metadata
+from ckpttools.formats.orbax import runs as orbax_runs
+from ckpttools.formats.orbax.arrays import Arrays
+from ckpttools.formats.orbax.entries import entries_of
+from ckpttools.formats.orbax.hosts import is_part_of_a_host
+from ckpttools.formats.orbax.metadata import SavedLeaf, key_impls
+from ckpttools.stores.local import LocalFile, occurrences
+
+
+@dataclass(frozen=True)
+class Orbax:
+    """The format `orbax`."""
+
+    name: str = "orbax"
+
+    def why_not(self, path: FilePath) -> str | None:
+        return orbax_runs.why_not(path)
+
+    def open(self, path: FilePath, options: ReadOptions) -> Tree:
+        item = orbax_runs.find_item(path, options.step)
+        place = item.directory / orbax_metadata.TREE_FILE
+        _require_room(place)
+        document = read_json(place)
+        saved = orbax_metadata.parse_tree(document, str(place))
+        names = _names(saved, place)
+        impls = key_impls(item.directory)
+        metadata = Metadata(
+            format=self.name,
+            step=item.step,
+            item=item.name,
+            custom=_custom_metadata(item) or _object(document, place),
+            scalars=frozenset(each.path for each in saved if each.value_type == "scalar"),
+            key_impls={names[name]: impl for name, impl in impls.items() if name in names},
+            config=_config(item.directory),
+            place=str(item.directory),
+        )
+        leaves = _Leaves(item.directory, _arrays(item, document, options))
+        return Tree({each.path: leaves.leaf(each) for each in saved}, metadata)
+
+
+FORMAT = Orbax()
+
+
+# A leaf is several objects in this file, and keys of the index: 100,000 took 2.4 KiB each to open.
+_BYTES_PER_LEAF = 1536
+
+
+def _require_room(place: FilePath) -> None:
+    source = LocalFile.at(place)
+    leaves = occurrences(b'"value_type"', source)
+    source.close()
+    require_room(leaves, leaves * _BYTES_PER_LEAF, place)
+
+
+def _config(directory: FilePath) -> Mapping[str, Any] | None:
+    """The model's configuration, where it was carried along inside the item."""
+    path = directory / COMPANIONS / "config.json"
+    return read_json(path) if path.is_file() else None
+
+
+def _arrays(item: orbax_runs.Item, document: Mapping[str, Any], options: ReadOptions) -> Arrays:
+    directory = item.directory
+    entries = entries_of(directory, document.get("use_ocdbt"), options.max_index_bytes)
+    # Absent in the metadata of old versions: then a missing chunk may be lost as well as left out.
+    said = document.get("store_array_data_equal_to_fill_value")
+    # What one host kept lacks the chunks of the others, whatever these hold.
+    left_out = said is False and not is_part_of_a_host(directory)
+    return Arrays(directory, entries, document.get("use_zarr3"), left_out, may_be_old=said is None)
+
+
+def _names(saved: Iterable[SavedLeaf], place: FilePath) -> dict[str, Path]:
+    """The name of each leaf with data on disk.
+
+    Raises:
+        FormatError: two have the same: Orbax joins keys with dots, and one has overwritten the other.
+    """
+    names: dict[str, Path] = {}
+    for each in saved:
+        other = each.path if each.is_empty else names.setdefault(dotted(each.path), each.path)
+        if other != each.path:
+            raise FormatError(
+                "two leaves have the same name on disk, so one has overwritten the other",
+                place=place,
+                got=f"{spelled(other)} and {spelled(each.path)} are both {dotted(each.path)!r}",
+                hint="save it again with other keys: Orbax joins them with dots",
+            )
+    return names
+
+
+def _custom_metadata(item: orbax_runs.Item) -> Mapping[str, object]:
+    """What the user said when saving; at the step, or in the item's own copy."""
+    for directory in (item.step_directory, item.directory):
+        path = directory / orbax_metadata.CHECKPOINT_FILE
+        if path.is_file():
+            custom = _object(read_json(path), path)
+            if custom:
+                return custom
+    return {}
+
+
+def _object(document: Mapping[str, Any], place: FilePath) -> Mapping[str, object]:
+    """What a document says of the user's.
+
+    Raises:
+        FormatError: it is no JSON object.
+    """
+    custom = document.get("custom_metadata") or {}
+    if not isinstance(custom, dict):
+        raise FormatError("the custom metadata is no JSON object", place=place, got=type(custom).__name__)
+    return custom
+
+
+class _Leaves:
+    """Makes the leaves of an item."""
+
+    def __init__(self, directory: FilePath, arrays: Arrays) -> None:
+        self._directory, self._arrays = directory, arrays
+
+    def leaf(self, saved: SavedLeaf) -> Leaf:
+        if saved.is_empty:
+            return Empty(saved.value_type)
+        if saved.value_type == "string":
+            return Text(self._string(saved.path))
+        return self._arrays.array(saved.path)
+
+    def _string(self, path: Path) -> str:
+        text = self._strings.get(dotted(path))
+        if not isinstance(text, str):
+            raise FormatError(
+                "a string is missing",
+                place=self._directory / orbax_metadata.STRINGS_FILE,
+                wanted=f"a text for {dotted(path)!r}",
+            )
+        return text
+
+    @cached_property
+    def _strings(self) -> Mapping[str, object]:
+        return read_json(self._directory / orbax_metadata.STRINGS_FILE)

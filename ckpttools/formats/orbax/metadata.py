@@ -1,0 +1,214 @@
+"""Orbax's own JSON files beside the arrays, read and written as orbax-checkpoint 0.12 has them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, dotted
+from ckpttools.core.errors import FormatError
+from ckpttools.core.region import Shape
+from ckpttools.formats.json_file import DEEPEST, read_json
+
+TREE_FILE = "_METADATA"
+CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
+COMMIT_FILE = "commit_success.txt"
+STRINGS_FILE = "_strings.json"
+ARRAYS_DIRECTORY = "array_metadatas"
+EMPTY_KINDS = ("None", "Dict", "List", "Tuple")
+SHARDING_FILE = "_sharding"
+ARRAYS_FILE = "array_metadatas/process_0"
+# Names that Orbax uses in the directory of an item.
+OWN_FILES = frozenset(
+    (
+        TREE_FILE,
+        CHECKPOINT_FILE,
+        COMMIT_FILE,
+        STRINGS_FILE,
+        SHARDING_FILE,
+        "array_metadatas",
+        "manifest.ocdbt",
+        "d",
+    )
+)
+HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
+
+_SEQUENCE, _DICT = 1, 2
+# As long as any file system lets a path be.
+_LONGEST_NAME = 4096
+
+
+def tree_document(tree: Tree, use_ocdbt: bool = True, use_zarr3: bool = True) -> dict[str, Any]:
+    """The content of `_METADATA`: every leaf with its keys and the kind of its value."""
+    entries = {str(_text_keys(path)): _entry(path, leaf, tree) for path, leaf in tree.items()}
+    return {
+        "tree_metadata": entries,
+        "use_ocdbt": use_ocdbt,
+        "use_zarr3": use_zarr3,
+        "store_array_data_equal_to_fill_value": True,
+        "custom_metadata": None,
+    }
+
+
+def _text_keys(path: Path) -> tuple[str, ...]:
+    return tuple(map(str, path))
+
+
+def _entry(path: Path, leaf: Leaf, tree: Tree) -> dict[str, Any]:
+    keys = [{"key": str(key), "key_type": _SEQUENCE if isinstance(key, int) else _DICT} for key in path]
+    kind = _value_type(path, leaf, tree)
+    value: dict[str, Any] = {"value_type": kind, "skip_deserialize": isinstance(leaf, Empty)}
+    if isinstance(leaf, LazyArray) and kind == "jax.Array":
+        value["write_shape"] = list(leaf.shape)
+    return {"key_metadata": keys, "value_metadata": value}
+
+
+def _value_type(path: Path, leaf: Leaf, tree: Tree) -> str:
+    """Arrays are said to be numpy's: that restores on any devices, with and without a target.
+
+    Only JAX has typed PRNG keys; their sharding is then written, too.
+    """
+    if isinstance(leaf, Empty):
+        return leaf.kind
+    if isinstance(leaf, Text):
+        return "string"
+    if path in tree.metadata.key_impls:
+        return "jax.Array"
+    return "scalar" if path in tree.metadata.scalars else "np.ndarray"
+
+
+def checkpoint_document(item: str | None, custom: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of `_CHECKPOINT_METADATA`.
+
+    Args:
+        item: name of the item below the step directory; None for the copy inside an item, where MaxText
+            looks when it is given the path of the item.
+        custom: the user's metadata.
+    """
+    now = time.time_ns()
+    return {
+        "item_handlers": {item: HANDLER} if item else HANDLER,
+        "metrics": {},
+        "performance_metrics": {},
+        "init_timestamp_nsecs": now,
+        "commit_timestamp_nsecs": now,
+        "custom_metadata": dict(custom),
+    }
+
+
+def strings_document(tree: Tree) -> dict[str, str]:
+    """The content of `_strings.json`: array name -> text."""
+    return {".".join(_text_keys(p)): leaf.value for p, leaf in tree.items() if isinstance(leaf, Text)}
+
+
+def random_key_documents(tree: Tree, chunks: Mapping[Path, Shape]) -> dict[str, dict[str, Any]]:
+    """File name -> content of what makes typed PRNG keys of arrays of numbers; nothing where there are none.
+
+    Args:
+        tree: what is written.
+        chunks: chunk shape of the arrays that are keys.
+    """
+    impls = {path: impl for path, impl in tree.metadata.key_impls.items() if path in chunks}
+    if not impls:
+        return {}
+    arrays = [_array_metadata(path, tree.arrays[path].shape, chunks[path], impls[path]) for path in impls]
+    names = (".".join(_text_keys(path)).encode() for path in impls)
+    shardings = {base64.urlsafe_b64encode(name).decode(): json.dumps(_ANY_ONE_DEVICE) for name in names}
+    return {ARRAYS_FILE: {"array_metadatas": arrays}, SHARDING_FILE: shardings}
+
+
+def _array_metadata(path: Path, shape: Shape, chunk: Shape, impl: str) -> dict[str, Any]:
+    described = {
+        "param_name": ".".join(_text_keys(path)),
+        "write_shape": list(shape),
+        "chunk_shape": list(chunk),
+        "ext_metadata": {"random_key_impl": impl},
+    }
+    return {"array_metadata": described}
+
+
+# Replicated over one device, the first: there is one wherever JAX runs.
+_ANY_ONE_DEVICE = {
+    "sharding_type": "NamedSharding",
+    "shape": [1],
+    "axis_names": ["device"],
+    "axis_types": ["AxisType.Auto"],
+    "partition_spec": [],
+    "device_mesh": {"mesh": [{"id": 0}]},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedLeaf:
+    """One entry of `_METADATA`.
+
+    Attributes:
+        path: its keys; those of sequences as numbers.
+        value_type: "np.ndarray", "jax.Array", "scalar", "string", or what an empty leaf is.
+        is_empty: whether there is no data.
+    """
+
+    path: Path
+    value_type: str
+    is_empty: bool
+
+
+def parse_tree(document: Mapping[str, Any], place: str) -> list[SavedLeaf]:
+    """The leaves that a `_METADATA` lists, in order.
+
+    Raises:
+        FormatError: it is not such a document.
+    """
+    try:
+        return [_saved_leaf(entry) for entry in document["tree_metadata"].values()]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise FormatError(
+            "not the tree metadata of an Orbax checkpoint",
+            place=place,
+            got=f"{type(error).__name__}: {error}",
+            wanted="an object with tree_metadata, key_metadata and value_metadata",
+        ) from error
+
+
+def _saved_leaf(entry: Mapping[str, Any]) -> SavedLeaf:
+    path = tuple(
+        int(key["key"]) if key["key_type"] == _SEQUENCE else str(key["key"]) for key in entry["key_metadata"]
+    )
+    if len(path) > DEEPEST or sum(len(str(key)) for key in path) > _LONGEST_NAME:
+        raise ValueError(f"a path of {len(path)} keys, {len(dotted(path))} characters")
+    value = entry["value_metadata"]
+    kind = value["value_type"]
+    # An empty named tuple, of which only the class would tell more: Orbax restores None, too.
+    kind = "None" if kind == "NamedTuple" else kind
+    return SavedLeaf(path, kind, kind in EMPTY_KINDS)
+
+
+def key_impls(directory: FilePath) -> dict[str, str]:
+    """Names of the arrays that are typed PRNG keys, with the implementation of each.
+
+    Raises:
+        FormatError: a file of `array_metadatas` is none.
+    """
+    found: dict[str, str] = {}
+    for path in sorted(directory.glob(f"{ARRAYS_DIRECTORY}/process_*")):
+        try:
+            found.update(_impls(read_json(path)))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FormatError(
+                "not the metadata of arrays", place=path, got=f"{type(error).__name__}: {error}"
+            ) from error
+    return found
+
+
+def _impls(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for entry in document["array_metadatas"]:
+        array = entry["array_metadata"]
+        impl = (array.get("ext_metadata") or {}).get("random_key_impl")
+        if impl:
+            yield array["param_name"], impl

@@ -1,0 +1,84 @@
+"""How the arrays of an Orbax item lay on devices when they were saved, from its `_sharding` file.
+
+Information only: nothing here needs those devices, and reading an array does not depend on it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckpttools.array.shardings import Sharding
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.errors import FormatError
+from ckpttools.core.region import Shape
+from ckpttools.formats.json_file import parse_json, read_json
+from ckpttools.formats.orbax.metadata import ARRAYS_DIRECTORY, SHARDING_FILE
+
+
+def stored_shardings(tree: Tree) -> dict[TreePath, Sharding]:
+    """Path of an array -> its sharding; empty where none was stored.
+
+    Args:
+        tree: as its format opened it.
+
+    Raises:
+        FormatError, StorageError: a file that should say it is damaged or cannot be read.
+    """
+    directory = Path(tree.metadata.place)
+    place = directory / SHARDING_FILE
+    if tree.metadata.format != "orbax" or not place.is_file():
+        return {}
+    try:
+        shardings, shapes = dict(_shardings(read_json(place))), _write_shapes(directory)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise FormatError(
+            "not the shardings of an Orbax checkpoint",
+            place=place,
+            got=f"{type(error).__name__}: {error}",
+            wanted="names in base64, each with a sharding as JSON text",
+        ) from error
+    names = {path: dotted(path) for path in tree.arrays}
+    return {
+        path: replace(shardings[name], write_shape=shapes.get(name))
+        for path, name in names.items()
+        if name in shardings
+    }
+
+
+def _shardings(document: Mapping[str, str]) -> Iterator[tuple[str, Sharding]]:
+    # Most arrays share their text with others, and each lists all devices of the mesh.
+    known: dict[str, Sharding] = {}
+    for name, text in document.items():
+        if text not in known:
+            known[text] = _parsed(parse_json(text))
+        yield base64.urlsafe_b64decode(name).decode(), known[text]
+
+
+def _parsed(document: Mapping[str, Any]) -> Sharding:
+    names, lengths = document.get("axis_names", ()), document.get("shape", ())
+    return Sharding(
+        document["sharding_type"],
+        tuple((str(name), int(length)) for name, length in zip(names, lengths, strict=True)),
+        tuple(_axes(entry) for entry in document.get("partition_spec", ())),
+        document.get("device_str"),
+    )
+
+
+def _axes(entry: object) -> tuple[str, ...]:
+    """One entry of a partition spec: nothing, the name of a mesh axis, or several."""
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(map(str, entry))  # type: ignore[call-overload]
+
+
+def _write_shapes(directory: Path) -> dict[str, Shape]:
+    """What `array_metadatas` says; every process of a save writes the same."""
+    path = next(iter(sorted(directory.glob(f"{ARRAYS_DIRECTORY}/process_*"))), None)
+    entries = [] if path is None else read_json(path)["array_metadatas"]
+    arrays = (entry["array_metadata"] for entry in entries)
+    return {each["param_name"]: tuple(each["write_shape"]) for each in arrays}

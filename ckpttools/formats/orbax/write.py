@@ -1,0 +1,301 @@
+"""Writing Orbax checkpoints: zarr chunks in data files under an OCDBT index, or each in a file of its own.
+
+Chunks go to their places in any order; index and metadata come last, so an interrupted write leaves nothing
+that could be taken for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+from ckpttools.array.nodes import stacked_axes
+from ckpttools.array.tree import Path, Tree, dotted, spelled
+from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.core.region import Shape, ceil_div, grid_indices
+from ckpttools.formats.base import COMPANIONS, Extents, Layout
+from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, is_file_name
+from ckpttools.formats.orbax import metadata as orbax_metadata
+from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent, encode
+from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement, Range, Referenced
+from ckpttools.formats.references import NO_REFERENCES, ReferenceMode, References, find
+from ckpttools.formats.zarr import zarr2
+from ckpttools.formats.zarr.chunk_codecs import LARGEST_ENCODED, CompressionSpec
+from ckpttools.formats.zarr.chunking import chunk_shape
+from ckpttools.formats.zarr.zarr3 import DOCUMENT, RAW_CODECS, ArrayDocument, chunk_key
+from ckpttools.stores.files import write_file
+
+DATA_DIRECTORY = "d"
+DATA_FILE = f"{DATA_DIRECTORY}/data"
+INDEX_FILE = f"{DATA_DIRECTORY}/index"
+# Chunks start on pages, so that they can be read and written without copying at the edges; arrays of
+# less than a page are not worth the gap.
+_PAGE, _LINE = 4096, 64
+_NO_TARGET = 1 << 62
+
+
+@dataclass(frozen=True)
+class OrbaxWriter:
+    """Writes `<root>/<step>/<item>`, as `CheckpointManager` and MaxText lay it out.
+
+    Attributes:
+        step: number of the step directory; None takes that of the tree, and 0 where it has none.
+        item: name of the item in it.
+        ocdbt: chunks in few data files with an index; else every array is a directory, every chunk a file.
+        zarr3: arrays in zarr v3; else v2.
+        compression: of chunks; None stores them as they are, which loads fastest.
+        target_data_file_bytes: size at which the next data file is begun; None for one file.
+        references: which chunks are not written but taken from the files in which they are, as they are.
+    """
+
+    step: int | None = 0
+    item: str = "items"
+    ocdbt: bool = True
+    zarr3: bool = True
+    compression: CompressionSpec | None = None
+    target_data_file_bytes: int | None = None
+    references: References = NO_REFERENCES
+    name: str = "orbax"
+
+    def __post_init__(self) -> None:
+        if not is_file_name(self.item) or self.item in orbax_metadata.OWN_FILES:
+            raise UsageError(
+                f"{self.item!r} cannot be the name of an item",
+                wanted="the name of a directory, such as items, default or state",
+            )
+        if self.target_data_file_bytes is not None and not self.ocdbt:
+            raise UsageError(
+                "without OCDBT every chunk is a file, so data files have no target size",
+                hint="leave out --no-ocdbt or --target-data-file-size",
+            )
+        if self.references.mode is not ReferenceMode.NONE and not (self.ocdbt and self.zarr3):
+            raise UsageError(
+                "only zarr v3 under OCDBT can refer to bytes that are there already",
+                hint="leave out --reference, or --no-ocdbt and --zarr2",
+            )
+
+    def layout(self, tree: Tree, most: int) -> Layout:
+        """As `Writer.layout`; raw chunks under OCDBT have their places from the start, others get them."""
+        self._check(tree)
+        base = self._base(tree)
+        found = find(tree, self.references, f"{base}/{DATA_DIRECTORY}")
+        files = _DataFiles(f"{base}/{DATA_FILE}", self.target_data_file_bytes)
+        largest = min(most, LARGEST_ENCODED) if self.compression else None
+        placements = dict(found.placements)
+        for path, array in tree.arrays.items():
+            if path in placements:
+                continue
+            itemsize = array.dtype.itemsize
+            chunk = chunk_shape(array.shape, itemsize, stacked_axes(array), largest)
+            home = self._home(base, path) or files.home(array.shape, chunk, itemsize)
+            placements[path] = Placement(array.shape, itemsize, chunk, home, self.compression)
+        sizes = {name: size for name, size in files.sizes.items() if size}
+        return Layout(placements, sizes, found.links, found.remarks)
+
+    def _base(self, tree: Tree) -> str:
+        """The item's directory, relative to the root."""
+        step = tree.metadata.step or 0 if self.step is None else self.step
+        return f"{step}/{self.item}"
+
+    def _home(self, base: str, path: Path) -> ChunkFiles | Appended | None:
+        """Where the chunks of an array go that have no fixed place in a data file, else None."""
+        if not self.ocdbt:
+            return ChunkFiles(lambda index: f"{base}/{_key(path, self._chunk_key(index))}")
+        if self.compression:
+            return Appended(f"{base}/{DATA_FILE}", self.target_data_file_bytes or _NO_TARGET)
+        return None
+
+    def _chunk_key(self, index: Shape) -> str:
+        return chunk_key(index) if self.zarr3 else zarr2.chunk_key(index)
+
+    def finish(self, directory: FilePath, tree: Tree, layout: Layout, extents: Extents) -> None:
+        """As `Writer.finish`: index or documents, Orbax's metadata at both levels, then the commit marks."""
+        item = directory / self._base(tree)
+        if self.ocdbt:
+            index = encode(self._entries(tree, layout, extents), INDEX_FILE)
+            write_file(item / INDEX_FILE, index.nodes)
+            write_file(item / MANIFEST, index.manifest)
+        else:
+            for key, document in self._documents(tree, layout):
+                write_file(item / key, document)
+        for name, content in self._metadata(tree, layout).items():
+            write_file(item / name, json.dumps(content).encode())
+        outer = orbax_metadata.checkpoint_document(self.item, tree.metadata.custom)
+        write_file(item.parent / orbax_metadata.CHECKPOINT_FILE, json.dumps(outer).encode())
+        for place in (item, item.parent):
+            write_file(place / orbax_metadata.COMMIT_FILE, b"Checkpoint commit was successful")
+
+    def _documents(self, tree: Tree, layout: Layout) -> Iterator[tuple[str, bytes]]:
+        """Key and content of each array's own metadata."""
+        codec = self.compression
+        for path, array in tree.arrays.items():
+            placement = layout.placements[path]
+            if self.zarr3:
+                codecs = (*RAW_CODECS, codec.zarr3) if codec else RAW_CODECS
+                codecs = placement.home.codecs if isinstance(placement.home, Referenced) else codecs
+                document = ArrayDocument(array.shape, array.dtype, placement.chunk, codecs)
+                yield _key(path, DOCUMENT), document.to_json()
+            else:
+                compressor = codec.zarr2 if codec else None
+                text = zarr2.encode(array.shape, array.dtype, placement.chunk, compressor)
+                yield _key(path, zarr2.DOCUMENT), text
+
+    def _entries(self, tree: Tree, layout: Layout, extents: Extents) -> Iterator[tuple[bytes, Entry]]:
+        """Index entries: each array's metadata inline, each chunk as a range of a data file."""
+        for key, document in self._documents(tree, layout):
+            yield key.encode(), document
+        below = len(self._base(tree)) + 1
+        for path in tree.arrays:
+            for index, place in _places(path, layout.placements[path], extents):
+                key = _key(path, self._chunk_key(index))
+                if isinstance(place, bytes):
+                    yield key.encode(), place
+                else:
+                    yield key.encode(), Extent(place.file[below:], place.offset, place.nbytes)
+
+    def _metadata(self, tree: Tree, layout: Layout) -> Mapping[str, Mapping[str, Any]]:
+        """The JSON files of the item: name -> content."""
+        keys = tree.metadata.key_impls.keys() & layout.placements.keys()
+        chunks = {path: layout.placements[path].chunk for path in keys}
+        made = {
+            orbax_metadata.TREE_FILE: orbax_metadata.tree_document(tree, self.ocdbt, self.zarr3),
+            orbax_metadata.CHECKPOINT_FILE: orbax_metadata.checkpoint_document(None, tree.metadata.custom),
+            orbax_metadata.STRINGS_FILE: orbax_metadata.strings_document(tree),
+            **orbax_metadata.random_key_documents(tree, chunks),
+        }
+        return {name: content for name, content in made.items() if content}
+
+    def _check(self, tree: Tree) -> None:
+        _check_names(tree)
+        _check_sizes(tree)
+        if self.zarr3:
+            check_dtypes(tree, lambda dtype: dtype.zarr3, "zarr v3")
+        else:
+            check_dtypes(tree, zarr2.spelling, "zarr v2")
+        if not self.ocdbt:
+            _check_directories(tree)
+
+
+def _places(path: Path, placement: Placement, extents: Extents) -> Iterator[tuple[Shape, Range | bytes]]:
+    """Where every chunk of an array is, by grid index, or the chunk itself."""
+    home = placement.home
+    for position, index in enumerate(grid_indices(placement.shape, placement.chunk)):
+        if isinstance(home, Referenced):
+            yield index, home.place(position)
+        else:
+            yield index, extents[path, index] if placement.codec else placement.chunk_range(index)
+
+
+@dataclass
+class _DataFiles:
+    """Gives arrays their places in data files, one after the other.
+
+    Attributes:
+        name: of the one file, or of all with numbers appended where there is a target.
+        target: size at which the next file is begun.
+        sizes: final size of each file.
+    """
+
+    name: str
+    target: int | None
+    sizes: dict[str, int] = field(default_factory=dict)
+    _files: int = 0
+
+    def __post_init__(self) -> None:
+        if self.target is None:
+            self.sizes[self.name] = 0
+
+    def home(self, shape: Shape, chunk: Shape, itemsize: int) -> DataFile:
+        """The place of the next array."""
+        array = Placement(shape, itemsize, chunk, DataFile(""))
+        if self.target is not None and array.nbytes > self.target:
+            return self._striped(array, self.target)
+        file, start = self._next(array.nbytes)
+        self.sizes[file] = start + array.nbytes
+        return DataFile(file, start)
+
+    def _next(self, nbytes: int) -> tuple[str, int]:
+        """File and offset for an array of so many bytes that go into one file."""
+        file = next(reversed(self.sizes), None)
+        if file is not None:
+            alignment = _PAGE if nbytes >= _PAGE else _LINE
+            start = ceil_div(self.sizes[file], alignment) * alignment
+            if self.target is None or start + nbytes <= self.target:
+                return file, start
+        return self._new_name(), 0
+
+    def _striped(self, array: Placement, target: int) -> DataFile:
+        """An array over files of its own, as many whole chunks in each as the target allows."""
+        per_file = max(1, target // array.chunk_nbytes)
+        home = DataFile(self._new_name(), 0, per_file)
+        chunks = array.nbytes // array.chunk_nbytes
+        for first in range(0, chunks, per_file):
+            file, _ = home.place(first, array.chunk_nbytes)
+            self.sizes[file] = min(per_file, chunks - first) * array.chunk_nbytes
+        return home
+
+    def _new_name(self) -> str:
+        self._files += 1
+        return f"{self.name}-{self._files - 1:05d}"
+
+
+def _key(path: Path, below: str) -> str:
+    """A key of an array. Orbax gives an array that is the whole tree no name."""
+    name = dotted(path)
+    return f"{name}/{below}" if name else below
+
+
+def _check_sizes(tree: Tree) -> None:
+    empty = [f"{spelled(path)}: {list(array.shape)}" for path, array in tree.arrays.items() if not array.size]
+    if empty:
+        raise FormatError(
+            "Orbax cannot hold arrays without elements:" + listing(empty),
+            place=tree.metadata.place or None,
+            hint="leave them out; plain zarr v3 (to-zarr3) holds them",
+        )
+
+
+def _check_names(tree: Tree) -> None:
+    """Orbax joins keys with dots: two paths must not become one name, and a name is one to tensorstore.
+
+    That drops a slash at the end of a name (`a/` is `a`), and takes no name for the root of all arrays.
+    """
+    unclear = [json.dumps(path) for path in tree.arrays if path and "" in spelled(path).split("/")]
+    if unclear:
+        raise FormatError(
+            "these names have empty parts, so that they are others' in Orbax:" + listing(unclear),
+            place=tree.metadata.place or None,
+            wanted="keys that are not empty, neither begin nor end with '/', and have no '//'",
+            hint="rename them: ckpt remap SRC DST --map RULES",
+        )
+    names: dict[str, Path] = {}
+    for path in tree:
+        other = names.setdefault(dotted(path), path)
+        if other != path:
+            raise FormatError(
+                "two paths have the same name in Orbax, which joins keys with dots",
+                place=spelled(path),
+                got=f"{spelled(other)} is also {dotted(path)!r}",
+                hint="rename one of them",
+            )
+
+
+def _check_directories(tree: Tree) -> None:
+    """Without OCDBT an array's name is that of a directory beside Orbax's own files."""
+    names = [dotted(path) for path in tree.arrays if path]
+    wrong = [name for name in names if not is_file_name(name) or _is_taken(name)]
+    if wrong:
+        raise FormatError(
+            "without OCDBT these arrays would need directories of names that cannot be:" + listing(wrong),
+            place=tree.metadata.place or None,
+            wanted=f"names without '/', of at most {LONGEST_NAME} bytes, that nothing else in an item has",
+            hint="write with --ocdbt, or rename them",
+        )
+
+
+def _is_taken(name: str) -> bool:
+    """Whether a file or directory of Orbax, or of ours, has this name in an item."""
+    return name in orbax_metadata.OWN_FILES or name == COMPANIONS or name.startswith("ocdbt.process_")

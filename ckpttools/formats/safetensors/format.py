@@ -1,0 +1,355 @@
+"""Reading safetensors: one file, shards with an index, or a directory that holds either.
+
+Importing this takes neither numpy nor the safetensors package, and opening reads headers only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import Any, NoReturn
+
+from ckpttools.array.nodes import Stored
+from ckpttools.array.tree import Metadata, Tree
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.budget import require_room
+from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, listing
+from ckpttools.formats import flat
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.safetensors.header import (
+    Header,
+    TensorEntry,
+    header_length,
+    json_object,
+    parse_header,
+    refuse_disguise,
+    without_duplicates,
+)
+from ckpttools.stores.local import LocalFile, occurrences, read_whole, storage_error
+
+__all__ = ["FORMAT", "Header", "SafetensorsFormat", "TensorEntry", "parse_header"]
+
+_SUFFIX = ".safetensors"
+_INDEX_SUFFIX = ".safetensors.index.json"
+_SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors", re.DOTALL)
+_INDEX_HINT = "fetch the index again, or remove it: the files themselves say which tensors they hold"
+
+
+@dataclass(frozen=True)
+class SafetensorsFormat:
+    """The `safetensors` format, as `ckpttools.formats.base.Format` describes it."""
+
+    name: str = "safetensors"
+
+    def why_not(self, path: Path) -> str | None:
+        try:
+            _find(path)
+        except CheckpointError as error:
+            return error.message
+        return None
+
+    def open(self, path: Path, options: ReadOptions) -> Tree:
+        found = _find(path)
+        _require_room(found, options)
+        named = None if found.index is None else _weight_map(found.folder / found.index)
+        names = found.files if named is None else _shards(found, named)
+        files = [_opened(found.folder, name, options) for name in names]
+        _check_once(files)
+        if named is not None:
+            _check_index(named, files, found.folder / str(found.index))
+        return _tree(path, found.folder, files)
+
+
+FORMAT = SafetensorsFormat()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Where the weights are: file names in a folder, or an index that names them."""
+
+    folder: Path
+    files: tuple[str, ...] = ()
+    index: str | None = None
+
+
+@dataclass(frozen=True)
+class _File:
+    """One file with its header; `name` is relative to the folder."""
+
+    name: str
+    source: LocalFile
+    header: Header
+
+
+def _find(path: Path) -> _Found:
+    """What of this format lies at `path`.
+
+    Raises:
+        FormatError: nothing, or more than one thing.
+        StorageError: there is nothing there at all, or it may not be looked at.
+    """
+    _look_at(path)
+    if path.is_dir():
+        return _find_in(path)
+    if path.name.endswith(_INDEX_SUFFIX):
+        return _Found(path.parent, index=path.name)
+    if path.name.endswith(_SUFFIX):
+        return _Found(path.parent, (path.name,))
+    raise FormatError(
+        f"the name ends neither in {_SUFFIX} nor in {_INDEX_SUFFIX}",
+        place=path,
+        hint="name a safetensors file, its index or the directory that holds them",
+    )
+
+
+def _look_at(path: Path) -> None:
+    """Raises StorageError if there is nothing at what the user names, or it may not be looked at."""
+    try:
+        path.stat()
+    except OSError as error:
+        raise storage_error("cannot look at", path, error) from error
+
+
+def _find_in(folder: Path) -> _Found:
+    # transformers takes model.safetensors where there is one and looks at no index beside it
+    # (PreTrainedModel.from_pretrained); whoever opens the directory means the same weights.
+    if _is_file(folder / "model.safetensors"):
+        return _Found(folder, ("model.safetensors",))
+    names = _listed(folder)
+    indexes = [name for name in names if name.endswith(_INDEX_SUFFIX)]
+    if "model.safetensors.index.json" in indexes:
+        return _Found(folder, index="model.safetensors.index.json")
+    if indexes:
+        return _Found(folder, index=_only(indexes, folder))
+    files = [name for name in names if name.endswith(_SUFFIX)]
+    if not files:
+        raise FormatError(
+            f"no {_SUFFIX} file in the directory", place=folder, hint="name the directory of the weights"
+        )
+    _check_numbers(files, folder)
+    return _Found(folder, tuple(files))
+
+
+def _require_room(found: _Found, options: ReadOptions) -> None:
+    """Refuses more tensors than fit into the memory allowed; an index names all those of its files."""
+    if found.index is not None:
+        index = LocalFile.at(found.folder / found.index)
+        require_room(occurrences(b".safetensors", index), 2 * index.size, index.path)
+        index.close()
+        return
+    tensors, nbytes = 0, 0
+    for name in found.files:
+        source = LocalFile.at(found.folder / name)
+        try:
+            length = header_length(source, options.max_header_bytes)
+            tensors += occurrences(b'"data_offsets"', source, 8 + length)
+        finally:
+            source.close()
+        nbytes += length
+    require_room(tensors, nbytes, found.folder)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # pathlib lets through what is neither "yes" nor "no", as a name that is too long
+        return False
+
+
+def _listed(folder: Path) -> list[str]:
+    """Names of what may be files of ours, sorted; hidden ones are other programs' (`._model.safetensors`)."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise storage_error("cannot list", folder, error) from error
+    return [entry.name for entry in entries if not entry.name.startswith(".") and not entry.is_dir()]
+
+
+def _only(indexes: Sequence[str], folder: Path) -> str:
+    if len(indexes) == 1:
+        return indexes[0]
+    raise FormatError(
+        "more than one index in the directory",
+        place=folder,
+        got=", ".join(indexes),
+        wanted="one",
+        hint=f"name the one you mean: {folder / indexes[0]}",
+    )
+
+
+def _check_numbers(files: Iterable[str], folder: Path) -> None:
+    """Without an index only the names (`model-00002-of-00003`) can tell that a file is missing."""
+    groups: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for match in filter(None, map(_SHARD_NAME.fullmatch, files)):
+        groups[match["stem"], match["count"]].add(match["number"])
+    missing = [
+        f"{stem}-{number}-of-{count}{_SUFFIX}"
+        for (stem, count), numbers in groups.items()
+        for number in _missing_numbers(numbers, count)
+    ]
+    if missing:
+        _refuse_missing(missing, folder, "all files that the others' names count")
+
+
+def _missing_numbers(numbers: set[str], count: str) -> list[str]:
+    """Numbers without a file. Most count from one; a file with number zero shows that all count from zero."""
+    width = len(next(iter(numbers)))
+    first = 0 if any(int(number) == 0 for number in numbers) else 1
+    # A count beyond any real one is somebody's own scheme of names.
+    if int(count) > 100_000:
+        return []
+    wanted = (str(number).zfill(width) for number in range(first, first + int(count)))
+    return [number for number in wanted if number not in numbers]
+
+
+def _refuse_missing(missing: Sequence[str], place: Path, wanted: str) -> NoReturn:
+    raise FormatError(
+        f"{len(missing)} of the weight files missing:{listing(missing)}",
+        place=place,
+        wanted=wanted,
+        hint="the download is not complete: fetch these files into the directory",
+    )
+
+
+def _json_file(path: Path, kind: type[CheckpointError], hint: str, unique: bool = True) -> dict[str, Any]:
+    """The JSON object in a file; `unique` refuses an object that names a key twice."""
+    raw = read_whole(path)
+    if not raw.lstrip().startswith((b"{", b"[")):
+        refuse_disguise(raw[:1024], str(path), kind, "JSON")
+    return json_object(raw, str(path), kind, hint, without_duplicates if unique else None)
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """Tensor name to file name. The index's `metadata.total_size` is often wrong and not looked at."""
+    found = _json_file(path, FormatError, _INDEX_HINT).get("weight_map")
+    if isinstance(found, dict) and found and all(type(name) is str for name in found.values()):
+        # Few files have many tensors.
+        return {tensor: sys.intern(name) for tensor, name in found.items()}
+    raise FormatError(
+        "the index has no usable weight_map",
+        place=path,
+        got="none" if found is None else f"{type(found).__name__}, empty or with values that are no strings",
+        wanted='{"weight_map": {tensor: file, …}, …}',
+        hint=_INDEX_HINT,
+    )
+
+
+def _shards(found: _Found, named: Mapping[str, str]) -> tuple[str, ...]:
+    """The files that the index names, sorted, which is how they are numbered."""
+    names = tuple(sorted(set(named.values())))
+    index = found.folder / str(found.index)
+    for name in names:
+        _check_inside(name, index)
+    # Symbolic links are followed: in the Hugging Face cache every file is one, to a blob elsewhere.
+    missing = [name for name in names if not _is_file(found.folder / name)]
+    if missing:
+        _refuse_missing(missing, index, "all files that the index names")
+    return names
+
+
+def _check_inside(name: str, index: Path) -> None:
+    path = PurePosixPath(name)
+    if path.parts and not path.is_absolute() and ".." not in path.parts and "\0" not in name:
+        return
+    raise FormatError(
+        f"the index names a file outside of its directory: {name!r}",
+        place=index,
+        got=repr(name),
+        wanted="the name of a file beside the index",
+        hint="do not trust this index; fetch the checkpoint from its source again",
+    )
+
+
+def _opened(folder: Path, name: str, options: ReadOptions) -> _File:
+    source = LocalFile.at(folder / name)
+    try:
+        header = parse_header(source, options.max_header_bytes)
+        source.remember_head(header.data_start)
+        return _File(name, source, header)
+    finally:
+        source.close()  # a checkpoint may have more shards than a process may have open files
+
+
+def _check_once(files: Sequence[_File]) -> None:
+    """Checks that no tensor is in two files."""
+    counts = Counter(entry.name for file in files for entry in file.header.entries)
+    twice = {name for name, count in counts.items() if count > 1}
+    if twice:
+        places: dict[str, list[str]] = defaultdict(list)
+        for file in files:
+            for entry in file.header.entries:
+                if entry.name in twice:
+                    places[entry.name].append(str(file.source.path))
+        raise FormatError(
+            "the same tensor in two files:"
+            + listing([f"{name}: {' and '.join(where)}" for name, where in places.items()]),
+            wanted="each tensor in one file",
+            hint="move files of another checkpoint out of the directory, or name one file",
+        )
+
+
+def _check_index(named: Mapping[str, str], files: Iterable[_File], index: Path) -> None:
+    """Checks that the index and the shards, which have each tensor once, name the same, in the same files."""
+    there = {entry.name: file.name for file in files for entry in file.header.entries}
+    if there == named:
+        return
+    raise FormatError(
+        "the index and its files do not hold the same tensors"
+        + _differing("named by the index, not in the file", named.items() - there.items())
+        + _differing("in the file, not named by the index", there.items() - named.items()),
+        place=index,
+        wanted="every tensor of the files in the index, with its file, and no other",
+        hint=_INDEX_HINT,
+    )
+
+
+def _differing(what: str, pairs: Iterable[tuple[str, str]]) -> str:
+    lines = [f"{tensor} ({file})" for tensor, file in sorted(pairs)]
+    return f"\n  {what} ({len(lines)}):{listing(lines)}" if lines else ""
+
+
+def _tree(path: Path, folder: Path, files: Sequence[_File]) -> Tree:
+    leaves = dict(chain.from_iterable(map(_leaves, files)))
+    custom = dict(chain.from_iterable(file.header.metadata.items() for file in files))
+    described = custom.pop(flat.ENTRY, None)
+    tree = Tree(leaves, Metadata(FORMAT.name, custom=custom, config=_config(folder), place=str(path)))
+    # One shard of several has the description of all of them: its arrays go by their names alone.
+    if described is None or _is_one_of_several(path):
+        return tree
+    return flat.restored(tree, described)
+
+
+def _is_one_of_several(path: Path) -> bool:
+    match = _SHARD_NAME.fullmatch(path.name)
+    return match is not None and path.is_file() and int(match["count"]) > 1
+
+
+def _leaves(file: _File) -> Iterator[tuple[TreePath, Stored]]:
+    start = file.header.data_start
+    for entry in file.header.entries:
+        yield (entry.name,), Stored(entry.shape, entry.dtype, file.source, start + entry.begin)
+
+
+def _config(folder: Path) -> dict[str, Any] | None:
+    """The model's configuration beside the weights, or None where there is none.
+
+    Raises:
+        ConfigError: what is there is no JSON object, or a link to nothing, as a cache leaves it.
+        StorageError: it cannot be read.
+    """
+    path = folder / "config.json"
+    if not os.path.lexists(path):
+        return None
+    hint = "correct the file, fetch it again, or move it away to do without"
+    if path.is_symlink() and not _is_file(path):
+        raise ConfigError(
+            "the configuration is a link to nothing", place=path, got=path.readlink(), hint=hint
+        )
+    # Duplicate keys pass, as they do in transformers.
+    return _json_file(path, ConfigError, hint, unique=False)

@@ -1,0 +1,404 @@
+"""The header of one safetensors file: 8 bytes of length, a JSON object, then the tensors' bytes.
+
+What the reference parser refuses is refused here, too, but with the cause and the next step; so are
+duplicate names, which the format forbids and the reference parser lets pass.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from math import prod
+from typing import Any, NamedTuple, NoReturn, TypeGuard
+
+from ckpttools.array.lazy import ByteSource
+from ckpttools.core.dtypes import DTYPES, DType, from_safetensors
+from ckpttools.core.errors import CheckpointError, FormatError, near_names
+from ckpttools.core.region import Shape
+from ckpttools.formats.json_file import parse_json
+
+MAX_HEADER_BYTES = 100_000_000
+
+_LENGTH_BYTES = 8
+_METADATA = "__metadata__"
+_FIELDS = ("dtype", "shape", "data_offsets")
+# Beyond these numpy cannot make the array: axes, and a signed 64-bit count of bytes.
+_MOST_AXES = 64
+_MOST_BYTES = (1 << 63) - 1
+# As long as any file system lets a path be.
+_LONGEST_NAME = 4096
+# Enough of a file's start to hold a Git LFS pointer, which the specification keeps below 1024 bytes.
+_HEAD_BYTES = 1024
+
+_FETCH = "the file was cut short or is still being written: fetch it again and compare its size"
+_COVERED = "every byte of the data in one tensor"
+_REWRITE = "the file was damaged or written by a faulty program: fetch it again or write it anew"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a file; `begin` and `end` count bytes from the start of the data."""
+
+    name: str
+    dtype: DType
+    shape: Shape
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says of itself.
+
+    Attributes:
+        entries: the tensors in the order of their bytes, which cover the data without gap or overlap.
+        metadata: the `__metadata__` of whoever wrote the file.
+        data_start: byte of the file at which the data starts.
+    """
+
+    entries: tuple[TensorEntry, ...]
+    metadata: Mapping[str, str]
+    data_start: int
+
+
+def parse_header(source: ByteSource, max_header_bytes: int = MAX_HEADER_BYTES) -> Header:
+    """The header of `source`, checked against the size of the file; reads nothing of the data.
+
+    Raises:
+        FormatError: the file is no safetensors file, is damaged or is incomplete.
+        StorageError: the system reports an error.
+    """
+    length = header_length(source, max_header_bytes)
+    raw = bytearray(length)
+    source.read_into(_LENGTH_BYTES, raw)
+    fields = json_object(raw, f"{source.path} (header)", FormatError, _REWRITE, _compact)
+    del raw
+    metadata = _metadata(fields.pop(_METADATA, None), source.path)
+    entries = [_entry(name, value, source.path) for name, value in fields.items()]
+    del fields
+    entries.sort(key=lambda entry: (entry.begin, entry.end))
+    data_start = _LENGTH_BYTES + length
+    _check_cover(entries, source, data_start)
+    return Header(tuple(entries), metadata, data_start)
+
+
+def _read(source: ByteSource, offset: int, length: int) -> bytes:
+    out = bytearray(length)
+    source.read_into(offset, memoryview(out))
+    return bytes(out)
+
+
+def _refuse(message: str, place: str, got: str, wanted: str, hint: str = _REWRITE) -> NoReturn:
+    raise FormatError(message, place=place, got=got, wanted=wanted, hint=hint)
+
+
+def header_length(source: ByteSource, most: int) -> int:
+    """The length that the file's first 8 bytes state, if a header of that length can follow."""
+    head = _read(source, 0, min(source.size, _HEAD_BYTES))
+    length = int.from_bytes(head[:_LENGTH_BYTES], "little")
+    fits = _LENGTH_BYTES + length <= source.size
+    if fits and length <= most and head[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{":
+        return length
+    # Only now: a header of 19280 bytes makes a sound file start with "PK", as a zip archive does.
+    refuse_disguise(head, source.path)
+    if not fits:
+        _refuse_short(source, head, length)
+    if length > most:
+        _refuse_long(source, length, most)
+    got = repr(head[_LENGTH_BYTES : min(_LENGTH_BYTES + length, 40)])
+    _refuse("the header is not a JSON object", f"{source.path}, byte {_LENGTH_BYTES}", got, "a brace '{'")
+
+
+def _refuse_short(source: ByteSource, head: bytes, length: int) -> NoReturn:
+    if len(head) < _LENGTH_BYTES:
+        message = "the file is too short for a safetensors file" if head else "the file is empty"
+        wanted = f"at least {_LENGTH_BYTES} bytes, the length of the header"
+    else:
+        message = "truncated file, or not a safetensors file: its header does not fit into it"
+        wanted = f"{_LENGTH_BYTES + length} bytes for the header alone, as the first 8 bytes state"
+    _refuse(message, source.path, f"{source.size} bytes", wanted, _FETCH)
+
+
+def _refuse_long(source: ByteSource, length: int, most: int) -> NoReturn:
+    hint = f"if the file is meant to have so many tensors, pass --max-header-bytes {length}"
+    _refuse(
+        "the header is longer than allowed", source.path, f"{length} bytes", f"at most {most} bytes", hint
+    )
+
+
+# What people find under the name of a safetensors file: (its start, what it is, what to do).
+_DISGUISES = (
+    (
+        rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|head|\?xml)",
+        "a web page",
+        "the download returned a web page: log in or pass an access token, then fetch the file again",
+    ),
+    (rb"GGUF", "a GGUF file", "fetch the safetensors files of this model; GGUF cannot be read"),
+    (
+        rb"PK",
+        "a zip archive, as torch.save writes it",
+        "load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file",
+    ),
+    (
+        rb"\x80[\x02-\x05][^\0]",
+        "a pickle, as torch.save wrote it in former times",
+        "load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file",
+    ),
+    (
+        rb"\s*[{\[]",
+        "a JSON text",
+        "look into it: it is an index or configuration, or a server's error message in place of the file",
+    ),
+    (
+        rb"\0{8}",
+        "a file that starts with zeros",
+        "the download reserved the space and did not fill it: fetch it again",
+    ),
+)
+
+
+def refuse_disguise(
+    head: bytes, place: str, kind: type[CheckpointError] = FormatError, wanted: str = "a safetensors file"
+) -> None:
+    """Raises an error of `kind` if a file that starts with `head` is something known that is not `wanted`."""
+    if head.startswith(b"version https://git-lfs"):
+        _refuse_pointer(head, place, kind)
+    for start, what, hint in _DISGUISES:
+        if re.match(start, head):
+            got = f"a file that starts with {head[:24]!r}"
+            raise kind(f"this is {what}, not {wanted}", place=place, got=got, wanted=wanted, hint=hint)
+
+
+def _refuse_pointer(head: bytes, place: str, kind: type[CheckpointError]) -> NoReturn:
+    size = re.search(rb"^size (\d+)$", head, re.MULTILINE)
+    real = f"of {size[1].decode()} bytes" if size else "that the pointer stands for"
+    raise kind(
+        "this is a Git LFS pointer, not the file itself",
+        place=place,
+        got="the text of the pointer",
+        wanted=f"the file {real}",
+        hint="run `git lfs pull` in that repository, or download the file with `hf download`",
+    )
+
+
+class _UnusableError(ValueError):
+    """Text that json takes but that means nothing here."""
+
+
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """What `json_object` makes of an object unless told otherwise; refuses one that names a key twice."""
+    made = dict(pairs)
+    if len(made) == len(pairs):
+        return made
+    twice = [repr(key) for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+    raise _UnusableError(f"duplicate key {', '.join(twice[:5])}")
+
+
+def json_object(
+    raw: bytes | bytearray,
+    place: str,
+    kind: type[CheckpointError],
+    hint: str,
+    make: Callable[[list[tuple[str, Any]]], Any] | None = without_duplicates,
+) -> dict[str, Any]:
+    """The JSON object in `raw`.
+
+    Args:
+        raw: UTF-8 text.
+        place: what `raw` is; line and column are added in messages.
+        kind: the error to raise.
+        hint: the next step in it.
+        make: what to make of the keys and values of an object; None for a dictionary, equal keys or not.
+
+    Raises:
+        CheckpointError: of the given kind; `raw` is no UTF-8, no JSON or no object.
+    """
+    try:
+        value = parse_json(raw.decode("utf-8"), make)
+    except UnicodeDecodeError as error:
+        where = _line_and_column(raw, error.start)
+        message, got = "not UTF-8 text", f"byte 0x{raw[error.start]:02x}"
+    except json.JSONDecodeError as error:
+        where = f":{error.lineno}:{error.colno}"
+        message, got = f"not JSON: {error.msg}", repr(error.doc[error.pos : error.pos + 30] or "the end")
+    except ValueError as error:
+        where, message, got = "", f"not usable JSON: {error}", None
+    else:
+        if isinstance(value, dict):
+            return value
+        where, message, got = ":1:1", "JSON, but not an object", reprlib.repr(value)
+    raise kind(message, place=place + where, got=got, wanted="a JSON object in UTF-8", hint=hint)
+
+
+class _Fields(NamedTuple):
+    """An entry whose fields have the types that they should have: a header may have a hundred thousand."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, ...]
+
+
+def _compact(pairs: list[tuple[str, Any]]) -> Any:
+    """A third of the memory of a dictionary; what is not as it should be stays one, for the message."""
+    if len(pairs) == len(_FIELDS):
+        fields = without_duplicates(pairs)
+        code, shape, offsets = map(fields.get, _FIELDS)
+        if type(code) is str and _are_whole(shape) and _are_whole(offsets):
+            return _Fields(sys.intern(code), _shared(tuple(shape)), tuple(offsets))
+        return fields
+    return without_duplicates(pairs)
+
+
+def _are_whole(value: object) -> TypeGuard[list[int]]:
+    """`type is` keeps booleans out."""
+    return type(value) is list and all(type(n) is int for n in value)
+
+
+@lru_cache(maxsize=1024)
+def _shared(shape: Shape) -> Shape:
+    """One object for all equal shapes."""
+    return shape
+
+
+def _line_and_column(raw: bytes | bytearray, position: int) -> str:
+    """A byte's place as ":line:column", both counted from one."""
+    before = raw[:position]
+    return f":{before.count(10) + 1}:{position - before.rfind(10)}"
+
+
+def _metadata(value: object, path: str) -> dict[str, str]:
+    if value is None:  # `null` is what the reference parser accepts for "none"
+        return {}
+    if isinstance(value, dict) and all(type(text) is str for text in value.values()):
+        return value
+    _refuse(
+        f"{_METADATA} is not a map from string to string",
+        f"{path} (header)",
+        reprlib.repr(value),
+        'an object such as {"format": "pt"}',
+        "write the file anew with every metadata value as a string",
+    )
+
+
+def _entry(name: str, value: object, path: str) -> TensorEntry:
+    place = f"{path}, tensor {name[:_LONGEST_NAME]!r}"
+    if len(name) > _LONGEST_NAME:
+        _refuse("the name is too long", place, f"{len(name)} characters", f"at most {_LONGEST_NAME}")
+    code, raw_shape, raw_offsets = _three_fields(value, place)
+    dtype, shape = _dtype(code, place), _naturals(raw_shape, "shape", place)
+    begin, end = _offsets(raw_offsets, place)
+    nbytes = _nbytes(dtype, shape, place)
+    if nbytes == end - begin:
+        return TensorEntry(name, dtype, shape, begin, end)
+    got = f"{end - begin} bytes, {begin} to {end}"
+    wanted = f"{nbytes} bytes for {code}{list(shape)}"
+    _refuse("dtype and shape contradict data_offsets", place, got, wanted)
+
+
+def _three_fields(value: object, place: str) -> tuple[object, object, object]:
+    if isinstance(value, _Fields):
+        return value
+    if not isinstance(value, dict):
+        _refuse_field("the entry is not an object", place, value, "an object with " + ", ".join(_FIELDS))
+    missing = [field for field in _FIELDS if field not in value]
+    if missing:
+        _refuse_field(f"the entry lacks {' and '.join(missing)}", place, value, ", ".join(_FIELDS))
+    return value["dtype"], value["shape"], value["data_offsets"]
+
+
+def _refuse_field(message: str, place: str, got: object, wanted: str) -> NoReturn:
+    as_written = got._asdict() if isinstance(got, _Fields) else got
+    _refuse(message, place, reprlib.repr(as_written), wanted)
+
+
+def _dtype(code: object, place: str) -> DType:
+    if type(code) is not str:
+        _refuse_field("dtype is not a string", place, code, "a string such as 'BF16'")
+    dtype = from_safetensors(code)
+    if dtype is not None:
+        return dtype
+    known = _known_dtypes()
+    near = near_names(code.upper(), known)
+    hint = f"did you mean {' or '.join(near)}?" if near else "if the dtype is a new one, update ckpttools"
+    _refuse("unknown dtype", place, reprlib.repr(code), ", ".join(known), hint)
+
+
+@cache
+def _known_dtypes() -> tuple[str, ...]:
+    return tuple(dtype.safetensors for dtype in DTYPES.values() if dtype.safetensors)
+
+
+def _naturals(value: object, field: str, place: str) -> Shape:
+    """Whole numbers from zero to what a signed 64-bit number holds."""
+    # Not `isinstance`: where an entry should have numbers, a `_Fields` may stand.
+    if type(value) is tuple and all(0 <= n <= _MOST_BYTES for n in value):
+        return value
+    got = list(value) if type(value) is tuple else value
+    if _are_whole(got) and all(0 <= n <= _MOST_BYTES for n in got):
+        return tuple(got)
+    _refuse_field(f"{field} is not a list of whole numbers from zero", place, got, "such as [2, 3]")
+
+
+def _offsets(value: object, place: str) -> tuple[int, int]:
+    offsets = _naturals(value, "data_offsets", place)
+    if len(offsets) != 2:
+        _refuse_field("data_offsets is not a pair", place, list(offsets), "[begin, end]")
+    if offsets[0] > offsets[1]:
+        wanted = "[begin, end], begin not above end"
+        _refuse_field("data_offsets end before they begin", place, list(offsets), wanted)
+    return offsets[0], offsets[1]
+
+
+def _nbytes(dtype: DType, shape: Shape, place: str) -> int:
+    """Bytes of a tensor in the file; types of less than a byte must fill their last byte."""
+    if len(shape) > _MOST_AXES:
+        _refuse_field("too many axes", place, list(shape), f"at most {_MOST_AXES}, as in numpy")
+    # numpy leaves zeros out of this check as well.
+    if prod(filter(None, shape)) * dtype.itemsize > _MOST_BYTES:
+        _refuse_field("the shape is too large", place, list(shape), f"at most {_MOST_BYTES} bytes")
+    bits = prod(shape) * dtype.bits
+    if bits % 8:
+        _refuse_field(
+            f"the elements of {dtype.bits} bits do not fill whole bytes", place, list(shape), "whole bytes"
+        )
+    return bits // 8
+
+
+def _check_cover(entries: Iterable[TensorEntry], source: ByteSource, data_start: int) -> None:
+    """Checks that sorted entries follow each other without a gap from the data's start to the file's end."""
+    reached, before = 0, None
+    for entry in entries:
+        if entry.begin < reached and before:
+            _refuse_overlap(before, entry, source.path)
+        if entry.begin > reached:
+            _refuse_hole(before, entry, reached, source.path)
+        reached, before = entry.end, entry
+    _check_end(data_start + reached, source)
+
+
+def _refuse_overlap(first: TensorEntry, second: TensorEntry, path: str) -> NoReturn:
+    spans = [f"{each.name!r} at {each.begin} to {each.end}" for each in (first, second)]
+    _refuse("two tensors overlap", path, " and ".join(spans), _COVERED)
+
+
+def _refuse_hole(before: TensorEntry | None, after: TensorEntry, reached: int, path: str) -> NoReturn:
+    between = f"between {before.name!r} and {after.name!r}" if before else f"before {after.name!r}"
+    got = f"no tensor for bytes {reached} to {after.begin} of the data, {between}"
+    _refuse("a hole in the data", path, got, _COVERED)
+
+
+def _check_end(end: int, source: ByteSource) -> None:
+    if end == source.size:
+        return
+    if end > source.size:
+        message, hint = f"truncated file: {end - source.size} bytes are missing", _FETCH
+    else:
+        message = f"{source.size - end} bytes too many after the last tensor"
+        hint = f"two downloads into one file? fetch it again; `truncate -s {end}` would cut them off"
+    _refuse(message, source.path, f"{source.size} bytes", f"{end} bytes", hint)

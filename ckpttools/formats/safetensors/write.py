@@ -1,0 +1,242 @@
+"""Writing safetensors: one file, or shards and the index that Hugging Face's libraries read.
+
+Every tensor has its place before the first byte is read, so tasks may run in any order; headers and index
+come last, so an interrupted write leaves nothing that could be taken for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.errors import FormatError, listing
+from ckpttools.formats import flat
+from ckpttools.formats.base import Extents, Layout
+from ckpttools.formats.placement import DataFile, Placement
+from ckpttools.formats.safetensors.header import MAX_HEADER_BYTES
+from ckpttools.stores.files import write_file
+
+STEM = "model"
+# What huggingface_hub takes (MAX_SHARD_SIZE); transformers takes 50 GB from version 5 on.
+DEFAULT_SHARD_BYTES = 5_000_000_000
+# transformers refuses files that do not name a framework it knows.
+_FRAMEWORK = {"format": "pt"}
+_METADATA = "__metadata__"
+_LENGTH_BYTES = 8
+_PAGE, _WORD = 4096, 8
+
+
+@dataclass(frozen=True)
+class SafetensorsWriter:
+    """Writes `model.safetensors`, or `model-00001-of-00003.safetensors` and so on with an index.
+
+    Attributes:
+        max_shard_bytes: bytes of tensors in one file at most, unless a single one has more; None for
+            one file.
+        separator: what joins the keys of a path to a name.
+        stem: what the names of files begin with.
+    """
+
+    max_shard_bytes: int | None = DEFAULT_SHARD_BYTES
+    separator: str = "."
+    name: str = "safetensors"
+    stem: str = STEM
+
+    def layout(self, tree: Tree, most: int) -> Layout:
+        """As `Writer.layout`; every array in one piece."""
+        shards = self._shards(tree)
+        placements: dict[Path, Placement] = {}
+        for shard in shards:
+            for path, start in shard.starts.items():
+                array = tree.arrays[path]
+                # A grid has cells of at least one element, also where there is no cell at all.
+                chunk = tuple(max(1, length) for length in array.shape)
+                home = DataFile(shard.file, len(shard.header) + start)
+                placements[path] = Placement(array.shape, array.dtype.itemsize, chunk, home)
+        return Layout(placements, {shard.file: shard.nbytes for shard in shards})
+
+    def finish(self, directory: FilePath, tree: Tree, layout: Layout, extents: Extents) -> None:
+        """As `Writer.finish`: the headers, then the index if there is more than one file."""
+        shards = self._shards(tree)
+        for shard in shards:
+            with (directory / shard.file).open("r+b") as file:
+                file.write(shard.header)
+        if len(shards) > 1:
+            document = _index(shards, flat.names(tree, self.separator), tree)
+            text = json.dumps(document, indent=2, sort_keys=True) + "\n"
+            write_file(directory / f"{self.stem}.safetensors.index.json", text.encode())
+
+    def _shards(self, tree: Tree) -> list[_Shard]:
+        """What goes into which file, with the headers; the same for the same tree."""
+        names = flat.names(tree, self.separator)
+        _check_names(names, tree)
+        _check_dtypes(tree)
+        paths = list(names)
+        groups = split([tree.arrays[path].nbytes for path in paths], self.max_shard_bytes)
+        files = _file_names(self.stem, len(groups))
+        extra = _extra(tree, self.separator)
+        shards = []
+        for number, (file, group) in enumerate(zip(files, groups, strict=True)):
+            arrays = {paths[i]: tree.arrays[paths[i]] for i in group}
+            metadata = {**extra, **_FRAMEWORK} if number == 0 else _FRAMEWORK
+            shards.append(_shard(file, arrays, names, metadata))
+        return shards
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """One file.
+
+    Attributes:
+        file: its name.
+        header: the bytes before the data.
+        starts: for each array the byte of the data at which it starts, in this order.
+        nbytes: size of the file.
+    """
+
+    file: str
+    header: bytes
+    starts: Mapping[Path, int]
+    nbytes: int
+
+
+def split(sizes: Sequence[int], most: int | None) -> list[list[int]]:
+    """Positions of `sizes` in groups of at most `most` bytes, as `split_torch_state_dict_into_shards` of
+    huggingface_hub makes them: filled in order, what is too large for any of them alone in its own.
+    """
+    if most is None:
+        return [list(range(len(sizes)))]
+    groups: list[list[int]] = []
+    current: list[int] = []
+    filled = 0
+    for position, size in enumerate(sizes):
+        if size > most:
+            groups.append([position])
+            continue
+        if filled + size > most:
+            groups.append(current)
+            current, filled = [], 0
+        current.append(position)
+        filled += size
+    return [*groups, current] if current or not groups else groups
+
+
+def _file_names(stem: str, count: int) -> list[str]:
+    if count == 1:
+        return [f"{stem}.safetensors"]
+    return [f"{stem}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+
+
+def _shard(
+    file: str, arrays: Mapping[Path, LazyArray], names: Mapping[Path, str], metadata: Mapping[str, str]
+) -> _Shard:
+    fields: dict[str, object] = {_METADATA: dict(sorted(metadata.items()))}
+    starts: dict[Path, int] = {}
+    end = 0
+    for path in _in_byte_order(arrays):
+        array = arrays[path]
+        starts[path], end = end, end + array.nbytes
+        fields[names[path]] = {
+            "dtype": array.dtype.safetensors,
+            "shape": array.shape,
+            "data_offsets": (starts[path], end),
+        }
+    header = _header(fields, _PAGE if any(map(_is_pages, arrays.values())) else _WORD)
+    if len(header) - _LENGTH_BYTES > MAX_HEADER_BYTES:
+        raise FormatError(
+            "the header of a file would be longer than readers accept",
+            place=file,
+            got=f"{len(header) - _LENGTH_BYTES} bytes for {len(arrays)} arrays",
+            wanted=f"at most {MAX_HEADER_BYTES} bytes",
+            hint="spread the arrays over more files with a smaller --max-shard-size",
+        )
+    return _Shard(file, header, starts, len(header) + end)
+
+
+def _in_byte_order(arrays: Mapping[Path, LazyArray]) -> list[Path]:
+    """The order of the data: arrays of whole pages, then others with the largest elements first.
+
+    The format has no gaps. In this order every array starts at a multiple of its element's size, as in
+    files of the reference implementation, which sorts by that size alone; with arrays of whole pages in
+    front, those start on pages, too, and can be written without a detour through the page cache. Measured
+    for 2.47 GB with two threads: 1.2 to 1.5 s, steadily; 1.1 to 6.1 s where the data starts anywhere.
+    """
+    return sorted(arrays, key=lambda path: (not _is_pages(arrays[path]), -arrays[path].dtype.itemsize))
+
+
+def _is_pages(array: LazyArray) -> bool:
+    return array.nbytes > 0 and array.nbytes % _PAGE == 0
+
+
+def _header(fields: Mapping[str, object], alignment: int) -> bytes:
+    """Length and JSON, filled up with spaces, which the format allows, so that the data is aligned."""
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % alignment)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def _extra(tree: Tree, separator: str) -> dict[str, str]:
+    """What the metadata must say so that the way back gives the same tree."""
+    custom = dict(tree.metadata.custom)
+    if flat.is_flat(tree):
+        if tree.metadata.format == "safetensors":
+            # The name of a framework is a word of the format, not of the user.
+            custom.pop("format", None)
+        reserved = flat.ENTRY in custom or custom.get("format", "pt") != "pt"
+        if not reserved and all(map(_is_text, (*custom, *custom.values()))):
+            return custom
+    return {flat.ENTRY: flat.described(tree, separator)}
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a string that can be written down as UTF-8: half a surrogate pair cannot."""
+    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def _check_names(names: Mapping[Path, str], tree: Tree) -> None:
+    wrong = [repr(name) for name in names.values() if name == _METADATA or not _is_text(name)]
+    if wrong:
+        raise FormatError(
+            f"safetensors cannot hold arrays of these names:{listing(wrong)}",
+            place=tree.metadata.place,
+            wanted=f"Unicode text other than {_METADATA}",
+            hint="rename them",
+        )
+
+
+def _check_dtypes(tree: Tree) -> None:
+    wrong = {path: array for path, array in tree.arrays.items() if not _has_code(array)}
+    if not wrong:
+        return
+    lines = [f"{spelled(path)}: {array.dtype}" for path, array in wrong.items()]
+    raise FormatError(
+        f"{len(wrong)} arrays are of a dtype that safetensors lacks or that is not written yet:"
+        + listing(lines),
+        place=tree.metadata.place,
+        hint="; ".join(_remedies(wrong.values())),
+    )
+
+
+def _has_code(array: LazyArray) -> bool:
+    # Elements of less than a byte take a whole one in memory; the format packs them.
+    return array.dtype.safetensors is not None and not array.dtype.packed
+
+
+def _remedies(arrays: Iterable[LazyArray]) -> Iterator[str]:
+    dtypes = {array.dtype for array in arrays}
+    if any(dtype.is_float for dtype in dtypes):
+        yield "--dtype bfloat16 casts floating-point arrays, without loss for those of 8 bits and less"
+    others = sorted(dtype.name for dtype in dtypes if not dtype.is_float)
+    if others:
+        yield f"--dtype leaves {', '.join(others)} as it is: choose a format that holds it, such as Orbax"
+
+
+def _index(shards: Sequence[_Shard], names: Mapping[Path, str], tree: Tree) -> dict[str, object]:
+    return {
+        "metadata": {"total_size": tree.nbytes},
+        "weight_map": {names[path]: shard.file for shard in shards for path in shard.starts},
+    }

@@ -1,0 +1,187 @@
+"""What travels with a model besides its arrays: configuration, tokenizer, and arrays nobody maps.
+
+Inside an Orbax item a directory of ours disturbs no loader (CheckpointManager, both checkpointers and v1
+were tried); beside the items it would be taken for one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path as FilePath
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Leaf, Metadata, Path, Tree, spelled
+from ckpttools.core.errors import FormatError
+from ckpttools.formats.base import COMPANIONS, Extents, Layout, Writer
+from ckpttools.formats.placement import DataFile, Placement
+from ckpttools.formats.safetensors.write import SafetensorsWriter
+from ckpttools.stores.files import write_file
+from ckpttools.stores.local import LocalFile
+from ckpttools.stores.unchanged import check_unchanged
+
+CARRIED = "carried"
+# What transformers and tokenizers read beside the weights; not the weights, their index, or pictures.
+PATTERNS = (
+    "*config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "chat_template*",
+    "*.jinja",
+    "*.tiktoken",
+)
+_LARGEST = 256 << 20
+
+
+@dataclass(frozen=True)
+class Companions:
+    """What goes along.
+
+    Attributes:
+        files: name -> the file that is copied, byte for byte, as it was when it was looked at.
+        arrays: name -> array that is kept as it is.
+    """
+
+    files: Mapping[str, LocalFile] = field(default_factory=dict)
+    arrays: Mapping[str, LazyArray] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """With sizes and times of change: a writer's representation tells which files it makes."""
+        found = self.files.items()
+        files = [(name, os.path.realpath(each.path), each.size, each.version) for name, each in found]
+        return f"Companions({files})"
+
+    def __bool__(self) -> bool:
+        return bool(self.files or self.arrays)
+
+
+def files_of_model(directory: FilePath) -> dict[str, LocalFile]:
+    """Name -> file of the configuration and tokenizer in a directory.
+
+    Raises:
+        StorageError: one cannot be looked at.
+    """
+    found = {path.name: path for pattern in PATTERNS for path in directory.glob(pattern)}
+    files = {
+        name: LocalFile.at(path)
+        for name, path in sorted(found.items())
+        if path.is_file() and not name.startswith(".")
+    }
+    return {name: file for name, file in files.items() if file.size <= _LARGEST}
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A writer, and companions in a directory of what it writes.
+
+    Attributes:
+        writer: writes the checkpoint.
+        companions: what goes along.
+        directory: where they go, relative to the root; empty for the root itself.
+        made: name -> content of further files.
+    """
+
+    writer: Writer
+    companions: Companions
+    directory: str = ""
+    made: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.writer.name
+
+    def with_companions(self, tree: Tree) -> Tree:
+        """The tree to plan: what the writer writes, and the arrays that go along.
+
+        Raises:
+            FormatError: an array of the tree has the path of one that goes along.
+        """
+        carried = {(*_PREFIX, name): array for name, array in self.companions.arrays.items()}
+        for path in carried.keys() & tree.leaves.keys():
+            raise FormatError(
+                "an array has the name of one that is carried along with the model",
+                place=spelled(path),
+                wanted=f"other names than those below {spelled(_PREFIX)}",
+                hint="rename it: ckpt remap SRC DST --map RULES",
+            )
+        return Tree({**tree.leaves, **carried}, tree.metadata)
+
+    def layout(self, tree: Tree, most: int) -> Layout:
+        """As `Writer.layout`, for a tree of `with_companions`."""
+        own, carried = self._apart(tree)
+        layout = self.writer.layout(own, most)
+        if not carried:
+            return layout
+        extra = _WRITER.layout(carried, most)
+        files = {self._place(name): size for name, size in extra.files.items()}
+        placements = {(*_PREFIX, *path): self._placed(place) for path, place in extra.placements.items()}
+        return replace(
+            layout,
+            placements={**layout.placements, **placements},
+            files={**layout.files, **files},
+        )
+
+    def _apart(self, tree: Tree) -> tuple[Tree, Tree]:
+        """The tree itself, and the companions' arrays by their names; others may have paths like theirs."""
+        carried: dict[Path, Leaf] = {(name,): tree[(*_PREFIX, name)] for name in self.companions.arrays}
+        own = {path: leaf for path, leaf in tree.items() if not self._is_companion(path)}
+        return Tree(own, tree.metadata), Tree(carried, Metadata(place=tree.metadata.place))
+
+    def _is_companion(self, path: Path) -> bool:
+        return len(path) == 3 and path[:2] == _PREFIX and path[2] in self.companions.arrays
+
+    def _without_companions(self, layout: Layout) -> Layout:
+        placements = layout.placements.items()
+        kept = {path: place for path, place in placements if not self._is_companion(path)}
+        return replace(layout, placements=kept)
+
+    def _place(self, name: str) -> str:
+        return f"{self.directory}/{name}" if self.directory else name
+
+    def _placed(self, placement: Placement) -> Placement:
+        """A place in the carried file, seen from the root."""
+        home = placement.home
+        if not isinstance(home, DataFile):
+            raise TypeError(f"{home} is no part of a data file")
+        return replace(placement, home=replace(home, file=self._place(home.file)))
+
+    def finish(self, directory: FilePath, tree: Tree, layout: Layout, extents: Extents) -> None:
+        """As `Writer.finish`; files are copied before the writer says that all is there.
+
+        Raises:
+            FormatError: a file that goes along is not what it was when it was looked at.
+            StorageError: it cannot be read.
+        """
+        own, carried = self._apart(tree)
+        place = directory / self.directory
+        for name, file in self.companions.files.items():
+            write_file(place / name, read_file(file))
+        for name, content in self.made.items():
+            write_file(place / name, content)
+        if carried:
+            _WRITER.finish(place, carried, _WRITER.layout(carried, 1), {})
+        self.writer.finish(directory, own, self._without_companions(layout), extents)
+
+
+_PREFIX: Path = (COMPANIONS, CARRIED)
+_WRITER = SafetensorsWriter(max_shard_bytes=None, stem=CARRIED)
+
+
+def read_file(file: LocalFile) -> bytes:
+    """A companion's content, as it was when it was looked at.
+
+    Raises:
+        FormatError: it was changed since then.
+        StorageError: it cannot be read.
+    """
+    content = file.read(0, file.size)
+    file.close()
+    check_unchanged([file])
+    return content

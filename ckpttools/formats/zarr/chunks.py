@@ -1,0 +1,243 @@
+"""The zarr arrays among the keys of a database: what each one's metadata says, and which chunks are there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.region import Shape, grid_index, grid_shape
+from ckpttools.formats.json_file import parse_json
+from ckpttools.formats.orbax.databases import Database
+from ckpttools.formats.orbax.ocdbt import Entry
+from ckpttools.formats.zarr import zarr2, zarr3
+from ckpttools.formats.zarr.codecs import ZarrArray
+
+PARSERS: Mapping[str, Callable[[bytes, str], ZarrArray]] = {
+    zarr3.DOCUMENT: zarr3.parse_array,
+    zarr2.DOCUMENT: zarr2.parse_array,
+}
+
+
+@dataclass(frozen=True)
+class ChunkTable:
+    """One array.
+
+    Attributes:
+        name: what comes before the names of its chunks, without the slash; "" for an array alone.
+        document: file name of its metadata, which tells the version of zarr.
+        array: what that says.
+        codecs: how a piece becomes bytes, in words, first step first; empty for plain C order.
+        chunks: those that are there, by index in the grid.
+        strays: names of chunks for which the grid has no room.
+    """
+
+    name: str
+    document: str
+    array: ZarrArray
+    codecs: tuple[str, ...]
+    chunks: Mapping[Shape, Entry]
+    strays: tuple[str, ...]
+
+    @cached_property
+    def grid(self) -> Shape:
+        """Chunks along each axis."""
+        return grid_shape(self.array.shape, self.array.chunk)
+
+    @property
+    def missing(self) -> int:
+        """How many chunks are not there."""
+        return prod(self.grid) - len(self.chunks)
+
+    def first_missing(self) -> Shape:
+        """The first chunk in C order that is not there; one must be missing.
+
+        Counted through by hand: a damaged shape may be of more chunks than any iterator of them holds.
+        """
+        positions = (grid_index(self.grid, number) for number in range(len(self.chunks) + 1))
+        return next(index for index in positions if index not in self.chunks)
+
+    @property
+    def chunk_bytes(self) -> int | None:
+        """Bytes of each chunk, where that follows from its shape: it is not coded."""
+        if self.array.coding.opener is not None or self.array.shard_index_at_start is not None:
+            return None
+        return prod(self.array.chunk) * self.array.dtype.itemsize
+
+    def key(self, index: Shape) -> str:
+        """The key of a chunk in the database."""
+        below = self.array.keys.key(index)
+        return f"{self.name}/{below}" if self.name else below
+
+
+@dataclass(frozen=True)
+class ChunkTables:
+    """All arrays of a database.
+
+    Attributes:
+        tables: by name.
+        faults: what is wrong with the metadata of those that have no table.
+        documents: for each name the metadata documents there, those of groups, too.
+    """
+
+    tables: Mapping[str, ChunkTable]
+    faults: Mapping[str, CheckpointError]
+    documents: Mapping[str, Sequence[str]]
+
+
+def chunk_tables(database: Database) -> ChunkTables:
+    """The arrays of a database; what is wrong with one of them is kept beside the others."""
+    documents: dict[str, list[str]] = defaultdict(list)
+    for key in database.entries:
+        name, _, last = key.rpartition("/")
+        if last in PARSERS:
+            documents[name].append(last)
+    below = _by_array(database.entries, documents)
+    tables: dict[str, ChunkTable] = {}
+    faults: dict[str, CheckpointError] = {}
+    known: _Known = {}
+    for name, found in documents.items():
+        try:
+            table = _table(database, name, _preferred(found), below.get(name, ()), known)
+        except CheckpointError as error:
+            faults[name] = error
+        else:
+            if table is not None:
+                tables[name] = table
+    return ChunkTables(tables, faults, documents)
+
+
+def _preferred(documents: Sequence[str]) -> str:
+    return next(name for name in PARSERS if name in documents)
+
+
+def _by_array(entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, list[str]]:
+    """For each array the rest of its keys, documents left out."""
+    known = set(names)
+    found: dict[str, list[str]] = defaultdict(list)
+    for key in entries:
+        if key.rpartition("/")[2] in PARSERS:
+            continue
+        head = key
+        while head:
+            head = head.rpartition("/")[0]
+            if head in known:
+                found[head].append(key[len(head) + 1 :] if head else key)
+                break
+    return found
+
+
+# (name of the document, its text) -> what it says; None for a group. Arrays of one shape share theirs.
+_Known = dict[tuple[str, bytes], tuple[ZarrArray, tuple[str, ...]] | None]
+
+
+def _table(
+    database: Database, name: str, document: str, keys: Iterable[str], known: _Known
+) -> ChunkTable | None:
+    """The chunks of one array; None where the document is that of a group."""
+    entry = database.entries[f"{name}/{document}" if name else document]
+    place = f"{database.directory}: {name}/{document}" if name else f"{database.directory}: {document}"
+    text = database.read(entry)
+    if (document, text) not in known:
+        known[document, text] = _parsed(document, text, place)
+    parsed = known[document, text]
+    if parsed is None:
+        return None
+    array, codecs = parsed
+    grid = grid_shape(array.shape, array.chunk)
+    chunks: dict[Shape, Entry] = {}
+    strays: list[str] = []
+    for key in keys:
+        index = array.keys.index(key, len(grid))
+        if index is None:
+            continue
+        if all(i < n for i, n in zip(index, grid, strict=True)):
+            chunks[index] = database.entries[f"{name}/{key}" if name else key]
+        else:
+            strays.append(key)
+    return ChunkTable(name, document, array, codecs, chunks, tuple(strays))
+
+
+def _parsed(document: str, text: bytes, place: str) -> tuple[ZarrArray, tuple[str, ...]] | None:
+    fields = _json(text, place)
+    if fields.get("node_type") == "group":
+        return None
+    with _of_a_wrong_build(place):
+        return PARSERS[document](text, place), _codecs(fields)
+
+
+def parse_array(document: str, text: bytes, place: str) -> ZarrArray:
+    """What a metadata document says.
+
+    Args:
+        document: file name of it, one of `PARSERS`.
+        text: its content.
+        place: for messages.
+
+    Raises:
+        FormatError: it is not the metadata of an array.
+    """
+    with _of_a_wrong_build(place):
+        return PARSERS[document](text, place)
+
+
+@contextmanager
+def _of_a_wrong_build(place: str) -> Iterator[None]:
+    """Documents of a wrong build, such as codecs that are no list of objects, are an error of the format."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise FormatError(
+            "not the metadata of a zarr array", place=place, got=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _json(text: bytes, place: str) -> Mapping[str, Any]:
+    try:
+        fields = parse_json(text)
+    except ValueError as error:
+        raise FormatError("not JSON", place=place, got=error) from error
+    if not isinstance(fields, dict):
+        raise FormatError("JSON, but not an object", place=place)
+    return fields
+
+
+def _codecs(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """The codecs of a document in words. What is plain, little-endian C order goes without saying."""
+    if "codecs" in fields:
+        chunk = fields["chunk_grid"]["configuration"]["chunk_shape"]
+        return tuple(word for codec in fields["codecs"] for word in _words(codec, chunk))
+    order = ("order F",) if fields.get("order") == "F" else ()
+    compressor = fields.get("compressor")
+    return (*order, _levelled(str(compressor.get("id")), compressor)) if compressor else order
+
+
+def _words(codec: Mapping[str, Any], chunk: object) -> Iterator[str]:
+    name, settings = str(codec.get("name")), codec.get("configuration") or {}
+    match name:
+        case "bytes":
+            yield from ["big-endian"] if settings.get("endian") == "big" else []
+        case "transpose":
+            yield f"transpose{_listed(settings.get('order'))}"
+        case "sharding_indexed":
+            inner = settings.get("chunk_shape")
+            for each in settings.get("codecs", ()):
+                yield from _words(each, inner)
+            # Orbax makes every chunk a shard of one piece.
+            yield "sharded" if inner == chunk else f"in shards of {_listed(chunk)}"
+        case _:
+            yield _levelled(name, settings)
+
+
+def _listed(numbers: object) -> str:
+    return str(numbers).replace(" ", "")
+
+
+def _levelled(name: str, settings: Mapping[str, Any]) -> str:
+    level = settings.get("level", settings.get("clevel"))
+    return name if level is None else f"{name}:{level}"

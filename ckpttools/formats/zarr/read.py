@@ -1,0 +1,103 @@
+"""Reading plain zarr v3 hierarchies, written here or by any other library."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from ckpttools.array.tree import Leaf, Metadata, Path, Tree
+from ckpttools.core.budget import require_room
+from ckpttools.core.errors import FormatError
+from ckpttools.formats import flat
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.json_file import DEEPEST, read_json
+from ckpttools.formats.orbax.arrays import Arrays
+from ckpttools.formats.orbax.entries import Files
+from ckpttools.formats.orbax.metadata import TREE_FILE
+from ckpttools.formats.zarr.zarr3 import DOCUMENT
+from ckpttools.stores.local import storage_error
+
+
+@dataclass(frozen=True)
+class Zarr3:
+    """The format `zarr3`: a directory with the `zarr.json` of a group or an array."""
+
+    name: str = "zarr3"
+
+    def why_not(self, path: FilePath) -> str | None:
+        if not path.is_dir():
+            return "not a directory"
+        if (path / TREE_FILE).exists():
+            return f"{TREE_FILE} says that it is Orbax's"
+        return None if (path / DOCUMENT).is_file() else f"no {DOCUMENT} here"
+
+    def open(self, path: FilePath, options: ReadOptions) -> Tree:
+        root = _node(path)
+        attributes = root.get("attributes", {})
+        described = attributes.get(flat.ENTRY)
+        # Zarr leaves out chunks that hold nothing but the fill value; here none is ever left out.
+        arrays = Arrays(path, Files(path), True, may_be_left_out=described is None)
+        names = list(_arrays_below(path, root))
+        require_room(len(names), 0, path)
+        metadata = Metadata(format=self.name, custom=attributes, place=str(path))
+        # To what finds arrays a name is one key; the root has none.
+        found: dict[Path, Leaf] = {name: arrays.array((_joined(name),) if name else ()) for name in names}
+        if described is None:
+            return Tree(found, metadata)
+        named = Tree({(_joined(name),): array for name, array in found.items()}, metadata)
+        return flat.restored(named, json.dumps(described))
+
+
+FORMAT = Zarr3()
+
+
+def _joined(name: Path) -> str:
+    return flat.joined(name, "/")
+
+
+def _arrays_below(directory: FilePath, node: Mapping[str, Any], name: Path = ()) -> Iterator[Path]:
+    """The path of every array of a hierarchy, by name in each group.
+
+    Raises:
+        FormatError: groups are nested too deep.
+        StorageError: a directory cannot be listed.
+    """
+    if node["node_type"] == "array":
+        yield name
+        return
+    if len(name) == DEEPEST:
+        raise FormatError(
+            "groups are nested too deep", place=directory, wanted=f"at most {DEEPEST} levels of zarr groups"
+        )
+    try:
+        inner = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
+    except OSError as error:
+        raise storage_error("cannot list", directory, error) from error
+    for below in inner:
+        if (directory / below / DOCUMENT).is_file():
+            yield from _arrays_below(directory / below, _node(directory / below), (*name, below))
+
+
+def _node(directory: FilePath) -> Mapping[str, Any]:
+    """The metadata of a group or an array.
+
+    Raises:
+        FormatError: it is neither.
+        StorageError: it cannot be read.
+    """
+    document = read_json(directory / DOCUMENT)
+    got = f"zarr_format {document.get('zarr_format')}, node_type {document.get('node_type')!r}"
+    if document.get("zarr_format") != 3 or document.get("node_type") not in ("group", "array"):
+        raise FormatError(
+            "not the metadata of a zarr v3 node",
+            place=directory / DOCUMENT,
+            got=got,
+            wanted="zarr_format 3, and a group or an array",
+        )
+    if not isinstance(document.get("attributes", {}), dict):
+        raise FormatError("the attributes are no JSON object", place=directory / DOCUMENT)
+    return document

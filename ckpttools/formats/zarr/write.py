@@ -1,0 +1,141 @@
+"""Writing plain zarr v3 hierarchies: groups for inner nodes, every chunk of an array in a file of its own.
+
+What zarr has no place for (which keys are numbers, the order, empty leaves, strings, the step) lies in the
+attributes of the root, under `ckpttools.tree`, from which the way back restores it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path as FilePath
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import stacked_axes
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.region import Shape
+from ckpttools.formats import flat
+from ckpttools.formats.base import Extents, Layout
+from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, is_file_name
+from ckpttools.formats.placement import ChunkFiles, Placement
+from ckpttools.formats.zarr.chunk_codecs import LARGEST_ENCODED, CompressionSpec
+from ckpttools.formats.zarr.chunking import chunk_shape
+from ckpttools.formats.zarr.zarr3 import DOCUMENT, RAW_CODECS, ArrayDocument, chunk_key
+from ckpttools.stores.files import write_file
+
+SEPARATOR = "/"
+
+
+@dataclass(frozen=True)
+class ZarrWriter:
+    """Writes a zarr v3 hierarchy with the tree's keys as the names of its nodes.
+
+    Attributes:
+        compression: of chunks; None stores them as they are, which loads fastest.
+    """
+
+    compression: CompressionSpec | None = None
+    name: str = "zarr3"
+
+    def layout(self, tree: Tree, most: int) -> Layout:
+        """As `Writer.layout`; every chunk in a file of its own."""
+        _check_names(tree)
+        _check_nesting(tree)
+        check_dtypes(tree, lambda dtype: dtype.zarr3, "zarr v3")
+        _attributes(tree)
+        return Layout({path: self._placement(path, array, most) for path, array in tree.arrays.items()}, {})
+
+    def _placement(self, path: Path, array: LazyArray, most: int) -> Placement:
+        itemsize = array.dtype.itemsize
+        largest = min(most, LARGEST_ENCODED) if self.compression else None
+        if array.size:
+            chunk = chunk_shape(array.shape, itemsize, stacked_axes(array), largest)
+        else:
+            # A grid has cells of at least one element, also where there is no cell at all.
+            chunk = tuple(max(1, length) for length in array.shape)
+        home = ChunkFiles(partial(_chunk_file, path))
+        return Placement(array.shape, itemsize, chunk, home, self.compression)
+
+    def finish(self, directory: FilePath, tree: Tree, layout: Layout, extents: Extents) -> None:
+        """As `Writer.finish`: the documents of arrays, then of groups, that of the root last."""
+        attributes = _attributes(tree)
+        for path, array in tree.arrays.items():
+            if path:
+                _write(directory, path, self._document(array, layout.placements[path].chunk))
+        inner = {_names(path[:depth]) for path in tree.arrays for depth in range(1, len(path))}
+        for names in sorted(inner):
+            _write(directory, names, _group({}))
+        if () in tree.arrays:
+            document = self._document(tree.arrays[()], layout.placements[()].chunk)
+            _write(directory, (), {**document, "attributes": attributes})
+        else:
+            _write(directory, (), _group(attributes))
+
+    def _document(self, array: LazyArray, chunk: Shape) -> dict[str, Any]:
+        codecs = (*RAW_CODECS, self.compression.zarr3) if self.compression else RAW_CODECS
+        document = ArrayDocument(array.shape, array.dtype, chunk, codecs).to_json()
+        return {**json.loads(document), "attributes": {}}
+
+
+def _group(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {"attributes": attributes, "node_type": "group", "zarr_format": 3}
+
+
+def _attributes(tree: Tree) -> dict[str, Any]:
+    """Those of the root: everything about the tree but its arrays."""
+    return {flat.ENTRY: json.loads(flat.described(tree, SEPARATOR))}
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    return tuple(map(str, path))
+
+
+def _chunk_file(path: Path, index: Shape) -> str:
+    return SEPARATOR.join((*_names(path), chunk_key(index)))
+
+
+def _write(directory: FilePath, path: Path, document: dict[str, Any]) -> None:
+    text = json.dumps(document, separators=(",", ":"))
+    write_file(directory.joinpath(*_names(path), DOCUMENT), text.encode())
+
+
+def _check_names(tree: Tree) -> None:
+    wrong = {str(key): path for path in tree.arrays for key in path if not _is_node_name(str(key))}
+    if wrong:
+        raise FormatError(
+            "these keys cannot be names of zarr nodes:"
+            + listing([f"{name!r} in {spelled(path)}" for name, path in wrong.items()]),
+            place=tree.metadata.place or None,
+            wanted=f"1 to {LONGEST_NAME} bytes without '/', not only periods, not beginning with '__', "
+            f"not {DOCUMENT}",
+            hint="rename them, or write Orbax with --ocdbt, which takes any key",
+        )
+
+
+def _is_node_name(name: str) -> bool:
+    """What the zarr v3 specification allows, on a file system."""
+    return is_file_name(name) and bool(name.strip(".")) and not name.startswith("__") and name != DOCUMENT
+
+
+def _check_nesting(tree: Tree) -> None:
+    """An array cannot be a group, too, and `0` in a sequence is the same name as the key "0"."""
+    names: dict[tuple[str, ...], Path] = {}
+    for path in tree.arrays:
+        other = names.setdefault(_names(path), path)
+        if other != path:
+            got = " and ".join(json.dumps(each) for each in (other, path))
+            raise FormatError(
+                f"two arrays would have the same name {spelled(path)}", got=got, hint="rename one of them"
+            )
+    for name, path in names.items():
+        above = next((name[:depth] for depth in range(len(name)) if name[:depth] in names), None)
+        if above is not None:
+            raise FormatError(
+                "an array cannot have others below it in zarr",
+                place=spelled(path),
+                got=f"{SEPARATOR.join(above) or 'the root'} is an array, too",
+                hint="rename one of them",
+            )

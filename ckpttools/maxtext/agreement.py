@@ -1,0 +1,113 @@
+"""Two configurations of one checkpoint: whether they make the same values of its arrays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ckpttools.array.fingerprint import Describer
+from ckpttools.array.lazy import LazyArray
+from ckpttools.core.errors import CheckpointError, ConfigError
+from ckpttools.families.family import Family
+from ckpttools.families.registry import family_of
+from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.sizes import Size
+from ckpttools.mapping.table import Mapped, Table
+
+# Its rows may be cut off, which is judged by what is in them.
+_VOCAB = "vocab"
+_HINTS = {
+    "interleaved": "leave --like out, or say the order of rotary pairs: --rope-layout halves or interleaved",
+    "tied": "leave --like out, or say what becomes of the output head: --tied keep, drop or materialize",
+}
+_HINT = "leave --like out, or name the model that this checkpoint came from"
+
+
+def same_family(family: Family, config: Mapping[str, Any], place: str, carried: Mapping[str, Any]) -> None:
+    """Refuses a configuration of another family than the one that the checkpoint carries.
+
+    Args:
+        family: the one of `config`.
+        config: the one that is taken.
+        place: where that lies.
+        carried: the one that the checkpoint carries.
+
+    Raises:
+        ConfigError: it is of another family, or of one that nothing here knows.
+    """
+    try:
+        name = family_of(carried, place).name
+    except ConfigError:
+        name = None
+    if name != family.name:
+        raise _contradiction(
+            place,
+            f"{_model_type(config)} (family {family.name})",
+            f"{_model_type(carried)} ({f'family {name}' if name else 'of no known family'})",
+            "leave --like out, or say which family's rows are taken: --family NAME",
+        )
+
+
+def same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], place: str) -> None:
+    """Refuses a configuration by which values would come out otherwise than by the carried one.
+
+    Args:
+        mine: the rows as the configuration that is taken binds them.
+        carried: the same family's rows as the carried configuration binds them.
+        arrays: MaxText's, which `mine` takes.
+        place: where the configuration that is taken lies.
+
+    Raises:
+        ConfigError: they differ in a flag, or in a size on which values depend.
+    """
+    for name, flag in mine.flags.items():
+        other = carried.flags.get(name)
+        if other is not None and other.value != flag.value:
+            raise _contradiction(place, _flag(name, flag), _flag(name, other), _HINTS.get(name, _HINT))
+    differing = [
+        axis
+        for axis, size in mine.sizes.items()
+        if axis != _VOCAB and axis in carried.sizes and carried.sizes[axis].length != size.length
+    ]
+    if differing and not _same_arrays(mine, carried, arrays):
+        got, wanted = (_sizes(table.sizes, differing) for table in (mine, carried))
+        raise _contradiction(place, got, wanted, _HINT)
+
+
+def _same_arrays(mine: Table, carried: Table, arrays: Mapping[str, LazyArray]) -> bool:
+    """Whether both make the same of the arrays, or the carried configuration does not fit them at all."""
+    sizes = {**carried.sizes, **{axis: size for axis, size in mine.sizes.items() if axis == _VOCAB}}
+    try:
+        other = replace(carried, sizes=sizes).to_right(arrays, (_VOCAB,))
+    except CheckpointError:
+        return True
+    return _described(mine.to_right(arrays, (_VOCAB,))) == _described(other)
+
+
+def _described(mapped: Mapped) -> list[object]:
+    describer = Describer()
+    return [(key, list(describer.lines(array))) for key, array in sorted(mapped.arrays.items())]
+
+
+def _contradiction(place: str, got: str, wanted: str, hint: str) -> ConfigError:
+    return ConfigError(
+        "this configuration would make other values of the arrays than the one that the checkpoint carries",
+        place=place,
+        got=got,
+        wanted=f"{wanted}, as the checkpoint carries it",
+        hint=hint,
+    )
+
+
+def _model_type(config: Mapping[str, Any]) -> str:
+    return f"model_type {json.dumps(config.get('model_type'))}"
+
+
+def _flag(name: str, flag: Flag) -> str:
+    return f"{name} is {'set' if flag.value else 'not set'} ({flag.source})"
+
+
+def _sizes(sizes: Mapping[str, Size], axes: Sequence[str]) -> str:
+    return ", ".join(f"{axis} {sizes[axis].length} ({sizes[axis].source})" for axis in axes)

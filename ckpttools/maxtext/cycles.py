@@ -1,0 +1,163 @@
+"""How layers that are there one by one are to be stacked: all together, or by their positions in a cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Path, spelled
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
+from ckpttools.core.region import Shape
+from ckpttools.core.text import ranges
+from ckpttools.maxtext.layers import (
+    BLOCKS,
+    DECODER,
+    GLOBAL,
+    LAYERS,
+    LOCAL,
+    REMAINDER,
+    LayerStack,
+    single_layers,
+)
+
+CycleNames = Literal["layers", "layer", "local-global"]
+# What one layer holds: path below the layer -> shape and dtype.
+Contents = Mapping[Path, tuple[Shape, DType]]
+
+# The spelling of a cycle cannot be seen in layers that are apart, but these keys occur in one spelling only:
+# decay of a gated delta rule, and the scalar that scales a layer's output.
+_TOLD_BY: Mapping[str, CycleNames] = {"A_log": "layer", "layer_scalar": "local-global"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """Layers that repeat.
+
+    Attributes:
+        length: layers in one repetition.
+        names: how MaxText spells it: "layers" for layers/layers_{0..}, "layer" for layers/layer_{0..},
+            "local-global" for scanned_blocks/{local_layers,global_layer}; None where that is not known.
+    """
+
+    length: int
+    names: CycleNames | None
+
+
+def stacks_to_make(
+    decoder: Mapping[Path, LazyArray], cycle: int | None = None, names: CycleNames | None = None
+) -> tuple[LayerStack, ...]:
+    """The layout that layers which are one by one get.
+
+    Args:
+        decoder: parameters below `decoder`.
+        cycle: layers in one repetition; None to tell from what layers hold, all in one stack where all
+            hold the same. Of no account to groups of another name than `layers`.
+        names: as `Cycle.names`; None to tell.
+
+    Raises:
+        FormatError: numbers of layers are missing.
+        ShapeError: layers that would be stacked hold different things.
+        UsageError: a cycle is given where there is none.
+    """
+    found = single_layers(decoder)
+    if LAYERS not in found and cycle not in (None, 1):
+        raise UsageError("no layers that could repeat", got=", ".join(found), wanted=f"{LAYERS}_{{0..}}")
+    made: list[LayerStack] = []
+    for name, numbers in found.items():
+        _require_all(name, numbers)
+        layers = _contents(decoder, name, len(numbers))
+        wanted = cycle if name == LAYERS else None
+        length = _period(layers) if wanted is None else wanted
+        _require_alike(name, layers, length)
+        if length == 1:
+            made.append(LayerStack((name,), name, (len(layers),), tuple(range(len(layers)))))
+        else:
+            made += _cycle_stacks(name, len(layers), Cycle(length, names or _told_names(layers)))
+    return tuple(made)
+
+
+def _require_all(name: str, numbers: Sequence[int]) -> None:
+    missing = set(range(numbers[-1] + 1)) - set(numbers)
+    if missing:
+        raise FormatError(
+            "there are gaps in the numbers of layers",
+            place=f"{DECODER}/{name}_{{{ranges(numbers)}}}",
+            wanted=f"also {ranges(missing)}",
+        )
+
+
+def _contents(decoder: Mapping[Path, LazyArray], name: str, count: int) -> Sequence[Contents]:
+    numbers = {f"{name}_{number}": number for number in range(count)}
+    layers: list[dict[Path, tuple[Shape, DType]]] = [{} for _ in numbers]
+    for path, array in decoder.items():
+        if path[0] in numbers:
+            layers[numbers[str(path[0])]][path[1:]] = array.shape, array.dtype
+    return layers
+
+
+def _period(layers: Sequence[Contents]) -> int:
+    """Layers after which all repeats, at least once; 1 where none do, which `_require_alike` then refuses."""
+    halves = range(1, len(layers) // 2 + 1)
+    return next((n for n in halves if all(a == b for a, b in zip(layers, layers[n:], strict=False))), 1)
+
+
+def _require_alike(name: str, layers: Sequence[Contents], length: int) -> None:
+    """Layers at one position of a cycle must hold the same."""
+    for number, layer in enumerate(layers):
+        first = number % length
+        if layer != layers[first]:
+            raise ShapeError(
+                f"{name}_{number} and {name}_{first} cannot be stacked, for they differ"
+                + listing(_differences(layers[first], layer)),
+                place=f"{DECODER}/{name}_{{0..{len(layers) - 1}}}",
+                hint="if layers repeat in a cycle, say --cycle N",
+            )
+
+
+def _differences(first: Contents, other: Contents) -> list[str]:
+    """What differs, a line for each path."""
+    paths = [*first, *(path for path in other if path not in first)]
+    return [
+        f"{spelled(path)}: {_kind(other.get(path))} and {_kind(first.get(path))}"
+        for path in paths
+        if first.get(path) != other.get(path)
+    ]
+
+
+def _kind(each: tuple[Shape, DType] | None) -> str:
+    return "none" if each is None else f"{each[1].name}{list(each[0])}"
+
+
+def _told_names(layers: Sequence[Contents]) -> CycleNames:
+    keys = {key for layer in layers for path in layer for key in path}
+    return next((names for key, names in _TOLD_BY.items() if key in keys), "layers")
+
+
+def _cycle_stacks(name: str, count: int, cycle: Cycle) -> list[LayerStack]:
+    """A stack for each position, or for all local ones; the remainder as MaxText keeps it."""
+    repeats, left = divmod(count, cycle.length)
+    if left and cycle.names == "layer":
+        raise UsageError(f"{count} layers are not whole cycles of {cycle.length}")
+    top, after = (BLOCKS if cycle.names == "local-global" else name), f"{name}{REMAINDER}"
+    main = _block(top, name, cycle, cycle.length, repeats, 0) if repeats else []
+    return [*main, *(_block(after, name, cycle, left, None, count - left) if left else [])]
+
+
+def _block(top: str, name: str, cycle: Cycle, span: int, repeats: int | None, start: int) -> list[LayerStack]:
+    """The stacks below one key: `span` positions, `repeats` times; None for once and without that axis."""
+    outer = () if repeats is None else (repeats,)
+    starts = range(start, start + (repeats or 1) * cycle.length, cycle.length)
+    if cycle.names != "local-global":
+        return [
+            LayerStack((top, f"{cycle.names}_{k}"), name, outer, tuple(first + k for first in starts))
+            for k in range(span)
+        ]
+    local = min(span, cycle.length - 1)
+    inner = tuple(first + k for first in starts for k in range(local))
+    made = [LayerStack((top, LOCAL), name, (*outer, local), inner)]
+    if span == cycle.length:
+        made.append(LayerStack((top, GLOBAL), name, outer, tuple(first + local for first in starts)))
+    return made

@@ -1,0 +1,131 @@
+"""What is written beside a tree of how its layers are, or were, stacked: all that the arrays do not tell.
+
+One key of the custom metadata, which MaxText and Orbax hand on and do not look at:
+
+    {"ckpttools": {
+        "stacks": {"layers/layers_0": {"layers": [0, 6]}, "layers_remainder/layers_0": {"layers": 12}},
+        "scan_axis": 1,
+        "first_axis": ["params/params/decoder/moe_layers/…/gate/bias"]}}
+
+`stacks` and `scan_axis` are of layers that were taken apart: where which of them were, in nested lists as
+long as the stacked axes. `first_axis` names arrays with layers on axis 0 where others have another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.region import Shape
+from ckpttools.maxtext.layers import LayerStack
+
+KEY = "ckpttools"
+_STACKS, _AXIS, _FIRST = "stacks", "scan_axis", "first_axis"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNotes:
+    """What is noted of a tree's layers.
+
+    Attributes:
+        stacks: how they were stacked before they were taken apart; () where nothing says so.
+        scan_axis: the axis on which they were; None where nothing says so.
+        first_axis: names of arrays whose layers are on axis 0, keys joined by "/".
+    """
+
+    stacks: tuple[LayerStack, ...] = ()
+    scan_axis: int | None = None
+    first_axis: frozenset[str] = frozenset()
+
+
+def layer_notes(tree: Tree) -> LayerNotes:
+    """What is noted; nothing where the note is none of ours."""
+    note = tree.metadata.custom.get(KEY)
+    if not isinstance(note, Mapping):
+        return LayerNotes()
+    axis, first = note.get(_AXIS), note.get(_FIRST)
+    names = [name for name in first if isinstance(name, str)] if isinstance(first, Sequence) else []
+    return LayerNotes(_stacks(note.get(_STACKS)), axis if type(axis) is int else None, frozenset(names))
+
+
+def with_layer_notes(tree: Tree, notes: LayerNotes) -> Tree:
+    """The tree with this note in place of that which it has, and with none if there is nothing to say."""
+    own = tree.metadata.custom.get(KEY)
+    kept = (
+        {k: v for k, v in own.items() if k not in (_STACKS, _AXIS, _FIRST)}
+        if isinstance(own, Mapping)
+        else {}
+    )
+    stacks = {spelled(each.key): {each.name: _nested(each.numbers, each.shape)} for each in notes.stacks}
+    said = {_STACKS: stacks, _AXIS: notes.scan_axis, _FIRST: sorted(notes.first_axis)}
+    note = kept | {key: value for key, value in said.items() if value not in (None, {}, [])}
+    others = {key: value for key, value in tree.metadata.custom.items() if key != KEY}
+    return tree.with_metadata(custom=others | ({KEY: note} if note else {}))
+
+
+def first_axis_names(paths: Iterable[Path]) -> frozenset[str]:
+    """As `LayerNotes.first_axis`."""
+    return frozenset(map(spelled, paths))
+
+
+def fits(notes: LayerNotes, layers: Mapping[str, Collection[int]]) -> bool:
+    """Whether the stacks that are noted are made of layers that are there, and of all but the first of them.
+
+    Args:
+        notes: with stacks.
+        layers: names of layers -> their numbers.
+    """
+    noted: dict[str, list[int]] = {}
+    for each in notes.stacks:
+        noted.setdefault(each.name, []).extend(each.numbers)
+    # Layers before the stacks are one by one in some models.
+    return noted.keys() == layers.keys() and all(
+        sorted(numbers) == sorted(layers[name])[-len(numbers) :]
+        and sorted(layers[name])[: -len(numbers)] == list(range(len(layers[name]) - len(numbers)))
+        for name, numbers in noted.items()
+    )
+
+
+def _nested(numbers: Sequence[int], shape: Shape) -> Any:
+    if not shape:
+        return numbers[0]
+    step = prod(shape[1:])
+    return [_nested(numbers[k * step : (k + 1) * step], shape[1:]) for k in range(shape[0])]
+
+
+def _stacks(note: object) -> tuple[LayerStack, ...]:
+    if not isinstance(note, Mapping):
+        return ()
+    made = [_stack(str(key), each) for key, each in note.items()]
+    found = tuple(each for each in made if each is not None)
+    return found if len(found) == len(made) else ()
+
+
+def _stack(key: str, note: object) -> LayerStack | None:
+    if not isinstance(note, Mapping) or len(note) != 1:
+        return None
+    ((name, nested),) = note.items()
+    shape = _shape(nested)
+    numbers = None if shape is None else tuple(_flat(nested))
+    keys: Path = tuple(key.split("/"))
+    return None if shape is None or not numbers else LayerStack(keys, str(name), shape, numbers)
+
+
+def _shape(nested: object) -> Shape | None:
+    """The lengths of nested lists of numbers; None where they are not alike."""
+    if type(nested) is int:
+        return () if nested >= 0 else None
+    if not isinstance(nested, Sequence) or isinstance(nested, str) or not nested:
+        return None
+    shapes = {_shape(each) for each in nested}
+    (inner,) = shapes if len(shapes) == 1 else (None,)
+    return None if inner is None else (len(nested), *inner)
+
+
+def _flat(nested: Any) -> Iterable[int]:
+    if isinstance(nested, int):
+        return [nested]
+    return [number for each in nested for number in _flat(each)]

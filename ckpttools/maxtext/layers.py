@@ -1,0 +1,273 @@
+"""Where the layers of a MaxText decoder are: one by one, or stacked in one of MaxText's ways.
+
+    layers_{0..31}                                one by one
+    layers; dense_layers, moe_layers              one stack each
+    layers/layers_{0..5}, layers_remainder/…      a cycle: a stack for each position, and the rest one by one
+    scanned_blocks/{local_layers,global_layer}    a cycle: local ones have axes for blocks and for positions
+
+A `LayerStack` says for one key which layers its arrays hold, so that the same layout serves both ways.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Path, spelled
+from ckpttools.core.errors import FormatError, ShapeError, listing
+from ckpttools.core.region import Shape
+
+DECODER = "decoder"
+BLOCKS, LOCAL, GLOBAL = "scanned_blocks", "local_layers", "global_layer"
+LAYERS = "layers"
+REMAINDER = "_remainder"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStack:
+    """A key below `decoder` and the layers in the arrays under it.
+
+    Attributes:
+        key: such as ("layers",) or ("layers", "layers_3").
+        name: what layers are called one by one, before their number: `layers` in layers_7.
+        shape: lengths of the stacked axes, outermost first; () where the key holds one layer as it is.
+        numbers: the layers, in C order over `shape`.
+    """
+
+    key: Path
+    name: str
+    shape: Shape
+    numbers: tuple[int, ...]
+
+    @property
+    def layer_keys(self) -> tuple[Path, ...]:
+        """The keys below `decoder` of these layers one by one."""
+        return tuple((f"{self.name}_{number}",) for number in self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that belong together, for people to read.
+
+    Attributes:
+        path: where they are: "decoder/layers".
+        length: number of layers, counted as they are one by one.
+        layout: "unstacked", "stacked", "cycle" (a stack for each position of a cycle) or "blocks" (positions
+            of one kind stacked on an axis of their own).
+        cycle: layers in one repetition.
+        remainder: layers after the last whole repetition, which lie apart.
+    """
+
+    path: str
+    length: int
+    layout: str
+    cycle: int = 1
+    remainder: int = 0
+
+
+def below_decoder(parameters: Mapping[Path, LazyArray]) -> dict[Path, LazyArray]:
+    """Parameters of the decoder, under their paths below it."""
+    return {path[path.index(DECODER) + 1 :]: each for path, each in parameters.items() if DECODER in path}
+
+
+def numbered(key: str | int) -> tuple[str, int] | None:
+    """`layers_12` as ("layers", 12); None for a key that does not end in a number."""
+    name, underscore, digits = str(key).rpartition("_")
+    plain = digits.isdecimal() and digits.isascii() and str(int(digits)) == digits
+    return (name, int(digits)) if underscore and plain else None
+
+
+def single_layers(decoder: Iterable[Path]) -> dict[str, list[int]]:
+    """Numbers of the layers that are there one by one, ascending, under their names."""
+    found: dict[str, set[int]] = {}
+    for path in decoder:
+        named = numbered(path[0]) if path else None
+        if named and LAYERS in named[0]:
+            found.setdefault(named[0], set()).add(named[1])
+    return {name: sorted(numbers) for name, numbers in found.items()}
+
+
+def stacked_keys(decoder: Iterable[Path]) -> dict[Path, int]:
+    """Keys below `decoder` that hold stacks or what is left over of them -> number of stacked axes."""
+    below: dict[str, set[str]] = {}
+    for path in decoder:
+        top = str(path[0]) if path else ""
+        if (LAYERS in top or top == BLOCKS) and numbered(top) is None:
+            below.setdefault(top, set()).add(str(path[1]) if len(path) > 1 else "")
+    return {key: axes for top, keys in below.items() for key, axes in _keys_in(top, keys).items()}
+
+
+def _keys_in(top: str, keys: set[str]) -> dict[Path, int]:
+    outer = 0 if top.endswith(REMAINDER) else 1
+    if keys <= {LOCAL, GLOBAL}:
+        return {(top, key): outer + (key == LOCAL) for key in sorted(keys, reverse=True)}
+    if all(_is_position(key) for key in keys):
+        return {(top, key): outer for key in sorted(keys, key=_position)}
+    return {(top,): outer}
+
+
+def _is_position(key: str) -> bool:
+    named = numbered(key)
+    return named is not None and named[0] in ("layer", LAYERS)
+
+
+def _position(key: str | int) -> int:
+    named = numbered(key)
+    return named[1] if named else 0
+
+
+def scan_axis(decoder: Mapping[Path, LazyArray]) -> int | None:
+    """The axis on which layers are stacked: where most arrays of a stack agree on a length.
+
+    Where several axes are equal in this, a stacked norm tells, which has the final norm's axis and one more;
+    then MaxText's own default, 1. None where nothing is stacked.
+    """
+    stacked = {key: axes for key, axes in stacked_keys(decoder).items() if axes}
+    held = {key: [a.shape for path, a in decoder.items() if path[: len(key)] == key] for key in stacked}
+    rank = max((len(shape) for shapes in held.values() for shape in shapes), default=0)
+    votes = {axis: _votes(held, stacked, axis) for axis in range(rank)}
+    best = [axis for axis in votes if votes[axis] == max(votes.values()) > 0]
+    final = next((a.shape for path, a in decoder.items() if path[:1] == ("decoder_norm",)), None)
+    norms = {shape for shapes in held.values() for shape in shapes if len(shape) == 2}
+    told = [axis for axis in best if any(final == shape[:axis] + shape[axis + 1 :] for shape in norms)]
+    choice = told or best
+    return 1 if 1 in choice else min(choice, default=None)
+
+
+def _votes(held: Mapping[Path, list[Shape]], stacked: Mapping[Path, int], axis: int) -> int:
+    """How many arrays agree on lengths with others of their stack, and stacks with others of their cycle."""
+    common = {key: _most_common(shapes, axis, stacked[key]) for key, shapes in held.items()}
+    repeats: dict[str, Counter[Shape]] = {}
+    for key, (lengths, _) in common.items():
+        if not str(key[0]).endswith(REMAINDER):
+            repeats.setdefault(str(key[0]), Counter())[lengths[:1]] += 1
+    return sum(count for _, count in common.values()) + sum(max(each.values()) for each in repeats.values())
+
+
+def _most_common(shapes: list[Shape], axis: int, axes: int) -> tuple[Shape, int]:
+    """The lengths that most shapes have at `axis` and the axes behind it, and how many have them."""
+    lengths = Counter(shape[axis : axis + axes] for shape in shapes if len(shape) >= axis + axes)
+    return lengths.most_common(1)[0] if lengths else ((), 0)
+
+
+def stacked_lengths(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes: int) -> Shape:
+    """The lengths of the stacked axes that most arrays below `key` have; () where none has so many axes."""
+    shapes = [array.shape for path, array in decoder.items() if path[: len(key)] == key]
+    return _most_common(shapes, axis, axes)[0]
+
+
+def layer_stacks(decoder: Mapping[Path, LazyArray], axis: int) -> tuple[LayerStack, ...]:
+    """The layout of a decoder whose layers are stacked on `axis`; layers there one by one are part of it.
+
+    Raises:
+        FormatError: positions of a cycle are missing.
+        ShapeError: arrays that belong together have different numbers of layers on `axis`.
+    """
+    keys = stacked_keys(decoder)
+    singles = [
+        LayerStack((f"{name}_{number}",), name, (), (number,))
+        for name, numbers in single_layers(decoder).items()
+        for number in numbers
+    ]
+    shapes = {key: _stacked_shape(decoder, key, axis, axes) for key, axes in keys.items()}
+    # Layers before a cycle and the remainder behind it count on in the same numbers.
+    starts: Counter[str] = Counter(each.name for each in singles)
+    made: list[LayerStack] = []
+    for top in sorted(dict.fromkeys(str(key[0]) for key in keys), key=lambda top: top.endswith(REMAINDER)):
+        mine = {key: shape for key, shape in shapes.items() if key[0] == top}
+        name = LAYERS if top == BLOCKS else top.removesuffix(REMAINDER)
+        made += _numbered_stacks(top, name, mine, starts[name])
+        starts[name] += sum(prod(shape) for shape in mine.values())
+    return (*singles, *made)
+
+
+def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes: int) -> Shape:
+    """Lengths of the stacked axes, on which all arrays below `key` agree."""
+    if not axes:
+        return ()
+    shapes = {path: array.shape for path, array in decoder.items() if path[: len(key)] == key}
+    wanted, _ = _most_common(list(shapes.values()), axis, axes)
+    odd = {path: shape for path, shape in shapes.items() if shape[axis : axis + axes] != wanted}
+    if odd or not wanted:
+        lines = [f"{spelled((DECODER, *path))} {list(shape)}" for path, shape in odd.items()]
+        on = f"axis {axis}" if axes == 1 else f"axes {axis} and {axis + 1}"
+        raise ShapeError(
+            f"arrays that are stacked together have different numbers of layers on {on}" + listing(lines),
+            place=spelled((DECODER, *key)),
+            wanted=" and ".join(map(str, wanted)) or f"at least {axis + axes} axes",
+            hint=_hint(decoder, axis),
+        )
+    return wanted
+
+
+def _hint(decoder: Mapping[Path, LazyArray], axis: int) -> str | None:
+    told = scan_axis(decoder)
+    return None if told in (None, axis) else f"they fit together on axis {told}: say --scan-axis {told}"
+
+
+def _numbered_stacks(top: str, name: str, shapes: Mapping[Path, Shape], start: int) -> list[LayerStack]:
+    """The stacks below one key: one alone, a cycle of positions, or blocks of local and global layers."""
+    if (top,) in shapes:
+        (shape,) = shapes.values()
+        return [LayerStack((top,), name, shape, tuple(range(start, start + prod(shape))))]
+    repeats = {shape[: 0 if top.endswith(REMAINDER) else 1] for shape in shapes.values()}
+    if len(repeats) != 1:
+        lines = [f"{spelled((DECODER, *key))}: {shape[0]} layers" for key, shape in shapes.items()]
+        raise ShapeError(
+            "the positions of a cycle have different numbers of layers" + listing(lines), place=top
+        )
+    (repeat,) = repeats
+    if {key[1] for key in shapes} <= {LOCAL, GLOBAL}:
+        spans = [(key, prod(shape[len(repeat) :])) for key, shape in shapes.items()]
+    else:
+        _require_all(top, [_position(key[1]) for key in shapes])
+        spans = [(key, 1) for key in shapes]
+    cycle, made, first = sum(span for _, span in spans), [], start
+    for key, span in spans:
+        numbers = (first + block * cycle + k for block in range(prod(repeat)) for k in range(span))
+        made.append(LayerStack(key, name, shapes[key], tuple(numbers)))
+        first += span
+    return made
+
+
+def _require_all(top: str, positions: list[int]) -> None:
+    missing = sorted(set(range(max(positions) + 1)) - set(positions))
+    if missing:
+        raise FormatError(
+            "positions of a cycle are missing",
+            place=spelled((DECODER, top)),
+            got=positions,
+            wanted=f"also {', '.join(map(str, missing))}",
+        )
+
+
+def layer_groups(stacks: Iterable[LayerStack]) -> tuple[LayerGroup, ...]:
+    """A layout in few words: a remainder belongs to the group before it."""
+    by_top: dict[str, list[LayerStack]] = {}
+    for each in stacks:
+        single = not each.shape and len(each.key) == 1
+        by_top.setdefault(each.name if single else str(each.key[0]).removesuffix(REMAINDER), []).append(each)
+    # What is left over of `scanned_blocks` lies in `layers_remainder`.
+    if BLOCKS in by_top and all(str(each.key[0]).endswith(REMAINDER) for each in by_top.get(LAYERS, [])):
+        by_top[BLOCKS] += by_top.pop(LAYERS, [])
+    return tuple(_group(top, held) for top, held in by_top.items())
+
+
+def _group(top: str, stacks: list[LayerStack]) -> LayerGroup:
+    length = sum(len(each.numbers) for each in stacks)
+    path = f"{DECODER}/{top}"
+    main = [each for each in stacks if each.shape and not str(each.key[0]).endswith(REMAINDER)]
+    left = length - sum(len(each.numbers) for each in main)
+    if not main:
+        apart = any(len(each.key) > 1 for each in stacks)
+        return LayerGroup(
+            path, length, "cycle" if apart else "unstacked", length if apart else 1, left * apart
+        )
+    if main[0].key == (top,):
+        return LayerGroup(path, length, "stacked")
+    cycle = (length - left) // main[0].shape[0]
+    layout = "blocks" if main[0].key[1] in (LOCAL, GLOBAL) else "cycle"
+    return LayerGroup(path, length, layout, cycle, left)

@@ -1,0 +1,87 @@
+"""Which model a checkpoint is of: its configuration, its family, and the options that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from ckpttools.core.errors import ConfigError, UsageError
+from ckpttools.families.family import Family
+from ckpttools.families.registry import family_called, family_of
+from ckpttools.mapping.flags import Flag
+from ckpttools.maxtext.tying import WAYS
+
+ROPE_LAYOUTS = ("halves", "interleaved")
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What a user may say of the model, whatever its configuration says.
+
+    Attributes:
+        family: name of the family whose rows are used, or a file that describes one; None as
+            `model_type` says.
+        rope_layout: "halves" or "interleaved"; None as the configuration implies.
+        tied: what becomes of an output head: "keep" goes by the arrays that are there, "drop" leaves it
+            out, "materialize" makes it from the embedding; None as the configuration says.
+    """
+
+    family: str | None = None
+    rope_layout: str | None = None
+    tied: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("RoPE layout", self.rope_layout, ROPE_LAYOUTS)
+        check_choice("way with tied embeddings", self.tied, WAYS)
+
+
+def check_choice(what: str, value: str | None, choices: Collection[str]) -> None:
+    """Raises UsageError for a value that is none of the choices; None is no value."""
+    if value is not None and value not in choices:
+        raise UsageError(f"unknown {what} {value!r}", wanted="one of " + ", ".join(choices))
+
+
+def family_for(config: Mapping[str, object] | None, options: ModelOptions, place: str) -> Family:
+    """The family that the user names or describes, or the one of the configuration's `model_type`.
+
+    Raises:
+        ConfigError: there is no configuration, or it does not say, or no family is of its type.
+        UnknownNameError: no family is of this name.
+        CheckpointError: the user's file describes none.
+    """
+    if options.family is not None:
+        return family_called(options.family)
+    return family_of(required(config, place), CONFIG)
+
+
+def required(config: Mapping[str, object] | None, place: str) -> Mapping[str, object]:
+    """`config`, which must be there.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if config is None:
+        raise ConfigError(
+            "there is no config.json beside the weights",
+            place=place,
+            wanted="the model's config.json, which says its family and sizes",
+            hint="copy it there from where the weights came from",
+        )
+    return config
+
+
+def overrides(family: Family, options: ModelOptions) -> dict[str, Flag]:
+    """The flags that the user sets.
+
+    Raises:
+        UsageError: the family has no such choice.
+    """
+    if options.rope_layout is None:
+        return {}
+    wanted = options.rope_layout == "interleaved"
+    if "interleaved" in family.flags:
+        return {"interleaved": Flag(wanted, f"--rope-layout {options.rope_layout}")}
+    if wanted:
+        raise UsageError(f"family {family.name} has no interleaved RoPE layout in MaxText")
+    return {}

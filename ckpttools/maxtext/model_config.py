@@ -1,0 +1,199 @@
+"""The `config.json` to write: the model's, with what it says of the weights true of those beside it.
+
+That is their dtype, at the top and in each part (`text_config`, `vision_config`), whether they are
+quantised, and whether the output head is an array of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import inner
+from ckpttools.core.dtypes import DType
+from ckpttools.quantized.config import FIELD, says_quantized, scheme, without_quantization
+from ckpttools.quantized.scales import is_plain
+from ckpttools.quantized.weights import quantized
+
+# transformers says `dtype` from version 5 on, `torch_dtype` before.
+_DTYPES = ("dtype", "torch_dtype")
+_TIED = "tie_word_embeddings"
+_ROWS = "vocab_size"
+_TEXT, _PART = "text_config", "_config"
+# Words in the names of a tower's arrays.
+_TOWERS = {"vision_config": ("vision", "visual"), "audio_config": ("audio",)}
+_PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+# What stands at the top of a multimodal configuration and is the text model's.
+_SHARED = ("bos_token_id", "eos_token_id", "pad_token_id", _TIED, *_DTYPES, "transformers_version")
+
+
+@dataclass(frozen=True)
+class TrueConfig:
+    """A configuration that is true of the weights beside it.
+
+    Attributes:
+        config: the parsed `config.json`.
+        changes: what of it was changed, a sentence each; nothing where it is the model's own.
+    """
+
+    config: Mapping[str, Any]
+    changes: tuple[str, ...]
+
+    def to_json(self) -> bytes:
+        """The content of the file."""
+        return json.dumps(self.config, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def true_config(
+    config: Mapping[str, Any],
+    arrays: Mapping[str, LazyArray],
+    tied: bool | None = None,
+    *,
+    tied_by_default: bool = False,
+    vocab: int | None = None,
+) -> TrueConfig:
+    """A configuration as it is true of these arrays.
+
+    Args:
+        config: the parsed `config.json` of the model.
+        arrays: what is written beside it, by name.
+        tied: whether that is without an output head; None to leave what it says of that.
+        tied_by_default: what a configuration means that says nothing of it.
+        vocab: how many rows the vocabulary has; None to leave what it says of that.
+    """
+    made = json.loads(json.dumps(config))
+    changes = list(_with_dtypes(made, "", _plain(arrays, config)))
+    if tied is not None:
+        changes += _with_tied(made, tied, tied_by_default)
+    if vocab is not None:
+        changes += _with_vocab(made, vocab)
+    said = says_quantized(made)
+    if said and not quantized(arrays, config) and without_quantization(made):
+        changes.append(f"{FIELD} is left out, as no weight is quantised; it was {scheme(said)}")
+    return TrueConfig(made, tuple(changes))
+
+
+def _plain(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> dict[str, LazyArray]:
+    """The floating-point arrays that are neither quantised nor of such: in their dtype a model computes."""
+    found = quantized(arrays, config)
+    if not says_quantized(config) and not any(each.scales for each in found.values()):
+        found = {}
+    others = {*found, *(side for each in found.values() for side in each.sides)}
+    return {name: array for name, array in arrays.items() if array.dtype.is_float and name not in others}
+
+
+def _with_dtypes(config: dict[str, Any], where: str, arrays: Mapping[str, LazyArray]) -> Iterator[str]:
+    """Sets the dtype wherever a configuration states one; yields what that changed."""
+    main = _main_dtype(arrays)
+    if main is not None and not _is_known(main, arrays):
+        main = None
+    for name in _DTYPES:
+        said = config.get(name)
+        if main is not None and isinstance(said, str) and said.removeprefix("torch.") != main.name:
+            config[name] = main.name
+            yield f"{where}{name} is {main}, as the weights are; it was {said}"
+    for name, part in config.items():
+        if name.endswith(_PART) and isinstance(part, dict) and name != FIELD:
+            yield from _with_dtypes(part, f"{where}{name}.", _of_part(name, arrays))
+
+
+def _is_known(main: DType, arrays: Mapping[str, LazyArray]) -> bool:
+    """Whether the numbers are the weights themselves: float8 that was stored may have lost its scales, and
+    a configuration that states float8 says that it has none."""
+    return is_plain(main) or not any(_is_stored(each) for each in arrays.values() if each.dtype == main)
+
+
+def _is_stored(array: LazyArray) -> bool:
+    """Whether numbers are stored in their dtype, not cast to it."""
+    return all(each.dtype == array.dtype and _is_stored(each) for each in inner(array))
+
+
+def _of_part(name: str, arrays: Mapping[str, LazyArray]) -> Mapping[str, LazyArray]:
+    """The arrays that a part of a configuration is about."""
+    if name not in _TOWERS:
+        return arrays
+    return {key: array for key, array in arrays.items() if _is_of(key, _TOWERS[name])}
+
+
+def _is_of(key: str, words: Iterable[str]) -> bool:
+    return any(word in key for word in words)
+
+
+def _main_dtype(arrays: Mapping[str, LazyArray]) -> DType | None:
+    """The dtype of most elements; towers have a part of the configuration to themselves."""
+    words = [word for each in _TOWERS.values() for word in each]
+    own = {key: array for key, array in arrays.items() if not _is_of(key, words)} or arrays
+    count: Counter[DType] = Counter()
+    for array in own.values():
+        count[array.dtype] += array.size
+    return count.most_common(1)[0][0] if count else None
+
+
+def _with_tied(config: dict[str, Any], tied: bool, by_default: bool) -> Iterator[str]:
+    """Says in every place that says it, or where none does and that would mean the contrary."""
+    stating = {where: place for where, place in _of_text(config).items() if _TIED in place}
+    if not stating and tied != by_default:
+        stating = {"": config}
+    for where, place in stating.items():
+        if place.get(_TIED) != tied:
+            place[_TIED] = tied
+            yield f"{where}{_TIED} is {json.dumps(tied)}, as {'no' if tied else 'an'} output head is stored"
+
+
+def _with_vocab(config: dict[str, Any], vocab: int) -> Iterator[str]:
+    """Says in every place that says it how many rows the vocabulary has."""
+    for where, place in _of_text(config).items():
+        said = place.get(_ROWS)
+        if said is not None and said != vocab:
+            place[_ROWS] = vocab
+            yield f"{where}{_ROWS} is {vocab}, as all rows are kept; it was {said}"
+
+
+def _of_text(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Where a configuration speaks of the text model: prefix of the fields -> what has them."""
+    text = config.get(_TEXT)
+    return {"": config, f"{_TEXT}.": text} if isinstance(text, dict) else {"": config}
+
+
+def absent_towers(config: Mapping[str, Any], names: Collection[str]) -> tuple[str, ...]:
+    """The fields that describe towers of which no array is there, such as `vision_config`."""
+    found = []
+    for field, part in config.items():
+        if field in _TOWERS and part and not any(_is_of(name, _TOWERS[field]) for name in names):
+            found.append(field)
+        elif field.endswith(_PART) and isinstance(part, Mapping):
+            found += [f"{field}.{each}" for each in absent_towers(part, names)]
+    return tuple(found)
+
+
+def absent_prediction(config: Mapping[str, Any], names: Collection[str]) -> str | None:
+    """The field that says that layers predict further tokens, where none of their arrays is there."""
+    field = next((field for field in _PREDICTION if config.get(field)), None)
+    layers = config.get("num_hidden_layers")
+    if field is None or not isinstance(layers, int):
+        return None
+    numbers = (int(found[1]) for found in map(_LAYER.search, names) if found)
+    there = any(number >= layers for number in numbers) or _is_of(" ".join(names), ("mtp.",))
+    return None if there else field
+
+
+def text_config(config: Mapping[str, Any], model_type: str) -> dict[str, Any] | None:
+    """The configuration of the text model within a multimodal one; None for one that is of text alone.
+
+    Args:
+        config: the multimodal one.
+        model_type: of the text model.
+    """
+    text = config.get(_TEXT)
+    if not isinstance(text, Mapping):
+        return None
+    shared = {field: config[field] for field in _SHARED if field in config}
+    kinds = text.get("architectures") or config.get("architectures") or ()
+    named = [str(kind).replace("ForConditionalGeneration", "ForCausalLM") for kind in kinds]
+    return {"architectures": named, **shared, **text, "model_type": model_type}

@@ -1,0 +1,143 @@
+"""What belongs to a model besides its weights: found beside them, carried along, or where a user says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.errors import ConfigError, FormatError, StorageError
+from ckpttools.formats.base import COMPANIONS, RECORD
+from ckpttools.formats.json_file import read_json
+from ckpttools.formats.registry import open_tree
+from ckpttools.formats.sidecar import CARRIED, Companions, files_of_model, read_file
+from ckpttools.maxtext.model import CONFIG
+from ckpttools.maxtext.model_config import TrueConfig
+from ckpttools.stores.local import LocalFile
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Configuration, tokenizer and arrays of the model a checkpoint came from.
+
+    Attributes:
+        config: the parsed `config.json`, or None.
+        place: where that lies, for messages.
+        companions: name -> file, byte for byte the model's, looked at before it was read.
+        carried: arrays that were carried along, by name.
+        weights: arrays of the model itself, where it is at hand.
+        spelling: how its files spell names, where that was written down.
+        overruled: the configuration that the checkpoint carries, where another is taken.
+        rope_layout: the order of rotary pairs that the user chose when the checkpoint was made, if one was.
+    """
+
+    config: Mapping[str, Any] | None = None
+    place: str = CONFIG
+    companions: Mapping[str, LocalFile] = field(default_factory=dict)
+    carried: Mapping[str, LazyArray] = field(default_factory=dict)
+    weights: Mapping[str, LazyArray] = field(default_factory=dict)
+    spelling: str | None = None
+    overruled: Mapping[str, Any] | None = None
+    rope_layout: str | None = None
+
+    @classmethod
+    def of(cls, tree: Tree, like: str | Path | None) -> ModelFiles:
+        """What is known of the model of `tree`: by `like`, else by what was carried along.
+
+        Raises:
+            StorageError, ConfigError: what `like` names is not there, or no configuration.
+        """
+        carried = Path(tree.metadata.place) / COMPANIONS
+        if like is not None:
+            config = carried / CONFIG
+            overruled = read_json(config) if config.is_file() else None
+            chosen = _recorded(carried).get("rope_layout")
+            return replace(cls._like(Path(like)), overruled=overruled, rope_layout=chosen)
+        return cls._carried(carried) if carried.is_dir() else cls()
+
+    @classmethod
+    def _like(cls, path: Path) -> ModelFiles:
+        if not path.exists():
+            raise StorageError(
+                f"{path} is not there", hint="--like names a model's directory, or its config.json"
+            )
+        if path.is_file():
+            files = {CONFIG: LocalFile.at(path)}
+            return cls(read_json(path), str(path), files)
+        if not (path / CONFIG).is_file():
+            raise ConfigError("there is no config.json", place=path, hint="--like names a model's directory")
+        files = files_of_model(path)
+        return cls(read_json(path / CONFIG), str(path / CONFIG), files, {}, _weights(path))
+
+    @classmethod
+    def _carried(cls, directory: Path) -> ModelFiles:
+        config, files = directory / CONFIG, files_of_model(directory)
+        record = _recorded(directory)
+        arrays = directory / f"{CARRIED}.safetensors"
+        return cls(
+            read_json(config) if config.is_file() else None,
+            str(config),
+            files,
+            _arrays(open_tree(arrays)) if arrays.is_file() else {},
+            {},
+            record.get("spelling"),
+            rope_layout=record.get("rope_layout"),
+        )
+
+
+def companions_of(tree: Tree) -> Companions:
+    """What lies beside the weights of a checkpoint, or was carried along in it; nothing for other formats."""
+    place = Path(tree.metadata.place)
+    place = place if place.is_dir() else place.parent
+    if tree.metadata.format == "safetensors" and tree.metadata.config is not None:
+        return Companions(files_of_model(place))
+    directory = place / COMPANIONS
+    if tree.metadata.format not in ("orbax", "safetensors") or not directory.is_dir():
+        return Companions()
+    arrays = directory / f"{CARRIED}.safetensors"
+    files = files_of_model(directory)
+    if (directory / RECORD).is_file():
+        files[RECORD] = LocalFile.at(directory / RECORD)
+    return Companions(files, _arrays(open_tree(arrays)) if arrays.is_file() else {})
+
+
+def companion_names(tree: Tree) -> list[str]:
+    """The files of `companions_of`, relative to the directory of the checkpoint."""
+    found = companions_of(tree)
+    carried = [f"{CARRIED}.safetensors"] if found.arrays else []
+    beside = tree.metadata.format == "safetensors" and tree.metadata.config is not None
+    return [name if beside else f"{COMPANIONS}/{name}" for name in (*found.files, *carried)]
+
+
+def record(spelling: str, rope_layout: str | None) -> bytes:
+    """What is written down of a model on the way to MaxText, and no configuration tells."""
+    chosen = {} if rope_layout is None else {"rope_layout": rope_layout}
+    return json.dumps({"spelling": spelling, **chosen}, indent=2).encode() + b"\n"
+
+
+def _recorded(directory: Path) -> Mapping[str, Any]:
+    path = directory / RECORD
+    return read_json(path) if path.is_file() else {}
+
+
+def _weights(directory: Path) -> Mapping[str, LazyArray]:
+    """The model's own arrays; none where the directory holds only its configuration."""
+    try:
+        return _arrays(open_tree(directory))
+    except FormatError:
+        return {}
+
+
+def _arrays(tree: Tree) -> dict[str, LazyArray]:
+    return {dotted(path): array for path, array in tree.arrays.items()}
+
+
+def config_bytes(files: ModelFiles, made: TrueConfig) -> bytes:
+    """The `config.json` to write: the model's, byte for byte where that still says what is so."""
+    if not made.changes and CONFIG in files.companions:
+        return read_file(files.companions[CONFIG])
+    return made.to_json()

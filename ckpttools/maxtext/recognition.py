@@ -1,0 +1,155 @@
+"""Which model family a tree looks like: its names against the key templates of every family's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.text import folded
+from ckpttools.families.family import Family
+from ckpttools.maxtext.flavours import parameters
+from ckpttools.maxtext.key_templates import Form, Spelled, forms_of_names, meets, spellings
+from ckpttools.maxtext.kinds import KindOfTree
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyGuess:
+    """How well the names of a tree are those of a family.
+
+    Attributes:
+        name: of the family.
+        side: whose names were compared: "maxtext" or "huggingface".
+        named: whether the configuration's `model_type` is one of the family's.
+        matched, wanted: names that every such model has, layers counted once: how many of them are there.
+        missing: those that are not, as key templates.
+        others: names that the family has no template for, folded.
+        num_others: how many arrays these are.
+    """
+
+    name: str
+    side: str
+    named: bool
+    matched: int
+    wanted: int
+    missing: tuple[str, ...]
+    others: tuple[str, ...]
+    num_others: int
+
+
+def guess_families(tree: Tree, kind: KindOfTree, families: Iterable[Family]) -> tuple[FamilyGuess, ...]:
+    """The families that fit best, several where they fit equally well; none where not even half fits.
+
+    What the configuration says goes before what names say.
+
+    Args:
+        tree: any checkpoint.
+        kind: of the tree; MaxText's names are compared where it is one of MaxText's, else Hugging Face's.
+        families: those to choose from.
+    """
+    fits = [fit for fit in family_fits(tree, kind, families) if fit.is_likely]
+    best = min((fit.badness for fit in fits), default=None)
+    found = {fit.spelled.family.name: fit for fit in fits if fit.badness == best}
+    side = "maxtext" if kind.kind else "huggingface"
+    return tuple(fit.guess(side) for fit in found.values())
+
+
+def family_fits(tree: Tree, kind: KindOfTree, families: Iterable[Family]) -> list[Fit]:
+    """How well each family fits, in each of its spellings; arguments as those of `guess_families`."""
+    spelled = [each for family in families for each in spellings(family, kind)]
+    arrays = {dotted(path): array for path, array in parameters(tree).items()}
+    names = forms_of_names(arrays, spelled)
+    config = tree.metadata.config or {}
+    return [
+        Fit.of(each, True, names, _left_out(each, config, arrays))
+        if config.get("model_type") in each.family.model_types
+        else Fit.of(each, False, names)
+        for each in spelled
+    ]
+
+
+def _left_out(
+    spelled: Spelled, config: Mapping[str, object], arrays: Mapping[str, LazyArray]
+) -> frozenset[str]:
+    """Names that the family has no place for, as far as the configuration tells which these are."""
+    try:
+        return frozenset(spelled.family.table(config, "config.json").left_out_of(arrays))
+    except CheckpointError:
+        return frozenset()
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A family in one spelling against the names of a tree.
+
+    Attributes:
+        spelled: the family's templates.
+        named: whether the configuration names it.
+        required: what such a model must have.
+        met: templates that are there.
+        others: names that there is no template for, by form.
+        num_forms: forms of the tree's names.
+    """
+
+    spelled: Spelled
+    named: bool
+    required: Mapping[Form, str]
+    met: frozenset[Form]
+    others: Mapping[Form, list[str]]
+    num_forms: int
+
+    @classmethod
+    def of(
+        cls,
+        spelled: Spelled,
+        named: bool,
+        names: Mapping[Form, list[str]],
+        left_out: frozenset[str] = frozenset(),
+    ) -> Fit:
+        templates = spelled.by_text()
+        of_form = {form: [t for t in templates.get(form[0], ()) if meets(form, t)] for form in names}
+        met = frozenset(template for found in of_form.values() for template in found)
+        unmet = {form: names[form] for form, found in of_form.items() if not found}
+        wanted = {form: [each for each in group if each not in left_out] for form, group in unmet.items()}
+        others = {
+            form: group
+            for form, group in wanted.items()
+            if group and not any(fnmatchcase(group[0], pattern) for pattern in spelled.ignored)
+        }
+        return cls(spelled, named, spelled.required(met), met, others, len(names))
+
+    @property
+    def matched(self) -> int:
+        return len(self.met & self.required.keys())
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Key templates of what must be there and is not."""
+        return tuple(text for form, text in self.required.items() if form not in self.met)
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether half of what must be there is, and half of what is there is wanted."""
+        return 2 * self.matched >= len(self.required) > 0 and 2 * len(self.others) <= self.num_forms
+
+    @property
+    def badness(self) -> tuple[bool, int, int]:
+        """What the best fit has least of; last what a model may have, and this one has not."""
+        absent = sum(len(group.forms - self.met) for group in self.spelled.groups)
+        return not self.named, len(self.required) - self.matched + len(self.others), absent
+
+    def guess(self, side: str) -> FamilyGuess:
+        others = [name for names in self.others.values() for name in names]
+        return FamilyGuess(
+            name=self.spelled.family.name,
+            side=side,
+            named=self.named,
+            matched=self.matched,
+            wanted=len(self.required),
+            missing=self.missing,
+            others=tuple(folded(others)),
+            num_others=len(others),
+        )

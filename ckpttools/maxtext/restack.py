@@ -1,0 +1,234 @@
+"""Moving every array of a tree to another layout of its layers, given the layout.
+
+What mirrors parameters moves with them: moments of the optimizer on the same axis, and everything else that
+belongs to a layer, such as states of random number generators, on axis 0, as MaxText stacks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import stack, take
+from ckpttools.array.tree import Leaf, Path, Tree, spelled
+from ckpttools.core.errors import FormatError, ShapeError, listing
+from ckpttools.core.region import Shape
+from ckpttools.maxtext.flavours import flavour_of, homes, parameters
+from ckpttools.maxtext.layers import DECODER, LayerStack
+from ckpttools.roles.of_tree import roles
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A path taken apart: `head` ends with `decoder`, `below` is what follows the layer's key."""
+
+    head: Path
+    key: Path
+    below: Path
+
+    def at(self, key: Path) -> Path:
+        return (*self.head, *key, *self.below)
+
+
+def unstacked(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
+    """`tree` with its layers one by one.
+
+    Args:
+        tree: stacked as `stacks` says.
+        stacks: its layout, `ckpttools.maxtext.layers.layer_stacks`.
+        axis: on which parameters are stacked.
+
+    Raises:
+        ShapeError: an array that belongs to the layers does not have as many as the parameters have.
+        FormatError: two arrays would get one path.
+    """
+    by_key, axis_of = {each.key: each for each in stacks}, _axes(tree, axis)
+    made: dict[Path, Leaf] = {}
+    origins: dict[Path, Path] = {}
+    for path, leaf in tree.items():
+        place = _place(path, by_key)
+        parts = {path: leaf} if place is None else _apart(place, by_key[place.key], leaf, axis_of(path))
+        if twice := parts.keys() & made.keys():
+            raise _collision(min(twice))
+        made |= parts
+        origins |= dict.fromkeys(parts, path)
+    return _carried(tree, made, origins)
+
+
+def stacked(tree: Tree, stacks: Sequence[LayerStack], axis: int, first_axis: Collection[str] = ()) -> Tree:
+    """`tree` with its layers stacked; the inverse of `unstacked` with the same arguments.
+
+    What only some layers have beside parameters and optimizer stays with them: a random state that all layers
+    share is stored with the first of them alone.
+
+    Args:
+        tree: with layers one by one.
+        stacks: the layout they get.
+        axis: on which parameters are stacked.
+        first_axis: names of those made, keys joined by "/", that are stacked on axis 0 all the same.
+
+    Raises:
+        FormatError: layers hold different parameters or moments, or two arrays would get one path.
+        ShapeError: what belongs together has different shapes or dtypes.
+    """
+    spots = {key: (each, spot) for each in stacks for spot, key in enumerate(each.layer_keys)}
+    axis_of, known = _axes(tree, axis), roles(tree)
+    gathered: dict[Path, _Gathered] = {}
+    for path, leaf in tree.items():
+        place = _place(path, spots)
+        held, spot = spots[place.key] if place else (_ALONE, 0)
+        target = place.at(held.key) if place else path
+        into = gathered.setdefault(
+            target, _Gathered(held, 0 if first_axis and spelled(target) in first_axis else axis_of(path))
+        )
+        if spot in into.leaves:
+            raise _collision(target)
+        into.leaves[spot], into.paths[spot] = leaf, path
+    made: dict[Path, Leaf] = {}
+    origins: dict[Path, Path] = {}
+    for target, each in gathered.items():
+        if each.missing and all(known.of(path) == "other" for path in each.paths.values()):
+            made |= {path: each.leaves[spot] for spot, path in each.paths.items()}
+            origins |= {path: path for path in each.paths.values()}
+        else:
+            made[target] = _together(target, each)
+            origins[target] = next(iter(each.paths.values()))
+    return _carried(tree, made, origins)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """The leaves that become one, by their places in the stack, and the axis they are stacked on."""
+
+    held: LayerStack
+    axis: int
+    leaves: dict[int, Leaf] = field(default_factory=dict)
+    paths: dict[int, Path] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[Path]:
+        """Keys of the layers that lack it."""
+        spots = range(len(self.held.numbers))
+        return [self.held.layer_keys[spot] for spot in spots if spot not in self.leaves]
+
+
+_ALONE = LayerStack((), "", (), (0,))
+
+
+def _place(path: Path, known: Mapping[Path, object]) -> _Place | None:
+    """Where a leaf is, if below a key that is known."""
+    if DECODER not in path:
+        return None
+    start = path.index(DECODER) + 1
+    ends = (end for end in (start + 2, start + 1) if path[start:end] in known)
+    end = next(ends, None)
+    return None if end is None else _Place(path[:start], path[start:end], path[end:])
+
+
+def _axes(tree: Tree, axis: int) -> Callable[[Path], int]:
+    """Path -> the axis on which its layers are stacked."""
+    arrays, known, flavour = parameters(tree), roles(tree), flavour_of(tree)
+    # Those that lie elsewhere, or are seen with their layers moved to this axis, have them on axis 0.
+    there = {
+        home
+        for inner, home in homes(tree).items()
+        if home == flavour.wrapped(inner) and arrays[inner] is tree[home]
+    }
+
+    def axis_of(path: Path) -> int:
+        return axis if path in there or known.of(path) == "optimizer" else 0
+
+    return axis_of
+
+
+def _apart(place: _Place, held: LayerStack, leaf: Leaf, axis: int) -> dict[Path, Leaf]:
+    """A leaf of stacked layers as one of each layer; what holds no data is the same in all."""
+    paths = [place.at(key) for key in held.layer_keys]
+    if not isinstance(leaf, LazyArray):
+        return dict.fromkeys(paths, leaf)
+    axes = range(axis, axis + len(held.shape))
+    if leaf.shape[axes.start : axes.stop] != held.shape:
+        raise ShapeError(
+            f"the layers of this array are not those of the parameters beside it, on axis {axis}",
+            place=spelled(place.at(place.key)),
+            got=list(leaf.shape),
+            wanted=f"{' and '.join(map(str, held.shape))} on {' and '.join(f'axis {a}' for a in axes)}",
+        )
+    parts = [leaf]
+    for length in held.shape:
+        parts = [take(part, axis, index) for part in parts for index in range(length)]
+    return dict(zip(paths, parts, strict=True))
+
+
+def _together(path: Path, gathered: _Gathered) -> Leaf:
+    """One leaf of a stack from those of its layers."""
+    if gathered.missing:
+        raise FormatError(
+            "some of the layers that are to be stacked lack this"
+            + listing([*map(spelled, gathered.missing)]),
+            place=spelled(path),
+        )
+    parts, axis = [gathered.leaves[spot] for spot in sorted(gathered.leaves)], gathered.axis
+    if not gathered.held.shape:
+        return parts[0]
+    arrays = [part for part in parts if isinstance(part, LazyArray)]
+    if len(arrays) != len(parts):
+        if all(part == parts[0] for part in parts):
+            return parts[0]
+        raise FormatError("some of the layers that are to be stacked hold no data here", place=spelled(path))
+    kinds = {(part.shape, part.dtype.name) for part in arrays}
+    if len(kinds) != 1 or len(arrays[0].shape) < axis:
+        raise ShapeError(
+            "the layers' arrays cannot be stacked" + listing(sorted(f"{d}{list(s)}" for s, d in kinds)),
+            place=spelled(path),
+            wanted=f"one shape of at least {axis} axes, one dtype",
+        )
+    return _nested(arrays, gathered.held.shape, axis)
+
+
+def _nested(parts: list[LazyArray], shape: Shape, axis: int) -> LazyArray:
+    """Parts in C order over `shape`, stacked on as many axes from `axis` on."""
+    for length in reversed(shape):
+        parts = [stack(parts[k : k + length], axis) for k in range(0, len(parts), length)]
+    return parts[0]
+
+
+def _collision(path: Path) -> FormatError:
+    return FormatError("two arrays would get one path", place=spelled(path))
+
+
+def _carried(tree: Tree, made: Mapping[Path, Leaf], origins: Mapping[Path, Path]) -> Tree:
+    """The new leaves with the metadata of those they come from."""
+    source = tree.metadata
+    impls = {path: source.key_impls[old] for path, old in origins.items() if old in source.key_impls}
+    scalars = frozenset(path for path, old in origins.items() if path == old and path in source.scalars)
+    return Tree(made, replace(source, key_impls=impls, scalars=scalars))
+
+
+def check_moments(tree: Tree) -> None:
+    """Whatever of the optimizer belongs to a layer must have the shape of the parameter it is for.
+
+    Raises:
+        ShapeError: something does not.
+    """
+    odd = list(_odd_moments(tree))
+    if odd:
+        raise ShapeError(
+            "parts of the optimizer's state do not mirror the parameters, so their layers cannot be told"
+            + listing(odd),
+            place=tree.metadata.place or None,
+            hint="leave the optimizer out first, with ckpt strip-optimizer",
+        )
+
+
+def _odd_moments(tree: Tree) -> Iterator[str]:
+    flavour, known = flavour_of(tree), parameters(tree)
+    shapes = {path[path.index(DECODER) :]: a.shape for path, a in known.items() if DECODER in path}
+    for path, array in tree.arrays.items():
+        if roles(tree).of(path) == "optimizer" and DECODER in path:
+            inner = path[: -len(flavour.suffix)] if path[-1:] == flavour.suffix else path
+            wanted = shapes.get(inner[inner.index(DECODER) :])
+            if array.shape != wanted:
+                beside = "no such parameter" if wanted is None else f"the parameter is {list(wanted)}"
+                yield f"{spelled(path)} {list(array.shape)}: {beside}"

@@ -1,0 +1,162 @@
+"""Layers one by one to stacks for `jax.lax.scan`, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Path, Tree
+from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.maxtext.cycles import CycleNames, stacks_to_make
+from ckpttools.maxtext.flavours import on_first_axis, parameters
+from ckpttools.maxtext.kinds import kind_of
+from ckpttools.maxtext.layer_notes import (
+    LayerNotes,
+    first_axis_names,
+    fits,
+    layer_notes,
+    with_layer_notes,
+)
+from ckpttools.maxtext.layers import below_decoder, layer_stacks, single_layers, stacked_keys
+from ckpttools.maxtext.restack import check_moments, stacked, unstacked
+from ckpttools.maxtext.strip import FlavourName, StripOptimizer
+from ckpttools.transforms.base import Transformed
+
+_PIPELINE = "pipeline_module"
+
+
+@dataclass(frozen=True, slots=True)
+class StackLayers:
+    """Layers stacked as MaxText's scan_layers=true wants them, in parameters and all that mirrors them.
+
+    Layers that `UnstackLayers` took apart come together as they were, unless a cycle or its names are given.
+
+    Attributes:
+        axis: of parameters, on which layers are stacked (MaxText's param_scan_axis).
+        cycle: layers after which their kinds repeat; None to tell from what they hold, which gives one stack
+            where all hold the same. `StackAsModel` asks the model's family instead.
+        names: how the model spells a cycle, as `ckpttools.maxtext.cycles.Cycle`; None to tell.
+    """
+
+    axis: int = 1
+    cycle: int | None = None
+    names: CycleNames | None = None
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The stacked tree.
+
+        Raises:
+            UsageError: layers are stacked already, or there is no such cycle.
+            FormatError: there are no layers, numbers are missing, or layers hold different arrays.
+            ShapeError: layers differ in shapes or dtypes, or moments do not mirror parameters.
+        """
+        decoder = _decoder(tree)
+        if stacked_keys(decoder):
+            raise UsageError(
+                "layers are stacked already",
+                place=tree.metadata.place or None,
+                hint="nothing need be done; ckpt unstack takes them apart",
+            )
+        notes = layer_notes(tree)
+        noted = self.cycle is None and self.names is None and fits(notes, single_layers(decoder))
+        stacks = notes.stacks if noted else stacks_to_make(decoder, self.cycle, self.names)
+        check_moments(tree)
+        made = stacked(tree, stacks, self.axis, notes.first_axis)
+        done = LayerNotes(first_axis=notes.first_axis if self.axis else frozenset())
+        return Transformed(_said(with_layer_notes(made, done), scan_layers=True))
+
+
+@dataclass(frozen=True, slots=True)
+class UnstackLayers:
+    """Layers one by one, as MaxText's scan_layers=false wants them, in parameters and all that mirrors them.
+
+    How they were stacked is noted in the custom metadata (`ckpttools.maxtext.layer_notes`).
+
+    Attributes:
+        axis: of parameters, on which layers are stacked.
+    """
+
+    axis: int = 1
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The unstacked tree.
+
+        Raises:
+            UsageError: layers are not stacked.
+            FormatError: there are no layers, or positions of a cycle are missing.
+            ShapeError: groups of unequal length, another scan axis, moments that do not mirror parameters.
+        """
+        decoder = _decoder(tree)
+        if not stacked_keys(decoder):
+            raise UsageError(
+                "layers are not stacked",
+                place=tree.metadata.place or None,
+                hint="nothing need be done; ckpt stack puts them together",
+            )
+        stacks = layer_stacks(decoder, self.axis)
+        check_moments(tree)
+        singles = [each for each in stacks if each.shape or len(each.key) > 1]
+        notes = LayerNotes(tuple(singles), self.axis, first_axis_names(on_first_axis(tree)))
+        made = with_layer_notes(unstacked(tree, stacks, self.axis), notes)
+        return Transformed(_said(made, scan_layers=False))
+
+
+@dataclass(frozen=True, slots=True)
+class ForceUnroll:
+    """A stacked training checkpoint as an unstacked one for inference, as MaxText's force_unroll means it.
+
+    Attributes:
+        axis: as `UnstackLayers`.
+        keep_step, flavour: as `StripOptimizer`.
+    """
+
+    axis: int = 1
+    keep_step: bool = False
+    flavour: FlavourName = "same"
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The parameters, unstacked.
+
+        Raises:
+            UsageError: this is no stacked training checkpoint.
+            CheckpointError: as the two transforms that this is made of.
+        """
+        kind = kind_of(tree).kind
+        if kind is not None and kind != "stacked-training":
+            raise UsageError(
+                "only a stacked training checkpoint can be unrolled for inference",
+                place=tree.metadata.place or None,
+                got=kind,
+                hint="use ckpt unstack or ckpt strip-optimizer for what is left to do",
+            )
+        first = StripOptimizer(self.keep_step, self.flavour)(tree)
+        then = UnstackLayers(self.axis)(first.tree)
+        return Transformed(then.tree, first.notes + then.notes)
+
+
+def _decoder(tree: Tree) -> dict[Path, LazyArray]:
+    """The decoder's parameters, with layers among them."""
+    decoder = below_decoder(parameters(tree))
+    if any(path[:1] == (_PIPELINE,) for path in decoder):
+        raise FormatError(
+            "layers are stacked by pipeline stages, which cannot be told apart here",
+            place=tree.metadata.place or None,
+            got=f"decoder/{_PIPELINE}",
+            hint="save it from MaxText without pipeline parallelism",
+        )
+    if not stacked_keys(decoder) and not single_layers(decoder):
+        raise FormatError(
+            "there are no layers",
+            place=tree.metadata.place or None,
+            wanted="keys below decoder such as layers or layers_0, as MaxText names them",
+            hint="ckpt convert hf-to-maxtext SRC DST makes stacked layers of a Hugging Face checkpoint, "
+            "and with --no-scan single ones"
+            if tree.metadata.format == "safetensors"
+            else "ckpt inspect tree SRC shows what is there",
+        )
+    return decoder
+
+
+def _said(tree: Tree, *, scan_layers: bool) -> Tree:
+    """The custom metadata says what the tree is; MaxText reads it there."""
+    return tree.with_metadata(custom={**tree.metadata.custom, "scan_layers": scan_layers})

@@ -1,0 +1,134 @@
+"""Stacking layers as their model's family groups them: layers that are apart do not tell how they repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Path, Tree
+from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.families.family import Family
+from ckpttools.families.registry import families, family_of
+from ckpttools.mapping.axes import parse_key
+from ckpttools.maxtext.cycles import Cycle, CycleNames
+from ckpttools.maxtext.flavours import parameters
+from ckpttools.maxtext.kinds import kind_of
+from ckpttools.maxtext.layer_notes import fits, layer_notes
+from ckpttools.maxtext.layers import DECODER, LAYERS, below_decoder, single_layers
+from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for
+from ckpttools.maxtext.recognition import Fit, family_fits
+from ckpttools.maxtext.scan import StackLayers
+from ckpttools.transforms.base import Transformed
+
+_LAYERS = "decoder.layers_"
+
+
+@dataclass(frozen=True, slots=True)
+class StackAsModel:
+    """`StackLayers`, with the layout that the model has where the user names none.
+
+    That is what `ckpttools.maxtext.scan.UnstackLayers` noted; else that of the family: the one which the
+    configuration that was carried along names, or all whose names these are, if they agree.
+
+    Attributes:
+        axis: as of `StackLayers`; None for the axis that was noted, or 1.
+        cycle, names: as of `StackLayers`.
+        family: name of the family, or a file that describes one; None to tell.
+    """
+
+    axis: int | None = None
+    cycle: int | None = None
+    names: CycleNames | None = None
+    family: str | None = None
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """As `StackLayers`.
+
+        Raises:
+            UnknownNameError: there is no such family.
+            FormatError: nothing tells which layout it is, or what tells disagrees.
+        """
+        notes, singles = layer_notes(tree), single_layers(below_decoder(parameters(tree)))
+        noted = notes.scan_axis if fits(notes, singles) else None
+        axis = self.axis if self.axis is not None else 1 if noted is None else noted
+        said = self.family is not None or self.cycle is not None or self.names is not None
+        if LAYERS not in singles or (noted is not None and not said):
+            return StackLayers(axis, self.cycle, self.names)(tree)
+        cycle = self._cycle(tree) if self.cycle is None else Cycle(self.cycle, None)
+        return StackLayers(axis, cycle.length, self.names or cycle.names)(tree)
+
+    def _cycle(self, tree: Tree) -> Cycle:
+        place = tree.metadata.place
+        if self.family is not None:
+            return cycle_of(family_for(None, ModelOptions(self.family), place))
+        if tree.metadata.config is not None:
+            try:
+                return cycle_of(family_of(tree.metadata.config, CONFIG))
+            except CheckpointError:
+                pass  # of a model that is not known: its names must tell
+        return _only(_layouts(tree), place, self.names)
+
+
+def cycle_of(family: Family) -> Cycle:
+    """The cycle in which a family's layers repeat; of length 1 where they do not, or are of several names."""
+    groups = [group for group in family.layers if group.left.startswith(_LAYERS)]
+    fields = [field for group in groups for field in parse_key(group.left).fields]
+    length = max((max(field.strides, default=1) for field in fields), default=1)
+    return Cycle(length, _names([group.scanned for group in groups]) if length > 1 else None)
+
+
+def _names(scanned: list[str]) -> CycleNames:
+    if any("scanned_blocks" in key for key in scanned):
+        return "local-global"
+    return "layer" if any(".layer_" in key for key in scanned) else "layers"
+
+
+def _layouts(tree: Tree) -> dict[Cycle, list[str]]:
+    """The layouts of the families whose layers have exactly the names of these, with the families' names."""
+    layers = _one_of_each(tree)
+    kind = kind_of(Tree(layers))
+    found: dict[Cycle, list[str]] = {}
+    for fit in family_fits(Tree(layers), kind, families().values()):
+        if fit.matched and not fit.others and not _missing(fit):
+            names = found.setdefault(cycle_of(fit.spelled.family), [])
+            names += [fit.spelled.family.name] if fit.spelled.family.name not in names else []
+    return found
+
+
+def _one_of_each(tree: Tree) -> Mapping[Path, LazyArray]:
+    """The parameters of the layers, which alone tell how layers are stacked."""
+    found = below_decoder(parameters(tree))
+    return {(DECODER, *path): each for path, each in found.items() if path and LAYERS in str(path[0])}
+
+
+def _missing(fit: Fit) -> list[str]:
+    return [template for template in fit.missing if template.startswith(_LAYERS)]
+
+
+def _only(layouts: Mapping[Cycle, Iterable[str]], place: str, names: CycleNames | None) -> Cycle:
+    """The one layout that fits.
+
+    Raises:
+        FormatError: there is none, or there are several.
+    """
+    if len(layouts) == 1:
+        return next(iter(layouts))
+    lines = [f"{_said(cycle, names)}, as in {', '.join(families)}" for cycle, families in layouts.items()]
+    raise FormatError(
+        "layers one by one do not tell how the model stacks them, and "
+        + (
+            "these layouts fit" + listing(sorted(lines))
+            if lines
+            else "their names are those of no known family"
+        ),
+        place=place or None,
+        hint="say --cycle N (1 for all in one stack) with --cycle-names, or --family NAME, of which "
+        "`ckpt families` lists all",
+    )
+
+
+def _said(cycle: Cycle, names: CycleNames | None) -> str:
+    if cycle.length == 1:
+        return "--cycle 1"
+    return f"--cycle {cycle.length} --cycle-names {names or cycle.names}"

@@ -1,0 +1,178 @@
+"""Parameters without training state: what inference and fine-tuning load."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.patterns import first_match
+from ckpttools.array.tree import Leaf, Path, Tree, dotted, spelled
+from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.core.notes import Notes
+from ckpttools.core.text import array_count
+from ckpttools.maxtext.flavours import LINEN, NNX, Flavour, flavour_of, homes, on_first_axis
+from ckpttools.maxtext.kinds import linen_state
+from ckpttools.maxtext.layer_notes import first_axis_names, layer_notes, with_layer_notes
+from ckpttools.roles.of_tree import roles
+from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.scales import refuse_parting
+from ckpttools.transforms.select import require_matches
+
+FlavourName = Literal["same", "linen", "nnx"]
+_AUXILIARY: Path = ("nnx_aux",)
+_STEP: Path = ("step",)
+_STEPS: tuple[Path, ...] = (_STEP, ("optimizer", "step"), ("optimizer", "step", "value"))
+
+
+@dataclass(frozen=True)
+class StripOptimizer:
+    """Only the parameters: no optimizer state, no random states, no step unless asked for.
+
+    All that is learned stays. Variables that MaxText keeps in `nnx_aux` come to lie among the parameters,
+    with their layers on axis 0 as before: so MaxText loads them.
+
+    Attributes:
+        keep_step: keep the step's array and the number of the step directory; else the directory is 0, and in
+            Linen's flavour so is the array, as MaxText's own tool writes them. The NNX flavour has no array.
+        flavour: how to nest the parameters: "same" as in the source, "linen" or "nnx".
+        keep: patterns, as those of `ckpttools.transforms.select.Select`, of what is to stay whatever it is.
+        drop: patterns of what is not to stay, before all else.
+    """
+
+    keep_step: bool = False
+    flavour: FlavourName = "same"
+    keep: Sequence[str] = ()
+    drop: Sequence[str] = ()
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The parameters' tree, in Linen's flavour with the nodes around them that MaxText writes.
+
+        Raises:
+            MappingError: a quantised weight would lose its scales.
+            FormatError: there are no parameters, it cannot be told what they are, or some have no place in
+                the other flavour.
+            UsageError: there is nothing to strip, no step to keep, or a pattern matches nothing.
+        """
+        require_matches((*self.keep, *self.drop), tree, tree.metadata.place)
+        left = Tree({p: each for p, each in tree.items() if not first_match(p, self.drop)}, tree.metadata)
+        own, place = flavour_of(left), tree.metadata.place or None
+        target = {"linen": LINEN, "nnx": NNX}.get(self.flavour, own)
+        self._require_clear(left)
+        if not any(roles(left).of(path) == "parameter" for path in left.arrays):
+            raise FormatError(
+                "there are no parameters", place=place, wanted="more than state of an optimizer"
+            )
+        new_paths = _placed(left, own, target)
+        kept = {path: path for path in left if first_match(path, self.keep)} | new_paths
+        dropped = [path for path in tree.arrays if path not in kept and path not in _STEPS]
+        if not dropped and target == own:
+            raise UsageError(
+                "there is nothing to strip: no optimizer state and no random states that are known",
+                place=place,
+                hint="to cast it, use ckpt cast; to leave out what only you know, --drop PATTERN",
+            )
+        leaves = {new: left[old] for old, new in kept.items()}
+        gone = tuple(map(spelled, dropped))
+        made = _dressed(leaves, tree, target, self._step(tree))
+        refuse_parting(tree, made, {new: old for old, new in kept.items() if old in tree.arrays})
+        return Transformed(_noted(made, tree, kept, target), Notes(dropped=gone))
+
+    def _require_clear(self, tree: Tree) -> None:
+        """Whatever may be state of an optimizer or learned is for the user to decide."""
+        known = roles(tree)
+        left = [path for path in tree.arrays if known.unclear_of(path) and not first_match(path, self.keep)]
+        heads = dict.fromkeys(head for path in left if (head := known.unclear_of(path)))
+        if heads:
+            first = _pattern(next(iter(heads)), left)
+            beside = f" beside {spelled(known.mirrored)}" if known.mirrored else ""
+            copy = f" if it, not {spelled(known.mirrored)}, is the copy" if known.mirrored else " a copy"
+            raise FormatError(
+                "it cannot be told whether this is state of an optimizer or learned, such as an average of "
+                f"parameters{beside}" + listing([_summed(tree, head) for head in heads]),
+                place=tree.metadata.place or None,
+                hint=f"--keep '{first}' if it is learned; --drop '{first}' if it is state, or{copy}",
+            )
+
+    def _step(self, tree: Tree) -> LazyArray | None:
+        """The array of the step if it stays."""
+        if not self.keep_step:
+            return None
+        step = next((tree.arrays[path] for path in _STEPS if path in tree.arrays), None)
+        if step is None:
+            raise UsageError("there is no step to keep", place=tree.metadata.place or None)
+        return step
+
+
+def _pattern(head: Path, paths: Sequence[Path]) -> str:
+    """A pattern of what is below a head; of names that were joined by dots, joined like them."""
+    patterns = (spelled(head), dotted(head))
+    return next((each for each in patterns if any(first_match(path, (each,)) for path in paths)), patterns[0])
+
+
+def _summed(tree: Tree, head: Path) -> str:
+    arrays = [spelled(path) for path in tree.arrays if roles(tree).unclear_of(path) == head]
+    return f"{spelled(head)}: {array_count(arrays)}"
+
+
+def _placed(tree: Tree, own: Flavour, target: Flavour) -> dict[Path, Path]:
+    """Where what is learned comes to lie: path -> path in the new tree.
+
+    Raises:
+        FormatError: another flavour has no place for what is not of the model, or two would get one path.
+    """
+    model = {home: inner for inner, home in homes(tree).items()}
+    learned = [path for path in tree if roles(tree).of(path) == "parameter"]
+    empty = {path for path in learned if path not in tree.arrays}
+    if target == own:
+        # In a collection of its own it is where MaxText looks for it.
+        moved = {
+            path: own.wrapped(model[path]) for path in learned if path in model and path[:1] == _AUXILIARY
+        }
+        placed = {p: moved.get(p, p) for p in learned if p not in empty or p[:1] != _AUXILIARY}
+    else:
+        placed = {path: target.wrapped(inner) for path, inner in model.items()}
+        odd = [spelled(path) for path in learned if path not in placed and path not in empty]
+        if odd:
+            raise FormatError(
+                f"the flavour {target.name} has no place for what lies beside the parameters" + listing(odd),
+                place=tree.metadata.place or None,
+                hint="keep the flavour with --flavour same, or leave this out with --drop PATTERN",
+            )
+    twice = [path for path, count in Counter(placed.values()).items() if count > 1]
+    if twice:
+        raise FormatError("two arrays would get one path", place=spelled(twice[0]))
+    return placed
+
+
+def _noted(made: Tree, tree: Tree, kept: Mapping[Path, Path], target: Flavour) -> Tree:
+    """The tree that was made, with a note of the arrays in it whose layers are, or were, on axis 0."""
+    notes = layer_notes(tree)
+    were: list[Path] = [tuple(name.split("/")) for name in notes.first_axis]
+    # Of layers that were taken apart only the note says it.
+    moved = [target.wrapped(path[2:]) for path in were if path[:1] == _AUXILIARY]
+    there = [kept[path] for path in on_first_axis(tree) if path in kept]
+    stay = [path for path in were if path[:1] != _AUXILIARY]
+    return with_layer_notes(made, replace(notes, first_axis=first_axis_names([*there, *moved, *stay])))
+
+
+def _dressed(kept: Mapping[Path, Leaf], tree: Tree, target: Flavour, step: LazyArray | None) -> Tree:
+    """The leaves with what their flavour has around parameters; a step of None becomes 0."""
+    leaves, scalars, source = dict(kept), tree.metadata.scalars, tree.metadata
+    if target == LINEN:
+        around = linen_state({}, 0, {})
+        leaves = {_STEP: around[_STEP], **leaves, ("opt_state",): around["opt_state",]}
+        scalars = scalars | around.metadata.scalars if step is None else scalars
+    if step is not None and target.name != "nnx":
+        leaves[_STEP] = step
+    return Tree(
+        leaves,
+        replace(
+            source,
+            step=None if step is None else source.step,
+            scalars=scalars & leaves.keys(),
+            key_impls={path: name for path, name in source.key_impls.items() if path in leaves},
+        ),
+    )

@@ -1,0 +1,446 @@
+"""A MaxText tree as a Hugging Face one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Metadata, Tree, dotted
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import CheckpointError, ConfigError, UsageError, near_names
+from ckpttools.core.notes import Note, Notes
+from ckpttools.core.text import in_natural_order
+from ckpttools.families.family import Family, Spelling
+from ckpttools.families.registry import families
+from ckpttools.formats.base import COMPANIONS, ReadOptions
+from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.sizes import Size
+from ckpttools.mapping.table import Mapped, Table, ValueNote
+from ckpttools.maxtext import tying
+from ckpttools.maxtext.agreement import same_family, same_values
+from ckpttools.maxtext.flavours import parameters
+from ckpttools.maxtext.kinds import kind_of
+from ckpttools.maxtext.model import CONFIG, ModelOptions, check_choice, family_for, overrides
+from ckpttools.maxtext.model_config import (
+    TrueConfig,
+    absent_prediction,
+    absent_towers,
+    text_config,
+    true_config,
+)
+from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.vocabulary import WAYS, Surplus
+from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
+from ckpttools.transforms.cast import cast, cast_notes
+
+_VOCAB = "vocab"
+# The spelling of a text model's names.
+TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class ToHuggingFace:
+    """How a MaxText checkpoint becomes a Hugging Face one.
+
+    Attributes:
+        like: directory of the model it came from, or a `config.json`; None for what was carried along.
+        dtype: dtype of all floating-point arrays; None keeps those stored.
+        prefix: path of a model within a composite one, keys joined by "/"; only its arrays are written.
+        spelling: how names are written, "hub", "transformers" or "text"; None as in the model it came from.
+            "text" is the text model of a multimodal one as a model of its own, with its own configuration.
+        scan_axis: the axis on which layers are stacked, where the arrays do not tell.
+        model: what the user says of the model.
+        carry: arrays that MaxText has no place for are taken from `like`.
+        padding_rows: what becomes of rows beyond the vocabulary: "keep" writes them, with a vocabulary of so
+            many, "drop" leaves them out, whatever they hold; None leaves out zeros and refuses others.
+        read: options for opening the source.
+    """
+
+    like: str | Path | None = None
+    dtype: DType | None = None
+    prefix: str | None = None
+    spelling: str | None = None
+    scan_axis: int | None = None
+    model: ModelOptions = field(default_factory=ModelOptions)
+    carry: bool = False
+    padding_rows: str | None = None
+    read: ReadOptions = field(default_factory=ReadOptions)
+
+    def __post_init__(self) -> None:
+        check_choice("way with padding rows", self.padding_rows, WAYS)
+        if self.carry and self.spelling == TEXT:
+            raise UsageError(
+                "a text model alone has no place for what --carry takes from the model",
+                hint=f"leave out --carry, or --names {TEXT}",
+            )
+
+
+@dataclass(frozen=True)
+class HuggingFaceModel:
+    """What a MaxText tree becomes.
+
+    Attributes:
+        tree: the arrays under their Hugging Face names.
+        config: what `config.json` says, None where nothing tells it.
+        notes: what the user should know.
+        has_text_model: whether the family has a text model without towers.
+        surplus: name -> rows of the array it was made from that the model has no place for.
+    """
+
+    tree: Tree
+    config: TrueConfig | None
+    notes: Notes
+    has_text_model: bool = False
+    surplus: Mapping[str, Surplus] = field(default_factory=dict)
+
+
+def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> HuggingFaceModel:
+    """A MaxText tree as a Hugging Face one, and what the user should know.
+
+    Raises:
+        ConfigError: nothing tells which model it is, or its configuration contradicts the carried one.
+        CoverageError: the arrays are not those of that model.
+        FormatError: weights are quantised.
+    """
+    options = _as_it_was_made(options, files)
+    arrays = _parameters(tree, options.prefix)
+    refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
+    bound = _bound(arrays, tree, options, files)
+    unwanted = _unwanted_head(bound, arrays, options.model.tied)
+    wanted = {key: array for key, array in arrays.items() if key not in unwanted}
+    if options.padding_rows == "keep":
+        bound = _with_all_rows(bound, wanted)
+    mapped = bound.table.to_right(wanted, (_VOCAB,))
+    _require_agreement(bound, wanted, tree, options, files)
+    refuse_unmappable(mapped.arrays, tree.metadata.config, tree.metadata.place)
+    main = _main_dtype(arrays, mapped)
+    made = {key: _restored(key, array, mapped, main) for key, array in mapped.arrays.items()}
+    head = tying.right_head(bound.family, bound.spelling)
+    if options.model.tied == "materialize" and head and head.head not in made:
+        made[head.head] = made[head.embedding]
+    left_out = bound.table.left_out_of(files.weights)
+    carried = _carried(left_out, options, files)
+    made.update(carried)
+    if options.dtype is not None:
+        made = {key: cast(array, options.dtype) for key, array in made.items()}
+    missing = (*unwanted, *(key for key in {**files.carried, **left_out} if key not in carried))
+    leaves: dict[TreePath, LazyArray] = {(key,): made[key] for key in in_natural_order(made)}
+    place = Metadata(place=tree.metadata.place)
+    tied = None if head is None else head.head not in made
+    config = _config(bound, options, files, made, tied)
+    # Only of a model that is at hand it is known what it could give.
+    lacking = bool(files.weights) and not left_out
+    notes = _notes(mapped, main, options, missing) + Notes(remarks=tuple(_remarks(config, made, lacking)))
+    has_text_model = any(each.name == TEXT for each in bound.family.spellings)
+    surplus = dict(_surplus(bound.table, wanted, mapped))
+    return HuggingFaceModel(Tree(leaves, place), config, notes, has_text_model, surplus)
+
+
+def _with_all_rows(bound: _Bound, arrays: Mapping[str, LazyArray]) -> _Bound:
+    """A table with a vocabulary of all the rows that are there."""
+    there = [length for length, _ in bound.table.to_right(arrays, (_VOCAB,)).cut.values()]
+    if not there:
+        return bound
+    sizes = {**bound.table.sizes, _VOCAB: Size(max(there), "--padding-rows keep")}
+    return replace(bound, table=replace(bound.table, sizes=sizes))
+
+
+def _surplus(table: Table, arrays: Mapping[str, LazyArray], mapped: Mapped) -> Iterator[tuple[str, Surplus]]:
+    """What was cut off, by the name of what was made of the rest."""
+    for row in table.rows:
+        name = str(row.left.key)
+        if name in mapped.surplus:
+            kept = mapped.sizes[_VOCAB]
+            yield str(row.right.key), Surplus.of(name, arrays[name], mapped.surplus[name], kept)
+
+
+def _carried(
+    left_out: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles
+) -> dict[str, LazyArray]:
+    """The arrays that MaxText has no place for and that are written all the same.
+
+    Raises:
+        FormatError: they are quantised, unlike those that come from MaxText.
+    """
+    if options.spelling == TEXT:
+        return {}
+    carried = {**files.carried, **(left_out if options.carry else {})}
+    refuse_quantized(carried, files.config, files.place)
+    return carried
+
+
+def _config(
+    bound: _Bound,
+    options: ToHuggingFace,
+    files: ModelFiles,
+    made: Mapping[str, LazyArray],
+    tied: bool | None,
+) -> TrueConfig | None:
+    """The configuration of what is written; None where there is none."""
+    if files.config is None:
+        return None
+    rule = bound.family.flags.get(tying.FLAG)
+    by_default = rule is not None and rule.default
+    text = text_config(files.config, bound.spelling.model_types[0]) if options.spelling == TEXT else None
+    size = bound.table.sizes.get(_VOCAB) if options.padding_rows == "keep" else None
+    config = true_config(
+        text or files.config, made, tied, tied_by_default=by_default, vocab=size.length if size else None
+    )
+    if text is None:
+        return config
+    return replace(config, changes=("it is that of the text model alone", *config.changes))
+
+
+def _remarks(config: TrueConfig | None, made: Mapping[str, LazyArray], lacking: bool) -> Iterator[str]:
+    """What to say of the configuration.
+
+    Args:
+        config: None where there is none.
+        made: what is written beside it.
+        lacking: whether the model at hand has nothing but what comes from MaxText.
+    """
+    if config is None:
+        yield f"no {CONFIG} is written, as nothing tells it: --like takes the one of the model it came from"
+        return
+    yield from (f"{CONFIG}: {change}" for change in config.changes)
+    prediction = absent_prediction(config.config, made)
+    if prediction:
+        remedy = "nor in the model" if lacking else "--like HF_DIR --carry takes them from the model"
+        yield (
+            f"{CONFIG}: {prediction} is {config.config[prediction]}, but layers that predict further tokens "
+            f"are not there{', ' if lacking else '; '}{remedy}"
+        )
+
+
+def require_towers(model: HuggingFaceModel, files: ModelFiles, place: str) -> None:
+    """Refuses a model of which transformers would make a part out of random numbers.
+
+    Raises:
+        ConfigError: it describes towers of which no array is there.
+    """
+    names = [dotted(path) for path in model.tree]
+    absent = absent_towers(model.config.config, names) if model.config else ()
+    if absent:
+        text = f", or write the text model alone with --names {TEXT}" if model.has_text_model else ""
+        raise ConfigError(
+            "the model has parts of which no array is there: what loads it would begin them anew, at random",
+            place=place,
+            got=f"{' and '.join(absent)} in {files.place}",
+            wanted="all of the model's arrays, or the configuration of a model without these parts",
+            hint=f"take them from the model with --like HF_DIR --carry{text}",
+        )
+
+
+def _unwanted_head(bound: _Bound, arrays: Mapping[str, LazyArray], way: str | None) -> tuple[str, ...]:
+    """The output head that the user leaves out, where there is one."""
+    head = tying.left_head(bound.family)
+    return (head,) if way == "drop" and head is not None and head in arrays else ()
+
+
+def _parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
+    """The model's arrays by dotted names, without optimizer state and wrapping.
+
+    Raises:
+        UsageError: nothing lies below the prefix.
+    """
+    found = parameters(tree)
+    if prefix is not None:
+        keys: TreePath = tuple(key for key in prefix.replace(".", "/").split("/") if key)
+        below = {path[len(keys) :]: array for path, array in found.items() if path[: len(keys)] == keys}
+        if not below:
+            tops = sorted({str(path[0]) for path in found})
+            near = near_names(prefix, tops)
+            raise UsageError(
+                f"nothing lies below {prefix!r}",
+                place=tree.metadata.place,
+                wanted="one of " + ", ".join(tops[:20]),
+                hint=f"did you mean {near[0]}?" if near else None,
+            )
+        found = below
+    return {dotted(path): array for path, array in found.items()}
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A family, its table for one model, and how names are written."""
+
+    family: Family
+    table: Table
+    spelling: Spelling
+
+
+def _as_it_was_made(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
+    """The options with what was chosen on the way to MaxText, unless the user says otherwise now."""
+    chosen = options.model.rope_layout or files.rope_layout
+    return replace(options, model=replace(options.model, rope_layout=chosen))
+
+
+def _bound(arrays: Mapping[str, LazyArray], tree: Tree, options: ToHuggingFace, files: ModelFiles) -> _Bound:
+    config, place = files.config, tree.metadata.place
+    if config is not None or options.model.family is not None:
+        family = family_for(config, options.model, place)
+        return _with_family(family, arrays, tree, options, files)
+    return _only_fitting(arrays, tree, options, files)
+
+
+def _with_family(
+    family: Family,
+    arrays: Mapping[str, LazyArray],
+    tree: Tree,
+    options: ToHuggingFace,
+    files: ModelFiles,
+) -> _Bound:
+    spelling = _spelling(family, options.spelling, files)
+    # A head that is to be made is made in Hugging Face's spelling, once all is mapped.
+    way = "keep" if options.model.tied == "materialize" else options.model.tied
+    tied = tying.overrides(way, tying.left_head(family), arrays)
+    flags: dict[str, Flag] = {**overrides(family, options.model), **tied}
+    table = family.table(
+        files.config,
+        files.place,
+        scan_axis=_scan_axis(family, arrays, options.scan_axis),
+        spelling=spelling,
+        overrides=flags,
+    )
+    return _Bound(family, replace(table, place=tree.metadata.place), spelling)
+
+
+def _require_agreement(
+    bound: _Bound,
+    arrays: Mapping[str, LazyArray],
+    tree: Tree,
+    options: ToHuggingFace,
+    files: ModelFiles,
+) -> None:
+    """Refuses a configuration by which values come out otherwise than by the carried one.
+
+    Raises:
+        ConfigError: it is of another family, which no option names, or binds the family's rows otherwise.
+    """
+    config, carried = files.config, files.overruled
+    if config is None or carried is None:
+        return
+    if options.model.family is None:
+        same_family(bound.family, config, files.place, carried)
+    place = str(Path(tree.metadata.place) / COMPANIONS / CONFIG)
+    options = replace(options, spelling=bound.spelling.name)
+    other = _with_family(bound.family, arrays, tree, options, replace(files, config=carried, place=place))
+    same_values(bound.table, other.table, arrays, files.place)
+
+
+def _only_fitting(
+    arrays: Mapping[str, LazyArray], tree: Tree, options: ToHuggingFace, files: ModelFiles
+) -> _Bound:
+    """The only family that takes exactly these arrays, where no configuration says which.
+
+    Raises:
+        ConfigError: none does, or several do.
+    """
+    fitting: dict[str, _Bound | None] = {}
+    for family in families().values():
+        try:
+            bound = _with_family(family, arrays, tree, options, files)
+            bound.table.to_right(arrays)
+            fitting[family.name] = bound
+        except ConfigError:
+            fitting[family.name] = None  # the arrays are there, but leave a choice open
+        except CheckpointError:
+            continue
+    only = next(iter(fitting.values())) if len(fitting) == 1 else None
+    if only is not None:
+        return only
+    names = ", ".join(fitting)
+    raise ConfigError(
+        "nothing tells which model this is",
+        place=tree.metadata.place,
+        got=f"arrays as of {names}" if names else "arrays of no known family",
+        wanted="its config.json",
+        hint="name the directory of the model it came from with --like, or its family with --family",
+    )
+
+
+def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
+    """How names are written: as asked for, as in the model it came from, or as usual for its type.
+
+    Raises:
+        UsageError: the family has no such spelling.
+    """
+    wanted = name or files.spelling
+    if wanted is not None:
+        found = next((each for each in family.spellings if each.name == wanted), None)
+        if found is None and name is not None:
+            raise UsageError(
+                f"names of family {family.name} are not spelled this way",
+                got=name,
+                wanted="one of " + ", ".join(each.name for each in family.spellings),
+            )
+        if found is not None:
+            return found
+    if files.weights:
+        return family.spelling_of(files.weights)
+    model_type = (files.config or {}).get("model_type")
+    return family.spelling_for(model_type if isinstance(model_type, str) else None)
+
+
+def _scan_axis(family: Family, arrays: Mapping[str, LazyArray], asked: int | None) -> int | None:
+    """The axis on which layers are stacked, None where each has arrays of its own."""
+    stacked, single = (
+        sum(key.first() in arrays for key in {row.left.key for row in family.spelled(axis)})
+        for axis in (1, None)
+    )
+    if stacked <= single:
+        return None
+    told = kind_of(Tree({tuple(key.split(".")): array for key, array in arrays.items()})).scan_axis
+    return asked if asked is not None else 1 if told is None else told
+
+
+def _main_dtype(arrays: Mapping[str, LazyArray], mapped: Mapped) -> DType | None:
+    """The dtype that most of the bytes of unchanged floating-point arrays have."""
+    count: Counter[DType] = Counter()
+    for key, array in mapped.arrays.items():
+        if key not in mapped.changed and array.dtype.is_float:
+            count[array.dtype] += array.size
+    return count.most_common(1)[0][0] if count else None
+
+
+def _restored(key: str, array: LazyArray, mapped: Mapped, main: DType | None) -> LazyArray:
+    """An array that was widened for its changed values, in the dtype of the others again."""
+    widened = key in mapped.changed and main is not None and array.dtype.bits > main.bits
+    return cast(array, main) if widened and main is not None else array
+
+
+def _notes(mapped: Mapped, main: DType | None, options: ToHuggingFace, dropped: tuple[str, ...]) -> Notes:
+    """What the user should know.
+
+    Args:
+        mapped: the arrays and what their rows do to values.
+        main: dtype of most arrays; wider ones whose values are changed are rounded back to it.
+        options: what the user wants.
+        dropped: what is left out.
+    """
+    rounded = [main is not None and each.dtype.bits > main.bits for each in mapped.values]
+    changed = list(zip(mapped.values, rounded, strict=True))
+    inexact = [Note(each.key, each.reason) for each, back in changed if not (each.exact or back)]
+    values = [
+        Note(each.key, f"{_operation(each)}, rounded back to {main}" if back else each.reason)
+        for each, back in changed
+        if each.exact or back
+    ]
+    for axis, (there, kept) in mapped.cut.items():
+        text = f"{there} in MaxText, {kept} in the model: the last {there - kept} are cut off"
+        if options.padding_rows is None:
+            values.append(Note(axis, f"{text}, all of them zeros"))
+        else:
+            inexact.append(Note(axis, f"{text}, whatever they hold, as --padding-rows drop says"))
+    if options.dtype is not None:
+        inexact += cast_notes(mapped.arrays, options.dtype)
+    return Notes(tuple(inexact), tuple(values), dropped)
+
+
+def _operation(note: ValueNote) -> str:
+    """The first words of a note: what happens to values, without how exact that is."""
+    return note.reason.partition(",")[0]

@@ -1,0 +1,173 @@
+"""A Hugging Face tree as the one that MaxText's own converter makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import UsageError
+from ckpttools.core.notes import Note, Notes
+from ckpttools.families.family import Family
+from ckpttools.formats.base import ReadOptions
+from ckpttools.mapping.table import Mapped, Table
+from ckpttools.maxtext import tying
+from ckpttools.maxtext.kinds import linen_state
+from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, overrides, required
+from ckpttools.quantized.config import says_quantized, scheme
+from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
+from ckpttools.transforms.cast import cast, cast_notes
+
+
+@dataclass(frozen=True, slots=True)
+class ToMaxText:
+    """How a Hugging Face checkpoint becomes a MaxText one.
+
+    Attributes:
+        scan: stack the layers, as MaxText's `scan_layers=true` wants them.
+        scan_axis: the axis on which they are stacked (MaxText's `param_scan_axis`).
+        dtype: dtype of all floating-point arrays; None keeps those stored.
+        exact: store in float32 what would otherwise not come back to the bit.
+        pad_vocab: rows that the embedding gets at least, zeros at the end; None for those of the model.
+        model: what the user says of the model.
+        drop: patterns of source arrays to leave out.
+        carry: keep what MaxText has no place for (vision tower, prediction layers) in the checkpoint, for
+            the way back.
+        read: options for opening the source.
+    """
+
+    scan: bool = True
+    scan_axis: int = 1
+    dtype: DType | None = None
+    exact: bool = False
+    pad_vocab: int | None = None
+    model: ModelOptions = field(default_factory=ModelOptions)
+    drop: Sequence[str] = ()
+    carry: bool = False
+    read: ReadOptions = field(default_factory=ReadOptions)
+
+    def __post_init__(self) -> None:
+        # Norms have one axis, so the stacked ones have two: MaxText knows no third place for layers.
+        if self.scan and self.scan_axis not in (0, 1):
+            raise UsageError("layers cannot be stacked on this axis", got=self.scan_axis, wanted="0 or 1")
+        if self.exact and self.dtype is not None:
+            raise UsageError(
+                "--exact chooses dtypes so that nothing is lost, --dtype casts all",
+                hint="leave one of them out",
+            )
+
+
+@dataclass(frozen=True)
+class MaxTextState:
+    """What a Hugging Face tree becomes.
+
+    Attributes:
+        state: the tree that MaxText's own converter makes.
+        carried: arrays that MaxText has no place for and that are to be kept.
+        spelling: how the source spells names.
+        notes: what the user should know.
+    """
+
+    state: Tree
+    carried: Mapping[str, LazyArray]
+    spelling: str
+    notes: Notes
+
+
+def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
+    """A Hugging Face tree as the tree MaxText's own converter makes, and what the user should know.
+
+    Raises:
+        ConfigError: there is no configuration, or it is not one.
+        CoverageError: the arrays do not match it.
+        FormatError: weights are quantised.
+    """
+    arrays = {dotted(path): array for path, array in tree.arrays.items()}
+    family, table = _table(tree, arrays, options)
+    config, place = tree.metadata.config, tree.metadata.place
+    # Of all arrays: those that are left out may be the scales of others.
+    refuse_quantized(arrays, config, place)
+    head = tying.right_head(family, family.spelling_of(arrays))
+    if options.model.tied == "materialize" and head and head.head not in arrays:
+        arrays[head.head] = arrays[head.embedding]
+    drop = options.drop
+    if options.model.tied == "drop" and head and head.head in arrays:
+        drop = (*drop, head.head)
+    mapped = table.to_left(arrays, drop, exact=options.exact)
+    refuse_unmappable(mapped.arrays, config, place)
+    carried = table.left_out_of(arrays) if options.carry else {}
+    made = {
+        key: cast(array, options.dtype) if options.dtype else array for key, array in mapped.arrays.items()
+    }
+    parameters: dict[TreePath, LazyArray] = {
+        tuple(key.split(".")): array for key, array in sorted(made.items())
+    }
+    state = linen_state(parameters, 0, {"scan_layers": options.scan})
+    spelling = family.spelling_of(arrays).name
+    notes = _notes(family, mapped, options, carried) + Notes(remarks=tuple(_stale(says_quantized(config))))
+    return MaxTextState(state, carried, spelling, notes)
+
+
+def _stale(said: Mapping[str, object] | None) -> Iterator[str]:
+    """What to say of a configuration that calls plain weights quantised."""
+    if said:
+        yield f"{CONFIG} says {scheme(said)}, but no weight is quantised: they are taken as they are"
+
+
+def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> tuple[Family, Table]:
+    """The family and its rows, bound to the model in `tree`."""
+    place = tree.metadata.place
+    config = required(tree.metadata.config, place)
+    family = family_for(config, options.model, place)
+    spelling = family.spelling_of(arrays)
+    head = tying.right_head(family, spelling)
+    tied = tying.overrides(options.model.tied, head.head if head else None, arrays)
+    table = family.table(
+        config,
+        CONFIG,
+        scan_axis=options.scan_axis if options.scan else None,
+        spelling=spelling,
+        overrides={**overrides(family, options.model), **tied},
+    )
+    return family, replace(table, place=place, padded=_padded(table, options.pad_vocab))
+
+
+def _padded(table: Table, pad_vocab: int | None) -> dict[str, int]:
+    if pad_vocab is None:
+        return {}
+    vocab = table.sizes.get("vocab")
+    if vocab and pad_vocab < vocab.length:
+        raise UsageError(
+            "padding cannot take rows away",
+            got=f"--pad-vocab {pad_vocab}",
+            wanted=f"at least {vocab.length} ({vocab.source})",
+            hint=f"leave it out and give MaxText vocab_size={vocab.length}",
+        )
+    return {"vocab": pad_vocab}
+
+
+def _notes(family: Family, mapped: Mapped, options: ToMaxText, carried: Mapping[str, LazyArray]) -> Notes:
+    inexact = [Note(each.key, each.reason) for each in mapped.values if not each.exact]
+    values = [Note(each.key, each.reason) for each in mapped.values if each.exact]
+    if options.dtype is not None:
+        inexact += cast_notes(mapped.arrays, options.dtype)
+    values += _vocab_notes(family, mapped.sizes.get("vocab"), options.pad_vocab)
+    if carried:
+        values.append(Note(f"{len(carried)} arrays", "carried along as they are, for the way back"))
+    return Notes(tuple(inexact), tuple(values), tuple(key for key in mapped.dropped if key not in carried))
+
+
+def _vocab_notes(family: Family, vocab: int | None, pad_vocab: int | None) -> Iterator[Note]:
+    """What is added to the vocabulary, and what MaxText's own configuration would rather have."""
+    if vocab is None:
+        return
+    if pad_vocab:
+        yield Note("vocabulary", f"padded with zeros from {vocab} rows to {pad_vocab}")
+    wanted = family.maxtext_vocab.get(vocab, vocab)
+    if wanted != vocab and wanted != pad_vocab:
+        remedy = f"--pad-vocab {wanted}, or " if wanted > vocab else ""
+        text = f"{vocab} rows, {wanted} in MaxText's own configuration: {remedy}give it vocab_size={vocab}"
+        yield Note("vocabulary", text)

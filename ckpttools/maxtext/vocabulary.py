@@ -1,0 +1,198 @@
+"""The rows that MaxText has beyond a model's vocabulary: zeros that it was padded with, or something learned.
+
+One rule for conversions and comparisons: what is zeros throughout is padding and counts for nothing, which is
+said; what is not counts, unless the user says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import window
+from ckpttools.core.errors import ConfigError
+from ckpttools.core.region import Region, Shape, split_to
+from ckpttools.plan.pieces import Tiles, fitted
+
+WAYS = ("keep", "drop")
+"""What a user may want of such rows, whatever they hold."""
+
+AXES: Mapping[str, int] = {"token_embedder/embedding": 0, "decoder/logits_dense/kernel": 1}
+"""The arrays in which MaxText has a row for each token, and the axis of these rows."""
+
+_BYTES_AT_ONCE = 4 << 20
+# What is noted of elements takes a byte for each.
+_ELEMENTS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Surplus:
+    """What an array has beyond the rows of the model.
+
+    Attributes:
+        name: of the array.
+        rows: the rows beyond, lazily.
+        axis: the axis of the array along which they lie.
+        kept: how many rows the model has.
+    """
+
+    name: str
+    rows: LazyArray
+    axis: int
+    kept: int
+
+    @classmethod
+    def of(cls, name: str, array: LazyArray, axis: int, kept: int) -> Surplus:
+        """What an array has on an axis after so many rows."""
+        start, shape = [0] * len(array.shape), list(array.shape)
+        start[axis], shape[axis] = kept, array.shape[axis] - kept
+        return cls(name, window(array, tuple(start), tuple(shape)), axis, kept)
+
+    @property
+    def count(self) -> int:
+        """How many rows are beyond those of the model."""
+        return self.rows.shape[self.axis]
+
+    @property
+    def there(self) -> int:
+        """How many rows there are in all."""
+        return self.kept + self.count
+
+    @property
+    def place(self) -> str:
+        """The array's name with the indices of these rows: `embedding[256:300]`."""
+        return f"{self.name}[{':, ' * self.axis}{self.kept}:{self.there}]"
+
+    def first_learned(self, *, memory: int, reserved: int = 0) -> int | None:
+        """The first row found that is not zero, None where all are; 0 and -0 are zero. Reads up to that row.
+
+        Args:
+            memory: bytes that may be resident at most.
+            reserved: bytes of the memory that something else takes meanwhile.
+
+        Raises:
+            MemoryBudgetError: not even a small piece fits into the memory.
+            FormatError, StorageError: they cannot be read.
+        """
+        item = (self.rows,)
+        fit = fitted([item], memory=memory, jobs=1, scratch=_ELEMENTS, reserved=reserved)
+        most = fit.piece_bytes // self.rows.dtype.itemsize
+        for piece in Tiles(min(_BYTES_AT_ONCE, fit.piece_bytes))(item, most):
+            row = self._learned_in(piece)
+            if row is not None:
+                return row
+        return None
+
+    def _learned_in(self, piece: Region) -> int | None:
+        import numpy as np
+
+        values = self.rows.read(piece)
+        for part in split_to(piece, _ELEMENTS):
+            learned = np.moveaxis(values[part.relative_to(piece).slices] != 0, self.axis, 0)
+            if learned.any():
+                found = learned.reshape(len(learned), -1).any(axis=1)
+                return self.kept + part.start[self.axis] + int(found.argmax())
+        return None
+
+
+def surpluses(arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape]) -> dict[str, Surplus]:
+    """The rows that MaxText's arrays have beyond those of others of their names.
+
+    Args:
+        arrays: by MaxText's names, keys joined by "/".
+        shapes: by the same names those that the others have.
+    """
+    found: dict[str, Surplus] = {}
+    for name, axis in AXES.items():
+        array, shape = arrays.get(name), shapes.get(name)
+        if array is None or shape is None or len(shape) != len(array.shape) or len(shape) <= axis:
+            continue
+        kept = shape[axis]
+        if array.shape[axis] > kept and (*array.shape[:axis], kept, *array.shape[axis + 1 :]) == shape:
+            found[name] = Surplus.of(name, array, axis, kept)
+    return found
+
+
+def without(array: LazyArray, surplus: Surplus) -> LazyArray:
+    """An array without the rows beyond those of the model."""
+    axis = surplus.axis
+    shape = (*array.shape[:axis], surplus.kept, *array.shape[axis + 1 :])
+    return window(array, (0,) * len(shape), shape)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What becomes of rows beyond a vocabulary where checkpoints are compared.
+
+    Attributes:
+        arrays: by name. Rows that count have the names of their places: the other side has none of them.
+        remarks: what was done with which rows, in words.
+    """
+
+    arrays: Mapping[str, LazyArray]
+    remarks: tuple[str, ...]
+
+
+def less_padding(
+    arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape], way: str | None, memory: int
+) -> Counted:
+    """MaxText's arrays with the vocabulary that others have, and what they have beyond it where that counts.
+
+    Args:
+        arrays, shapes: as of `surpluses`.
+        way, memory: as of `counted`; errors, too.
+    """
+    found = surpluses(arrays, shapes)
+    rows = counted(found, way, memory)
+    cut = {name: without(arrays[name], each) for name, each in found.items()}
+    return Counted({**arrays, **cut, **rows.arrays}, rows.remarks)
+
+
+def counted(surplus: Mapping[str, Surplus], way: str | None, memory: int) -> Counted:
+    """The rows that count. Reads them, as only their content tells padding from what was learned.
+
+    Args:
+        surplus: by whatever names.
+        way: "keep" where all count and "drop" where none does, unread; None where their content decides.
+        memory: bytes that may be resident at most.
+
+    Raises:
+        CheckpointError: as `Surplus.first_learned`.
+    """
+    arrays: dict[str, LazyArray] = {}
+    remarks: list[str] = []
+    for each in surplus.values():
+        row = each.first_learned(memory=memory) if way is None else None
+        if way == "drop":
+            remarks.append(f"left out, as --padding-rows drop says: {each.place}")
+        elif way is None and row is None:
+            remarks.append(f"left out, as a vocabulary is padded with zeros: {each.place}")
+        else:
+            arrays[each.place] = each.rows
+        if row is not None:
+            remarks.append(
+                f"beyond the vocabulary, and row {row} is not zero: {each.place}; "
+                "--padding-rows drop compares without it"
+            )
+    return Counted(arrays, tuple(remarks))
+
+
+def refuse_learned(surplus: Mapping[str, Surplus], place: str, *, memory: int, reserved: int) -> None:
+    """Refuses to cut off rows that are not those of `--pad-vocab`. Reads them, as only their content tells.
+
+    Raises:
+        ConfigError: one of them is not zero.
+        CheckpointError: as `Surplus.first_learned`.
+    """
+    for each in surplus.values():
+        row = each.first_learned(memory=memory, reserved=reserved)
+        if row is not None:
+            raise ConfigError(
+                f"the last {each.count} rows of the vocabulary would be cut off, and they are not zero",
+                place=f"{each.name} in {place}",
+                got=f"{each.there} rows for a vocabulary of {each.kept}; row {row} is not zero",
+                wanted=f"zeros from row {each.kept} on, as --pad-vocab adds them",
+                hint=f"--padding-rows keep writes them, with a vocab_size of {each.there} in config.json; "
+                "--padding-rows drop leaves them out for good",
+            )

@@ -1,0 +1,126 @@
+"""What belongs to quantised weights beside their scales: the rest of their modules.
+
+Shapes, orders of columns, tables of codes, scales of activations: what there is differs from scheme to
+scheme, and loaders need all of it. So the module of a weight is taken whole. Its `bias` is not of it: that is
+added to the result, is the same without quantisation, and loaders make one where the model has it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ckpttools.quantized.scales import owner_words, scales_word, split_name, words_of
+
+_BIAS, _QUANTISER = "bias", "quant"
+# Layers and blocks of experts have few weights to a module; every array is held against each of them.
+_MOST_WEIGHTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """A weight as one of its module: `index` is its place where the key is of a list, else empty."""
+
+    name: str
+    index: str
+    words: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Modules:
+    """The modules that hold quantised weights.
+
+    Attributes:
+        weights: those of each module.
+        below: module -> the weights of each module right below it, by that one's key.
+        whole: the weights to whose modules all belongs that lies below them; to others only what speaks of
+            quantisation or has their name.
+    """
+
+    weights: Mapping[str, list[_Weight]]
+    below: Mapping[str, Mapping[str, list[_Weight]]]
+    whole: Collection[str]
+
+    def owners(self, name: str) -> Iterable[_Weight]:
+        """The weights that an array which is none belongs to."""
+        module, key, index = split_name(name)
+        if module in self.weights:
+            return _owners(self.weights[module], key, index, is_alone=bool(module))
+        return self._above(module) or self._beneath(module, key)
+
+    def _above(self, module: str) -> Iterable[_Weight]:
+        """`X.weight_quantizer._amax` is of the weight of `X`."""
+        while module:
+            module, _, key = module.rpartition(".")
+            if module and module in self.weights:
+                weights = self.weights[module]
+                speaks = _QUANTISER in key or any(each.words <= set(words_of(key)) for each in weights)
+                has_all = all(each.name in self.whole for each in weights)
+                return _owners(weights, key, "", is_alone=True) if speaks or has_all else ()
+        return ()
+
+    def _beneath(self, module: str, key: str) -> Iterator[_Weight]:
+        """`self_attn.k_scale` is of the weight of `self_attn.k_proj`."""
+        words = set(owner_words(key)) if module in self.below and scales_word(key) else set()
+        for below, weights in self.below[module].items() if words else ():
+            if words <= set(words_of(below)):
+                yield from weights
+
+
+def belongings(
+    arrays: Collection[str], weights: Mapping[str, Collection[str]], whole: Collection[str] = ()
+) -> dict[str, tuple[str, ...]]:
+    """What belongs to quantised weights and does not scale them.
+
+    Args:
+        arrays: names of all arrays, keys joined by dots.
+        weights: name of each quantised weight -> names of its scales.
+        whole: those of the weights to which all belongs that lies below their modules.
+
+    Returns:
+        Name of a weight -> names in the order of `arrays`. One array may belong to several weights.
+    """
+    modules, scales = _modules(weights, whole), {scale for each in weights.values() for scale in each}
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name in arrays:
+        # What scales one of several weights of a module is none of the others'.
+        is_known = name in weights or name in scales
+        if not is_known and words_of(split_name(name)[1])[-1:] != (_BIAS,):
+            for owner in modules.owners(name):
+                found[owner.name].append(name)
+    return {name: tuple(theirs) for name, theirs in found.items()}
+
+
+def _modules(weights: Iterable[str], whole: Collection[str]) -> _Modules:
+    modules: defaultdict[str, list[_Weight]] = defaultdict(list)
+    for name in weights:
+        module, key, index = split_name(name)
+        modules[module].append(_Weight(name, index, frozenset(words_of(key))))
+    below: defaultdict[str, dict[str, list[_Weight]]] = defaultdict(dict)
+    for module, theirs in modules.items():
+        above, _, key = module.rpartition(".")
+        below[above][key] = theirs
+    return _Modules(modules, below, whole)
+
+
+def _owners(weights: list[_Weight], key: str, index: str, *, is_alone: bool) -> list[_Weight]:
+    """Those of a module's weights that an array belongs to by its last key.
+
+    Args:
+        weights: of the module.
+        key, index: of the array.
+        is_alone: whether a weight that is the only one of the module has all of it; arrays without any
+            module, as those of flat names are, need have nothing to do with each other.
+    """
+    if len(weights) > _MOST_WEIGHTS and not index:
+        return []
+    near = [each for each in weights if not (each.index and index) or each.index == index]
+    if is_alone and len(near) == 1:
+        return near
+    words = set(words_of(key))
+    shared = [len(each.words & words) for each in near]
+    most = max(shared, default=0)
+    if most:
+        return [each for each, count in zip(near, shared, strict=True) if count == most]
+    return near if is_alone and scales_word(key) else []

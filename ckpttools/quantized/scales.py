@@ -1,0 +1,254 @@
+"""Which arrays scale which others, told by structure: a narrow array, and a `scale` or the like beside it.
+
+Schemes differ in names, and new ones come. What they share is looked for instead: numbers of few bits, and in
+the same module an array with a word for a scale or a zero point in the last key of its name. What else that
+key says (`weight_scale`, `scale_weight`, `wi_0_scale`) tells whose scale it is where a module has several.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+from ckpttools.core.dtypes import DType
+from ckpttools.core.region import Shape
+
+# NNX keeps an array below the name of its variable.
+NNX = ".value"
+BLOCK_SCALE = "_scale_inv"
+# How words for scales end: `scales`, `qscale`, `wscales`, `qzeros`, `absmax`, `_amax`, `SCB`, GPTQ's `g_idx`.
+_SCALES = ("scale", "zero", "absmax", "amax", "scb", "gidx")
+# Words around them that name no weight: `weight_scale_inv`, `zero_point`, `weight_global_scale`.
+_BEFORE, _BEHIND = frozenset(("global",)), frozenset(("inv", "point"))
+# Scales of activations and of cached keys and values say nothing of the numbers of a weight.
+_NO_WEIGHTS = frozenset(("input", "output", "activation", "act", "k", "v", "kv"))
+_PLAIN_BITS, _MOST_PACKED_BITS = 16, 32
+_EXPONENT = "float8_e8m0fnu"
+
+
+class Described(Protocol):
+    """What is known of an array without its values."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> DType: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """An array as one of its module.
+
+    Attributes:
+        name: of the array, keys joined by dots.
+        dtype: of what is stored.
+        rank: number of its axes.
+        index: what follows the key where that is a list, as a scale may be; else empty.
+        words: of its last key; of a scale those that say whose it is.
+        is_scale: whether a word for a scale is among them.
+    """
+
+    name: str
+    dtype: DType
+    rank: int
+    index: str
+    words: tuple[str, ...]
+    is_scale: bool
+
+    @property
+    def is_weight(self) -> bool:
+        return self.rank > 1 and not self.is_scale and is_narrow(self.dtype)
+
+
+def is_plain(dtype: DType) -> bool:
+    """Whether a model computes with numbers of this dtype."""
+    return dtype.kind == "float" and dtype.bits >= _PLAIN_BITS
+
+
+def is_narrow(dtype: DType) -> bool:
+    """Whether numbers of this dtype may have to be scaled; exponents are scales themselves."""
+    if dtype.is_float:
+        return not is_plain(dtype) and dtype.name != _EXPONENT
+    return dtype.kind in ("int", "uint") and dtype.bits <= _MOST_PACKED_BITS
+
+
+def bare_name(name: str) -> str:
+    """A name without what NNX appends to it."""
+    return name.removesuffix(NNX)
+
+
+@lru_cache(maxsize=1024)
+def words_of(key: str) -> tuple[str, ...]:
+    """`weight_scale_inv` -> weight, scale, inv."""
+    spelled = key.lower().replace("g_idx", "gidx")
+    return tuple("".join(each if each.isalnum() else " " for each in spelled).split())
+
+
+def scales_word(name: str) -> bool:
+    """Whether a word for a scale is in the last key of a name."""
+    return _scale_at(words_of(split_name(name)[1])) is not None
+
+
+def owner_words(key: str) -> tuple[str, ...]:
+    """What a key with a word for a scale says of whose it is: `k_scale` -> k."""
+    words = words_of(key)
+    at = _scale_at(words)
+    return words if at is None else _owner(words, at)
+
+
+def scales_of(arrays: Mapping[str, Described]) -> dict[str, tuple[str, ...]]:
+    """The scales of each array that has some.
+
+    Args:
+        arrays: by name, keys joined by dots.
+
+    Returns:
+        Name -> names of the arrays that scale it or say how it is packed, in the order of `arrays`.
+    """
+    modules: defaultdict[str, list[_Array]] = defaultdict(list)
+    for name, array in arrays.items():
+        module, key, index = split_name(name)
+        modules[module].append(_array(name, array, key, index))
+    pairs = [pair for module in modules.values() for pair in _pairs(module)]
+    pairs += _below(arrays)
+    found: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for weight, scale in pairs:
+        found[weight][scale] = None
+    return {weight: tuple(scales) for weight, scales in found.items()}
+
+
+def last_key(name: str) -> str:
+    """What a name ends in: `scale`, or `scale.0` in a list of scales."""
+    _, key, index = split_name(name)
+    return f"{key}.{index}" if index else key
+
+
+def of_activations(words: Iterable[str]) -> bool:
+    """Whether words say that a scale is none of a weight."""
+    return not _NO_WEIGHTS.isdisjoint(words)
+
+
+def split_name(name: str) -> tuple[str, str, str]:
+    """Module, last key, and the place in a list that follows it; modules may be joined by "/" as well."""
+    module, _, key = bare_name(name).replace("/", ".").rpartition(".")
+    if not (module and key.isdigit()):
+        return module, key, ""
+    above, _, own = module.rpartition(".")
+    return above, own, key
+
+
+def _array(name: str, array: Described, key: str, index: str) -> _Array:
+    words = words_of(key)
+    at = _scale_at(words)
+    owner = words if at is None else _owner(words, at)
+    return _Array(name, array.dtype, len(array.shape), index, owner, at is not None)
+
+
+def _scale_at(words: tuple[str, ...]) -> int | None:
+    return next((at for at, word in enumerate(words) if word.rstrip("s").endswith(_SCALES)), None)
+
+
+def _owner(words: tuple[str, ...], at: int) -> tuple[str, ...]:
+    """The words that say whose scale it is: those before `scale`, else those behind."""
+    before = tuple(word for word in words[:at] if word not in _BEFORE)
+    return before or tuple(word for word in words[at + 1 :] if word not in _BEHIND and not word.isdigit())
+
+
+def _pairs(module: list[_Array]) -> Iterator[tuple[str, str]]:
+    """(weight, scale) for all arrays of a module."""
+    scales = [each for each in module if each.is_scale and each.dtype.kind not in ("bool", "complex")]
+    if not scales:
+        return
+    others = [each for each in module if not each.is_scale]
+    known = _named(others)
+    owners = {scale.name: _owners(scale, known) for scale in scales}
+    yield from ((weight, scale) for scale, weights in owners.items() for weight in weights or ())
+    owned = {weight for weights in owners.values() for weight in weights or ()}
+    weights = [each for each in others if each.is_weight]
+    are_packed = not any(each.dtype.is_float for each in weights)
+    if (len(weights) == 1 or are_packed) and owned.isdisjoint(each.name for each in weights):
+        # `qvalue` and `kernel_scale`: there is nothing else that it could be the scale of.
+        near = [each for each in scales if owners[each.name] is None and not of_activations(each.words)]
+        yield from ((w.name, each.name) for w in weights for each in near if _may_scale(each, w))
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """Arrays of a module by words: a module may have thousands, and thousands of scales.
+
+    Attributes:
+        arrays: all of them.
+        with_words: by all of their words.
+        with_word: by each of their words.
+        with_rarest: by the one of their words that fewest have.
+    """
+
+    arrays: list[_Array]
+    with_words: Mapping[tuple[str, ...], list[_Array]]
+    with_word: Mapping[str, list[_Array]]
+    with_rarest: Mapping[str, list[_Array]]
+
+    def alike(self, words: Collection[str]) -> list[_Array]:
+        """The arrays that have all of these words, or none but these."""
+        if not words:
+            return self.arrays
+        wanted = set(words)
+        rarest = min((self.with_word.get(word, []) for word in wanted), key=len)
+        wider = [each for each in rarest if wanted <= {*each.words}]
+        narrower = [
+            each for word in wanted for each in self.with_rarest.get(word, ()) if wanted > {*each.words}
+        ]
+        return wider + narrower + self.with_words.get((), [])
+
+
+def _named(arrays: list[_Array]) -> _Named:
+    with_words: defaultdict[tuple[str, ...], list[_Array]] = defaultdict(list)
+    with_word: defaultdict[str, list[_Array]] = defaultdict(list)
+    with_rarest: defaultdict[str, list[_Array]] = defaultdict(list)
+    for each in arrays:
+        with_words[each.words].append(each)
+        for word in dict.fromkeys(each.words):
+            with_word[word].append(each)
+    for each in arrays:
+        if each.words:
+            with_rarest[min(each.words, key=lambda word: len(with_word[word]))].append(each)
+    return _Named(arrays, with_words, with_word, with_rarest)
+
+
+def _owners(scale: _Array, others: _Named) -> list[str] | None:
+    """The arrays that a scale belongs to by its words; None where no array has them."""
+    named = _near(scale, others.with_words.get(scale.words, ()))
+    if named:
+        return [each.name for each in named if _is_scaled(each, scale)]
+    alike = _near(scale, others.alike(scale.words))
+    return [each.name for each in alike if each.is_weight and _may_scale(scale, each)] or None
+
+
+def _near(scale: _Array, arrays: Iterable[_Array]) -> list[_Array]:
+    """Those of its place, where both are of lists."""
+    return [each for each in arrays if not (scale.index and each.index) or scale.index == each.index]
+
+
+def _is_scaled(array: _Array, scale: _Array) -> bool:
+    """Whether an array is scaled by one that has its name: of any rank, and in blocks of any float dtype."""
+    in_blocks = bare_name(scale.name).endswith(BLOCK_SCALE) and array.dtype.is_float
+    return in_blocks or (is_narrow(array.dtype) and _may_scale(scale, array))
+
+
+def _may_scale(scale: _Array, weight: _Array) -> bool:
+    """A float8 array that has another beside it is no weight of it: both may be plain numbers in float8."""
+    return not (scale.dtype.is_float and scale.dtype == weight.dtype)
+
+
+def _below(arrays: Mapping[str, Described]) -> Iterator[tuple[str, str]]:
+    """What has the name of a narrow array and more keys says how that is to be read: `X.weight.absmax`."""
+    for name in arrays:
+        above = bare_name(name).rpartition(".")[0]
+        while above:
+            if above in arrays and len(arrays[above].shape) > 1 and is_narrow(arrays[above].dtype):
+                yield above, name
+            above = above.rpartition(".")[0]

@@ -1,0 +1,277 @@
+"""Quantised weights: which arrays are such, how `config.json` says it, and what to tell who would use them.
+
+The numbers of a quantised weight mean nothing without its scales: nothing may part them, and none may be
+taken for the weight's own numbers. `ckpttools.quantized.scales` finds which arrays scale which,
+`ckpttools.quantized.belongings` what else belongs to them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import FormatError, listing
+from ckpttools.quantized.belongings import belongings
+from ckpttools.quantized.config import (
+    FIELD,
+    Exempt,
+    exempt_modules,
+    says_quantized,
+    scheme,
+    stated_dtypes,
+    states,
+)
+from ckpttools.quantized.scales import (
+    BLOCK_SCALE,
+    Described,
+    bare_name,
+    is_narrow,
+    is_plain,
+    last_key,
+    of_activations,
+    scales_of,
+    scales_word,
+    split_name,
+    words_of,
+)
+
+# For the words of messages alone: norms have a `scale`, too.
+_SCALE_ENDS = (
+    BLOCK_SCALE,
+    *("weight_scale", "weight_scale_2", "weight_global_scale", "kernel_scale", "_scales", ".scales"),
+    *(".qzeros", "_zero_point", "absmax", ".SCB"),
+)
+# Last words of the names of arrays of whole numbers that can be nothing but packed weights.
+_WEIGHT_WORDS = frozenset(("weight", "qweight", "kernel", "embedding", "wo"))
+_WANTED = "weights in bfloat16, float16 or float32 that need no scales"
+_DEQUANTIZING = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A quantised weight.
+
+    Attributes:
+        name: of the array.
+        dtype: of what is stored.
+        scales: names of the arrays it is scaled by, as far as they are there.
+        others: names of what else belongs to it.
+    """
+
+    name: str
+    dtype: DType
+    scales: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """All that it needs."""
+        return (*self.scales, *self.others)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it lacks its scales; packed numbers may go by tables instead."""
+        return not (self.scales or (self.others and not self.dtype.is_float))
+
+    def __str__(self) -> str:
+        scales = f"scaled by {last_keys(self.scales)}" if self.scales else "without its scale"
+        return f"{self.name}: {self.dtype}, {scales}"
+
+
+def last_keys(names: Iterable[str]) -> str:
+    """What names end in, so that lines about many layers fold into one."""
+    return ", ".join(last_key(name) for name in names)
+
+
+def quantized(
+    arrays: Mapping[str, Described], config: Mapping[str, Any] | None = None
+) -> dict[str, Quantized]:
+    """The quantised weights among arrays.
+
+    Args:
+        arrays: by name, keys joined by dots.
+        config: the `config.json` beside them, if there is one.
+
+    Returns:
+        By name, those that have scales, whatever they are called; those without that are float8 or less,
+        unless `config` says that the numbers are the weights themselves; and whole numbers with the name of
+        a weight, or with arrays beside them where `config` says that weights are quantised.
+    """
+    if not any(may_be_scaled(name, array.dtype) for name, array in arrays.items()):
+        return {}
+    said, scales = says_quantized(config), scales_of(arrays)
+    narrow = {name for name, array in arrays.items() if _needs_scale(name, array)}
+    packed = _packed(arrays) if said else set()
+    exempt = exempt_modules(said)
+    bare = {name for name in narrow | packed if name not in scales and not exempt.has(name)}
+    if not (said or scales):
+        bare = {name for name in bare if not states(config, arrays[name].dtype)}
+    weights = {name: scales.get(name, ()) for name in arrays if name in scales or name in bare}
+    whole = narrow | scales.keys() if said else set()
+    others = belongings(arrays, weights, whole) if weights else {}
+    return {
+        name: _with_further_scales(
+            Quantized(name, arrays[name].dtype, theirs, _without(others.get(name, ()), exempt)), arrays
+        )
+        for name, theirs in weights.items()
+        # Whole numbers with nothing beside them are indices.
+        if theirs or name in narrow or others.get(name)
+    }
+
+
+def _with_further_scales(weight: Quantized, arrays: Mapping[str, Described]) -> Quantized:
+    """The scales of a weight may lie below its module or above it: `X.weight_quantizer._scale`."""
+    module = split_name(weight.name)[0]
+    further = [
+        name
+        for name in weight.others
+        if scales_word(name) and not of_activations(words_of(_normal(name).removeprefix(module)))
+        # A float8 array that has another beside it is no weight of it.
+        if not (weight.dtype.is_float and arrays[name].dtype == weight.dtype)
+    ]
+    others = tuple(name for name in weight.others if name not in further) if further else weight.others
+    return replace(weight, scales=(*weight.scales, *further), others=others)
+
+
+def _normal(name: str) -> str:
+    """A name as modules are spelled."""
+    return ".".join(filter(None, split_name(name)))
+
+
+def _packed(arrays: Mapping[str, Described]) -> set[str]:
+    """Matrices of whole numbers in modules with several arrays of fractions, as codes beside their tables.
+
+    Indices lie beside one: `position_ids` and `class_embedding`, `relative_position_index` and its table.
+    """
+    count = Counter(split_name(name)[0] for name, array in arrays.items() if array.dtype.is_float)
+    modules = {module for module, several in count.items() if several > 1}
+    return {
+        name
+        for name, array in arrays.items()
+        if len(array.shape) > 1 and array.dtype.kind in ("int", "uint") and not scales_word(name)
+        if split_name(name)[0] in modules
+    }
+
+
+def _without(names: tuple[str, ...], exempt: Exempt) -> tuple[str, ...]:
+    return tuple(name for name in names if not exempt.has(name))
+
+
+def may_be_scaled(name: str, dtype: DType) -> bool:
+    """Whether an array is worth a closer look: nearly none is, and checkpoints have 100,000 of them."""
+    return not is_plain(dtype) or bare_name(name).endswith(BLOCK_SCALE)
+
+
+def is_scale(name: str) -> bool:
+    """Whether an array of this name is a scale, or another thing without which weights mean nothing."""
+    return bare_name(name).endswith(_SCALE_ENDS)
+
+
+def refuse_quantized(arrays: Mapping[str, Described], config: Mapping[str, Any] | None, place: str) -> None:
+    """Refuses quantised weights, with their scales and without.
+
+    Args:
+        arrays: all of them by name, before any is left out.
+        config: the `config.json` beside them, or None.
+        place: for messages.
+
+    Raises:
+        FormatError: there are some; says how they are quantised and which have no scale.
+    """
+    found = quantized(arrays, config)
+    if found:
+        raise quantized_error(found.values(), config, place)
+
+
+def refuse_unmappable(arrays: Mapping[str, Described], config: Mapping[str, Any] | None, place: str) -> None:
+    """Refuses weights of a model that are no plain floating-point numbers, whatever they are called.
+
+    Args:
+        arrays: by name, those that rows of a family take.
+        config, place: as for `refuse_quantized`.
+
+    Raises:
+        FormatError: there are some.
+    """
+    odd = [
+        Quantized(name, each.dtype, ())
+        for name, each in arrays.items()
+        if not (is_plain(each.dtype) or (each.dtype.is_float and states(config, each.dtype)))
+    ]
+    if odd:
+        raise quantized_error(odd, config, place)
+
+
+def quantized_error(
+    found: Iterable[Quantized], config: Mapping[str, Any] | None, place: str, *, done: str = "converted"
+) -> FormatError:
+    """The error that says which weights are quantised, how, and what to do.
+
+    Args:
+        found: the weights.
+        config: the `config.json` beside them, or None.
+        place: for messages.
+        done: what cannot be done with them.
+    """
+    weights = sorted(found, key=lambda each: not each.is_bare)
+    said = says_quantized(config)
+    if not said and all(each.dtype.is_float and not each.sides for each in weights):
+        return _unclear_error(weights, config, place, done)
+    bare = sum(each.is_bare for each in weights)
+    how = f"{scheme(said)} ({FIELD})" if said else _dtypes(weights)
+    return FormatError(
+        f"quantised weights cannot be {done}: their numbers mean nothing without their scales"
+        + listing([str(each) for each in weights]),
+        place=place or None,
+        got=f"{how}; {bare} of {len(weights)} without scales" if bare else how,
+        wanted=_WANTED,
+        hint=_missing(bare) + _remedy(said),
+    )
+
+
+def _unclear_error(
+    weights: list[Quantized], config: Mapping[str, Any] | None, place: str, done: str
+) -> FormatError:
+    """The error for numbers of few bits that nothing scales, and that no configuration calls the weights."""
+    stated = " and ".join(stated_dtypes(config))
+    return FormatError(
+        f"these arrays cannot be {done}: their numbers may be the weights themselves, or mean nothing "
+        "without their scales" + listing([f"{each.name}: {each.dtype}, without a scale" for each in weights]),
+        place=place or None,
+        got=_dtypes(weights) + (f", where config.json says {stated}" if stated else ""),
+        wanted=_WANTED,
+        hint="if a plain cast made them, cast them back first: ckpt cast SRC DST --dtype bfloat16 --force; "
+        "if scales were lost, get the checkpoint with all of its scales",
+    )
+
+
+def _dtypes(weights: Iterable[Quantized]) -> str:
+    return ", ".join(sorted({str(each.dtype) for each in weights}))
+
+
+def _missing(bare: int) -> str:
+    return "get the checkpoint with all of its scales; " if bare else ""
+
+
+def _remedy(said: Mapping[str, Any] | None) -> str:
+    release = "take a release of the model in bfloat16"
+    kind = _DEQUANTIZING.get(str((said or {}).get("quant_method")))
+    if kind is None:
+        return f"dequantise it to bfloat16 with the tool that quantised it, or {release}"
+    how = f"in transformers from_pretrained with quantization_config={kind}(dequantize=True)"
+    return f"dequantise it to bfloat16 ({how}, then save_pretrained), or {release}"
+
+
+def _needs_scale(name: str, array: Described) -> bool:
+    """Whether an array that nothing scales is a quantised weight all the same."""
+    if len(array.shape) < 2 or not is_narrow(array.dtype) or scales_word(name):
+        return False
+    words = words_of(bare_name(name).rpartition(".")[2])
+    if array.dtype.is_float or not words:
+        return array.dtype.is_float
+    is_blocks = words[-1] == "blocks" and array.dtype.name == "uint8"
+    is_expert = len(words) > 1 and words[-2] == "wi" and words[-1].isdigit()
+    return is_blocks or is_expert or words[-1] in _WEIGHT_WORDS or words[-2:] == ("weight", "packed")

@@ -1,0 +1,144 @@
+"""Where the parameters of a tree are, and what has their paths and shapes once more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ckpttools.array.tree import Path
+from ckpttools.core.region import Shape
+from ckpttools.roles.mirrors import Mirrors, is_moments_shape
+from ckpttools.roles.names import MOMENTS, WEIGHTS, wraps
+from ckpttools.roles.subtrees import mostly, sizes
+
+# A tuple of a model, its average, an optimizer and random states; no more are expected.
+_PLACES = 4
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What has the paths and shapes of the parameters.
+
+    Attributes:
+        parameters: the head that they are below; None where nothing tells.
+        others: heads of what is state or a copy.
+    """
+
+    parameters: Path | None
+    others: frozenset[Path]
+
+
+def copies(mirrors: Mirrors, kept: list[Path], state: list[Path]) -> Copies:
+    """Finds them.
+
+    Args:
+        mirrors: all arrays.
+        kept: those that no rule took for an optimizer's.
+        state: those that one did.
+    """
+    search = _Search(mirrors, kept, state)
+    wanted = search.trained() or search.beside_others()
+    found = [place for path in kept if (place := search.place(path, wanted))] if wanted else []
+    counts = Counter(place.head for place in found)
+    main = _main(counts, {place.head for place in found if place.is_moment}, _counted(mirrors))
+    below = sizes(kept, counts.keys())
+    others = (
+        head
+        for head, count in counts.items()
+        if head not in (main, ()) and (mostly(count, len(wanted)) or (count > 1 and below[head] == count))
+    )
+    return Copies(main, frozenset(others))
+
+
+def _counted(mirrors: Mirrors) -> set[Path]:
+    """Keys with a number of steps right below: no model's, as far as there is another one."""
+    return {path[:-1] for path in mirrors.arrays if mirrors.is_step(path)} - {()}
+
+
+def _main(counts: Mapping[Path, int], moments: set[Path], counted: set[Path]) -> Path | None:
+    """Of several heads the one with most parameters; of equal ones that with their name, or the first."""
+    order = {head: k for k, head in enumerate(counts)}
+    candidates = counts.keys() - moments
+
+    def rank(head: Path) -> tuple[int, bool, bool, int]:
+        is_state = any(head[:length] in counted for length in range(1, len(head)))
+        return counts[head], not is_state, bool(WEIGHTS & set(head)), -order[head]
+
+    return max(candidates, key=rank, default=None)
+
+
+class _Place(NamedTuple):
+    """Where a path comes to be that of a parameter, and whether a moment's name stands around it."""
+
+    head: Path
+    tail: Path
+    is_moment: bool
+
+
+@dataclass(frozen=True)
+class _Search:
+    mirrors: Mirrors
+    kept: list[Path]
+    state: list[Path]
+
+    def place(self, path: Path, wanted: Mapping[Path, Shape]) -> _Place | None:
+        """Where a path ends as one of `wanted` of the same shape, or as one of them and a moment's name."""
+        last = path[-1] if path and path[-1] in MOMENTS else ""
+        for k in range(len(path)):
+            tail = path[k:]
+            # Without its last key a path is only a parameter's where that names a moment.
+            for end in (tail, tail[:-1]) if last else (tail,):
+                if end not in wanted:
+                    continue
+                name = last if end != tail else _moment_above(path, k)
+                if is_moments_shape(name, self.mirrors.arrays[path].shape, wanted[end]):
+                    return _Place(path[:k], end, bool(name))
+        return None
+
+    def trained(self) -> dict[Path, Shape]:
+        """The paths and shapes of parameters, as the state of the optimizer mirrors them."""
+        ends: dict[Path, Shape] = {}
+        for path in self.kept if self.state else ():
+            shape = self.mirrors.arrays[path].shape
+            for k in range(len(path)):
+                ends.setdefault(path[k:], shape)
+        places = (self.place(path, ends) for path in self.state if not self.mirrors.is_step(path))
+        # A key that only ends alike, such as `scale`, is no path of a parameter where longer ones are.
+        return {_bare(place.tail): ends[place.tail] for place in places if place}
+
+    def beside_others(self) -> dict[Path, Shape]:
+        """The paths and shapes of parameters that lie under a name of their own, beside something else."""
+        first = next(iter(self._below_weights() or self._numbered()), None)
+        if first is None:
+            return {}
+        mine = [path for path in self.kept if path[: len(first)] == first and len(path) > len(first)]
+        # A copy has most of it: fewer arrays beside it are none, and their names need not be looked at.
+        if not mostly(len(self.kept) - len(mine), len(mine)):
+            return {}
+        return {_bare(path[len(first) :]): self.mirrors.arrays[path].shape for path in mine}
+
+    def _below_weights(self) -> list[Path]:
+        """Heads that are named as weights."""
+        common = self.mirrors.common
+        named = (path for path in self.kept if not WEIGHTS.isdisjoint(path))
+        outer = ((path, next(k for k, key in enumerate(path) if key in WEIGHTS)) for path in named)
+        return [path[: k + 1] for path, k in outer if all(map(wraps, path[common:k]))]
+
+    def _numbered(self) -> list[Path]:
+        """Places in a tuple; more numbers than a tuple of states has places are those of layers."""
+        numbered = (path[:1] for path in self.kept if len(path) > 1 and str(path[0]).isdecimal())
+        places = list(dict.fromkeys(numbered))
+        return places if len(places) <= _PLACES else []
+
+
+def _moment_above(path: Path, end: int) -> str | int:
+    return next((key for key in reversed(path[:end]) if key in MOMENTS), "")
+
+
+def _bare(tail: Path) -> Path:
+    """A parameter's path without the collections around it."""
+    while len(tail) > 1 and tail[0] == "params":
+        tail = tail[1:]
+    return tail

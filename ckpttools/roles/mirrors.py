@@ -1,0 +1,178 @@
+"""Which arrays have the whole path and the shape of a parameter: an optimizer's moments, or copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from typing import NamedTuple
+
+from ckpttools.array.tree import Path
+from ckpttools.core.region import Shape
+from ckpttools.roles.names import FACTORED, MOMENTS, STEPS, SUMMED, is_wrapper, unwrapped
+
+# A path that more arrays have, such as the `weight` of numbered layers, is not one parameter's.
+_SAME = 8
+
+
+class Array(NamedTuple):
+    """What must be known of an array; whole numbers are those of integers and booleans."""
+
+    shape: Shape
+    is_whole_number: bool
+
+
+Arrays = Mapping[Path, Array]
+Index = Mapping[Path, list[Path]]
+
+
+class Moment(NamedTuple):
+    """An array that is named as a moment and mirrors a parameter: head/mu/parameter or head/parameter/m.
+
+    Attributes:
+        head: keys above the moment's name and the parameter's path.
+        name: the moment's name.
+        parameter: the path of the parameter in the tree.
+        root: keys around the parameter, the wrappers of its model.
+    """
+
+    head: Path
+    name: str | int
+    parameter: Path
+    root: Path
+
+
+@dataclass(frozen=True)
+class Mirrors:
+    """Arrays, of which some have the whole path of another one, below whatever wraps that."""
+
+    arrays: Arrays
+
+    @cached_property
+    def common(self) -> int:
+        """Number of first keys that all paths have."""
+        first, last = min(self.arrays, key=_words, default=()), max(self.arrays, key=_words, default=())
+        same = sum(1 for _ in takewhile(lambda keys: keys[0] == keys[1], zip(first, last, strict=False)))
+        return min(same, max(len(first) - 1, 0))
+
+    @cached_property
+    def _whole(self) -> Index:
+        """Whole paths, below wrappers -> the arrays that have them."""
+        return self._indexed(self._ends)
+
+    @cached_property
+    def _named(self) -> Index:
+        """Paths below the first key that not all have, whatever its name -> the arrays that have them."""
+        return self._indexed(self._inner)
+
+    def _indexed(self, ends: Callable[[Path], Iterable[Path]]) -> Index:
+        found: dict[Path, list[Path]] = {}
+        for path in self.arrays:
+            if self.is_step(path):
+                continue
+            for end in ends(path):
+                same = found.setdefault(end, [])
+                if len(same) < _SAME:
+                    same.append(path)
+        return found
+
+    def _ends(self, path: Path) -> Iterator[Path]:
+        yield from unwrapped(path)
+        # The name of a run above everything is none of the parameter's either.
+        key = path[self.common] if 0 < self.common < len(path) else ""
+        if is_wrapper(key) and not str(key).isdecimal() and not all(map(is_wrapper, path[: self.common])):
+            yield from unwrapped(path, self.common + 1)
+
+    def _inner(self, path: Path) -> Iterator[Path]:
+        # A single key, such as `kernel`, is no whole path of a parameter below an unknown name.
+        if len(path) > self.common + 2 and not str(path[self.common]).isdecimal():
+            yield from unwrapped(path, self.common + 1)
+
+    def is_step(self, path: Path) -> bool:
+        """Whether it is a number of steps, of any dtype, by its name."""
+        return self.arrays[path].shape == () and path[-1:] != () and path[-1] in STEPS
+
+    def is_count(self, path: Path) -> bool:
+        """Whether it counts anything, or says yes or no."""
+        array = self.arrays[path]
+        return array.shape == () and (array.is_whole_number or self.is_step(path))
+
+    def is_whole(self, tail: Path, outside: Path) -> bool:
+        """Whether a path is the whole one, below wrappers, of an array outside of a subtree."""
+        return any(of[: len(outside)] != outside for of in self._whole.get(tail, ()))
+
+    def mirrors(self, path: Path, start: int) -> bool:
+        """Whether what is below the first `start` keys ends as an array outside does, and has its shape."""
+        for k in range(start, len(path)):
+            for of in self._outside(path, path[:start], path[k:], start, self._whole):
+                if self.arrays[path].shape == self.arrays[of].shape:
+                    return True
+        return self.moment(path, start) is not None
+
+    def moment(self, path: Path, start: int = 0) -> Moment | None:
+        """The moment that an array is of one outside of its first `start` keys; None where it is none."""
+        return next(self._moments(path, start, self._whole), None)
+
+    def moment_below_names(self, path: Path) -> Moment | None:
+        """The same, of a parameter below a key that no framework gives to a model."""
+        return next(self._moments(path, 0, self._named), None)
+
+    def odd_moment(self, path: Path) -> Moment | None:
+        """The moment that an array would be if not for its shape, or if it were not a part of one."""
+        for tails in (path, path[:-1]):
+            for index in (self._whole, self._named):
+                for found in self._candidates(tails, 0, index):
+                    return found
+        return None
+
+    def _moments(self, path: Path, start: int, index: Index) -> Iterator[Moment]:
+        shape = self.arrays[path].shape
+        for found in self._candidates(path, start, index):
+            if is_moments_shape(found.name, shape, self.arrays[found.parameter].shape):
+                yield found
+
+    def _candidates(self, path: Path, start: int, index: Index) -> Iterator[Moment]:
+        """What is named as a moment, with a parameter's whole path below the name or above it."""
+        for k in range(start, len(path)):
+            if path[k] in MOMENTS:
+                for tail in unwrapped(path, k + 1):
+                    yield from self._of(path, path[:k], path[k], tail, start, index)
+        if path[-1:] and path[-1] in MOMENTS:
+            for k in range(start, len(path) - 1):
+                yield from self._of(path, path[:k], path[-1], path[k:-1], start, index)
+
+    def _of(
+        self, path: Path, head: Path, name: str | int, tail: Path, start: int, index: Index
+    ) -> Iterator[Moment]:
+        for of in self._outside(path, head, tail, start, index):
+            yield Moment(head, name, of, of[: len(of) - len(tail)])
+
+    def _outside(self, path: Path, head: Path, tail: Path, start: int, index: Index) -> Iterator[Path]:
+        """The arrays with a whole path that lie in another subtree, and in another module."""
+        for of in index.get(tail, ()):
+            within = bool(start) and of[:start] == path[:start]
+            if of != path and not within and not _same_module(of, head, len(of) - len(tail)):
+                yield of
+
+
+def _same_module(of: Path, head: Path, root: int) -> bool:
+    """Whether a head is in the same module of the model as a parameter: modules mirror none of their own."""
+    return of[:root] == head[:root] and of[root : root + 1] == head[root : root + 1] != ()
+
+
+def is_moments_shape(name: str | int, shape: Shape, parameter: Shape) -> bool:
+    """Whether a moment of a parameter may have a shape: the parameter's, or one with an axis summed up."""
+    if shape == parameter or (name in FACTORED and shape == (1,)):
+        return True
+    axes = range(len(parameter)) if name in SUMMED else ()
+    return any(parameter[:k] + parameter[k + 1 :] == shape for k in axes)
+
+
+def below_moments(path: Path) -> bool:
+    """Whether a key names a moment."""
+    return not MOMENTS.isdisjoint(path)
+
+
+def _words(path: Path) -> tuple[str, ...]:
+    return tuple(map(str, path))

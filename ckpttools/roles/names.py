@@ -1,0 +1,166 @@
+"""Names by which frameworks call what a training state holds, and a path's keys without those around it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import lru_cache
+
+from ckpttools.array.tree import Path
+
+# Keys with an optimizer's state below them; also with a number behind, as Pax's opt_states_0.
+_CONTAINERS = frozenset(
+    ("opt_state", "opt_states", "optimizer", "optimizers", "optimizer_state", "optimizer_states")
+) | {"param_states"}
+# The state of another optimizer, beside that of the one around it, as optax nests them.
+ENCLOSED = frozenset(("base_optimizer_state", "inner_opt_state"))
+PER_PARAMETER = "param_states"
+# Names that modules of a model may have as well.
+_WEAK_CONTAINERS = frozenset(("opt", "optim"))
+_STRONG_CONTAINERS = _CONTAINERS - {"optimizer", "optimizers"}
+# Keys of what optimizers keep of each parameter.
+MOMENTS = frozenset(
+    ("mu", "nu", "m", "v", "trace", "momentum", "v_row", "v_col", "acc_grads", "nu_max", "exp_avg")
+) | {
+    "exp_avg_sq",
+    "grad_ema",
+    "sum_of_squares",
+    "accumulator",
+    "hessian",
+    "e_g",
+    "e_x",
+    "grad_sum",
+    "grad_sum_sq",
+    "cumulative_gradients",
+    "previous_gradient",
+    "prev_updates",
+    "step_sizes",
+    "init_params",
+    "params0",
+}
+# Adafactor's: one axis is summed up in these ...
+SUMMED = frozenset(("v_row", "v_col"))
+# ... and those that a parameter does not need have the shape (1,).
+FACTORED = SUMMED | {"v", "m"}
+# Keys with weights below them, also where they lie in an optimizer, as in T5X's optimizer/target.
+WEIGHTS = frozenset(("params", "model", "target", "mdl_vars", "model_params", "base", "weights")) | {
+    "master_params",
+    "master_weights",
+}
+# Keys around a whole state; so are places in a tuple.
+_WRAPPERS = (WEIGHTS - {"params"}) | {"state", "train_state", "nnx_aux"}
+_AVERAGES = frozenset(("ema", "average", "averages", "averaged", "polyak", "swa", "shadow"))
+_RANDOM = "rngs"
+# Keys of a state, outside of the model, that hold nothing learned.
+_STATES = frozenset(("state", "train_state"))
+_COUNTERS = frozenset(("step", "global_step", "epoch", "rng", "prng", "dropout_rng", "training_key"))
+_LOSS_SCALES = frozenset(("loss_scale", "dynamic_scale"))
+# Scalars that optax keeps beside moments, of any dtype, by the keys above them or by their own.
+_HYPERPARAMETERS = frozenset(("hyperparams", "hyperparams_states"))
+# Where a random state is that has no counter beside it, and one that has.
+LONE_KEY = "rng_key"
+KEYS = frozenset(("key", LONE_KEY))
+# The iterate of schedule-free optimizers, which the weights for inference are worked out from.
+_ITERATE, _BESIDE_ITERATE = "z", ("weight_sum", "max_lr")
+# Keys that some state has, beside those above.
+_SIGNS = ENCLOSED | KEYS | {*_BESIDE_ITERATE}
+# An optimizer's number of steps; a model has counters too, but calls them cache_index, num_batches_tracked.
+STEPS = frozenset(("step", "count"))
+_VALUE = "value"
+
+
+def keys_of(path: Path) -> Path:
+    """A path's keys; of names that were joined, those that were joined."""
+    if len(path) == 1 and isinstance(path[0], str):
+        joint = "/" if "/" in path[0] else "."
+        return tuple(path[0].split(joint)) if joint in path[0] else path
+    return path
+
+
+def core_of(path: Path) -> Path:
+    """The keys without NNX's `value` behind them."""
+    keys = keys_of(path)
+    return keys[:-1] if len(keys) > 1 and keys[-1] == _VALUE else keys
+
+
+def wraps(key: str | int) -> bool:
+    """Whether a key may stand around a whole model or state: a place in a tuple, or a name as `target`."""
+    return key in _WRAPPERS or str(key).isdecimal()
+
+
+def is_wrapper(key: str | int) -> bool:
+    """Whether a key may stand around parameters."""
+    return key == "params" or wraps(key)
+
+
+def unwrapped(path: Path, start: int = 0) -> Iterator[Path]:
+    """The path from `start` on, then without each of the wrappers that it begins with."""
+    yield path[start:]
+    while start < len(path) and is_wrapper(path[start]):
+        start += 1
+        yield path[start:]
+
+
+@lru_cache(maxsize=4096)
+def container(key: str | int) -> str | None:
+    """The name of a key that holds an optimizer's state, without its number; None for any other key."""
+    name, _, number = str(key).rpartition("_")
+    name = name if number.isdecimal() and name else str(key)
+    return name if name in _CONTAINERS | _WEAK_CONTAINERS else None
+
+
+def may_tell(key: str | int) -> bool:
+    """Whether a key is one that some state has."""
+    return key in MOMENTS or key in _SIGNS or container(key) is not None
+
+
+def is_strong(key: str | int) -> bool:
+    """Whether a container's name is no module's."""
+    return container(key) in _STRONG_CONTAINERS
+
+
+def is_outer(head: Path) -> bool:
+    """Whether an optimizer's state lies beside the model, not in it."""
+    return all(wraps(key) or container(key) for key in head)
+
+
+def is_container(head: Path) -> bool:
+    """Whether a container's name is no module's, for what it is or for where it lies."""
+    return is_strong(head[-1]) or (is_outer(head) and container(head[-1]) not in _WEAK_CONTAINERS)
+
+
+@lru_cache(maxsize=4096)
+def is_average(key: str | int) -> bool:
+    """Whether a key is that of an average of parameters."""
+    words = str(key).lower().split("_")
+    return key not in MOMENTS and not _AVERAGES.isdisjoint(words)
+
+
+def is_hyperparameter(path: Path) -> bool:
+    """Whether a key says that it is a number which the user chose for the optimizer."""
+    return not _HYPERPARAMETERS.isdisjoint(path)
+
+
+def iterates(paths: Collection[Path]) -> set[Path]:
+    """Where schedule-free optimizers keep their iterate: beside its weights and the largest rate."""
+    first, second = ({path[:-1] for path in paths if path[-1:] == (name,)} for name in _BESIDE_ITERATE)
+    may_be = {(*around, _ITERATE) for around in first & second}
+    return {head for head in may_be if any(path[: len(head)] == head for path in paths)}
+
+
+def is_random(path: Path) -> bool:
+    """Whether a key says that it is a state of a random number generator."""
+    return _RANDOM in path
+
+
+def is_bookkeeping(keys: Path) -> bool:
+    """Whether names say that it is a random state, the number of steps, or a scale of the loss."""
+    if is_random(keys):
+        return True
+    core = keys[:-1] if keys[-1:] == (_VALUE,) else keys
+    outer = next((k for k, key in enumerate(core) if not _is_state(key)), len(core))
+    first, *below = core[outer : outer + 3] or ("",)
+    return (first in _COUNTERS and not below) or (first in _LOSS_SCALES and len(below) < 2)
+
+
+def _is_state(key: str | int) -> bool:
+    return key in _STATES or str(key).isdecimal()

@@ -1,0 +1,218 @@
+"""What each array of a tree is: a parameter, state of an optimizer, or something else. Told by structure.
+
+    opt_state/0/mu/params/decoder/norm/scale     mirrors  params/params/decoder/norm/scale
+    1/opt_state/0/{count, mu/…, nu/…}            mirrors  0/…                  an NNX (model, optimizer) tuple
+    state/param_states/decoder/norm/scale/v_row  mirrors  target/decoder/norm/scale             T5X
+    1/0/{count, mu/…, nu/…}                      mirrors  0/…                  no name tells, the counter does
+    inner/decoder/norm/scale/{v_row, v_col}      mirrors  net/decoder/norm/scale          nor one here
+
+State of an optimizer lies below a name that optimizers have, or it is named as moments are, has the whole
+paths and the shapes of parameters, and a number of steps beside it. Whatever is neither that nor a random
+state nor a counter is a parameter: a learned number is never taken for bookkeeping. What mirrors parameters
+and lacks one of these signs, such as an average of them, is a parameter, too, but among those unclear.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Literal, Protocol
+
+from ckpttools.array.tree import Path, Tree
+from ckpttools.core.region import Shape
+from ckpttools.roles.copies import Copies, copies
+from ckpttools.roles.mirrors import Array, Arrays, Mirrors
+from ckpttools.roles.named_state import named_state
+from ckpttools.roles.names import (
+    KEYS,
+    LONE_KEY,
+    container,
+    core_of,
+    is_bookkeeping,
+    is_random,
+    is_wrapper,
+    keys_of,
+    may_tell,
+)
+from ckpttools.roles.subtrees import Found, branch, inside, lifted, outside
+from ckpttools.roles.unnamed_state import beside, unnamed_state
+
+Role = Literal["parameter", "optimizer", "other"]
+
+
+class Kind(Protocol):
+    """What must be known of an array: its shape and dtype."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The roles of a tree's leaves; a subtree has one unless a subtree of it has another.
+
+    Attributes:
+        optimizer: where an optimizer's state is; whatever is below a key belongs to it.
+        weights: where within it parameters are.
+        others: states of random number generators that only their content tells.
+        unclear: subtrees that mirror the parameters or lie in an optimizer, and may be either; parameters
+            until the user says otherwise.
+        mirrored: where the parameters are that these mirror; None where nothing tells.
+        learned: arrays of fractions below a key of random states, which are whole numbers.
+    """
+
+    optimizer: frozenset[Path] = frozenset()
+    weights: frozenset[Path] = frozenset()
+    others: frozenset[Path] = frozenset()
+    unclear: tuple[Path, ...] = ()
+    mirrored: Path | None = None
+    learned: frozenset[Path] = frozenset()
+    _lengths: tuple[int, ...] = field(init=False)
+    _unclear: frozenset[Path] = field(init=False)
+    _unclear_lengths: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_unclear", frozenset(self.unclear))
+        object.__setattr__(self, "_unclear_lengths", tuple(sorted({len(each) for each in self.unclear})))
+        known = self.optimizer | self.weights | self.others
+        object.__setattr__(self, "_lengths", tuple(sorted({len(each) for each in known}, reverse=True)))
+
+    def of(self, path: Path) -> Role:
+        """The role of the leaf at a path."""
+        keys = keys_of(path)
+        for length in self._lengths:
+            above = keys[:length]
+            if above in self.weights:
+                break
+            if above in self.optimizer:
+                return "optimizer"
+            if above in self.others:
+                return "other"
+        return "other" if is_bookkeeping(keys) and keys not in self.learned else "parameter"
+
+    def below_optimizer(self, path: Path) -> Path:
+        """The path of a leaf of the optimizer within its state: below the last key that is named as one."""
+        keys = keys_of(path)
+        named = [k + 1 for k, key in enumerate(keys) if container(key)]
+        heads = [length for length in self._lengths if keys[:length] in self.optimizer]
+        return keys[max((*named, *heads), default=0) :]
+
+    def unclear_of(self, path: Path) -> Path | None:
+        """The unclear subtree that a leaf belongs to."""
+        keys = keys_of(path)
+        return next((keys[:n] for n in self._unclear_lengths if keys[:n] in self._unclear), None)
+
+
+def roles(tree: Tree) -> Roles:
+    """The roles in a tree, worked out once. Reads nothing."""
+    return tree.once(_roles)
+
+
+def role(tree: Tree, path: Path) -> Role:
+    """The role of one leaf."""
+    return roles(tree).of(path)
+
+
+def _roles(tree: Tree) -> Roles:
+    typed = (keys_of(path) for path in tree.metadata.key_impls)
+    return roles_of(tree.arrays, tree.leaves.keys() - tree.arrays.keys(), typed)
+
+
+def roles_of(arrays: Mapping[Path, Kind], empty: Iterable[Path] = (), random: Iterable[Path] = ()) -> Roles:
+    """The roles of arrays, told from paths, shapes and dtypes.
+
+    Args:
+        arrays: path -> array. A path of one key that was joined by "/" or "." is taken apart.
+        empty: paths of leaves without data.
+        random: paths of arrays that are states of random number generators.
+    """
+    keys = _keys(chain(arrays, empty))
+    found = _told(arrays, empty, random, keys)
+    if not is_random(tuple(keys)):
+        return found
+    fractions = (keys_of(path) for path, each in arrays.items() if "float" in _name(each))
+    return replace(found, learned=frozenset(keys for keys in fractions if is_random(keys)))
+
+
+def _keys(paths: Iterable[Path]) -> frozenset[str | int]:
+    """All keys of a tree."""
+    return frozenset().union(*map(keys_of, paths))
+
+
+def _told(
+    arrays: Mapping[Path, Kind], empty: Iterable[Path], random: Iterable[Path], keys: Iterable[str | int]
+) -> Roles:
+    random = [core for core in map(core_of, random) if not is_bookkeeping(core)]
+    # A tree of 100,000 tensors has a budget of its own, which copies of all names would not fit into.
+    if not any(map(may_tell, keys)) and not _may_be_twice(arrays):
+        return Roles(others=frozenset(random))
+    known = {core_of(path): Array(each.shape, _is_whole_number(each)) for path, each in arrays.items()}
+    others = frozenset((*random, *_random_states(known)))
+    paths = outside((path for path in known if not is_bookkeeping(path)), others)
+    return _analysed(Mirrors({path: known[path] for path in paths}), frozenset(map(keys_of, empty)), others)
+
+
+def _analysed(mirrors: Mirrors, empty: frozenset[Path], others: frozenset[Path]) -> Roles:
+    """First what names tell, then what mirrors parameters as moments do, then what does so without a sign."""
+    found = named_state(mirrors, empty)
+    found |= unnamed_state(mirrors, outside(mirrors.arrays, found.state))
+    state = outside(inside(mirrors.arrays, found.state), found.weights)
+    told = frozenset(state)
+    kept = [path for path in mirrors.arrays if path not in told]
+    twice = copies(mirrors, outside(kept, found.unclear), state)
+    found |= Found(unclear=twice.others)
+    found |= beside(mirrors, kept, found, _branches_with_steps(mirrors, twice))
+    clear = (path for path in outside(mirrors.arrays, found.unclear) if not mirrors.is_count(path))
+    odd = sorted(lifted(found.unclear, clear), key=str)
+    return Roles(found.state, found.weights, others, tuple(odd), twice.parameters)
+
+
+def _branches_with_steps(mirrors: Mirrors, twice: Copies) -> set[Path]:
+    """Branches with a copy of the parameters and a number of steps."""
+    branches = {branch(head, twice.parameters or ()) for head in twice.others} - {()}
+    steps = {path[: len(each)] for path in mirrors.arrays if mirrors.is_step(path) for each in branches}
+    return branches & steps
+
+
+def _may_be_twice(arrays: Mapping[Path, Kind]) -> bool:
+    """Whether so much lies beside the largest key that it may be what up to three copies are of."""
+    large = [path for path, each in arrays.items() if each.shape]
+    for start in range(2):
+        counts = Counter(_top(keys, start) for path in large if len(keys := keys_of(path)) > start + 1)
+        beside = counts.total() - max(counts.values(), default=0)
+        if beside:
+            return 4 * beside >= counts.total()
+    return False
+
+
+def _top(keys: Path, start: int) -> Path:
+    """The key that tells one part of a tree from another, with the wrappers above it."""
+    first = next((k for k in range(start, len(keys)) if not is_wrapper(keys[k])), len(keys))
+    return keys[: first + 1]
+
+
+def _name(array: Kind) -> str:
+    return str(getattr(array.dtype, "name", array.dtype))
+
+
+def _is_whole_number(array: Kind) -> bool:
+    return _name(array).startswith(("int", "uint", "bool"))
+
+
+def _random_states(known: Arrays) -> Iterator[Path]:
+    """Keys of random number generators with their counters beside them, as NNX keeps them."""
+    for path, array in known.items():
+        if path[-1] not in KEYS or is_random(path):
+            continue
+        if not array.is_whole_number or array.shape[-1:] not in ((2,), (4,)):
+            continue
+        beside = known.get((*path[:-1], "count"))
+        if path[-1] == LONE_KEY:
+            yield path
+        elif beside and beside.is_whole_number:
+            yield path[:-1]

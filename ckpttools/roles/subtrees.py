@@ -1,0 +1,68 @@
+"""Subtrees of a tree by the paths of their heads, and what is said of whole subtrees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from ckpttools.array.tree import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Heads of subtrees, by what they are.
+
+    Attributes:
+        state: an optimizer's.
+        weights: parameters within it.
+        unclear: either.
+    """
+
+    state: frozenset[Path] = frozenset()
+    weights: frozenset[Path] = frozenset()
+    unclear: frozenset[Path] = frozenset()
+
+    def __or__(self, more: Found) -> Found:
+        return Found(self.state | more.state, self.weights | more.weights, self.unclear | more.unclear)
+
+
+def outside(paths: Iterable[Path], heads: Collection[Path]) -> list[Path]:
+    """The paths that no head is above."""
+    lengths = sorted({len(head) for head in heads})
+    if not lengths:
+        return list(paths)
+    return [path for path in paths if not any(path[:length] in heads for length in lengths)]
+
+
+def inside(paths: Iterable[Path], heads: Collection[Path]) -> list[Path]:
+    """The paths that a head is above."""
+    lengths = sorted({len(head) for head in heads})
+    return [path for path in paths if any(path[:length] in heads for length in lengths)] if lengths else []
+
+
+def sizes(paths: Iterable[Path], heads: Collection[Path]) -> Counter[Path]:
+    """How many paths there are below each head."""
+    lengths = {len(head) for head in heads}
+    below = (path[:length] for path in paths for length in lengths if length <= len(path))
+    return Counter(head for head in below if head in heads)
+
+
+def lifted(heads: Collection[Path], others: Iterable[Path]) -> frozenset[Path]:
+    """For each head the highest key with nothing of the others below it; the whole tree is none."""
+    blocked = {path[:length] for path in others for length in range(len(path))} if heads else set()
+    return frozenset(
+        next((head[:n] for n in range(1, len(head)) if head[:n] not in blocked), head) for head in heads
+    )
+
+
+def branch(head: Path, root: Path) -> Path:
+    """The first keys of a head by which it parts from a root; () where the root is within it."""
+    shared = next((k for k, (own, other) in enumerate(zip(head, root, strict=False)) if own != other), None)
+    shared = min(len(head), len(root)) if shared is None else shared
+    return head[: shared + 1] if len(head) > shared else ()
+
+
+def mostly(part: int, whole: int) -> bool:
+    """The one measure of what mirrors something: at least half of it."""
+    return 2 * part >= whole

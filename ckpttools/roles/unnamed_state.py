@@ -1,0 +1,178 @@
+"""State of an optimizer that no name above it tells: moments of parameters, and a number of steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ckpttools.array.tree import Path
+from ckpttools.roles.mirrors import Mirrors, Moment, below_moments
+from ckpttools.roles.names import MOMENTS, STEPS, is_hyperparameter, is_wrapper, wraps
+from ckpttools.roles.subtrees import Found, branch, inside, lifted, mostly, outside, sizes
+
+# A module may be called as a moment is, and have the paths of one or two parameters of another module.
+_FEW = 2
+
+
+def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Found:
+    """Moments that mirror parameters where no name above tells: an optimizer's, and those unclear."""
+    if _is_state_alone(mirrors, rest):
+        return Found(state=frozenset([()]))
+    named = [path for path in rest if below_moments(path)]
+    moments = {path: moment for path in named if (moment := mirrors.moment(path))}
+    others = [path for path in named if path not in moments]
+    below_names = {path: moment for path in others if (moment := mirrors.moment_below_names(path))}
+    odd = {
+        path: moment for path in others if path not in below_names and (moment := mirrors.odd_moment(path))
+    }
+    return _Search(mirrors, rest, moments, below_names, odd).found() if named else Found()
+
+
+def _is_state_alone(mirrors: Mirrors, rest: list[Path]) -> bool:
+    """Whether there is nothing at all but moments and a number of steps."""
+    if not any(map(mirrors.is_step, rest)):
+        return False
+    return all(mirrors.is_step(path) or _outermost(path) in MOMENTS for path in rest)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What mirrors parameters, by how sure it is.
+
+    Attributes:
+        rest: the arrays that no name tells of.
+        moments: those that mirror a parameter of a model that a framework names, or that nothing is around.
+        below_names: those that mirror one below another name.
+        odd: those that would mirror one if they had its shape or were not parts of a moment.
+    """
+
+    mirrors: Mirrors
+    rest: list[Path]
+    moments: Mapping[Path, Moment]
+    below_names: Mapping[Path, Moment]
+    odd: Mapping[Path, Moment]
+
+    def found(self) -> Found:
+        groups = _grouped({**self.moments, **self.below_names})
+        sure = frozenset(head for each in groups if self._is_state(each) for head in each.heads)
+        unclear = frozenset(
+            path[: len(moment.head) + 1]
+            for each in groups
+            if not self._is_state(each) and self._may_be_state(each)
+            for path, moment in each.moments.items()
+        )
+        odd = [each for each in _grouped(self.odd) if self._may_be_state(each) and self._is_counted(each)]
+        unclear |= {head for each in odd for head in each.heads if head not in sure}
+        branches = {each.branch for each in (*groups, *odd) if each.branch}
+        known = Found(sure, unclear=unclear)
+        return known | beside(self.mirrors, self.rest, known, branches - self._above_models())
+
+    def _above_models(self) -> set[Path]:
+        """Keys that parameters lie below, too."""
+        of = {moment.parameter for moment in (*self.moments.values(), *self.below_names.values())}
+        return {path[:length] for path in of for length in range(len(path))}
+
+    @cached_property
+    def _steps(self) -> set[Path]:
+        told = self.moments.keys() | self.below_names.keys()
+        return {path for path in self.rest if path not in told and self.mirrors.is_step(path)}
+
+    @cached_property
+    def _others(self) -> list[Path]:
+        told = self.moments.keys() | self.below_names.keys() | self._steps
+        return [path for path in self.rest if path not in told]
+
+    @cached_property
+    def _sizes(self) -> Counter[Path]:
+        known = (*self.moments.values(), *self.below_names.values(), *self.odd.values())
+        return sizes(self._others, {key for each in known for key in (each.head, each.root)})
+
+    def _is_state(self, group: _Group) -> bool:
+        # Below a key of its own, one moment with a counter beside it may be a module's as well.
+        sign = len(group.names) > 1 or all(all(map(wraps, head)) for head in group.heads)
+        alone = not any(self._sizes[head] for head in group.heads)
+        many = self._is_of_known_names(group) or len(group.parameters) > _FEW
+        return many and sign and alone and self._is_complete(group) and self._is_counted(group)
+
+    def _may_be_state(self, group: _Group) -> bool:
+        complete, counted = self._is_complete(group), self._is_counted(group)
+        if self._is_of_known_names(group):
+            return complete or counted
+        many = len(group.parameters) > _FEW
+        return complete and (many or (counted and len(group.names) > 1))
+
+    def _is_of_known_names(self, group: _Group) -> bool:
+        return group.moments.keys() <= self.moments.keys()
+
+    def _is_complete(self, group: _Group) -> bool:
+        """Whether it mirrors most of the model, and that is most of what lies outside."""
+        model = max(self._sizes[root] for root in group.roots)
+        if not mostly(len(group.parameters), model):
+            return False
+        if self._is_of_known_names(group):
+            return True
+        own = inside(self._others, [group.branch])
+        return mostly(model, len(self._others) - len(own))
+
+    def _is_counted(self, group: _Group) -> bool:
+        """Whether a number of steps is in the state, or beside each moment where these lie by parameter."""
+        return any((*place, name) in self._steps for place in group.places() for name in STEPS)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The moments in one branch of a tree, which parts from the branch with the model."""
+
+    branch: Path
+    moments: Mapping[Path, Moment]
+
+    @cached_property
+    def heads(self) -> set[Path]:
+        return {each.head for each in self.moments.values()}
+
+    @cached_property
+    def roots(self) -> set[Path]:
+        return {each.root for each in self.moments.values()}
+
+    @cached_property
+    def names(self) -> set[str | int]:
+        return {each.name for each in self.moments.values()}
+
+    @cached_property
+    def parameters(self) -> set[Path]:
+        return {each.parameter for each in self.moments.values()}
+
+    def places(self) -> Iterator[Path]:
+        """Where the number of steps may be."""
+        yield from self.heads
+        yield from (path[:-1] for path, moment in self.moments.items() if path[-1] == moment.name)
+
+
+def _grouped(moments: Mapping[Path, Moment]) -> list[_Group]:
+    groups: dict[Path, dict[Path, Moment]] = {}
+    for path, moment in moments.items():
+        groups.setdefault(branch(moment.head, moment.root), {})[path] = moment
+    return [_Group(key, group) for key, group in groups.items()]
+
+
+def beside(mirrors: Mirrors, paths: list[Path], known: Found, branches: Collection[Path]) -> Found:
+    """All else in the branches of states: counters are part of them, of others only the user knows."""
+    told = known.state | known.unclear
+    held = {key for head in told for length in range(1, len(head) + 1) if (key := head[:length]) in branches}
+    left = outside(inside(paths, held), told)
+    loose = {path for path in left if mirrors.is_count(path) or is_hyperparameter(path)}
+    sure = {path for path in loose if any(path[: len(key)] == key for key in _above(known.state, held))}
+    state = known.state | sure
+    whole = lifted(state, outside(mirrors.arrays, state))
+    return Found(whole, unclear=known.unclear | {path for path in left if path not in sure})
+
+
+def _above(heads: Collection[Path], branches: Collection[Path]) -> set[Path]:
+    return {each for each in branches if any(head[: len(each)] == each for head in heads)}
+
+
+def _outermost(path: Path) -> str | int:
+    """The first key that is no wrapper."""
+    return next((key for key in path if not is_wrapper(key)), "")
