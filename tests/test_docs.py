@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -205,3 +206,12 @@ def test_every_command_has_an_example():
     page = (ROOT / "docs" / "cli.md").read_text()
     for section in page.split("\n## ")[1:]:
         assert "Example:" in section, section.splitlines()[0]
+
+
+def test_the_map_names_modules_that_are_there():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`(\w+(?:/\w+)*\.py)`", page)
+    assert len(named) > 30
+    assert [name for name in named if not any((ROOT / at / name).exists() for at in ("ckpttools", "."))] == []
+    rooms = {path.name for path in (ROOT / "ckpttools").iterdir() if (path / "__init__.py").exists()}
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == rooms
