@@ -34,7 +34,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.zarr import inner_chunks as orbax_pieces
+from ckpttools.formats.zarr import inner_chunks
 
 F32 = np.dtype("float32")
 OCDBT = pytest.mark.parametrize("use_ocdbt", [True, False], ids=["ocdbt", "files"])
@@ -106,7 +106,7 @@ class TestCodecs:
     @pytest.mark.parametrize("codec", [name for name in CODECS if name != "shard of shards"])
     def test_values_streamed(self, tmp_path, codec, monkeypatch):
         """As large pieces are read: on and on, back only by starting again."""
-        monkeypatch.setattr(orbax_pieces, "KEPT_BYTES", 0)
+        monkeypatch.setattr(inner_chunks, "KEPT_BYTES", 0)
         monkeypatch.setattr(slabs, "SLAB_BYTES", 16)
         truth = values_of(F32, (7, 10))
         item = write_item(tmp_path / "item", {("w",): (CODECS[codec], truth)})
@@ -276,13 +276,13 @@ class TestDecodingOnce:
     def decoded(self, monkeypatch):
         """Counts openings of streams."""
         opened = []
-        original = orbax_pieces.Piece.open
+        original = inner_chunks.Piece.open
 
         def counting(piece):
             opened.append(piece.name)
             return original(piece)
 
-        monkeypatch.setattr(orbax_pieces.Piece, "open", counting)
+        monkeypatch.setattr(inner_chunks.Piece, "open", counting)
         return opened
 
     def array(self, tmp_path, chunk, shape=(64, 64)):
@@ -302,7 +302,7 @@ class TestDecodingOnce:
 
     @pytest.mark.parametrize("chunk", [(64, 64), (16, 64), (64, 32)])
     def test_by_rows_of_large_pieces(self, tmp_path, decoded, monkeypatch, chunk):
-        monkeypatch.setattr(orbax_pieces, "KEPT_BYTES", 0)
+        monkeypatch.setattr(inner_chunks, "KEPT_BYTES", 0)
         self.test_by_rows(tmp_path, decoded, chunk)
 
     def test_transposed(self, tmp_path, decoded, monkeypatch):
@@ -313,21 +313,21 @@ class TestDecodingOnce:
         assert len(decoded) == 1
 
     def test_little_is_kept(self, tmp_path, decoded, monkeypatch):
-        monkeypatch.setattr(orbax_pieces, "KEPT_BYTES", 3000)
+        monkeypatch.setattr(inner_chunks, "KEPT_BYTES", 3000)
         array = self.array(tmp_path, (8, 8), (64, 64))
         scratch = Scratch(array.scratch_bytes)
         array.read_into(Region((0, 0), (64, 60)), np.empty((64, 60), "u4"), scratch)
-        worker = orbax_pieces._worker(scratch)
+        worker = inner_chunks._worker(scratch)
         assert sum(piece.nbytes for piece in worker._pieces.values()) <= 3000
 
     def test_what_is_kept_goes_with_the_worker(self, tmp_path):
         array = self.array(tmp_path, (8, 8), (64, 64))
-        before = len(orbax_pieces._WORKERS)
+        before = len(inner_chunks._WORKERS)
         scratch = Scratch(array.scratch_bytes)
         array.read_into(Region((0, 0), (3, 3)), np.empty((3, 3), "u4"), scratch)
-        assert len(orbax_pieces._WORKERS) == before + 1
+        assert len(inner_chunks._WORKERS) == before + 1
         del scratch
-        assert len(orbax_pieces._WORKERS) == before
+        assert len(inner_chunks._WORKERS) == before
 
     def test_scratch_counts_what_is_kept(self, tmp_path):
         small = self.array(tmp_path / "small", (8, 8))

@@ -29,7 +29,7 @@ from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region
 from ckpttools.doctor.examine import examine
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.zarr import inner_chunks as orbax_pieces
+from ckpttools.formats.zarr import inner_chunks
 from ckpttools.stores.local import LocalFile
 
 F32 = np.dtype("float32")
@@ -139,7 +139,7 @@ class TestDamaged:
     )
     def test_a_coded_chunk_of_something_else(self, tmp_path, codecs, message, kept, monkeypatch):
         if not kept:
-            monkeypatch.setattr(orbax_pieces, "KEPT_BYTES", 0)
+            monkeypatch.setattr(inner_chunks, "KEPT_BYTES", 0)
         item = self.item(tmp_path, zarr3(codecs, [300, 2]), use_ocdbt=False)
         (item / "w" / "c" / "1" / "0").write_bytes(b"something else" * 100)
         with pytest.raises(FormatError, match=message) as caught:

@@ -122,7 +122,7 @@ def stored_by(kind: str, directory: Path) -> Tree:
         return open_tree(directory / "model.safetensors")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunking, "chunk_shape", ragged)
-        for module in ("orbax_write", "zarr3_write"):
+        for module in ("orbax.write", "zarr.write"):
             patch.setattr(f"ckpttools.formats.{module}.chunk_shape", ragged)
         write(sources(), WRITERS[kind], directory / "out")
     return open_tree(directory / "out")

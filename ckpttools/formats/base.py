@@ -19,7 +19,7 @@ from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.placement import ChunkFiles, Placement, Range, Referenced
 
 COMPANIONS = "hf"
-"""Directory inside an Orbax item for what belongs to the model besides its arrays: see `formats.beside`."""
+"""Directory inside an Orbax item for what belongs to the model besides its arrays: see `formats.sidecar`."""
 
 RECORD = "ckpttools.json"
 """File beside them that says how the model spelled its names."""

@@ -48,7 +48,9 @@ def crashes(disk: Disk, moments: Sequence[Moment], seed: str, samples: int) -> l
     source = random.Random(seed)
     found: dict[frozenset[int], Crash] = {}
     for crash in _crashes(disk, moments, source, samples):
-        found.setdefault(crash.steps, crash)
+        known = found.setdefault(crash.steps, crash)
+        if crash.least:
+            found[crash.steps] = replace(known, least=True)
     return list(found.values())
 
 
