@@ -22,7 +22,7 @@ from ckpttools.core.errors import (
     StorageError,
     listing,
 )
-from ckpttools.formats import sidecar as beside
+from ckpttools.formats import sidecar
 from ckpttools.formats.base import COMPANIONS, PLAN_MARK, RECORD
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.registry import open_tree
@@ -167,12 +167,12 @@ def _strangers_beside(directory: Path, is_weights: Callable[[str], bool]) -> Ite
 
 
 def _is_carried(name: str) -> bool:
-    return name == f"{beside.CARRIED}.safetensors"
+    return name == f"{sidecar.CARRIED}.safetensors"
 
 
 def _goes_along(name: str) -> bool:
     """Whether a file is one that is written beside weights, or would be carried along."""
-    known = any(fnmatchcase(name, pattern) for pattern in beside.PATTERNS)
+    known = any(fnmatchcase(name, pattern) for pattern in sidecar.PATTERNS)
     return name == RECORD or (known and name != _OF_AN_ADAPTER)
 
 
