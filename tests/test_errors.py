@@ -16,6 +16,7 @@ CODES = {
     "UsageError": 2,
     "DestinationExistsError": 2,
     "FormatError": 3,
+    "SourceChangedError": 3,
     "ConfigError": 3,
     "UnknownNameError": 2,
     "NoSuchPathError": 2,

@@ -104,9 +104,21 @@ def test_a_training_that_went_on_nowhere(tmp_path):
     later = tmp_path / "later"
     save(Tree({**tree.leaves, path: stored(values, tree.arrays[path].dtype)}, tree.metadata), later)
     (hint,) = hints("diff", TRAIN, later)
-    assert hint.startswith("the parameters are equal: ckpt verify ")
-    command = hint.removeprefix("the parameters are equal: ckpt ").removesuffix(" compares nothing else")
+    assert hint.startswith("none of the parameters that were compared differs: ckpt verify ")
+    command = hint.partition(": ckpt ")[2].removesuffix(" compares all of them and nothing else")
     assert hints(*command.split(), code=0) == []
+
+
+def test_what_only_the_tolerance_calls_equal_is_not_equal(tmp_path):
+    tree = open_tree(TRAIN)
+    state = next(path for path in tree.arrays if path[0] == "opt_state" and "mu" in path)
+    norm = next(path for path in tree.arrays if path[0] == "params" and "decoder_norm" in path)
+    changed = {
+        path: stored(tree.arrays[path].read() + np.float32(by), tree.arrays[path].dtype)
+        for path, by in ((state, 1), (norm, 1e-6))
+    }
+    save(Tree({**tree.leaves, **changed}, tree.metadata), tmp_path / "later")
+    assert hints("diff", TRAIN, tmp_path / "later", "--atol", "1e-3") == []
 
 
 def test_a_manifest_refuses_what_it_cannot_obey(tmp_path):

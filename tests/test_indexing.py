@@ -58,6 +58,9 @@ def test_no_smaller_box_has_all_of_it(case):
         (None, "not by None"),
         (1.0, "not by 1.0"),
         ("name", "not by 'name'"),
+        (np.array([0, 1]), "not by array"),
+        (slice(None, 1.5), "not by slice"),
+        (slice(None, None, 0), "not by slice"),
     ],
 )
 def test_what_it_does_not_take(index, words):

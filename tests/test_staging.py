@@ -17,7 +17,7 @@ from ckpttools.core.errors import CheckpointError, DestinationExistsError, Stora
 from ckpttools.formats.base import PLAN_MARK
 from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.run import staging as staging_module
-from ckpttools.run.events import Publishing, TaskDone
+from ckpttools.run.events import Publishing, Started, TaskDone
 from ckpttools.run.journal import Entry, Journal, LockedError, Purpose
 from ckpttools.run.staging import Staging
 from ckpttools.stores.files import exchange
@@ -492,6 +492,23 @@ class TestASourceThatChanges:
         assert names(tmp_path) == ["hf"]
         write_llama(tmp_path / "hf", SIZES)
         plan_to_maxtext(tmp_path / "hf").run(out)
+
+    def test_one_that_is_away_for_now_costs_no_work(self, tmp_path, out):
+        """As with a disk that is not mounted for a moment: what was done stays done."""
+        source, away = tmp_path / "hf", tmp_path / "away"
+        write_llama(source, SIZES)
+
+        def unmounting(event):
+            if isinstance(event, Publishing):
+                source.rename(away)
+
+        plan = plan_to_maxtext(source)
+        with pytest.raises(CheckpointError, match="No such file"):
+            plan.run(out, observe=unmounting)
+        away.rename(source)
+        kept = []
+        plan_to_maxtext(source).run(out, observe=lambda e: kept.append(e) if isinstance(e, Started) else None)
+        assert kept[0].tasks_done == len(kept[0].plan.tasks) > 0
 
     def test_others_may_link_it(self, models, out, tmp_path):
         def linking(event):

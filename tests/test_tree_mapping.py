@@ -40,6 +40,11 @@ def test_text_finds_its_path_or_says_that_several_are_meant(paths):
             assert tree[dotted(path)] is tree.leaves[path]
 
 
+def test_a_name_with_slashes_goes_before_one_with_dots():
+    tree = Tree({("a.b",): array(1), ("a", "b"): array(2)})
+    assert tree["a.b"].shape == (1,) and tree["a/b"].shape == (2,)
+
+
 def test_what_is_not_there_is_a_key_error_that_says_what_is_near():
     tree = layers()
     with pytest.raises(KeyError, match="did you mean params/layers/0/kernel") as caught:

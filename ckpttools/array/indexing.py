@@ -55,14 +55,21 @@ def _for_each_axis(keys: tuple[Key, ...], rank: int) -> tuple[Key, ...]:
 
 def _along(key: Key, length: int, axis: int) -> tuple[range, int | slice]:
     """The coordinates that are asked for, and how they lie between the first and the last of them."""
-    if isinstance(key, slice):
-        indices = range(*key.indices(length))
-        return indices, slice(None, None, indices.step)
     # numpy takes a boolean for a mask, `operator.index` for 0 or 1.
-    if isinstance(key, bool) or not isinstance(key, SupportsIndex):
-        raise IndexError(f"a lazy array is indexed by whole numbers, slices and ..., not by {key!r}")
-    number = operator.index(key)
+    if isinstance(key, bool) or not isinstance(key, SupportsIndex | slice):
+        raise _no_index(key)
+    try:
+        if isinstance(key, slice):
+            indices = range(*key.indices(length))
+            return indices, slice(None, None, indices.step)
+        number = operator.index(key)
+    except (TypeError, ValueError) as error:
+        raise _no_index(key) from error
     if not -length <= number < length:
         raise IndexError(f"index {number} is out of bounds for axis {axis} of length {length}")
     at = number % length
     return range(at, at + 1), 0
+
+
+def _no_index(key: object) -> IndexError:
+    return IndexError(f"a lazy array is indexed by whole numbers, slices and ..., not by {key!r}")

@@ -1,4 +1,4 @@
-"""What a lazy array is: shape, dtype and where its bytes come from. Asking for any of these reads nothing.
+"""What a lazy array is: shape, dtype and where its bytes come from. Only reading reads them.
 
 Elements travel as opaque unsigned numbers of their size (`DType.carrier`), so bits are never touched by
 accident; only value ops look at them as numbers.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,12 +11,19 @@ if TYPE_CHECKING:
 
 
 def register_where_jax_is_loaded(kind: type[Tree]) -> None:
-    """Makes trees pytrees whose leaves are their arrays; costs nothing where jax is not loaded."""
-    if "jax" in sys.modules:
-        _register(kind)
+    """Makes trees pytrees of lazy arrays, and of strings where there are any; costs nothing where jax is not
+    loaded."""
+    if "jax" in sys.modules and kind not in _registered:
+        with _lock:
+            if kind not in _registered:
+                _register(kind)
+                _registered.add(kind)
 
 
-@cache
+_lock = threading.Lock()
+_registered: set[type] = set()
+
+
 def _register(kind: type[Tree]) -> None:
     from jax import tree_util
 

@@ -80,8 +80,10 @@ def after_diff(
     differing = [each for each in found if not each.is_equal]
     if not differing:
         return ()
-    if not {each.name for each in differing} & (known := parameters_among(arrays)) and known:
-        return (f"the parameters are equal: {_verify(a, b)} --parameters compares nothing else",)
+    known = parameters_among(arrays)
+    if known and all(each.outcome == "equal" for each in found if each.name in known):
+        alone = f"{_verify(a, b)} --parameters compares all of them and nothing else"
+        return (f"none of the parameters that were compared differs: {alone}",)
     if all(each.outcome == "dtype" for each in differing):
         return ("the numbers are the same: with --ignore-dtype they are equal in any dtype",)
     widths = {_widths(each) for each in differing if _is_rounded(each)}

@@ -92,6 +92,10 @@ class FormatError(CheckpointError):
     """A file is not what its name or its neighbours say it is."""
 
 
+class SourceChangedError(FormatError):
+    """A source is not what it was when it was planned, so what was read of it may be of two states."""
+
+
 class ConfigError(CheckpointError):
     """A model configuration is missing, unreadable or contradicts the weights."""
 

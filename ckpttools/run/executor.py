@@ -14,7 +14,7 @@ from pathlib import Path as FilePath
 
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, spelled
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import SourceChangedError
 from ckpttools.core.region import Shape
 from ckpttools.formats.base import Extents, Writer
 from ckpttools.formats.placement import Range
@@ -165,8 +165,9 @@ def _made(
         try:
             check_unchanged(plan.sources)
             writer.finish(staging.content, plan.tree, plan.layout, extents)
-        except FormatError:
-            # What was read, or is copied at the end, is not what was planned.
+        except SourceChangedError:
+            # What was read, or is copied at the end, is not what was planned. One that is only away for now,
+            # with the disk that it is on, may be the same when it comes back.
             staging.discard(journal)
             raise
         except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import SourceChangedError
 from ckpttools.stores.local import LocalFile
 from ckpttools.stores.times import iso_time
 
@@ -16,7 +16,8 @@ def check_unchanged(sources: Iterable[object]) -> None:
         sources: what was read; others than local files cannot change.
 
     Raises:
-        FormatError: a file was changed, so what was read of it may be of two states, or is gone.
+        SourceChangedError: a file was changed, so what was read of it may be of two states.
+        FormatError: it is gone.
         StorageError: it may not be looked at.
     """
     for source in sources:
@@ -24,14 +25,14 @@ def check_unchanged(sources: Iterable[object]) -> None:
             raise _changed(source, LocalFile.at(source.path))
 
 
-def _changed(before: LocalFile, now: LocalFile) -> FormatError:
+def _changed(before: LocalFile, now: LocalFile) -> SourceChangedError:
     if before.identity not in (None, now.identity):
         got = f"another file has the name: {_described(now)}"
     elif (now.size, now.version) == (before.size, before.version):
         got = f"its header was rewritten: {_described(now)}"
     else:
         got = _described(now)
-    return FormatError(
+    return SourceChangedError(
         f"{before.path} was changed while it was read",
         got=got,
         wanted=f"the file as it was when it was looked at first: {_described(before)}",
