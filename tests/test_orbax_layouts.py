@@ -19,8 +19,10 @@ from orbax_items import (
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Empty, Text
-from ckpttools.core.errors import FormatError, StorageError, UsageError
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
+from ckpttools.doctor.examine import examine, mend
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.orbax.databases import database_of
 from ckpttools.formats.orbax.format import FORMAT
 from ckpttools.formats.registry import open_tree
 
@@ -249,3 +251,36 @@ class TestUnmerged:
         with pytest.raises(FormatError, match="two processes disagree") as caught:
             open_tree(item)
         assert "ocdbt.process_1: w/" in caught.value.place
+
+    @pytest.mark.parametrize("difference", [0, 1])
+    def test_what_several_processes_have_is_the_same_bytes_for_everyone(self, tmp_path, difference):
+        """Reading, listing and merging have one opinion of it; a length that agrees is not enough."""
+        item = tmp_path / "item"
+        for number in range(2):
+            values = np.arange(4000.0) + difference * number
+            write_item(item, {("w",): (zarr3([LITTLE], [4000]), values)})
+            process = item / f"ocdbt.process_{number}"
+            process.mkdir()
+            for name in ("manifest.ocdbt", "d"):
+                (item / name).rename(process / name)
+        ways = (
+            lambda: open_tree(item),
+            lambda: database_of(item),
+            lambda: [fail(each) for each in examine(item).findings if "disagree" in each.what],
+            lambda: mend(item, "merge"),
+        )
+        refused = [isinstance(raised_by(way), FormatError) for way in ways]
+        assert refused == [bool(difference)] * len(ways)
+
+
+def fail(finding):
+    raise FormatError(finding.what, place=finding.place)
+
+
+def raised_by(way):
+    try:
+        way()
+    except CheckpointError as error:
+        assert "two processes disagree" in error.message and "ocdbt.process_1: w/" in error.place
+        return error
+    return None

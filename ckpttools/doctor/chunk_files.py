@@ -15,7 +15,7 @@ from math import prod
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.region import Shape, grid_shape
 from ckpttools.formats.orbax.databases import Database
-from ckpttools.formats.orbax.ocdbt import Entry, Extent
+from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
 from ckpttools.formats.zarr.chunk_ends import Encoded, is_pointer, is_shard, is_whole
 from ckpttools.formats.zarr.chunks import ChunkTable
 from ckpttools.formats.zarr.inner_chunks import Shard
@@ -56,7 +56,7 @@ def bad_chunks(table: ChunkTable, database: Database) -> Iterator[BadChunk]:
 
 def _fits(table: ChunkTable, entry: Entry) -> bool:
     """Whether the length of a chunk can be right."""
-    length = entry.length if isinstance(entry, Extent) else len(entry)
+    length = length_of(entry)
     if table.chunk_bytes is not None:
         return length == table.chunk_bytes
     shard = _shard(table)

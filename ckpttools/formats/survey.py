@@ -15,7 +15,7 @@ from ckpttools.array.storage import Storage, StoredArray, StoredFile
 from ckpttools.array.tree import Tree, dotted, spelled
 from ckpttools.core.region import Region, Shape, grid_shape
 from ckpttools.formats.orbax.databases import Database, database_of, files_below
-from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Extent
+from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Extent, length_of
 from ckpttools.formats.zarr.chunks import ChunkTable, chunk_tables
 
 # Formats of which every array is a zarr array below the directory that was opened.
@@ -108,7 +108,7 @@ def _is_data(name: str) -> bool:
 
 def _stored_array(table: ChunkTable, path: str) -> StoredArray:
     array = table.array
-    nbytes = sum(entry.length if isinstance(entry, Extent) else len(entry) for entry in table.chunks.values())
+    nbytes = sum(map(length_of, table.chunks.values()))
     return StoredArray(
         path=path,
         shape=array.shape,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from ckpttools.core.errors import CheckpointError, FormatError
@@ -15,13 +15,11 @@ from ckpttools.doctor.new_files import holds, refuse_existing, write_new
 from ckpttools.doctor.scene import Directory, Item, Scene
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax import ocdbt
-from ckpttools.formats.orbax.databases import Database, moved, read_database
-from ckpttools.formats.orbax.entries import processes_of
+from ckpttools.formats.orbax.databases import read_database
+from ckpttools.formats.orbax.index import processes_of, union_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
-from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent
-from ckpttools.stores.local import LocalFile, storage_error
-
-_COMPARED = 1 << 20
+from ckpttools.formats.orbax.ocdbt import MANIFEST
+from ckpttools.stores.local import storage_error
 
 
 def _look(scene: Scene) -> Iterator[Finding]:
@@ -80,16 +78,13 @@ def merge(path: Path, read: ReadOptions) -> str:
     """
     names = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
     files = sorted(entry.name for entry in os.scandir(path) if not entry.is_dir())
-    united = _united(path, read.max_index_bytes)
+    entries = union_of(path, read.max_index_bytes).entries
     _refuse_holes(Item(Directory(path, tuple(files), tuple(names)), path, read=read))
-    entries = {key.encode(errors="surrogateescape"): entry for key, entry in united.items()}
-    digest = hashlib.sha256(repr(sorted(entries.items(), key=lambda pair: pair[0])).encode()).hexdigest()
+    digest = hashlib.sha256(repr(list(entries.items())).encode()).hexdigest()
     node_file = f"d/{digest[:32]}"
     index = ocdbt.encode(entries.items(), node_file)
     stored = {node_file: index.nodes, MANIFEST: index.manifest}
-    if ocdbt.read(lambda file, start, length: _part(stored[file], start, length)) != dict(
-        sorted(entries.items())
-    ):
+    if ocdbt.read(lambda file, start, length: _part(stored[file], start, length)) != entries:
         raise FormatError("the merged index does not read back as it was made", place=path)
     refuse_existing(path / MANIFEST)
     try:
@@ -109,44 +104,6 @@ def _processes(path: Path) -> str:
 
 def _part(data: bytes, start: int, length: int | None) -> bytes:
     return data[start:] if length is None else data[start : start + length]
-
-
-def _united(path: Path, max_index_bytes: int) -> Mapping[str, Entry]:
-    """All keys. What several processes have must be the same bytes."""
-    united: dict[str, Entry] = {}
-    for process in processes_of(path):
-        found = moved(read_database(process, max_index_bytes), process.name)
-        for key, entry in found.entries.items():
-            other = united.setdefault(key, entry)
-            if other != entry and not _same(found, other, entry):
-                raise FormatError(
-                    "two processes disagree",
-                    place=f"{process}: {key}",
-                    hint="these directories are not of one save: find out which of them belongs here",
-                )
-    return united
-
-
-def _same(database: Database, a: Entry, b: Entry) -> bool:
-    """Whether two entries are the same bytes, read a part at a time."""
-    sizes = [entry.length if isinstance(entry, Extent) else len(entry) for entry in (a, b)]
-    if sizes[0] != sizes[1]:
-        return False
-    return all(
-        _slice(database, a, at, sizes[0]) == _slice(database, b, at, sizes[0])
-        for at in range(0, sizes[0], _COMPARED)
-    )
-
-
-def _slice(database: Database, entry: Entry, start: int, size: int) -> bytes:
-    length = min(_COMPARED, size - start)
-    if isinstance(entry, bytes):
-        return entry[start : start + length]
-    source = LocalFile.at(database.directory / entry.file)
-    try:
-        return source.read(entry.offset + start, length)
-    finally:
-        source.close()
 
 
 def _refuse_holes(item: Item) -> None:

@@ -17,7 +17,7 @@ from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.core.region import Shape, grid_cell, grid_index, grid_indices, grid_shape
 from ckpttools.formats.orbax.entries import Entries, FileFault, Files
 from ckpttools.formats.orbax.hosts import where_chunks_may_be
-from ckpttools.formats.orbax.ocdbt import Entry, Extent
+from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunks import parse_array
 from ckpttools.formats.zarr.codecs import ZarrArray
@@ -267,7 +267,7 @@ class Grid:
     def _located(self, key: str, entry: Entry | None) -> tuple[ByteSource, int, int]:
         """File, offset and length of a chunk."""
         wanted = self._piece_bytes if self.document.coding.opener is None and not self._are_shards else None
-        length = None if entry is None else len(entry) if isinstance(entry, bytes) else entry.length
+        length = None if entry is None else length_of(entry)
         if entry is None or length is None or wanted not in (None, length):
             raise FormatError(
                 "a chunk is missing" if entry is None else "a chunk has the wrong length",

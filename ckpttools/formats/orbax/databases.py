@@ -1,18 +1,18 @@
 """Everything that a directory of arrays stores by key, with the bytes that the index itself takes.
 
-`orbax_entries` answers for one key at a time, for those who read arrays; here all of it is listed.
+`entries` answers for one key at a time, for those who read arrays; here all of it is listed.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckpttools.core.errors import FormatError
-from ckpttools.formats.orbax.entries import processes_of, read_index
-from ckpttools.formats.orbax.ocdbt import MANIFEST, MAX_INDEX_BYTES, Entry, Extent
+from ckpttools.formats.orbax.index import Index, index_of, read_index
+from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Entry, Extent
 from ckpttools.stores.local import LocalFile, storage_error
 
 
@@ -57,55 +57,24 @@ def database_of(directory: Path, max_index_bytes: int = MAX_INDEX_BYTES) -> Data
     """What is stored in a directory: by its OCDBT index, by those of the processes of a save, or in files.
 
     Raises:
-        FormatError, StorageError: an index is damaged or cannot be read.
+        FormatError, StorageError: an index is damaged or cannot be read, or processes differ.
     """
-    if (directory / MANIFEST).is_file():
-        return read_database(directory, max_index_bytes)
-    processes = processes_of(directory)
-    return _united(directory, processes, max_index_bytes) if processes else _files(directory)
-
-
-def read_database(directory: Path, max_index_bytes: int = MAX_INDEX_BYTES) -> Database:
-    """The OCDBT database in a directory.
-
-    Raises:
-        FormatError, StorageError: it is damaged or cannot be read.
-    """
-    nodes: list[Extent] = []
-    entries = read_index(directory, max_index_bytes, nodes.append)
-    named = {key.decode(errors="surrogateescape"): entry for key, entry in entries.items()}
-    return Database(directory, (MANIFEST,), named, tuple(nodes))
-
-
-def _united(directory: Path, processes: list[Path], max_index_bytes: int) -> Database:
-    """The databases of several processes as one; of what is in several, the first counts."""
-    entries: dict[str, Entry] = {}
-    nodes: list[Extent] = []
-    for process in processes:
-        found = moved(read_database(process, max_index_bytes), process.name)
-        entries = {**found.entries, **entries}
-        nodes.extend(found.nodes)
-    manifests = tuple(f"{process.name}/{MANIFEST}" for process in processes)
-    return Database(directory, manifests, dict(sorted(entries.items())), tuple(nodes))
-
-
-def moved(database: Database, below: str) -> Database:
-    """A database as seen from the directory above, in which its own is called `below`."""
-
-    def outside(entry: Entry) -> Entry:
-        return replace(entry, file=f"{below}/{entry.file}") if isinstance(entry, Extent) else entry
-
+    index = index_of(directory, max_index_bytes)
+    if index is not None:
+        return _decoded(directory, index)
     return Database(
-        database.directory.parent,
-        tuple(f"{below}/{name}" for name in database.manifests),
-        {key: outside(entry) for key, entry in database.entries.items()},
-        tuple(replace(node, file=f"{below}/{node.file}") for node in database.nodes),
+        directory, (), {name: Extent(name, 0, status.st_size) for name, status in files_below(directory)}, ()
     )
 
 
-def _files(directory: Path) -> Database:
-    entries = {name: Extent(name, 0, status.st_size) for name, status in files_below(directory)}
-    return Database(directory, (), entries, ())
+def read_database(directory: Path, max_index_bytes: int = MAX_INDEX_BYTES) -> Database:
+    """The OCDBT database whose manifest is in a directory; errors as of `database_of`."""
+    return _decoded(directory, read_index(directory, max_index_bytes))
+
+
+def _decoded(directory: Path, index: Index) -> Database:
+    named = {key.decode(errors="surrogateescape"): entry for key, entry in index.entries.items()}
+    return Database(directory, index.manifests, named, index.nodes)
 
 
 def files_below(directory: Path) -> Iterator[tuple[str, os.stat_result]]:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from shlex import quote
 from types import MappingProxyType
 from typing import Protocol
 
 from ckpttools.core.errors import FormatError
-from ckpttools.formats.orbax import ocdbt
-from ckpttools.formats.orbax.ocdbt import Entry, Extent
+from ckpttools.formats.orbax.index import PROCESSES, index_of, named_file
+from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent
 from ckpttools.stores.local import LocalFile, storage_error
-
-MANIFEST = "manifest.ocdbt"
-PROCESSES = "ocdbt.process_*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +90,9 @@ def entries_of(directory: Path, use_ocdbt: bool | None, max_index_bytes: int) ->
     Raises:
         FormatError, StorageError: there is no index where one must be, or it is damaged.
     """
-    if (directory / MANIFEST).is_file():
-        return Indexed(directory, read_index(directory, max_index_bytes))
-    processes = processes_of(directory)
-    if processes:
-        return Indexed(directory, _union(processes, max_index_bytes))
+    index = index_of(directory, max_index_bytes)
+    if index is not None:
+        return Indexed(directory, index.entries)
     if use_ocdbt:
         raise FormatError(
             f"there is no {MANIFEST}",
@@ -107,70 +101,6 @@ def entries_of(directory: Path, use_ocdbt: bool | None, max_index_bytes: int) ->
             hint="the save did not finish, or the file was not copied",
         )
     return Files(directory)
-
-
-def processes_of(directory: Path) -> list[Path]:
-    """The databases that each process of a save wrote for itself, before they are merged into one."""
-    return sorted(place.parent for place in directory.glob(f"{PROCESSES}/{MANIFEST}"))
-
-
-def read_index(
-    directory: Path, max_bytes: int, on_node: Callable[[Extent], object] = lambda node: None
-) -> dict[bytes, Entry]:
-    """The keys of the OCDBT database in a directory.
-
-    Args:
-        directory: of the manifest.
-        max_bytes: memory that the index may take where its size on disk does not account for it.
-        on_node: called with the range of each part of the index, the manifest first.
-
-    Raises:
-        FormatError, StorageError: it is damaged or cannot be read.
-    """
-
-    def fetch(file: str, offset: int, length: int | None) -> bytes:
-        source = named_file(directory, file, "a file of the index")
-        try:
-            rest = max(0, source.size - offset)
-            on_node(Extent(file, offset, rest if length is None else length))
-            # A node past the end of its file is cut, and refused by its own length.
-            return source.read(min(offset, source.size), rest if length is None else min(length, rest))
-        finally:
-            source.close()
-
-    try:
-        return ocdbt.read(fetch, max_bytes)
-    except FormatError as error:
-        raise error.at(directory / (error.place or MANIFEST)) from error
-
-
-def _union(processes: list[Path], max_index_bytes: int) -> dict[bytes, Entry]:
-    """All keys of several databases. Replicated arrays are in several of them, with the same bytes.
-
-    Raises:
-        FormatError: two databases differ in what a key stands for.
-    """
-    union: dict[bytes, Entry] = {}
-    for process in processes:
-        for key, entry in read_index(process, max_index_bytes).items():
-            moved = (
-                replace(entry, file=f"{process.name}/{entry.file}") if isinstance(entry, Extent) else entry
-            )
-            if not _agree(union.setdefault(key, moved), moved):
-                raise FormatError(
-                    "two processes disagree",
-                    place=f"{process}: {key.decode(errors='surrogateescape')}",
-                    hint="these directories are not of one save",
-                )
-    return dict(sorted(union.items()))
-
-
-def _agree(a: Entry, b: Entry) -> bool:
-    """Whether two entries can be the same bytes; ranges are not read for it."""
-    if isinstance(a, bytes) and isinstance(b, bytes):
-        return a == b
-    sizes = [each.length if isinstance(each, Extent) else len(each) for each in (a, b)]
-    return sizes[0] == sizes[1]
 
 
 class Indexed:
@@ -221,28 +151,6 @@ def _fault(path: Path, end: int) -> FileFault | None:
         reason = error.strerror or "it cannot be looked at"
         return FileFault(path, None, end, reason, isinstance(error, FileNotFoundError))
     return FileFault(path, nbytes, end) if nbytes < end else None
-
-
-def named_file(directory: Path, name: str, what: str = "a data file") -> LocalFile:
-    """A file that an item names.
-
-    Raises:
-        FormatError: it is not there.
-        StorageError: it may not be looked at.
-    """
-    path = directory / name
-    try:
-        path.stat()
-    except FileNotFoundError as error:
-        raise FormatError(
-            f"{what} is missing: {path}",
-            got="no such file",
-            hint="it was deleted or not copied: fetch the checkpoint again; "
-            f"`ckpt doctor {quote(str(directory))}` says what else is missing",
-        ) from error
-    except OSError:
-        pass  # said by the next line, with the reason
-    return LocalFile.at(path)
 
 
 class Files:

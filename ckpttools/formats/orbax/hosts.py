@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 
 from ckpttools.core.errors import FormatError
-from ckpttools.formats.orbax.entries import processes_of
+from ckpttools.formats.orbax.index import processes_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 
 _OF_A_HOST = "process_metadata"

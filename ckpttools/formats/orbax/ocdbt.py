@@ -54,6 +54,13 @@ class Extent:
 
 
 Entry = bytes | Extent
+
+
+def length_of(entry: Entry) -> int:
+    """Bytes of what an entry stands for."""
+    return entry.length if isinstance(entry, Extent) else len(entry)
+
+
 Entries = Iterable[tuple[bytes, Entry]]
 Fetch = Callable[[str, int, int | None], bytes]
 

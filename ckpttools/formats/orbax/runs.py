@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import FormatError, LaterStepWarning, UsageError, listing
-from ckpttools.formats.orbax.entries import MANIFEST, processes_of
 from ckpttools.formats.orbax.hosts import hosts_at, not_together
+from ckpttools.formats.orbax.index import processes_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
+from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.orbax.steps import (
     IN_PROGRESS,
     NO_TREE,

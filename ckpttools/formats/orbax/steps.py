@@ -12,8 +12,9 @@ from typing import Any
 
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.json_file import read_json
-from ckpttools.formats.orbax.entries import MANIFEST, processes_of
+from ckpttools.formats.orbax.index import processes_of
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARDING_FILE, TREE_FILE
+from ckpttools.formats.orbax.ocdbt import MANIFEST
 
 IN_PROGRESS = ".orbax-checkpoint-tmp"
 """What Orbax appends to the name of a directory that it is still writing; old versions add a time."""

@@ -1,0 +1,151 @@
+"""The OCDBT index of a directory: the merged one, or those of all processes of a save as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import quote
+
+from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.formats.orbax import ocdbt
+from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent, length_of
+from ckpttools.stores.local import LocalFile
+
+PROCESSES = "ocdbt.process_*"
+_COMPARED_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Index:
+    """The keys of a directory and what they stand for.
+
+    Attributes:
+        manifests: files that it starts from, relative to the directory.
+        entries: key -> inline value or byte range, keys in order.
+        nodes: byte ranges of manifests and nodes.
+    """
+
+    manifests: tuple[str, ...]
+    entries: Mapping[bytes, Entry]
+    nodes: tuple[Extent, ...]
+
+
+def index_of(directory: Path, max_bytes: int) -> Index | None:
+    """The index in use: the merged one if there is one, else that of all processes; None if there is none.
+
+    Args:
+        directory: the item.
+        max_bytes: memory that an index may take where its size on disk does not account for it.
+
+    Raises:
+        FormatError: it is damaged, or two processes differ in what a key stands for.
+        StorageError: it cannot be read.
+    """
+    if (directory / MANIFEST).is_file():
+        return read_index(directory, max_bytes)
+    return union_of(directory, max_bytes) if processes_of(directory) else None
+
+
+def processes_of(directory: Path) -> list[Path]:
+    """The databases that each process of a save wrote for itself, before they are merged into one."""
+    return sorted(place.parent for place in directory.glob(f"{PROCESSES}/{MANIFEST}"))
+
+
+def read_index(directory: Path, max_bytes: int) -> Index:
+    """The OCDBT database whose manifest is in a directory; arguments and errors as of `index_of`."""
+    nodes: list[Extent] = []
+
+    def fetch(file: str, offset: int, length: int | None) -> bytes:
+        source = named_file(directory, file, "a file of the index")
+        try:
+            rest = max(0, source.size - offset)
+            nodes.append(Extent(file, offset, rest if length is None else length))
+            # A node past the end of its file is cut, and refused by its own length.
+            return source.read(min(offset, source.size), rest if length is None else min(length, rest))
+        finally:
+            source.close()
+
+    try:
+        return Index((MANIFEST,), ocdbt.read(fetch, max_bytes), tuple(nodes))
+    except FormatError as error:
+        raise error.at(directory / (error.place or MANIFEST)) from error
+
+
+def union_of(directory: Path, max_bytes: int) -> Index:
+    """The databases of all processes as one; arguments and errors as of `index_of`.
+
+    Replicated arrays are in several of them. They must be the same bytes there: else the directories are of
+    different saves, and whichever was taken could be the wrong one.
+    """
+    processes = processes_of(directory)
+    entries: dict[bytes, Entry] = {}
+    nodes: list[Extent] = []
+    values = _Values(directory)
+    for process in processes:
+        found = read_index(process, max_bytes)
+        nodes += [_below(node, process.name) for node in found.nodes]
+        for key, inner in found.entries.items():
+            entry = _below(inner, process.name) if isinstance(inner, Extent) else inner
+            if not values.agree(entries.setdefault(key, entry), entry):
+                raise FormatError(
+                    "two processes disagree",
+                    place=f"{process}: {key.decode(errors='surrogateescape')}",
+                    hint="these directories are not of one save: find out which of them belongs here",
+                )
+    manifests = tuple(f"{process.name}/{MANIFEST}" for process in processes)
+    return Index(manifests, dict(sorted(entries.items())), tuple(nodes))
+
+
+def _below(extent: Extent, name: str) -> Extent:
+    return replace(extent, file=f"{name}/{extent.file}")
+
+
+class _Values:
+    """The values of entries, compared a part at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[str, LocalFile] = {}
+
+    def agree(self, a: Entry, b: Entry) -> bool:
+        """Whether two entries are the same bytes; a file that cannot be read is a fault of its own."""
+        if a == b or length_of(a) != length_of(b):
+            return a == b
+        try:
+            return all(
+                self._part(a, start) == self._part(b, start)
+                for start in range(0, length_of(a), _COMPARED_AT_ONCE)
+            )
+        except CheckpointError:
+            return True
+
+    def _part(self, entry: Entry, start: int) -> bytes:
+        if isinstance(entry, bytes):
+            return entry[start : start + _COMPARED_AT_ONCE]
+        if entry.file not in self._files:
+            self._files[entry.file] = LocalFile.at(self._directory / entry.file)
+        length = min(_COMPARED_AT_ONCE, entry.length - start)
+        return self._files[entry.file].read(entry.offset + start, length)
+
+
+def named_file(directory: Path, name: str, what: str = "a data file") -> LocalFile:
+    """A file that an item names.
+
+    Raises:
+        FormatError: it is not there.
+        StorageError: it may not be looked at.
+    """
+    path = directory / name
+    try:
+        path.stat()
+    except FileNotFoundError as error:
+        raise FormatError(
+            f"{what} is missing: {path}",
+            got="no such file",
+            hint="it was deleted or not copied: fetch the checkpoint again; "
+            f"`ckpt doctor {quote(str(directory))}` says what else is missing",
+        ) from error
+    except OSError:
+        pass  # said by the next line, with the reason
+    return LocalFile.at(path)
