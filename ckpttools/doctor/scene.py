@@ -13,14 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.doctor.looking import is_directory, is_file
+from ckpttools.doctor.looking import is_directory
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.interrupted import absent
 from ckpttools.formats.orbax.databases import Database, database_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
-from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, SHARDING_FILE, TREE_FILE
+from ckpttools.formats.orbax.index import processes_of
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
-from ckpttools.formats.orbax.steps import IN_PROGRESS
+from ckpttools.formats.orbax.steps import (
+    IN_PROGRESS,
+    StepMetadata,
+    has_metadata,
+    is_left_of_item,
+    step_of,
+)
 from ckpttools.formats.safetensors.header import json_object
 from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
@@ -71,7 +78,7 @@ class Item:
     @property
     def processes(self) -> list[str]:
         """Directories that the processes of a save wrote for themselves."""
-        return [name for name in self.directory.directories if name.startswith("ocdbt.process_")]
+        return [place.name for place in processes_of(self.path)]
 
     @property
     def is_merged(self) -> bool:
@@ -85,8 +92,7 @@ class Item:
     @cached_property
     def is_unfinished(self) -> bool:
         """Whether its step says that it was never committed."""
-        document = json_or_error(self.step / CHECKPOINT_FILE)
-        return not isinstance(document, CheckpointError) and is_unfinished(document)
+        return StepMetadata.at(self.step).is_uncommitted
 
     @cached_property
     def metadata(self) -> Mapping[str, Any] | CheckpointError:
@@ -175,11 +181,6 @@ def json_or_error(path: Path) -> Mapping[str, Any] | CheckpointError:
         return error
 
 
-def is_unfinished(document: Mapping[str, Any]) -> bool:
-    """Whether the `_CHECKPOINT_METADATA` of a step is that of a save which was never committed."""
-    return document.get("commit_timestamp_nsecs", 0) is None
-
-
 def scene_at(path: Path, read: ReadOptions | None = None) -> Scene:
     """Looks around at a path, which may be a file, or a directory at any level.
 
@@ -228,7 +229,7 @@ class _Walk:
         if directory is None:
             return
         self._directories[path] = directory
-        if _is_item(directory):
+        if is_left_of_item((*directory.files, *directory.directories)):
             self._items.append(path)
             # Another save may have begun beside the arrays.
             unfinished = [name for name in directory.directories if IN_PROGRESS in name]
@@ -264,9 +265,9 @@ class _Walk:
         steps = {place: each for place, each in self._directories.items() if CHECKPOINT_FILE in each.files}
         items = []
         for place in self._items:
-            step = self._step_of(place)
+            step = step_of(place).path
             items.append(Item(self._directories[place], step, read=self._read))
-            if step not in self._directories:
+            if step not in self._directories and has_metadata(step):
                 listed = self._listed(step)
                 steps |= {step: listed} if listed else {}
         # An item's own copy of the metadata does not make it a step.
@@ -282,16 +283,6 @@ class _Walk:
             tuple(self._leftovers),
             self._read,
         )
-
-    def _step_of(self, item: Path) -> Path:
-        """The directory above where that is a step, else the item's own."""
-        return item.parent if is_file(item.parent / CHECKPOINT_FILE) else item
-
-
-def _is_item(directory: Directory) -> bool:
-    return not {TREE_FILE, SHARDING_FILE, MANIFEST}.isdisjoint(directory.files) or any(
-        name.startswith("ocdbt.process_") for name in directory.directories
-    )
 
 
 def _has_weights(directory: Directory) -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, mending, pasted
 from ckpttools.doctor.new_files import write_new
-from ckpttools.doctor.scene import Directory, Scene, is_unfinished, json_or_error
+from ckpttools.doctor.scene import Directory, Scene
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE
-from ckpttools.formats.orbax.steps import IN_PROGRESS
+from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata
 
 # Orbax v1 marks with it what it saved.
 _V1_FILE = "orbax.checkpoint"
@@ -22,8 +21,9 @@ _WHY = (
 
 def _look(scene: Scene) -> Iterator[Finding]:
     for step in scene.steps:
-        if _is_finished(step):
-            items = [] if _is_v1(step) else [i.directory for i in scene.items if i.step == step.path]
+        said = StepMetadata.at(step.path)
+        if not (said.fault or said.is_uncommitted or IN_PROGRESS in step.path.name):
+            items = [] if _is_v1(step, said) else [i.directory for i in scene.items if i.step == step.path]
             for each in dict.fromkeys([step, *items]):
                 if COMMIT_FILE not in each.files:
                     yield _unmarked(scene, each.path)
@@ -43,18 +43,9 @@ def _unmarked(scene: Scene, place: Path) -> Finding:
     return Finding(WARNING, str(place), f"no {COMMIT_FILE}", _WHY, do, "commit-marker", command=command)
 
 
-def _is_finished(step: Directory) -> bool:
-    document = json_or_error(step.path / CHECKPOINT_FILE)
-    if isinstance(document, CheckpointError) or IN_PROGRESS in step.path.name:
-        return False
-    return not is_unfinished(document)
-
-
-def _is_v1(step: Directory) -> bool:
+def _is_v1(step: Directory, said: StepMetadata) -> bool:
     """Whether Orbax v1 wrote the step, which marks steps only."""
-    document = json_or_error(step.path / CHECKPOINT_FILE)
-    handlers = None if isinstance(document, CheckpointError) else document.get("item_handlers")
-    return _V1_FILE in step.files or ".v1." in str(handlers)
+    return _V1_FILE in step.files or ".v1." in str(said.handlers)
 
 
 def _mark(place: Path, read: ReadOptions) -> str:

@@ -30,17 +30,17 @@ def _later(run: Path) -> Iterator[Finding]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LaterStepWarning)
-            opened = find_item(run, None).step_directory
+            opened = find_item(run, None).step
     except DamagedStepError as error:
         # What is wrong with the step is an error of another check.
         yield replace(told(error, run, WARNING, _WHY), do=_DO)
         return
     except CheckpointError:
         return  # said by other checks
-    for place in remains_after(opened):
-        if not any(IN_PROGRESS in each.name for each in (place, *place.iterdir())):
-            what = f"named as a step after {opened.name}, but without {TREE_FILE} and {CHECKPOINT_FILE}"
-            yield Finding(WARNING, str(place), what, _LOST, "fetch it again, if it was a step")
+    for step in remains_after(opened):
+        if not any(IN_PROGRESS in each.name for each in (step.path, *step.path.iterdir())):
+            what = f"named as a step after {opened.path.name}, but without {TREE_FILE} and {CHECKPOINT_FILE}"
+            yield Finding(WARNING, str(step.path), what, _LOST, "fetch it again, if it was a step")
 
 
 CHECK = Check("latest", "runs whose latest step no command opens: damaged, or little is left of it", _look)

@@ -4,39 +4,29 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.errors import FormatError
 from ckpttools.doctor.base import ERROR, Check, Finding, Fix, mending
-from ckpttools.doctor.scene import (
-    SET_ASIDE,
-    Directory,
-    Item,
-    Scene,
-    is_unfinished,
-    json_or_error,
-)
+from ckpttools.doctor.scene import SET_ASIDE, Directory, Item, Scene
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
-from ckpttools.formats.orbax.steps import IN_PROGRESS
+from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata
 from ckpttools.stores.local import storage_error
 
 # A save that still runs touches its files more often than that.
 _QUIET_SECONDS = 3600
-_TREE_HANDLERS = ("PyTree", "Standard")
 
 
 def _look(scene: Scene) -> Iterator[Finding]:
     for step in scene.steps:
         items = [item for item in scene.items if item.step == step.path]
-        found = json_or_error(step.path / CHECKPOINT_FILE) if CHECKPOINT_FILE in step.files else {}
-        document: Mapping[str, Any] = {} if isinstance(found, CheckpointError) else found
-        if is_unfinished(document):
+        said = StepMetadata.at(step.path)
+        if said.is_uncommitted:
             yield _unfinished(step, scene)
         else:
-            yield from _incomplete(step, items, document)
+            yield from _incomplete(step, items, said)
 
 
 def _unfinished(step: Directory, scene: Scene) -> Finding:
@@ -53,11 +43,11 @@ def _unfinished(step: Directory, scene: Scene) -> Finding:
     return Finding(ERROR, str(step.path), what, why, do, "set-aside", command=command)
 
 
-def _incomplete(step: Directory, items: list[Item], document: Mapping[str, Any]) -> Iterator[Finding]:
-    if _is_bare(document) and not items:
+def _incomplete(step: Directory, items: list[Item], said: StepMetadata) -> Iterator[Finding]:
+    if not (items or said.trees or said.others or said.fault):
         yield _lost(step.path, f"no {TREE_FILE}, which says what the arrays are")
     there = {item.path.name for item in items}
-    for name in _named(document):
+    for name in said.trees:
         if name not in there:
             what = f"the item {name!r} is not there, though {CHECKPOINT_FILE} names it"
             yield _lost(step.path / name, what)
@@ -70,20 +60,6 @@ def _lost(place: Path, what: str) -> Finding:
     why = "no loader can open it"
     do = "copy the step again, whole: cp -a SRC DST, or gcloud storage cp -r SRC DST"
     return Finding(ERROR, str(place), what, why, do)
-
-
-def _is_bare(document: Mapping[str, Any]) -> bool:
-    """Whether the step says that it is an item itself."""
-    handler = document.get("item_handlers")
-    return isinstance(handler, str) and any(kind in handler for kind in _TREE_HANDLERS)
-
-
-def _named(document: Mapping[str, Any]) -> Iterator[str]:
-    """The pytree items that a step says it has."""
-    handlers = document.get("item_handlers")
-    for name, handler in handlers.items() if isinstance(handlers, dict) else ():
-        if isinstance(handler, str) and any(kind in handler for kind in _TREE_HANDLERS):
-            yield name
 
 
 def _set_aside(step: Path, read: ReadOptions) -> str:

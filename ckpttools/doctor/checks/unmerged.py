@@ -10,7 +10,6 @@ from pathlib import Path
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.doctor.arrays import array_findings
 from ckpttools.doctor.base import ERROR, INFO, Check, Finding, Fix, mending, pasted, set_aside
-from ckpttools.doctor.looking import is_file
 from ckpttools.doctor.new_files import holds, refuse_existing, write_new
 from ckpttools.doctor.scene import Directory, Item, Scene
 from ckpttools.formats.base import ReadOptions
@@ -50,8 +49,6 @@ def _left_behind(item: Item) -> Iterator[Finding]:
     if isinstance(item.database, CheckpointError):
         return
     for name in item.processes:
-        if not is_file(item.path / name / MANIFEST):
-            continue
         try:
             found = read_database(item.path / name, item.read.max_index_bytes)
             lost = found.entries.keys() - item.database.entries.keys()

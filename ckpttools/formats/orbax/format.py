@@ -19,6 +19,7 @@ from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.metadata import SavedLeaf, key_impls
+from ckpttools.formats.orbax.steps import Item
 from ckpttools.stores.local import LocalFile, occurrences
 
 
@@ -41,7 +42,7 @@ class Orbax:
         impls = key_impls(item.directory)
         metadata = Metadata(
             format=self.name,
-            step=item.step,
+            step=item.step.number,
             item=item.name,
             custom=_custom_metadata(item) or _object(document, place),
             scalars=frozenset(each.path for each in saved if each.value_type == "scalar"),
@@ -73,7 +74,7 @@ def _config(directory: FilePath) -> Mapping[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-def _arrays(item: orbax_runs.Item, document: Mapping[str, Any], options: ReadOptions) -> Arrays:
+def _arrays(item: Item, document: Mapping[str, Any], options: ReadOptions) -> Arrays:
     directory = item.directory
     entries = entries_of(directory, document.get("use_ocdbt"), options.max_index_bytes)
     # Absent in the metadata of old versions: then a missing chunk may be lost as well as left out.
@@ -102,9 +103,9 @@ def _names(saved: Iterable[SavedLeaf], place: FilePath) -> dict[str, Path]:
     return names
 
 
-def _custom_metadata(item: orbax_runs.Item) -> Mapping[str, object]:
+def _custom_metadata(item: Item) -> Mapping[str, object]:
     """What the user said when saving; at the step, or in the item's own copy."""
-    for directory in (item.step_directory, item.directory):
+    for directory in (item.step.path, item.directory):
         path = directory / orbax_metadata.CHECKPOINT_FILE
         if path.is_file():
             custom = _object(read_json(path), path)

@@ -1,4 +1,4 @@
-"""What a directory of Orbax is: an item, a step, a finished one.
+"""What a directory of Orbax is: an item, a step, a run; and whether a step is a finished save.
 
 Whether a step is finished is judged by what is in it. Orbax judges by the scheme of the path (a rename, or a
 commit file on gs://), so a copy from one kind of store to the other misleads it.
@@ -6,11 +6,13 @@ commit file on gs://), so a copy from one kind of store to the other misleads it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.index import processes_of
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARDING_FILE, TREE_FILE
@@ -18,27 +20,239 @@ from ckpttools.formats.orbax.ocdbt import MANIFEST
 
 IN_PROGRESS = ".orbax-checkpoint-tmp"
 """What Orbax appends to the name of a directory that it is still writing; old versions add a time."""
-NO_TREE = "no tree"
 _TREE_HANDLERS = ("PyTree", "Standard")
+_PROCESS = "ocdbt.process_"
 
 
-def number_of(path: Path) -> int | None:
-    """The step number in a directory's name: `100`, `00100`, `step_100`, `100.orbax-checkpoint-tmp`."""
-    digits = path.name.partition(IN_PROGRESS)[0].rpartition("_")[2]
-    return int(digits) if digits.isascii() and digits.isdigit() else None
+@dataclass(frozen=True)
+class StepMetadata:
+    """What the `_CHECKPOINT_METADATA` of a step says; nothing where there is none, as in old versions.
+
+    Attributes:
+        fields: of the document.
+        fault: what is wrong with it.
+    """
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    fault: CheckpointError | None = None
+
+    @classmethod
+    def at(cls, directory: Path) -> StepMetadata:
+        """That of a directory which has one."""
+        try:
+            return cls(read_json(directory / CHECKPOINT_FILE))
+        except CheckpointError as error:
+            return cls(fault=error)
+
+    @property
+    def is_uncommitted(self) -> bool:
+        """Whether it is that of a save which was never committed."""
+        return self.fields.get("commit_timestamp_nsecs", 0) is None
+
+    @property
+    def handlers(self) -> object:
+        """What has saved the items: by name, or of all there is."""
+        return self.fields.get("item_handlers")
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it says that the step is a pytree item itself."""
+        return _is_of_trees(self.handlers)
+
+    @property
+    def trees(self) -> tuple[str, ...]:
+        """Names of the pytree items."""
+        named = self.handlers if isinstance(self.handlers, dict) else {}
+        return tuple(name for name, handler in named.items() if _is_of_trees(handler))
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Names of the items, where all are something else than trees, such as metrics."""
+        named = self.handlers if isinstance(self.handlers, dict) and not self.trees else {}
+        return tuple(sorted(named))
 
 
-def prefix_of(path: Path) -> str:
-    """What stands before the number in the name of a step."""
-    return "".join(path.name.partition(IN_PROGRESS)[0].rpartition("_")[:2])
+def _is_of_trees(handler: object) -> bool:
+    return isinstance(handler, str) and any(kind in handler for kind in _TREE_HANDLERS)
 
 
-def is_step(path: Path) -> bool:
-    return _has_checkpoint_file(path) or bool(items_of(path))
+@dataclass(frozen=True)
+class Item:
+    """One pytree item on disk.
+
+    Attributes:
+        directory: where its `_METADATA` lies.
+        step: the directory above it that is a step, or the item's own.
+    """
+
+    directory: Path
+    step: Step
+
+    @property
+    def name(self) -> str | None:
+        """What the step calls it, or None where it is all there is of the step, or of no step."""
+        named = self.step.number is not None and self.directory != self.step.path
+        return self.directory.name if named else None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A directory as a step; each property is looked up once, at first use, and raises what looking raises.
+
+    Attributes:
+        path: the directory.
+    """
+
+    path: Path
+
+    @cached_property
+    def number(self) -> int | None:
+        """That in the name: `100`, `00100`, `step_100`, `100.orbax-checkpoint-tmp`."""
+        digits = self._name.rpartition("_")[2]
+        return int(digits) if digits.isascii() and digits.isdigit() else None
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the number in the name."""
+        return "".join(self._name.rpartition("_")[:2])
+
+    @property
+    def _name(self) -> str:
+        return self.path.name.partition(IN_PROGRESS)[0]
+
+    @property
+    def is_in_progress(self) -> bool:
+        return IN_PROGRESS in self.path.name
+
+    @cached_property
+    def is_one(self) -> bool:
+        """Whether it is a step at all, finished or not."""
+        return has_metadata(self.path) or bool(self.items)
+
+    @cached_property
+    def items(self) -> tuple[Item, ...]:
+        """Its items. None for a run, even where its steps are bare ones."""
+        if is_bare(self.path):
+            return (Item(self.path, self),)
+        found = [
+            place for place in directories(self.path) if is_item(place) and IN_PROGRESS not in place.name
+        ]
+        return tuple(Item(place, self) for place in found if Step(place).number is None or not is_bare(place))
+
+    @cached_property
+    def said(self) -> StepMetadata:
+        """Its metadata."""
+        found = StepMetadata.at(self.path) if has_metadata(self.path) else StepMetadata()
+        if isinstance(found.fault, StorageError):
+            raise found.fault
+        return found
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Its items, where all are something else than trees, such as metrics."""
+        return () if self.items else self.said.others
+
+    @cached_property
+    def why_unfinished(self) -> str | None:
+        """Why it is not a finished save; None if it is one.
+
+        Raises:
+            StorageError: the system does not let that be looked at, so nothing is known.
+        """
+        there = {item.directory.name for item in self.items}
+        lost = [name for name in self.said.trees if self.items and name not in there]
+        reasons = [*self.faults(self.items), *(f"no {TREE_FILE} in {name}" for name in lost)]
+        return ", ".join(reasons) or None
+
+    def faults(self, items: Collection[Item]) -> Iterator[str]:
+        """What a finished save has and this one has not, as far as it matters to some of its items."""
+        if self.is_in_progress:
+            yield f"its name is still {self.path.name}"
+        if not items:
+            yield f"no tree, but {', '.join(self.others)}" if self.others else f"no {TREE_FILE}"
+        for item in items:
+            if _lacks_index(item.directory):
+                yield f"no {MANIFEST} in {item.directory.name}"
+        if self.said.is_uncommitted:
+            yield "commit timestamp null"
+        if self.said.fault:
+            yield f"{CHECKPOINT_FILE}: {self.said.fault.message}"
+
+    @cached_property
+    def is_damaged(self) -> bool:
+        """Whether a tree was saved to the end here: what it lacks was lost later, or not copied."""
+        places = [self.path, *directories(self.path)]
+        if any(IN_PROGRESS in place.name for place in places):
+            return False
+        if self.said.fault:
+            # It is written anew when the save ends, and empty for a moment.
+            return (self.path / CHECKPOINT_FILE).stat().st_size > 0
+        marked = (self.path / COMMIT_FILE).is_file()
+        if self.said.fields.get("commit_timestamp_nsecs", marked or None) is None:
+            return False
+        if self.said.handlers:
+            return self.said.is_tree or bool(self.said.trees)
+        return any(is_left_of_item([each.name for each in place.iterdir()]) for place in places)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A directory with steps.
+
+    Attributes:
+        path: the directory above them.
+    """
+
+    path: Path
+
+    @cached_property
+    def steps(self) -> Mapping[int, Step]:
+        """What looks like a step, finished or not, and is named alike but for its number.
+
+        Plain numbers go first, as Orbax looks for one prefix only, and for none unless it is told; else the
+        prefix that most have.
+        """
+        named: dict[str, dict[int, Step]] = {}
+        for step in sorted(map(Step, directories(self.path)), key=lambda step: not step.is_in_progress):
+            if step.number is not None and step.is_one:
+                named.setdefault(step.prefix, {})[step.number] = step
+        return named.get("") or max(named.values(), key=len, default={})
+
+
+def described(path: Path) -> Item | Step | Run:
+    """What a directory is; a run without steps where it is nothing of Orbax's.
+
+    Raises:
+        OSError: it may not be looked into.
+    """
+    if is_item(path):
+        return Item(path, step_of(path))
+    step = Step(path)
+    return step if step.is_one else _run(path)
+
+
+def _run(path: Path) -> Run:
+    """The run at a path; MaxText keeps its steps one level below."""
+    here, below = Run(path), Run(path / "checkpoints")
+    if not below.path.is_dir() or any(not step.prefix for step in here.steps.values()):
+        return here
+    # A backup beside `checkpoints` is no step of the run.
+    return below if below.steps or not here.steps else here
+
+
+def step_of(item: Path) -> Step:
+    """The step that an item is of: the directory above, or its own where it is bare."""
+    return Step(item if is_bare(item) else item.parent)
 
 
 def is_item(path: Path) -> bool:
     return (path / TREE_FILE).is_file()
+
+
+def is_left_of_item(names: Collection[str]) -> bool:
+    """Whether a directory with such names in it is an item, or what is left of one."""
+    kept = {TREE_FILE, SHARDING_FILE, MANIFEST}
+    return not kept.isdisjoint(names) or any(name.startswith(_PROCESS) for name in names)
 
 
 def is_bare(path: Path) -> bool:
@@ -46,51 +260,17 @@ def is_bare(path: Path) -> bool:
 
     Old versions wrote nothing at the step; then its name tells.
     """
-    may_be = _has_checkpoint_file(path) or path.name.isdecimal()
-    return may_be and is_item(path) and not _has_checkpoint_file(path.parent)
+    may_be = has_metadata(path) or path.name.isdecimal()
+    return may_be and is_item(path) and not has_metadata(path.parent)
 
 
-def items_of(path: Path) -> list[Path]:
-    """The items of a step. None for a run, even where its steps are bare ones."""
-    if is_bare(path):
-        return [path]
-    items = [place for place in directories(path) if is_item(place) and IN_PROGRESS not in place.name]
-    return [place for place in items if number_of(place) is None or not is_bare(place)]
+def has_metadata(step: Path) -> bool:
+    """Whether a directory has the metadata of a step."""
+    return (step / CHECKPOINT_FILE).is_file()
 
 
 def directories(path: Path) -> list[Path]:
     return sorted(place for place in path.iterdir() if place.is_dir()) if path.is_dir() else []
-
-
-def why_unfinished(step_directory: Path) -> str | None:
-    """Why a step is not a finished save, judged by its content; None if it is one.
-
-    Raises:
-        StorageError: the system does not let that be looked at, so nothing is known.
-    """
-    items = items_of(step_directory)
-    names = {item.name for item in items}
-    lost = [name for name in _named_items(step_directory) if items and name not in names]
-    return (
-        ", ".join([*faults(step_directory, items), *(f"no {TREE_FILE} in {name}" for name in lost)]) or None
-    )
-
-
-def faults(step_directory: Path, items: list[Path]) -> Iterator[str]:
-    """What a finished save has and this one has not, as far as it matters to some of its items."""
-    if IN_PROGRESS in step_directory.name:
-        yield f"its name is still {step_directory.name}"
-    if not items:
-        others = other_items(step_directory)
-        yield f"{NO_TREE}, but {', '.join(others)}" if others else f"no {TREE_FILE}"
-    for item in items:
-        if _lacks_index(item):
-            yield f"no {MANIFEST} in {item.name}"
-    try:
-        if _checkpoint(step_directory).get("commit_timestamp_nsecs", 0) is None:
-            yield "commit timestamp null"
-    except FormatError as error:
-        yield f"{CHECKPOINT_FILE}: {error.message}"
 
 
 def _lacks_index(item: Path) -> bool:
@@ -101,66 +281,3 @@ def _lacks_index(item: Path) -> bool:
         return read_json(item / TREE_FILE).get("use_ocdbt") is True
     except CheckpointError:
         return False  # said with more detail when it is opened
-
-
-def other_items(step_directory: Path) -> list[str]:
-    """The items of a step, where all are something else than trees, such as metrics."""
-    try:
-        document = _checkpoint(step_directory)
-    except FormatError:
-        return []  # a fault of its own
-    handlers = document.get("item_handlers")
-    if not isinstance(handlers, dict) or _name_tree(handlers) or items_of(step_directory):
-        return []
-    return sorted(handlers)
-
-
-def is_damaged(step_directory: Path) -> bool:
-    """Whether a tree was saved to the end here: what it lacks was lost later, or not copied."""
-    if any(IN_PROGRESS in place.name for place in (step_directory, *directories(step_directory))):
-        return False
-    try:
-        document = _checkpoint(step_directory)
-    except FormatError:
-        # It is written anew when the save ends, and empty for a moment.
-        return (step_directory / CHECKPOINT_FILE).stat().st_size > 0
-    ended = document.get("commit_timestamp_nsecs", (step_directory / COMMIT_FILE).is_file() or None)
-    handlers = document.get("item_handlers")
-    return ended is not None and (_name_tree(handlers) if handlers else _holds_arrays(step_directory))
-
-
-def _holds_arrays(step_directory: Path) -> bool:
-    """Whether there is an item, or what is left of one."""
-    places = [step_directory, *directories(step_directory)]
-    files = (TREE_FILE, MANIFEST, SHARDING_FILE)
-    return any((place / name).is_file() for place in places for name in files) or any(
-        map(processes_of, places)
-    )
-
-
-def _named_items(step_directory: Path) -> list[str]:
-    """The pytree items that the metadata of a step names."""
-    try:
-        handlers = _checkpoint(step_directory).get("item_handlers")
-    except FormatError:
-        return []  # a fault of its own
-    named = handlers.items() if isinstance(handlers, dict) else ()
-    return [name for name, handler in named if _is_of_trees(handler)]
-
-
-def _name_tree(handlers: object) -> bool:
-    """Whether a step's metadata say that an item is a tree: by name, or all there is."""
-    return any(map(_is_of_trees, handlers.values() if isinstance(handlers, dict) else [handlers]))
-
-
-def _is_of_trees(handler: object) -> bool:
-    return isinstance(handler, str) and any(kind in handler for kind in _TREE_HANDLERS)
-
-
-def _checkpoint(step_directory: Path) -> dict[str, Any]:
-    """The `_CHECKPOINT_METADATA` of a step; nothing where there is none, as in old versions."""
-    return read_json(step_directory / CHECKPOINT_FILE) if _has_checkpoint_file(step_directory) else {}
-
-
-def _has_checkpoint_file(path: Path) -> bool:
-    return (path / CHECKPOINT_FILE).is_file()

@@ -1,0 +1,197 @@
+"""What is a run, a step, an item, and finished: everyone who is asked about a directory says the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+
+import numpy as np
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from orbax_items import LITTLE, change_json, write_item, zarr3
+
+from ckpttools.cli.main import main
+from ckpttools.core.errors import CheckpointError, LaterStepWarning
+from ckpttools.doctor.examine import examine
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.orbax.runs import DamagedStepError, not_whole_beside
+from ckpttools.formats.registry import open_tree
+
+HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
+CHECKPOINT, TREE, MANIFEST, COMMIT = (
+    "_CHECKPOINT_METADATA",
+    "_METADATA",
+    "manifest.ocdbt",
+    "commit_success.txt",
+)
+TMP = ".orbax-checkpoint-tmp"
+
+
+@cache
+def whole_item() -> Path:
+    item = Path(mkdtemp()) / "items"
+    return write_item(item, {("w",): (zarr3([LITTLE], [2]), np.arange(2.0))})
+
+
+def saved(step: Path, item: str | None = "items", *, is_old: bool = False) -> Path:
+    """A finished step; bare without an item, and of versions that wrote no metadata of steps if it is old."""
+    directory = step / item if item else step
+    shutil.copytree(whole_item(), directory)
+    if not is_old:
+        said = {"item_handlers": {item: HANDLER} if item else HANDLER, "commit_timestamp_nsecs": 1}
+        (step / CHECKPOINT).write_text(json.dumps(said))
+    for place in {step, directory} if item or not is_old else ():
+        (place / COMMIT).touch()
+    return directory
+
+
+def uncommitted(step: Path, item: Path) -> None:
+    """As a save to an object store leaves what it had begun."""
+    (step / CHECKPOINT).write_text(json.dumps({"item_handlers": None, "commit_timestamp_nsecs": None}))
+    for name in (step / COMMIT, item / COMMIT, item / TREE, item / MANIFEST):
+        name.unlink(missing_ok=True)
+
+
+def in_progress(step: Path, item: Path) -> None:
+    """As a save to a local disk leaves it: it is renamed when it ends."""
+    if item != step:
+        item.rename(item.with_name(item.name + TMP))
+    uncommitted(step, step / "none")
+    step.rename(step.with_name(step.name + TMP))
+
+
+def without_item(step: Path, item: Path) -> None:
+    for path in sorted(item.rglob("*"), reverse=True):
+        if path.name not in (CHECKPOINT, COMMIT) or item != step:
+            path.rmdir() if path.is_dir() else path.unlink()
+    if item != step:
+        item.rmdir()
+
+
+def unnamed(step: Path, item: Path) -> None:
+    """Metadata that names no item, and no item."""
+    without_item(step, item)
+    (step / CHECKPOINT).write_text(json.dumps({"commit_timestamp_nsecs": 1}))
+
+
+def metrics_alone(step: Path, item: Path) -> None:
+    without_item(step, item)
+    (step / "metrics").mkdir()
+    change_json(step / CHECKPOINT, item_handlers={"metrics": "JsonCheckpointHandler"})
+
+
+ENDS = {
+    "finished": lambda step, item: None,
+    "without a marker": lambda step, item: [p.unlink() for p in step.rglob(COMMIT)],
+    "with a copy of the metadata": lambda step, item: (
+        shutil.copy(step / CHECKPOINT, item) if item != step else None
+    ),
+    "uncommitted": uncommitted,
+    "uncommitted, whole": lambda step, item: (step / CHECKPOINT).write_text(
+        '{"commit_timestamp_nsecs": null}'
+    ),
+    "in progress": in_progress,
+    "not renamed": lambda step, item: step.rename(step.with_name(step.name + TMP)),
+    "item not renamed": lambda step, item: (
+        item.rename(item.with_name(item.name + TMP)) if item != step else None
+    ),
+    "metadata begun": lambda step, item: (step / CHECKPOINT).write_text(""),
+    "metadata that is none": lambda step, item: (step / CHECKPOINT).write_text("[1"),
+    "no tree": lambda step, item: (item / TREE).unlink(),
+    "no index": lambda step, item: (item / MANIFEST).unlink(),
+    "no item": without_item,
+    "unnamed": unnamed,
+    "metrics alone": metrics_alone,
+    "another item gone": lambda step, item: (
+        change_json(step / CHECKPOINT, item_handlers={item.name: HANDLER, "opt": HANDLER})
+        if item != step
+        else None
+    ),
+}
+STEPS = st.lists(
+    st.tuples(st.sampled_from(sorted(ENDS)), st.sampled_from(["items", None]), st.booleans()),
+    min_size=1,
+    max_size=3,
+)
+
+
+def laid_out(run: Path, prefix: str, steps: list[tuple[str, str | None, bool]]) -> None:
+    for number, (end, item, may_be_old) in enumerate(steps):
+        step = run / f"{prefix}{number * 7}"
+        # Where nothing says that it is a step, only a plain number does.
+        is_old = may_be_old and bool(item or not prefix) and end in ("finished", "no tree", "no index")
+        ENDS[end](step, saved(step, item, is_old=is_old))
+
+
+def opened(path: Path, step: int | None = None) -> Path | CheckpointError:
+    """The item that is opened, or why none is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LaterStepWarning)
+        try:
+            return Path(open_tree(path, ReadOptions(step=step)).metadata.place)
+        except CheckpointError as error:
+            return error
+
+
+def is_sound(path: Path) -> bool:
+    try:
+        return examine(path).healthy
+    except CheckpointError:
+        return False  # nothing that was, or was going to be, a checkpoint
+
+
+def inspected(path: Path) -> dict[str, object] | int:
+    shown = CliRunner().invoke(main, ["inspect", "tree", "--json", str(path)], catch_exceptions=False)
+    return json.loads(shown.stdout) if shown.exit_code == 0 else shown.exit_code
+
+
+@settings(max_examples=15, deadline=None)
+@given(steps=STEPS, prefix=st.sampled_from(["", "step_"]))
+def test_everyone_says_the_same_of_a_run(steps, prefix):
+    with TemporaryDirectory() as top:
+        run = Path(top) / "run"
+        laid_out(run, prefix, steps)
+        whole_run(run, {step: one_step(step) for step in sorted(run.iterdir(), key=number_of)})
+
+
+def number_of(step: Path) -> int:
+    return int(step.name.partition(".")[0].rpartition("_")[2])
+
+
+def one_step(step: Path) -> Path | None:
+    """The item that is opened; a step is sound where one is, or it has other things than trees."""
+    found = opened(step)
+    has_other = isinstance(found, CheckpointError) and "has no tree, but" in found.message
+    assert is_sound(step) == (isinstance(found, Path) or has_other), (step, found, examine(step).findings)
+    if isinstance(found, CheckpointError):
+        assert isinstance(opened(step.parent, number_of(step)), CheckpointError)
+        return None
+    assert opened(found) == found == opened(step.parent, number_of(step))
+    return found
+
+
+def whole_run(run: Path, items: Mapping[Path, Path | None]) -> None:
+    """Without a number the last step is opened of which an item is, or none where a later one is damaged."""
+    found, diagnosis, shown = opened(run), examine(run), inspected(run)
+    if isinstance(found, CheckpointError):
+        assert shown == 3
+        if isinstance(found, DamagedStepError):
+            assert not diagnosis.healthy and "latest" in {each.check for each in diagnosis.findings}, (
+                diagnosis
+            )
+        else:
+            assert not any(items.values())
+        return
+    steps = list(items)
+    last = max(position for position, item in enumerate(items.values()) if item)
+    assert items[steps[last]] == found and shown["path"] == str(found)
+    later = {step.name for step in steps[last + 1 :] if not is_sound(step)}
+    beside = not_whole_beside(open_tree(found))
+    assert later == {*beside.unfinished, *beside.damaged} - {step.name for step in steps[:last]}
+    assert later <= {each["text"].partition(",")[0] for each in shown["warnings"]}
