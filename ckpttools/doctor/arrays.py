@@ -68,7 +68,8 @@ def _files(database: Database, item: Item) -> Iterator[Finding]:
 def _chunks(item: Item, database: Database, table: ChunkTable) -> Iterator[Finding]:
     place = f"{item.path}: {table.name}" if table.name else str(item.path)
     if table.strays:
-        grid = f"{list(table.grid)} of chunks {list(table.array.chunk)} for shape {list(table.array.shape)}"
+        array = table.array
+        grid = f"{list(array.grid)} of chunks {list(array.chunk)} for shape {list(array.shape)}"
         what = f"{len(table.strays)} chunks, such as {table.strays[0]}, are outside the grid {grid}"
         yield Finding(ERROR, place, what, "the metadata is of another array than the chunks", _COPY)
     faults: dict[str, list[Shape]] = defaultdict(list)
@@ -84,7 +85,7 @@ def _missing(item: Item, tables: Sequence[ChunkTable]) -> Iterator[Finding]:
     """One finding for all arrays: what is missing is mostly missing from many."""
     if not tables:
         return
-    lost, all_of_them = sum(t.missing for t in tables), sum(prod(t.grid) for t in tables)
+    lost, all_of_them = sum(t.missing for t in tables), sum(prod(t.array.grid) for t in tables)
     first = tables[0].key(tables[0].first_missing())
     names = _some([each.name for each in tables])
     what = f"{lost:,} of {all_of_them:,} chunks are missing, such as {first}; of {names}"

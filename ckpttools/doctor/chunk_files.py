@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from ckpttools.core.errors import CheckpointError
-from ckpttools.core.region import Shape, grid_shape
+from ckpttools.core.region import Shape
 from ckpttools.formats.orbax.databases import Database
 from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
 from ckpttools.formats.zarr.chunk_ends import Encoded, is_pointer, is_shard, is_whole
 from ckpttools.formats.zarr.chunks import ChunkTable
-from ckpttools.formats.zarr.inner_chunks import Shard
+from ckpttools.formats.zarr.inner_chunks import shard_of
 from ckpttools.stores.local import LocalFile
 
 _WRONG_LENGTH = "have the wrong length"
@@ -57,9 +56,9 @@ def bad_chunks(table: ChunkTable, database: Database) -> Iterator[BadChunk]:
 def _fits(table: ChunkTable, entry: Entry) -> bool:
     """Whether the length of a chunk can be right."""
     length = length_of(entry)
-    if table.chunk_bytes is not None:
-        return length == table.chunk_bytes
-    shard = _shard(table)
+    if table.array.chunk_bytes is not None:
+        return length == table.array.chunk_bytes
+    shard = shard_of(table.array, None)
     return length >= shard.index_bytes if shard else length > 0
 
 
@@ -68,7 +67,7 @@ def _in_file(table: ChunkTable, database: Database, entry: Extent, fault: str | 
     path = database.directory / entry.file
     if not os.access(path, os.R_OK):
         return _DENIED
-    if fault is None and table.chunk_bytes is not None:
+    if fault is None and table.array.chunk_bytes is not None:
         return None
     try:
         source = LocalFile.at(path)
@@ -85,19 +84,13 @@ def _looked_into(table: ChunkTable, chunk: Encoded, fault: str | None) -> str | 
         return POINTER
     if fault:
         return fault
-    shard, codecs = _shard(table), _codecs(table)
+    shard, codecs = shard_of(table.array, None), _codecs(table)
     if shard is None and any(word.startswith(_OF_SHARDS) for word in table.codecs):
         return None  # shards of a kind that only tensorstore reads
-    decoded = prod(table.array.coding.shape) * table.array.dtype.itemsize
+    decoded = table.array.piece_bytes
     if shard:
         return None if is_shard(chunk, shard, codecs, decoded) else _SHARD
     return None if is_whole(chunk, codecs, decoded) else _CUT
-
-
-def _shard(table: ChunkTable) -> Shard | None:
-    at_start = table.array.shard_index_at_start
-    pieces = prod(grid_shape(table.array.chunk, table.array.coding.shape))
-    return None if at_start is None else Shard(pieces, at_start, None)
 
 
 def _codecs(table: ChunkTable) -> Sequence[str]:

@@ -16,7 +16,7 @@ from ckpttools.array.tree import Tree, dotted, spelled
 from ckpttools.core.region import Region, Shape, grid_shape
 from ckpttools.formats.orbax.databases import Database, database_of, files_below
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Extent, length_of
-from ckpttools.formats.zarr.chunks import ChunkTable, chunk_tables
+from ckpttools.formats.zarr.chunks import ChunkTable, chunk_tables, key_below
 
 # Formats of which every array is a zarr array below the directory that was opened.
 _ZARR_FORMATS = ("orbax", "zarr3")
@@ -82,7 +82,7 @@ def _zarr_storage(database: Database, tree: Tree) -> Storage:
         raise error
     for name, documents in found.documents.items():
         for document in documents:
-            entry = database.entries[f"{name}/{document}" if name else document]
+            entry = database.entries[key_below(name, document)]
             if isinstance(entry, Extent):
                 uses[entry.file].index.append((entry.offset, entry.offset + entry.length))
     for name, table in found.tables.items():
@@ -116,7 +116,7 @@ def _stored_array(table: ChunkTable, path: str) -> StoredArray:
         chunk=array.chunk,
         piece=array.coding.shape,
         codecs=table.codecs,
-        chunks=prod(table.grid),
+        chunks=prod(array.grid),
         missing=table.missing,
         nbytes=nbytes,
     )

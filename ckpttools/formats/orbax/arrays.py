@@ -14,14 +14,14 @@ from ckpttools.array.nodes import Chunked, Constant, Stored
 from ckpttools.array.stored import Gaps
 from ckpttools.array.tree import Path, dotted, spelled
 from ckpttools.core.errors import FormatError, StorageError
-from ckpttools.core.region import Shape, grid_cell, grid_index, grid_indices, grid_shape
+from ckpttools.core.region import Shape, grid_cell, grid_indices, grid_shape
 from ckpttools.formats.orbax.entries import Entries, FileFault, Files
 from ckpttools.formats.orbax.hosts import where_chunks_may_be
 from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunks import parse_array
 from ckpttools.formats.zarr.codecs import ZarrArray
-from ckpttools.formats.zarr.inner_chunks import Piece, Shard, piece_array, scratch_of
+from ckpttools.formats.zarr.inner_chunks import Piece, Shard, piece_array, scratch_of, shard_of
 from ckpttools.stores.memory import Bytes
 
 
@@ -116,15 +116,14 @@ class Grid:
     @cached_property
     def _is_plain(self) -> bool:
         """Whether every chunk is its elements in C order and nothing else."""
-        coding = self.document.coding
-        in_order = coding.order == tuple(range(len(coding.order)))
-        return coding.opener is None and not self._are_shards and in_order
+        order = self.document.coding.order
+        return self.document.chunk_bytes is not None and order == tuple(range(len(order)))
 
     @cached_property
     def _array_nbytes(self) -> int:
         """Bytes of all pieces when they are decoded."""
-        piece = self.document.coding.shape
-        return prod(grid_shape(self.document.shape, piece)) * self._piece_bytes
+        document = self.document
+        return prod(grid_shape(document.shape, document.coding.shape)) * document.piece_bytes
 
     def places(self) -> list[tuple[ByteSource, int, int]] | None:
         """File, first byte and length of every chunk, in C order of the grid; None if any was left out.
@@ -134,25 +133,11 @@ class Grid:
         """
         found: list[tuple[ByteSource, int, int]] = []
         for index in grid_indices(self.document.shape, self.document.chunk):
-            key = self.document.keys.key(index)
-            entry = self.arrays.entries.get(self.prefix + key)
-            if entry is None and self._fill is not None:
+            located = self._located(index)
+            if located is None:
                 return None
-            found.append(self._located(key, entry))
+            found.append(located)
         return found
-
-    @property
-    def _are_shards(self) -> bool:
-        return self.document.shard_index_at_start is not None
-
-    @property
-    def _pieces(self) -> Shape:
-        """How many pieces a chunk has along each axis."""
-        return grid_shape(self.document.chunk, self.document.coding.shape)
-
-    @cached_property
-    def _piece_bytes(self) -> int:
-        return prod(self.document.coding.shape) * self.document.dtype.itemsize
 
     @property
     def _fill(self) -> bytes | None:
@@ -160,29 +145,31 @@ class Grid:
 
     @property
     def _shard(self) -> Shard | None:
-        at_start = self.document.shard_index_at_start
-        return None if at_start is None else Shard(prod(self._pieces), at_start, self._fill)
+        return shard_of(self.document, self._fill)
 
     def _gaps(self) -> Gaps | None:
         """The chunks that are missing, None if none are or they may hold the fill value."""
-        grid = grid_shape(self.document.shape, self.document.chunk)
-        present, chunks = self._counted(grid), prod(grid)
-        taken = list(self._taken(grid))
+        document = self.document
+        present, chunks = self._counted(), prod(document.grid)
+        taken = list(self._taken())
         if taken:
             return self._without_files(taken, chunks, 0 if self._fill is not None else chunks - present)
         if present == chunks or self._fill is not None:
             return None
-        keys = (self.document.keys.key(grid_index(grid, number)) for number in range(present + 1))
-        first = next(key for key in keys if self.arrays.entries.get(self.prefix + key) is None)
-        return Gaps(spelled(self.path), chunks - present, chunks, self.prefix + first, self.arrays.hint)
+        first = document.first_missing(present, lambda index: self._entry(index) is not None)
+        key = self.prefix + document.keys.key(first)
+        return Gaps(spelled(self.path), chunks - present, chunks, key, self.arrays.hint)
 
-    def _taken(self, grid: Shape) -> Iterator[tuple[str, FileFault]]:
+    def _entry(self, index: Shape) -> Entry | None:
+        return self.arrays.entries.get(self.prefix + self.document.keys.key(index))
+
+    def _taken(self) -> Iterator[tuple[str, FileFault]]:
         """Keys of the chunks that the index has in a file which is missing or ends before them."""
         entries = self.arrays.entries
         for key in entries.below(self.prefix) if entries.faults else ():
             entry = entries.get(self.prefix + key)
             fault = entries.faults.get(entry.file) if isinstance(entry, Extent) else None
-            is_chunk = self.document.keys.index(key, len(grid)) is not None
+            is_chunk = self.document.keys.index(key, len(self.document.grid)) is not None
             if is_chunk and isinstance(entry, Extent) and fault and fault.takes(entry):
                 yield self.prefix + key, fault
 
@@ -198,7 +185,7 @@ class Grid:
             FormatError if first.is_absent or first.nbytes is not None else StorageError,
         )
 
-    def _counted(self, grid: Shape) -> int:
+    def _counted(self) -> int:
         """How many chunks there are.
 
         Raises:
@@ -206,13 +193,13 @@ class Grid:
         """
         document, count = self.document, 0
         for key in self.arrays.entries.below(self.prefix):
-            index = document.keys.index(key, len(grid))
-            if index is not None and not all(i < n for i, n in zip(index, grid, strict=True)):
+            index = document.keys.index(key, len(document.grid))
+            if index is not None and not document.has_room(index):
                 raise FormatError(
                     "the metadata of an array contradicts its chunks",
                     place=f"{self.arrays.directory}: {self.prefix}{key}",
                     got=f"a chunk at {list(index)}",
-                    wanted=f"a grid of {list(grid)}: shape {list(document.shape)} "
+                    wanted=f"a grid of {list(document.grid)}: shape {list(document.shape)} "
                     f"in chunks of {list(document.chunk)}",
                 )
             count += index is not None
@@ -223,35 +210,31 @@ class Grid:
         shape, dtype = self.document.coding.shape, self.document.dtype
         if self._is_plain:
             return self._plain(index)
-        pieces = zip(index, self._pieces, strict=True)
-        places = [divmod(i, n) for i, n in pieces]
+        pieces = self.document.pieces
+        places = [divmod(i, n) for i, n in zip(index, pieces, strict=True)]
         chunk = tuple(place[0] for place in places)
-        key = self.document.keys.key(chunk)
-        entry = self.arrays.entries.get(self.prefix + key)
-        if entry is None and self._fill is not None:
-            return Constant(shape, dtype, self._fill)
-        source, offset, nbytes = self._located(key, entry)
-        shard = (
-            (self._shard, _position([place[1] for place in places], self._pieces)) if self._shard else None
-        )
+        located = self._located(chunk)
+        if located is None:
+            return Constant(shape, dtype, self.document.fill)
+        source, offset, nbytes = located
+        shard = (self._shard, _position([place[1] for place in places], pieces)) if self._shard else None
         if shard and self._is_one_plain_piece(nbytes):
             offset += shard[0].index_bytes if shard[0].at_start else 0
-            nbytes, shard = self._piece_bytes, None
+            nbytes, shard = self.document.piece_bytes, None
         extent = grid_cell(self.document.shape, shape, index).shape
         coding = self.document.coding
         piece = Piece(
-            source, offset, nbytes, dtype, coding, self._name(key), extent, shard, self._array_nbytes
+            source, offset, nbytes, dtype, coding, self._name(chunk), extent, shard, self._array_nbytes
         )
         return piece_array(piece, shape)
 
     def _plain(self, index: Shape) -> LazyArray:
         """A chunk that is its elements; asked for at every read, so as little as possible is made for it."""
         document = self.document
-        key = document.keys.key(index)
-        entry = self.arrays.entries.get(self.prefix + key)
-        if entry is None and self._fill is not None:
-            return Constant(document.chunk, document.dtype, self._fill)
-        source, offset, _ = self._located(key, entry)
+        located = self._located(index)
+        if located is None:
+            return Constant(document.chunk, document.dtype, document.fill)
+        source, offset, _ = located
         return Stored(document.chunk, document.dtype, source, offset, whole_bytes=True)
 
     def _is_one_plain_piece(self, nbytes: int) -> bool:
@@ -261,17 +244,19 @@ class Grid:
             self.document.coding.opener is None
             and shard is not None
             and shard.pieces == 1
-            and nbytes == self._piece_bytes + shard.index_bytes
+            and nbytes == self.document.piece_bytes + shard.index_bytes
         )
 
-    def _located(self, key: str, entry: Entry | None) -> tuple[ByteSource, int, int]:
-        """File, offset and length of a chunk."""
-        wanted = self._piece_bytes if self.document.coding.opener is None and not self._are_shards else None
+    def _located(self, index: Shape) -> tuple[ByteSource, int, int] | None:
+        """File, offset and length of a chunk; None if it was left out."""
+        entry, wanted = self._entry(index), self.document.chunk_bytes
+        if entry is None and self._fill is not None:
+            return None
         length = None if entry is None else length_of(entry)
         if entry is None or length is None or wanted not in (None, length):
             raise FormatError(
                 "a chunk is missing" if entry is None else "a chunk has the wrong length",
-                place=self._name(key),
+                place=self._name(index),
                 got=self.arrays.entries.missing if entry is None else f"{length} bytes",
                 wanted=f"{wanted} bytes" if wanted is not None else None,
                 hint=self.arrays.hint if entry is None else None,
@@ -282,16 +267,16 @@ class Grid:
         if entry.offset + length > file.size:
             raise FormatError(
                 f"a chunk runs past the end of {file.path}, which ends too early",
-                place=self._name(key),
+                place=self._name(index),
                 got=f"a file of {file.size} bytes",
                 wanted=f"bytes {entry.offset} to {entry.offset + length}",
                 hint="the file was cut short: fetch it again",
             )
         return file, entry.offset, length
 
-    def _name(self, key: str) -> str:
+    def _name(self, index: Shape) -> str:
         """A chunk in messages."""
-        return f"{self.arrays.directory}: {spelled(self.path)}, chunk {key}"
+        return f"{self.arrays.directory}: {spelled(self.path)}, chunk {self.document.keys.key(index)}"
 
 
 def _position(index: Sequence[int], lengths: Sequence[int]) -> int:

@@ -39,7 +39,7 @@ class Chain:
     @property
     def is_plain(self) -> bool:
         """Whether the bytes are the elements, so that a part of them is a part of the chunk."""
-        return self.shard is None and len(self.codecs) == 1 and _is_little(self.codecs[0])
+        return self.shard is None and len(self.codecs) == 1 and is_little(self.codecs[0])
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -71,7 +71,7 @@ def parse_chain(codecs: Sequence[Codec], chunk: Shape) -> Chain | None:
     """The chain that a `zarr.json` lists; None where it cannot be told from the axes."""
     rest, order = list(codecs), tuple(range(len(chunk)))
     if rest and rest[0].get("name") == "transpose":
-        named = _configuration(rest.pop(0)).get("order")
+        named = configuration_of(rest.pop(0)).get("order")
         if not isinstance(named, list) or sorted(named) != list(order):
             return None
         order = tuple(named)
@@ -79,7 +79,7 @@ def parse_chain(codecs: Sequence[Codec], chunk: Shape) -> Chain | None:
         return Chain(order, tuple(rest))
     if [codec.get("name") for codec in rest] != ["sharding_indexed"]:
         return None
-    settings = dict(_configuration(rest[0]))
+    settings = dict(configuration_of(rest[0]))
     inner, within = settings.pop("chunk_shape", ()), settings.pop("codecs", ())
     memory = [chunk[axis] for axis in order]
     if not _know_no_axes(within) or len(inner) != len(memory):
@@ -95,11 +95,12 @@ def _know_no_axes(codecs: Sequence[Codec]) -> bool:
     return names[:1] == ["bytes"] and _OF_BYTES.issuperset(names[1:])
 
 
-def _is_little(codec: Codec) -> bool:
+def is_little(codec: Codec) -> bool:
     """Whether a `bytes` codec stores little-endian; elements of one byte need not say."""
-    return bool(_configuration(codec).get("endian", "little") == "little")
+    return bool(configuration_of(codec).get("endian", "little") == "little")
 
 
-def _configuration(codec: Codec) -> Codec:
+def configuration_of(codec: Codec) -> Codec:
+    """The settings of a codec; none where it says nothing sensible."""
     found = codec.get("configuration")
     return found if isinstance(found, dict) else {}

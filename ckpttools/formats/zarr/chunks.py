@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Any
 
 from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.core.region import Shape, grid_index, grid_shape
+from ckpttools.core.region import Shape
 from ckpttools.formats.json_file import parse_json
 from ckpttools.formats.orbax.databases import Database
 from ckpttools.formats.orbax.ocdbt import Entry
@@ -44,35 +43,23 @@ class ChunkTable:
     chunks: Mapping[Shape, Entry]
     strays: tuple[str, ...]
 
-    @cached_property
-    def grid(self) -> Shape:
-        """Chunks along each axis."""
-        return grid_shape(self.array.shape, self.array.chunk)
-
     @property
     def missing(self) -> int:
         """How many chunks are not there."""
-        return prod(self.grid) - len(self.chunks)
+        return prod(self.array.grid) - len(self.chunks)
 
     def first_missing(self) -> Shape:
-        """The first chunk in C order that is not there; one must be missing.
-
-        Counted through by hand: a damaged shape may be of more chunks than any iterator of them holds.
-        """
-        positions = (grid_index(self.grid, number) for number in range(len(self.chunks) + 1))
-        return next(index for index in positions if index not in self.chunks)
-
-    @property
-    def chunk_bytes(self) -> int | None:
-        """Bytes of each chunk, where that follows from its shape: it is not coded."""
-        if self.array.coding.opener is not None or self.array.shard_index_at_start is not None:
-            return None
-        return prod(self.array.chunk) * self.array.dtype.itemsize
+        """The first chunk in C order that is not there; one must be missing."""
+        return self.array.first_missing(len(self.chunks), self.chunks.__contains__)
 
     def key(self, index: Shape) -> str:
         """The key of a chunk in the database."""
-        below = self.array.keys.key(index)
-        return f"{self.name}/{below}" if self.name else below
+        return key_below(self.name, self.array.keys.key(index))
+
+
+def key_below(name: str, rest: str) -> str:
+    """The key of what belongs to an array; one alone has no name."""
+    return f"{name}/{rest}" if name else rest
 
 
 @dataclass(frozen=True)
@@ -140,26 +127,24 @@ def _table(
     database: Database, name: str, document: str, keys: Iterable[str], known: _Known
 ) -> ChunkTable | None:
     """The chunks of one array; None where the document is that of a group."""
-    entry = database.entries[f"{name}/{document}" if name else document]
-    place = f"{database.directory}: {name}/{document}" if name else f"{database.directory}: {document}"
-    text = database.read(entry)
+    key = key_below(name, document)
+    text, place = database.read(database.entries[key]), f"{database.directory}: {key}"
     if (document, text) not in known:
         known[document, text] = _parsed(document, text, place)
     parsed = known[document, text]
     if parsed is None:
         return None
     array, codecs = parsed
-    grid = grid_shape(array.shape, array.chunk)
     chunks: dict[Shape, Entry] = {}
     strays: list[str] = []
-    for key in keys:
-        index = array.keys.index(key, len(grid))
+    for rest in keys:
+        index = array.keys.index(rest, len(array.grid))
         if index is None:
             continue
-        if all(i < n for i, n in zip(index, grid, strict=True)):
-            chunks[index] = database.entries[f"{name}/{key}" if name else key]
+        if array.has_room(index):
+            chunks[index] = database.entries[key_below(name, rest)]
         else:
-            strays.append(key)
+            strays.append(rest)
     return ChunkTable(name, document, array, codecs, chunks, tuple(strays))
 
 

@@ -20,13 +20,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, Protocol
 
 from ckpttools.array.lazy import ByteSource
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError
-from ckpttools.core.region import Shape
+from ckpttools.core.region import Shape, grid_index, grid_shape
 from ckpttools.formats.zarr.chain import Chain
 from ckpttools.formats.zarr.chunk_bounds import refuse_more
 
@@ -290,6 +291,42 @@ class ZarrArray:
     shard_index_at_start: bool | None
     fill: bytes
     chain: Chain | None = None
+
+    @cached_property
+    def grid(self) -> Shape:
+        """Chunks along each axis."""
+        return grid_shape(self.shape, self.chunk)
+
+    @cached_property
+    def pieces(self) -> Shape:
+        """Pieces of a chunk along each axis."""
+        return grid_shape(self.chunk, self.coding.shape)
+
+    @cached_property
+    def piece_bytes(self) -> int:
+        """Bytes of a piece when it is decoded."""
+        return prod(self.coding.shape) * self.dtype.itemsize
+
+    @property
+    def are_shards(self) -> bool:
+        return self.shard_index_at_start is not None
+
+    @cached_property
+    def chunk_bytes(self) -> int | None:
+        """Bytes of each chunk, where that follows from its shape: it is not coded."""
+        return None if self.coding.opener is not None or self.are_shards else self.piece_bytes
+
+    def has_room(self, index: Shape) -> bool:
+        """Whether an index is one of the grid."""
+        return all(i < n for i, n in zip(index, self.grid, strict=True))
+
+    def first_missing(self, present: int, is_there: Callable[[Shape], bool]) -> Shape:
+        """The first chunk in C order that is not there, of which `present` are; one must be missing.
+
+        Counted through by hand: a damaged shape may be of more chunks than any iterator of them holds.
+        """
+        positions = (grid_index(self.grid, number) for number in range(present + 1))
+        return next(index for index in positions if not is_there(index))
 
 
 def checked_keys(prefix: str, separator: object, place: str) -> ChunkKeys:

@@ -19,7 +19,7 @@ from ckpttools.array.nodes import Decoded, Stored, relayout
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region, Shape, contiguous_runs, split_to
-from ckpttools.formats.zarr.codecs import Coding, FileRange, Repeated, Stream, fetched
+from ckpttools.formats.zarr.codecs import Coding, FileRange, Repeated, Stream, ZarrArray, fetched
 from ckpttools.stores.memory import Bytes
 
 if TYPE_CHECKING:
@@ -87,6 +87,12 @@ class Shard:
             got = f"bytes {place} to {place + length}"
             raise FormatError("a piece runs past the end of its shard", got=got, wanted=f"at most {nbytes}")
         return offset + place, length
+
+
+def shard_of(array: ZarrArray, fill: bytes | None) -> Shard | None:
+    """How the chunks of an array are shards, None if they are none; `fill` as in `Shard`."""
+    at_start = array.shard_index_at_start
+    return None if at_start is None else Shard(prod(array.pieces), at_start, fill)
 
 
 def _check_crc(index: bytes) -> None:

@@ -11,7 +11,7 @@ from ckpttools.core.dtypes import DType, from_zarr3
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
 from ckpttools.formats.json_file import parse_json
-from ckpttools.formats.zarr.chain import LITTLE, parse_chain
+from ckpttools.formats.zarr.chain import LITTLE, Codec, configuration_of, is_little, parse_chain
 from ckpttools.formats.zarr.codecs import (
     ChunkKeys,
     Coding,
@@ -92,7 +92,6 @@ def chunk_key(index: Shape) -> str:
 
 DOCUMENT = "zarr.json"
 _INDEX_CODECS = ("bytes", "crc32c")
-_Codec = Mapping[str, Any]
 
 
 def parse_array(data: bytes, place: str) -> ZarrArray:
@@ -116,15 +115,15 @@ def _keys(document: Mapping[str, Any], place: str) -> ChunkKeys:
     if not isinstance(encoding, dict) or encoding.get("name") not in names:
         raise FormatError("an unknown encoding of chunk keys", place=place, got=encoding)
     keys = names[encoding["name"]]
-    return checked_keys(keys.prefix, _configuration(encoding).get("separator", keys.separator), place)
+    return checked_keys(keys.prefix, configuration_of(encoding).get("separator", keys.separator), place)
 
 
 def _coding(
-    codecs: Sequence[_Codec], dtype: DType, chunk: Shape, document: Mapping[str, Any]
+    codecs: Sequence[Codec], dtype: DType, chunk: Shape, document: Mapping[str, Any]
 ) -> tuple[Coding, bool | None]:
     """The coding of pieces; and, if chunks are shards of them, whether their index is at the start."""
     if [codec.get("name") for codec in codecs] == ["sharding_indexed"]:
-        settings = _configuration(codecs[0])
+        settings = configuration_of(codecs[0])
         inner = settings.get("chunk_shape", ())
         if _divides(inner, chunk) and _is_plain_index(settings.get("index_codecs", ())):
             pieces = _chain(settings.get("codecs", ()), dtype, tuple(inner), document)
@@ -136,31 +135,21 @@ def _divides(inner: Sequence[int], chunk: Shape) -> bool:
     return len(inner) == len(chunk) and all(n > 0 and c % n == 0 for c, n in zip(chunk, inner, strict=True))
 
 
-def _is_plain_index(codecs: Sequence[_Codec]) -> bool:
+def _is_plain_index(codecs: Sequence[Codec]) -> bool:
     names = tuple(codec.get("name") for codec in codecs)
-    return names == _INDEX_CODECS and _is_little(codecs[0])
+    return names == _INDEX_CODECS and is_little(codecs[0])
 
 
-def _chain(codecs: Sequence[_Codec], dtype: DType, shape: Shape, document: Mapping[str, Any]) -> Coding:
+def _chain(codecs: Sequence[Codec], dtype: DType, shape: Shape, document: Mapping[str, Any]) -> Coding:
     """What a chain of codecs makes of a piece: plain or zstd in some order of axes, or whatever it is."""
     axes, rest = list(range(len(shape))), list(codecs)
     order: Any = axes
     if rest and rest[0].get("name") == "transpose":
-        order = _configuration(rest.pop(0)).get("order")
+        order = configuration_of(rest.pop(0)).get("order")
     names = [codec.get("name") for codec in rest]
-    if isinstance(order, list) and sorted(order) == axes and names[:1] == ["bytes"] and _is_little(rest[0]):
+    if isinstance(order, list) and sorted(order) == axes and names[:1] == ["bytes"] and is_little(rest[0]):
         if len(names) == 1:
             return plain(shape, order)
         if names[1:] == ["zstd"]:
             return zstd(shape, order, dtype)
     return by_tensorstore(shape, dtype, "zarr3", {**document, "codecs": list(codecs)})
-
-
-def _is_little(codec: _Codec) -> bool:
-    """Whether a `bytes` codec stores little-endian; elements of one byte need not say."""
-    return bool(_configuration(codec).get("endian", "little") == "little")
-
-
-def _configuration(codec: _Codec) -> Mapping[str, Any]:
-    found = codec.get("configuration")
-    return found if isinstance(found, dict) else {}
