@@ -195,3 +195,11 @@ def whole_run(run: Path, items: Mapping[Path, Path | None]) -> None:
     beside = not_whole_beside(open_tree(found))
     assert later == {*beside.unfinished, *beside.damaged} - {step.name for step in steps[:last]}
     assert later <= {each["text"].partition(",")[0] for each in shown["warnings"]}
+
+
+def test_what_is_left_of_a_bare_step_is_its_own_step(tmp_path):
+    step = saved(tmp_path / "7", None)
+    (step / TREE).unlink()
+    diagnosis = examine(tmp_path)
+    assert "1 step" in diagnosis.looked_at
+    assert [(each.check, each.place) for each in diagnosis.findings] == [("unfinished", str(step))]

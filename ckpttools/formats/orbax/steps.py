@@ -241,8 +241,8 @@ def _run(path: Path) -> Run:
 
 
 def step_of(item: Path) -> Step:
-    """The step that an item is of: the directory above, or its own where it is bare."""
-    return Step(item if is_bare(item) else item.parent)
+    """The step of an item, or of what is left of one: the directory above, or its own where it is bare."""
+    return Step(item if _is_own_step(item) else item.parent)
 
 
 def is_item(path: Path) -> bool:
@@ -256,12 +256,13 @@ def is_left_of_item(names: Collection[str]) -> bool:
 
 
 def is_bare(path: Path) -> bool:
-    """Whether an item is a step of its own: `Checkpointer.save` puts both levels into one directory.
+    """Whether an item is a step of its own: `Checkpointer.save` puts both levels into one directory."""
+    return is_item(path) and _is_own_step(path)
 
-    Old versions wrote nothing at the step; then its name tells.
-    """
-    may_be = has_metadata(path) or path.name.isdecimal()
-    return may_be and is_item(path) and not has_metadata(path.parent)
+
+def _is_own_step(path: Path) -> bool:
+    # Old versions wrote nothing at the step; then its name tells.
+    return (has_metadata(path) or path.name.isdecimal()) and not has_metadata(path.parent)
 
 
 def has_metadata(step: Path) -> bool:
