@@ -76,7 +76,7 @@ ROOMS = {*MAY, *OPEN}
 ONLY_IN = {
     "struct": {"formats", "stores"},
     "tensorstore": {"formats", "stores"},
-    "threading": {"run", "digest", "compare", "stores", "cli"},
+    "threading": {"array", "run", "digest", "compare", "stores", "cli"},
     "concurrent": {"run", "stores", "cli"},
     "click": {"cli"},
     "rich": {"cli"},

@@ -275,6 +275,20 @@ class TestUnmerged:
         refused = [isinstance(raised_by(way), FormatError) for way in ways]
         assert refused == [bool(difference)] * len(ways)
 
+    def test_what_is_merged_is_compared_whole(self, tmp_path):
+        """Opening looks at the ends of what several processes have: each may have all of the checkpoint."""
+        item = tmp_path / "item"
+        for number in range(2):
+            values = np.arange(100_000.0)
+            values[50_000] += number
+            write_item(item, {("w",): (zarr3([LITTLE], [100_000]), values)})
+            process = item / f"ocdbt.process_{number}"
+            process.mkdir()
+            for name in ("manifest.ocdbt", "d"):
+                (item / name).rename(process / name)
+        open_tree(item)
+        assert isinstance(raised_by(lambda: mend(item, "merge")), FormatError)
+
 
 def fail(finding):
     raise FormatError(finding.what, place=finding.place)

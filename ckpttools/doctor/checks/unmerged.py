@@ -75,7 +75,7 @@ def merge(path: Path, read: ReadOptions) -> str:
     """
     names = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
     files = sorted(entry.name for entry in os.scandir(path) if not entry.is_dir())
-    entries = union_of(path, read.max_index_bytes).entries
+    entries = union_of(path, read.max_index_bytes, whole=True).entries
     _refuse_holes(Item(Directory(path, tuple(files), tuple(names)), path, read=read))
     digest = hashlib.sha256(repr(list(entries.items())).encode()).hexdigest()
     node_file = f"d/{digest[:32]}"

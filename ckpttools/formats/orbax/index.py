@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -14,6 +14,9 @@ from ckpttools.stores.local import LocalFile
 
 PROCESSES = "ocdbt.process_*"
 _COMPARED_AT_ONCE = 1 << 20
+# Of a value that several processes have, at its beginning and at its end, whenever the index is read: chunks of
+# other steps or runs differ there, and a checkpoint that each host has whole is not read whole to be opened.
+_COMPARED_ENDS = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -72,16 +75,19 @@ def read_index(directory: Path, max_bytes: int) -> Index:
         raise error.at(directory / (error.place or MANIFEST)) from error
 
 
-def union_of(directory: Path, max_bytes: int) -> Index:
-    """The databases of all processes as one; arguments and errors as of `index_of`.
+def union_of(directory: Path, max_bytes: int, *, whole: bool = False) -> Index:
+    """The databases of all processes as one; other arguments and errors as of `index_of`.
 
     Replicated arrays are in several of them. They must be the same bytes there: else the directories are of
     different saves, and whichever was taken could be the wrong one.
+
+    Args:
+        whole: compares all of such values, not only their ends.
     """
     processes = processes_of(directory)
     entries: dict[bytes, Entry] = {}
     nodes: list[Extent] = []
-    values = _Values(directory)
+    values = _Values(directory, whole)
     for process in processes:
         found = read_index(process, max_bytes)
         nodes += [_below(node, process.name) for node in found.nodes]
@@ -104,8 +110,9 @@ def _below(extent: Extent, name: str) -> Extent:
 class _Values:
     """The values of entries, compared a part at a time."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, whole: bool) -> None:
         self._directory = directory
+        self._whole = whole
         self._files: dict[str, LocalFile] = {}
 
     def agree(self, a: Entry, b: Entry) -> bool:
@@ -113,20 +120,24 @@ class _Values:
         if a == b or length_of(a) != length_of(b):
             return a == b
         try:
-            return all(
-                self._part(a, start) == self._part(b, start)
-                for start in range(0, length_of(a), _COMPARED_AT_ONCE)
-            )
+            return all(self._part(a, part) == self._part(b, part) for part in self._parts(length_of(a)))
         except CheckpointError:
             return True
 
-    def _part(self, entry: Entry, start: int) -> bytes:
+    def _parts(self, length: int) -> Iterator[range]:
+        if self._whole:
+            step = _COMPARED_AT_ONCE
+            yield from (range(start, min(start + step, length)) for start in range(0, length, step))
+        else:
+            yield range(min(length, _COMPARED_ENDS))
+            yield range(max(0, length - _COMPARED_ENDS), length)
+
+    def _part(self, entry: Entry, part: range) -> bytes:
         if isinstance(entry, bytes):
-            return entry[start : start + _COMPARED_AT_ONCE]
+            return entry[part.start : part.stop]
         if entry.file not in self._files:
             self._files[entry.file] = LocalFile.at(self._directory / entry.file)
-        length = min(_COMPARED_AT_ONCE, entry.length - start)
-        return self._files[entry.file].read(entry.offset + start, length)
+        return self._files[entry.file].read(entry.offset + part.start, len(part))
 
 
 def named_file(directory: Path, name: str, what: str = "a data file") -> LocalFile:
