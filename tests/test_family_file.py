@@ -27,6 +27,7 @@ from ckpttools.families.toml_read import family_from_toml
 from ckpttools.families.toml_write import family_to_toml
 from ckpttools.family_check.check import check_against, check_alone, check_on_config
 from ckpttools.formats.registry import open_tree
+from ckpttools.mapping.axes import Key, Side
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.op_text import exactness_of, op_text, parse_op
 from ckpttools.mapping.row import row
@@ -166,6 +167,16 @@ class TestRoundTrip:
         assert caught.value.wanted == "scale AXIS POWER [DTYPE] or shift AMOUNT"
         assert hint is None or caught.value.hint == hint
 
+    @pytest.mark.parametrize("name", ["a b", "#", "\u2003"])
+    def test_a_row_that_no_text_says_is_not_written(self, name):
+        odd = replace(row("a: <-> b:"), left=Side(Key((name,)), ()))
+        family = replace(families()["qwen3"], rows=(odd,))
+        if name == "#":
+            assert family_from_toml(family_to_toml(family), "file").rows == (odd,)
+        else:
+            with pytest.raises(MappingError):
+                family_to_toml(family)
+
     def test_ops_of_plug_ins_have_no_text(self):
         with pytest.raises(MappingError, match="cannot be written as text"):
             op_text(Multiply(2.0))
@@ -275,6 +286,18 @@ BAD = {
         "'norm'",
         None,
     ),
+    "a row of text": (
+        HEAD + 'rows = """\na: x <-> b: x\nc: x <-> d: x, wen t\n"""',
+        "tiny.toml: rows",
+        "no word",
+        "column 16 of 'c: x <-> d: x, wen t', wen",
+    ),
+    "a row of text in a list": (
+        HEAD + 'rows = ["a: x <-> b: x", "c: 2 <-> d: x"]',
+        "tiny.toml: rows[1]",
+        "must be a word",
+        "column 4 of 'c: 2 <-> d: x', 2",
+    ),
     "no set at all": (HEAD + 'rows = ["norm"]\n', "tiny.toml: rows[0]", "'norm'", None),
     "a set within a set": (HEAD + 'rows = []\n[sets]\nb = ["a"]', "tiny.toml: sets.b[0]", "'a'", None),
     "layers without rows": (HEAD + ROWS + LAYERS, "tiny.toml: layers[0]", "'rows' is missing", None),
@@ -359,6 +382,8 @@ class TestBadToml:
         assert (family.model_types, family.models, family.layers) == ((), (), ())
 
     def test_sets_and_rows_stand_in_any_order(self):
+        text = HEAD + 'rows = ["n", "a: x <-> b: x"]\n[sets]\nn = "n: <-> n:"\n'
+        assert family_from_toml(text, "file").rows == (row("n: <-> n:"), row("a: x <-> b: x"))
         named_rows = '[[sets.n]]\nleft = "n"\nleft_axes = ""\nright = "n"\nright_axes = ""\n'
         inline = '{left = "a", left_axes = "x", right = "b", right_axes = "x"}'
         family = family_from_toml(HEAD + f'rows = ["n", {inline}, "n"]\n' + named_rows, "file")
