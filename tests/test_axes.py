@@ -97,7 +97,7 @@ def test_the_language():
     assert side.axes == ("layer", "heads", "head_dim", "embed")
     assert side.shape({"layer": 9, "heads": 3, "head_dim": 5, "embed": 7}) == (15, 7)
     assert list(side.keys({"layer": 2})) == [f"model.layers.{k}.self_attn.q_proj.weight" for k in (0, 1)]
-    assert str(side) == "model.layers.{layer}.self_attn.q_proj.weight [(heads head_dim) embed]"
+    assert str(side) == "model.layers.{layer}.self_attn.q_proj.weight: (heads head_dim) embed"
 
 
 @pytest.mark.parametrize(

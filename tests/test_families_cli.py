@@ -148,7 +148,7 @@ class TestCheck:
         assert [layout["num_arrays"] for layout in found["layouts"]] == [39, 12, 12]
 
     def test_the_whole_list_on_stdout_and_exit_code_3(self, mine):
-        broken = mine('right_axes = "mlp embed"', 'right_axes = "embed mlp"')
+        broken = mine("_proj.weight: mlp embed", "_proj.weight: embed mlp")
         result = ckpt("families", "check", broken, "--against", LLAMA / "hf", COLUMNS="200")
         assert result.exit_code == 3
         assert result.stderr == ""
@@ -159,7 +159,7 @@ class TestCheck:
         assert f"  model.layers.{{0..3}}.{wanted}" in lines
 
     def test_findings_as_json_are_one_by_one(self, mine):
-        broken = mine('right_axes = "mlp embed"', 'right_axes = "embed mlp"')
+        broken = mine("_proj.weight: mlp embed", "_proj.weight: embed mlp")
         result = ckpt("families", "check", broken, "--against", LLAMA / "hf", "--json")
         assert result.exit_code == 3
         findings = json.loads(result.stdout)["findings"]
@@ -172,7 +172,7 @@ class TestCheck:
 
     @pytest.mark.parametrize("columns", [80, 200])
     def test_findings_fit_the_terminal(self, mine, columns):
-        broken = mine('unless = "tied"', 'unless = "tyed"')
+        broken = mine("unless tied", "unless tyed")
         result = ckpt("families", "check", broken, COLUMNS=str(columns))
         assert result.exit_code == 3
         assert max(map(len, result.stdout.splitlines())) <= columns
@@ -184,7 +184,7 @@ class TestCheck:
         assert "made twice" in result.stdout
 
     def test_a_row_that_is_missing_has_its_array_listed_with_its_name(self, mine, tmp_path):
-        path = mine('right = "mlp.up_proj.weight"', 'right = "mlp.up_prj.weight"')
+        path = mine("mlp.up_proj.weight", "mlp.up_prj.weight")
         result = ckpt("families", "check", path, "--against", LLAMA / "hf", COLUMNS="200")
         assert result.exit_code == 3
         text = result.stdout
@@ -240,8 +240,11 @@ class TestBadInput:
         assert "Did you mean 'check'?" in result.stderr
 
     def test_conversion_names_the_place_in_the_file(self, mine, tmp_path):
-        path = mine('op = "scale head_dim -0.5"', 'op = "halve"')
+        path = mine("scale head_dim -0.5", "halve")
         result = ckpt("convert", "hf-to-maxtext", LLAMA / "hf", tmp_path / "out", "--family", path)
         assert result.exit_code == 3
-        assert "mine.toml: layers[0].rows[5] (self_attention.query.kernel).op" in result.stderr
+        assert "mine.toml: layers[0].rows\n" in result.stderr
+        sides = "query.kernel: embed heads head_dim <-> self_attn.q_proj.weight: (heads head_dim) embed"
+        column = len(f"self_attention.{sides}, h")
+        assert f"column {column} of 'self_attention.{sides}, halve" in result.stderr
         assert not (tmp_path / "out").exists()

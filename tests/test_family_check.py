@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -90,7 +91,7 @@ class TestSound:
 
     def test_no_array_is_read(self):
         """What is held against the rows has no content at all."""
-        tiny = Family("tiny", (), (), (row("a", "x y", "b", "y x"),), (), {})
+        tiny = Family("tiny", (), (), (row("a: x y <-> b: y x"),), (), {})
         check = check_against(tiny, tree(b=(3, 2)))
         assert check.sound
         assert check.num_arrays == 1
@@ -194,9 +195,7 @@ class TestMutations:
     def test_a_row_that_is_there_twice(self, name, data):
         of = families()[name]
         group, _, each = data.draw(a_row_of(of))
-        twin = replace(
-            each, right=replace(each.right, key=each.right.key.below(row("x", "", "x", "").left.key))
-        )
+        twin = replace(each, right=replace(each.right, key=each.right.key.below(row("x: <-> x:").left.key)))
         broken = with_rows(of, group, lambda rows: (*rows, twin))
         check = check_alone(broken)
         assert "key" in {each.kind for each in check.findings}
@@ -220,15 +219,13 @@ class TestMutations:
     def test_an_axis_of_one_side_under_another_name(self, name, data):
         """The text of the file is changed, since such a row cannot even be made."""
         of = families()[name]
-        lines = family_to_toml(of).splitlines()
-        at = data.draw(
-            st.sampled_from([k for k, line in enumerate(lines) if "_axes = " in line and '""' not in line])
-        )
-        axis = data.draw(st.sampled_from(lines[at].split('"')[1].replace("(", " ").replace(")", " ").split()))
-        head, _, tail = lines[at].partition("=")
-        lines[at] = f"{head}={tail.replace(axis, axis + '_x')}"
+        text = family_to_toml(of)
+        axes = [match.span(1) for match in re.finditer(r"(?:^|<-> )[^ \n]+: +([^,<\n]+)", text, re.MULTILINE)]
+        start, end = data.draw(st.sampled_from(axes))
+        axis = data.draw(st.sampled_from(re.findall(r"\w+", text[start:end])))
+        renamed = re.sub(rf"\b{axis}\b", f"{axis}_x", text[start:end])
         with pytest.raises(MappingError, match="different axes") as caught:
-            family_from_toml("\n".join(lines), "file")
+            family_from_toml(text[:start] + renamed + text[end:], "file")
         assert f"{axis}_x" in caught.value.got
 
     @settings(max_examples=60)
@@ -279,7 +276,7 @@ def _renamed(side, axis, name):
     return replace(side, groups=groups)
 
 
-X = row("a", "x", "b", "x")
+X = row("a: x <-> b: x")
 LAYERS = Layers("l.{k}", "d_{k}", "d", ("k",), (X,))
 
 
@@ -304,7 +301,7 @@ class TestDefinition:
             ({"sizes": {"x": (3,)}}, "size", "x", "no configuration field"),
             ({"sizes": {"x": ("n",)}, "constants": {"x": 3}}, "size", "x", "both"),
             (
-                {"rows": (row("a", "x", "b", "x", when="f"),)},
+                {"rows": (row("a: x <-> b: x, when f"),)},
                 "flag",
                 "f",
                 "no rule sets it, but a asks for it",
@@ -314,26 +311,26 @@ class TestDefinition:
             ({"derived": {"x": "layer * 2"}, "sizes": {"layers": ("n",)}}, "formula", "x", "mean layers?"),
             ({"derived": {"x": "y", "y": "x"}}, "formula", "x", "follows from x itself"),
             ({"derived": {"x": "2 ** 3"}}, "formula", "x", "must follow from others"),
-            ({"rows": (row("a", "x", "b", "x", op=Scale("y", 1.0)),)}, "op", "a", "scaled by y"),
+            ({"rows": (row("a: x <-> b: x", op=Scale("y", 1.0)),)}, "op", "a", "scaled by y"),
             ({"left_out": ("m.{more+#x}.*",)}, "axis", "m.{more+#x}.*", "nothing has an axis more"),
-            ({"rows": (X, row("c.{k+#dens}", "", "d.{k}", ""))}, "axis", "c.{k+#dens} []", "axis dens"),
+            ({"rows": (X, row("c.{k+#dens}: <-> d.{k}:"))}, "axis", "c.{k+#dens}:", "axis dens"),
             (
-                {"rows": (X, row("c", "p", "{p:q,k}", ""), row("e", "p", "d.{p:q,k,v}", ""))},
+                {"rows": (X, row("c: p <-> {p:q,k}:"), row("e: p <-> d.{p:q,k,v}:"))},
                 "label",
                 "p",
                 "{p:q,k} and {p:q,k,v} have different lengths",
             ),
             (
-                {"rows": (X, row("c", "p", "{p:q,k}", "")), "constants": {"p": 3}},
+                {"rows": (X, row("c: p <-> {p:q,k}:")), "constants": {"p": 3}},
                 "label",
                 "p",
                 "{p:q,k}, but [constants] says 3",
             ),
-            ({"rows": (X, row("c", "p", "{p:q,q}", ""))}, "label", "p", "has a word twice"),
+            ({"rows": (X, row("c: p <-> {p:q,q}:"))}, "label", "p", "has a word twice"),
             (
                 {"layers": (Layers("l.{k}", "d_{k}", "d_{k}", ("k",), (X,)),)},
                 "axis",
-                "d_{k}.a [x k]",
+                "d_{k}.a: x k",
                 "k occurs twice",
             ),
             ({"layers": (Layers("l.{k}", "d", "d", ("k",), (X,)),)}, "row", "", "different axes: k"),
@@ -371,10 +368,10 @@ class TestDefinition:
     @pytest.mark.parametrize(
         ("rows", "place", "text"),
         [
-            ((X, row("a", "x", "c", "x")), "a", "made twice, from b and from c"),
+            ((X, row("a: x <-> c: x")), "a", "made twice, from b and from c"),
             ((X, X), "b", "made twice, from a and from a"),
-            ((X, row("c", "x", "b", "x")), "b", "made twice, from a and from c"),
-            ((X, row("c.{k+p}", "", "d.{k}.{p}", "")), "c.1", "made twice by c.{k+p}, at two coordinates"),
+            ((X, row("c: x <-> b: x")), "b", "made twice, from a and from c"),
+            ((X, row("c.{k+p}: <-> d.{k}.{p}:")), "c.1", "made twice by c.{k+p}, at two coordinates"),
         ],
     )
     def test_keys_that_are_made_twice(self, rows, place, text):
@@ -393,41 +390,41 @@ class TestDefinition:
         assert [layout.name for layout in check.layouts] == ["unscanned"]
 
     def test_keys_that_are_made_twice_only_in_one_spelling(self):
-        rows = (X, row("c", "x", "d", "x"))
+        rows = (X, row("c: x <-> d: x"))
         spellings = (Spelling(), Spelling({"b": "bb", "d": "bb"}, name="other"))
         assert ("key", "bb") in found(check_alone(tiny(rows=rows, spellings=spellings)))
 
     def test_keys_that_are_made_twice_only_with_one_flag(self):
-        rows = (X, row("a", "x", "c", "x", when="f"))
+        rows = (X, row("a: x <-> c: x, when f"))
         check = check_alone(tiny(rows=rows, flags={"f": FlagRule(("n",), (3,))}))
         assert ("key", "a") in found(check)
         apart = (replace(X, unless="f"), rows[1])
         assert check_alone(tiny(rows=apart, flags={"f": FlagRule(("n",), (3,))})).sound
 
     def test_sizes_that_nothing_tells(self):
-        check = check_alone(tiny(rows=(X, row("c", "(y z)", "d", "(z y)"))))
+        check = check_alone(tiny(rows=(X, row("c: (y z) <-> d: (z y)"))))
         (finding,) = {(each.kind, each.text.split(";")[0]) for each in check.findings}
         assert finding == ("size", "the size of y, z cannot be told")
 
     def test_a_merged_axis_that_only_one_side_tells(self):
-        rows = (X, row("c", "y z", "d", "(y z)"))
+        rows = (X, row("c: y z <-> d: (y z)"))
         assert "size" in {each.kind for each in check_alone(tiny(rows=rows)).findings}
         assert check_alone(tiny(rows=rows, sizes={"y": ("n_y",)})).sound
 
     def test_all_that_is_wrong_is_found_at_once(self):
-        rows = (X, row("c", "x", "d", "x", when="f", op=Scale("z", 1.0)))
+        rows = (X, row("c: x <-> d: x, when f", op=Scale("z", 1.0)))
         check = check_alone(tiny(rows=rows, derived={"n": "m"}, spellings=(Spelling({"z": "y"}),)))
         assert {each.kind for each in check.findings} == {"flag", "op", "formula", "spelling"}
 
     def test_what_leaves_rows_to_be_tried_does_not_hide_what_they_come_to(self):
-        rows = (X, row("c", "x", "d", "x", when="f"))
+        rows = (X, row("c: x <-> d: x, when f"))
         check = check_against(tiny(rows=rows, spellings=(Spelling({"z": "y"}),)), tree(b=(3,), e=(3,)))
         assert [each.kind for each in check.findings] == ["flag", "spelling", "not expected"]
 
 
 class TestAgainst:
     def test_the_list_is_whole(self):
-        rows = tuple(row(f"a{k}", "x", f"b{k}", "x") for k in range(300))
+        rows = tuple(row(f"a{k}: x <-> b{k}: x") for k in range(300))
         check = check_against(tiny(rows=rows), tree(b0=(3,), c=(3,)))
         assert len(check.findings) == 300
         assert found(check) == {("missing", f"b{k}") for k in range(1, 300)} | {("not expected", "c")}

@@ -13,13 +13,13 @@ from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 
 ROWS = (
-    row("embedding", "embed", "embed", "embed"),
-    row("head", "embed", "head", "embed", unless="tied"),
-    row("layers_{layer}.gate", "embed", "layers.{layer}.gate", "embed", when="experts"),
-    row("layers_{layer}.wi", "embed", "layers.{layer}.up", "embed", unless="experts"),
-    row("layers_{layer}.bias", "embed", "layers.{layer}.bias", "embed", when="experts biased"),
-    row("layers_{layer}.query", "embed", "layers.{layer}.q", "embed", when="interleaved"),
-    row("layers_{layer}.query", "embed", "layers.{layer}.q", "embed", unless="interleaved"),
+    row("embedding: embed <-> embed: embed"),
+    row("head: embed <-> head: embed, unless tied"),
+    row("layers_{layer}.gate: embed <-> layers.{layer}.gate: embed, when experts"),
+    row("layers_{layer}.wi: embed <-> layers.{layer}.up: embed, unless experts"),
+    row("layers_{layer}.bias: embed <-> layers.{layer}.bias: embed, when experts biased"),
+    row("layers_{layer}.query: embed <-> layers.{layer}.q: embed, when interleaved"),
+    row("layers_{layer}.query: embed <-> layers.{layer}.q: embed, unless interleaved"),
 )
 SIDES = [(each, each.left) for each in ROWS]
 
@@ -52,7 +52,7 @@ def test_the_names_of_a_model_tell_its_flags(tied, experts, biased, layers):
 )
 def test_names_that_are_parts_of_others_are_not_mixed_up(rules, present):
     rows = [
-        row(f"w{k}", "embed", f"w{k}", "embed", **{"when" if when else "unless": name})
+        row(f"w{k}: embed <-> w{k}: embed, {'when' if when else 'unless'} {name}")
         for k, (name, when) in enumerate(rules)
     ]
     names = sorted({name for name, _ in rules})
@@ -63,8 +63,8 @@ def test_names_that_are_parts_of_others_are_not_mixed_up(rules, present):
 
 def test_rows_of_two_flags():
     rows = [
-        row("scale", "embed", "scale", "embed", unless="tied fused"),
-        row("bias", "embed", "bias", "embed", when="tied fused"),
+        row("scale: embed <-> scale: embed, unless tied fused"),
+        row("bias: embed <-> bias: embed, when tied fused"),
     ]
     sides = [(each, each.left) for each in rows]
     for name in ("tied", "fused"):
@@ -95,10 +95,10 @@ def test_a_flag_that_changes_no_name_is_open():
 
 def test_a_key_that_is_there_either_way_tells_nothing_beside_one_that_does():
     rows = (
-        row("attention", "embed", "attention", "embed", when="fused"),
-        row("attention", "embed", "attention", "embed", unless="fused"),
-        row("scale", "embed", "scale", "embed", when="fused"),
-        row("key", "embed", "key", "embed", unless="fused"),
+        row("attention: embed <-> attention: embed, when fused"),
+        row("attention: embed <-> attention: embed, unless fused"),
+        row("scale: embed <-> scale: embed, when fused"),
+        row("key: embed <-> key: embed, unless fused"),
     )
 
     def fused(*keys):
@@ -113,8 +113,8 @@ def test_a_key_that_is_there_either_way_tells_nothing_beside_one_that_does():
 def test_a_table_refuses_a_model_of_which_something_is_open():
     """Its weights are the same either way but for their order: nobody would notice."""
     rows = (
-        row("query", "embed", "q", "embed", when="interleaved"),
-        row("query", "embed", "q", "embed", unless="interleaved"),
+        row("query: embed <-> q: embed, when interleaved"),
+        row("query: embed <-> q: embed, unless interleaved"),
     )
     arrays = {"query": Constant((2,), DTYPES["float32"], bytes(4))}
     with pytest.raises(ConfigError, match="do not tell whether the model is interleaved"):

@@ -155,9 +155,9 @@ class TestFamilies:
     @pytest.mark.parametrize(("number", "first"), [("{layer}", 0), ("{layer+1}", 1)])
     def test_which_layer_is_the_first_the_family_says(self, number: str, first: int):
         # Shapes do not tell heads, so that only names are compared.
-        rows = (row("up", "heads head_dim", "up", "(heads head_dim)"),)
+        rows = (row("up: heads head_dim <-> up: (heads head_dim)"),)
         layers = Layers(f"blocks.{number}", "decoder.layers_{layer}", "decoder.layers", ("layer",), rows)
-        rows = (row("head", "mlp", "head", "mlp"),)
+        rows = (row("head: mlp <-> head: mlp"),)
         family = Family("own", ("own",), (), rows=rows, layers=(layers,), sizes={})
         leaf = Constant((4,), DTYPES["int8"], b"\0")
         found = against_family(Tree({(f"blocks.{k}.up",): leaf for k in (2, 3)} | {("head",): leaf}), family)

@@ -1,4 +1,6 @@
 import itertools
+import re
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -9,12 +11,13 @@ from hypothesis import strategies as st
 from ckpttools.array.nodes import Stored
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MappingError
-from ckpttools.mapping.axes import parse_side
+from ckpttools.mapping.axes import parse_key, parse_side
 from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import Respelling, row
+from ckpttools.mapping.respelling import Respelling
+from ckpttools.mapping.row import Row, row, rows, rows_text
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
-from ckpttools.mapping.values import Multiply, Scale
+from ckpttools.mapping.values import Multiply, Scale, Shift
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import dtypes, noise, regions, statements, stored
 
@@ -53,7 +56,7 @@ def same(arrays, truths):
 @settings(max_examples=300)
 @given(statements(), dtypes(packed=True))
 def test_both_directions_of_any_row_move_every_number_to_its_coordinates(statement, dtype):
-    made = row(statement.left, statement.left_axes, statement.right, statement.right_axes)
+    made = row(statement.text)
     full = tensor(statement.sizes, dtype, 3)
     left = spelled(made.left, statement.sizes, full)
     right = spelled(made.right, statement.sizes, full)
@@ -66,7 +69,7 @@ def test_both_directions_of_any_row_move_every_number_to_its_coordinates(stateme
 @settings(max_examples=150)
 @given(statements(), st.data())
 def test_a_region_of_a_respelled_array_is_the_region_of_the_whole(statement, data):
-    made = row(statement.left, statement.left_axes, statement.right, statement.right_axes)
+    made = row(statement.text)
     dtype = DTYPES["bfloat16"]
     full = tensor(statement.sizes, dtype, 5)
     sources = {k: stored(v, dtype, k) for k, v in spelled(made.right, statement.sizes, full).items()}
@@ -80,7 +83,7 @@ def test_a_region_of_a_respelled_array_is_the_region_of_the_whole(statement, dat
 @given(statements(most_axes=4), st.sampled_from((None, 0, 1, 4)))
 def test_layers_keep_every_number_at_its_coordinates(statement, scan_axis):
     """A group of two blocks of two layers, with one number on the right, stacked or not on the left."""
-    made = row(statement.left, statement.left_axes, statement.right, statement.right_axes)
+    made = row(statement.text)
     prefixes = ("layers.{2*block+kind}", "layers_{block}.part_{kind:a,b}", "layers.part_{kind:a,b}")
     (spelled_row,) = Layers(*prefixes, ("block",), (made,)).spelled(scan_axis)
     sizes = {**statement.sizes, "block": 2, "kind": 2}
@@ -95,7 +98,7 @@ def test_layers_keep_every_number_at_its_coordinates(statement, scan_axis):
 
 @given(statements())
 def test_a_table_of_one_row_goes_there_and_back(statement):
-    made = row(statement.left, statement.left_axes, statement.right, statement.right_axes)
+    made = row(statement.text)
     table = Table((made,), {axis: Size(n, "test") for axis, n in statement.sizes.items()})
     dtype = DTYPES["uint16"]
     right = spelled(made.right, statement.sizes, tensor(statement.sizes, dtype, 9))
@@ -107,7 +110,7 @@ def test_a_table_of_one_row_goes_there_and_back(statement):
 
 @given(statements())
 def test_respelling_reads_nothing(statement):
-    made = row(statement.left, statement.left_axes, statement.right, statement.right_axes)
+    made = row(statement.text)
     sources = {
         key: Stored(made.right.shape(statement.sizes), DTYPES["int8"], Refusing(key), 0)
         for key in made.right.keys(statement.sizes)
@@ -126,18 +129,18 @@ def test_respelling_reads_nothing(statement):
 )
 def test_sides_that_name_different_axes_are_refused(left, left_axes, right, right_axes, odd):
     with pytest.raises(MappingError, match="different axes") as caught:
-        row(left, left_axes, right, right_axes)
+        row(f"{left}: {left_axes} <-> {right}: {right_axes}")
     assert caught.value.got == odd
     assert "<->" in caught.value.place
 
 
 def test_an_axis_that_is_in_the_prefix_of_the_layers_is_named():
-    above = row("mlp_{kind:local,global}", "embed", "mlp", "embed", above="kind")
+    above = row("mlp_{kind:local,global}: embed <-> mlp: embed, above kind")
     (spelled_row,) = Layers("{2*pair+kind}", "layers_{pair}", "layers", ("pair",), (above,)).spelled(1)
-    assert str(spelled_row) == "layers.mlp_{kind:local,global} [embed pair]  <->  {2*pair+kind}.mlp [embed]"
+    assert str(spelled_row) == "layers.mlp_{kind:local,global}: embed pair <-> {2*pair+kind}.mlp: embed"
     assert spelled_row.above == ""
     with pytest.raises(MappingError, match="different axes") as caught:
-        row("mlp", "embed", "mlp", "embed", above="kind")
+        row("mlp: embed <-> mlp: embed, above kind")
     assert caught.value.got == ""
     with pytest.raises(MappingError, match="different axes") as caught:
         list(Layers("{pair}", "layers_{pair}", "layers", ("pair",), (above,)).spelled(None))
@@ -145,26 +148,26 @@ def test_an_axis_that_is_in_the_prefix_of_the_layers_is_named():
 
 
 def test_an_identity_is_the_source_array_itself():
-    made = row("a", "embed mlp", "b", "embed mlp")
+    made = row("a: embed mlp <-> b: embed mlp")
     source = stored(noise((2, 3), DTYPES["int8"]), DTYPES["int8"])
     assert Respelling(made.right, made.left, {"embed": 2, "mlp": 3}).at({}, {"b": source}) is source
 
 
 def test_flags_choose_rows():
-    both = row("a", "x", "b", "x", when="on", unless="off")
+    both = row("a: x <-> b: x, when on, unless off")
     assert [both.applies(frozenset(flags)) for flags in ((), ("on",), ("off",), ("on", "off"))] == [
         False,
         True,
         False,
         False,
     ]
-    assert row("a", "x", "b", "x").applies(frozenset())
-    assert row("a", "x", "b", "x").applies(frozenset({"on"}))
+    assert row("a: x <-> b: x").applies(frozenset())
+    assert row("a: x <-> b: x").applies(frozenset({"on"}))
 
 
 def test_value_ops_follow_the_direction():
     """Left is right times the scale, right is left divided by it."""
-    made = row("a", "heads head_dim", "b", "(heads head_dim)", op=Scale("head_dim", -0.5))
+    made = row("a: heads head_dim <-> b: (heads head_dim)", op=Scale("head_dim", -0.5))
     table = Table((made,), {"head_dim": Size(16, "test")})
     dtype = DTYPES["float32"]
     numbers = np.arange(48, dtype=np.float32)
@@ -177,7 +180,7 @@ def test_value_ops_follow_the_direction():
 
 
 def test_scaling_whole_numbers_is_refused():
-    made = row("a", "x", "b", "x", op=Scale("x", -0.5))
+    made = row("a: x <-> b: x", op=Scale("x", -0.5))
     table = Table((made,), {"x": Size(3, "test")})
     with pytest.raises(MappingError, match="only floating-point"):
         table.to_left({"b": stored(noise((3,), DTYPES["int8"]), DTYPES["int8"])})
@@ -185,10 +188,133 @@ def test_scaling_whole_numbers_is_refused():
 
 
 def test_rope_interleaving_is_a_row():
-    made = row("a", "(pair half)", "b", "(half pair)")
+    made = row("a: (pair half) <-> b: (half pair)")
     side = parse_side("a", "(pair half)")
     assert made.left == side
     dtype = DTYPES["int8"]
     source = stored(np.arange(8, dtype="u1"), dtype)
     array = Respelling(made.right, made.left, {"pair": 4, "half": 2}).at({}, {"b": source})
     assert array.read().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+WORDS = st.sampled_from(("tied", "biased", "experts"))
+OPS = st.sampled_from((None, Scale("x", -0.5), Scale("x", 1 / 3, "bfloat16"), Shift(1.0)))
+
+
+@st.composite
+def any_rows(draw):
+    """Rows of every kind, with all that may be said of them; some below prefixes of layers."""
+    made = replace(row(draw(statements()).text), op=draw(OPS))
+    when, unless = (" ".join(draw(st.lists(WORDS, unique=True))) for _ in range(2))
+    made = replace(made, when=when, unless=unless)
+    if draw(st.booleans()):
+        left, right = parse_key("layers_{block}.part_{kind:a,b}"), parse_key("layers.{2*block+3}.{x: y,z}")
+        sides = {"left": made.left.below(left), "right": made.right.below(right)}
+        made = replace(made, **sides, above="kind x") if "x" not in made.left.axes else made
+    return made
+
+
+class TestText:
+    @given(any_rows())
+    def test_a_row_is_what_its_text_says(self, made):
+        assert row(str(made)) == made
+        assert row(" \n ".join(re.split(r" (?![^{]*})", str(made)))) == made
+
+    @given(st.lists(any_rows(), max_size=4), st.integers(1, 200))
+    def test_rows_are_what_their_table_says(self, made, width):
+        text = rows_text(made, width)
+        assert rows(text) == tuple(made)
+        assert rows("# a: x\n\n" + text.replace("\n", "\n\n  ")) == tuple(made)
+
+    def test_all_that_a_row_may_say(self):
+        made = row("a.{k+3}: (x y) <-> b.{k}: y x, shift 1, when f g, unless h")
+        assert made == Row(parse_side("a.{k+3}", "(x y)"), parse_side("b.{k}", "y x"), Shift(1.0), "f g", "h")
+        assert row("step: <-> step:") == Row(parse_side("step", ""), parse_side("step", ""))
+        assert row("a:b: x <-> c,d: x").left.key.first() == "a:b"
+
+    def test_an_op_that_has_no_text(self):
+        made = row("a: x <-> b: x, when f", op=Multiply(2.0))
+        assert made == Row(parse_side("a", "x"), parse_side("b", "x"), Multiply(2.0), "f")
+        assert "Multiply" in str(made)
+        with pytest.raises(MappingError, match="an op already"):
+            row("a: x <-> b: x, shift 1", op=Multiply(2.0))
+
+    def test_headings_say_what_is_true_of_the_rows_below_them(self):
+        made = rows("""
+            first: x <-> uno: x
+            below at_{kind:l,g} <-> attn, above kind, when f
+            # The other side has the kind in its layers' number.
+            query:  x y <-> q: (x y), scale x -0.5, when g
+            out: y x
+                <-> o: (y x), unless h
+            unless f
+            last: <-> fin:
+        """)
+        assert list(map(str, made)) == [
+            "first: x <-> uno: x",
+            "at_{kind:l,g}.query: x y <-> attn.q: (x y), scale x -0.5, when f g, above kind",
+            "at_{kind:l,g}.out: y x <-> attn.o: (y x), when f, unless h, above kind",
+            "last: <-> fin:, unless f",
+        ]
+        (one_side,) = rows("below a <->\nb: x <-> c: x")
+        assert str(one_side) == "a.b: x <-> c: x"
+
+    @pytest.mark.parametrize(
+        ("text", "column", "message", "got"),
+        [
+            ("", 1, "two sides", "one side"),
+            ("a: x", 1, "two sides", "one side"),
+            ("a: x <-> b: x <-> c: x", 19, "two sides", "3 sides"),
+            ("a x <-> b: x", 1, "no colon", "a x"),
+            ("a: x <-> b x", 10, "no colon", "b x"),
+            ("a:x <-> b: x", 1, "no colon", "a:x"),
+            ("mlp a: x <-> b: x", 1, "blank in it", "mlp a"),
+            (": x <-> b: x", 1, "key is empty", None),
+            ("a: x 2y  <-> b: x", 6, "must be a word", "2y"),
+            ("a: x, y <-> b: x", 4, "must be a word", "x,"),
+            ("a: x <-> b.{: x", 12, "not closed", "{"),
+            ("a.x}: x <-> b: x", 1, "not opened", "a.x}"),
+            ("a: x <-> b: (x", 13, "not closed", "(x"),
+            ("ax.{x}: x <-> b: x", 9, "occurs twice", "x"),
+            ("a: x <-> b.{x-1}: x", 12, "axis names", "{x-1}"),
+            ("a: x <-> b: x, unles tied", 16, "no word", "unles"),
+            ("a: x <-> b: x, tied", 16, "no word", "tied"),
+            ("a: x <-> b: x,", 15, "no word", ""),
+            ("a: x <-> b: x, below c <-> d", 28, "two sides", "3 sides"),
+            ("a: x <-> b: x, when", 16, "no name", "when"),
+            ("a: x <-> b: x, when f unless g", 23, "comma is missing", "unless"),
+            ("a: x <-> b: x, when f, when g", 24, "twice", "when g"),
+            ("a: x <-> b: x, shift 1, scale x 2", 25, "twice", "scale x 2"),
+            ("a: x <-> b: x, scale x half", 24, "no number", "half"),
+            ("a: x <-> b: x, scale x 1 bf", 26, "no floating-point type", "bf"),
+        ],
+    )
+    def test_what_is_no_row_is_said_with_its_column(self, text, column, message, got):
+        for read in (row, rows):
+            if read is row or text:
+                with pytest.raises(MappingError, match=message) as caught:
+                    read(text)
+                assert caught.value.place == f"column {column} of {' '.join(text.split())!r}"
+                assert caught.value.got == got
+
+    @pytest.mark.parametrize(
+        ("heading", "column", "message"),
+        [
+            ("below a", 1, "begin in two ways"),
+            ("below a b <-> c", 1, "begin in two ways"),
+            ("below a <-> b.{x", 15, "not closed"),
+            ("when f, shift 1", 9, "no word"),
+            ("when", 1, "no name"),
+            ("above k below a <-> b", 9, "comma is missing"),
+        ],
+    )
+    def test_what_is_no_heading(self, heading, column, message):
+        with pytest.raises(MappingError, match=message) as caught:
+            rows(f"a: x <-> b: x\n  {heading}\nc: x <-> d: x")
+        assert caught.value.place == f"column {column} of {heading!r}"
+
+    def test_near_words(self):
+        with pytest.raises(MappingError) as caught:
+            row("a: x <-> b: x, unles tied")
+        assert caught.value.hint == "did you mean unless?"
+        assert caught.value.wanted == "one of scale, shift, when, unless, above"

@@ -19,11 +19,11 @@ from ckpttools.testing.strategies import noise, stored
 
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]
 ROWS = (
-    row("embedding", "vocab embed", "embed.weight", "vocab embed"),
-    row("logits", "embed vocab", "head.weight", "vocab embed", unless="tied"),
-    row("layers_{layer}.norm", "embed", "blocks.{layer}.norm.weight", "embed"),
-    row("layers_{layer}.wi", "embed mlp", "blocks.{layer}.up.weight", "mlp embed"),
-    row("layers_{layer}.query", "embed heads head_dim", "blocks.{layer}.q.weight", "(heads head_dim) embed"),
+    row("embedding: vocab embed <-> embed.weight: vocab embed"),
+    row("logits: embed vocab <-> head.weight: vocab embed, unless tied"),
+    row("layers_{layer}.norm: embed <-> blocks.{layer}.norm.weight: embed"),
+    row("layers_{layer}.wi: embed mlp <-> blocks.{layer}.up.weight: mlp embed"),
+    row("layers_{layer}.query: embed heads head_dim <-> blocks.{layer}.q.weight: (heads head_dim) embed"),
 )
 LENGTHS = {"vocab": 11, "embed": 5, "mlp": 7, "heads": 3, "head_dim": 2, "layer": 3}
 FIELDS = {"layer": "num_hidden_layers", "embed": "hidden_size", "vocab": "vocab_size"}
@@ -280,7 +280,7 @@ def test_a_size_that_is_none_is_refused(value):
 
 
 def test_value_notes_say_what_happens():
-    scaled = row("a.{layer}", "head_dim", "b.{layer}", "head_dim", op=Scale("head_dim", -0.5))
+    scaled = row("a.{layer}: head_dim <-> b.{layer}: head_dim", op=Scale("head_dim", -0.5))
     made = Table((scaled,), {"layer": Size(2, "test")})
     arrays = {f"b.{k}": stored(noise((8,), F32), F32) for k in range(2)}
     mapped = made.to_left(arrays)
@@ -291,7 +291,7 @@ def test_value_notes_say_what_happens():
 
 
 def test_labels_tell_the_size_of_their_axis():
-    made = Table((row("qkv", "part embed", "{part:q,k,v}.weight", "embed"),), {})
+    made = Table((row("qkv: part embed <-> {part:q,k,v}.weight: embed"),), {})
     mapped = made.to_left({f"{p}.weight": stored(noise((4,), F32, k), F32) for k, p in enumerate("qkv")})
     assert mapped.sizes == {"part": 3, "embed": 4}
     assert mapped.arrays["qkv"].shape == (3, 4)
@@ -304,9 +304,9 @@ def test_labels_tell_the_size_of_their_axis():
 def test_groups_that_follow_each_other_are_numbered_one_after_the_other(dense, moe):
     """`{moe+#dense}` counts from the number of dense layers; the names on the left tell both."""
     rows = (
-        row("dense_{dense}.w", "embed", "layers.{dense}.mlp", "embed"),
-        row("moe_{moe}.w", "embed", "layers.{moe+#dense}.experts", "embed"),
-        row("norm", "embed", "norm", "embed"),
+        row("dense_{dense}.w: embed <-> layers.{dense}.mlp: embed"),
+        row("moe_{moe}.w: embed <-> layers.{moe+#dense}.experts: embed"),
+        row("norm: embed <-> norm: embed"),
     )
     made = Table(rows, {"dense": Size(dense, "config"), "moe": Size(moe, "config")})
     shapes = {f"layers.{k}.mlp": (5,) for k in range(dense)}
@@ -325,8 +325,8 @@ def test_groups_that_follow_each_other_are_numbered_one_after_the_other(dense, m
 def test_cycles_and_what_remains(layers):
     """Six layers are a block that is stacked; the rest is stored layer by layer."""
     rows = (
-        row("layers.part_{position}", "embed block", "layers.{6*block+position}", "embed"),
-        row("rest.part_{rest}", "embed", "layers.{rest+#cycled}", "embed"),
+        row("layers.part_{position}: embed block <-> layers.{6*block+position}: embed"),
+        row("rest.part_{rest}: embed <-> layers.{rest+#cycled}: embed"),
     )
     derived = {"block": "layers // 6", "rest": "layers % 6", "cycled": "6 * block"}
     sizes = {"layers": Size(layers, "config"), "position": Size(6, "family")}
@@ -362,7 +362,7 @@ def test_a_length_below_nothing_is_refused():
 
 
 def test_a_scale_by_an_axis_that_is_not_there_is_refused():
-    made = Table((row("a", "n", "b", "n", op=Scale("heads", -0.5)),), {})
+    made = Table((row("a: n <-> b: n", op=Scale("heads", -0.5)),), {})
     with pytest.raises(MappingError, match="scaled by the length of an axis that has none") as caught:
         made.to_left({"b": stored(noise((3,), F32), F32)})
     assert caught.value.got == "heads"
@@ -419,7 +419,7 @@ def test_what_has_no_place_on_the_left_is_left_out_by_template_and_pattern():
 
 @given(values=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=50), size=st.integers(2, 200))
 def test_exact_stores_in_float32_what_would_not_come_back(values, size):
-    made = Table((row("a", "n", "b", "n", op=Scale("size", -0.5)),), {"size": Size(size, "test")})
+    made = Table((row("a: n <-> b: n", op=Scale("size", -0.5)),), {"size": Size(size, "test")})
     bits = np.array(values, np.uint16)
     small = np.abs(bits.view(BF16.numpy).astype(np.float32)) < 2.0**-120
     bits = np.where(np.isnan(bits.view(BF16.numpy).astype(np.float32)) | small, np.uint16(0x3F80), bits)
@@ -433,7 +433,7 @@ def test_exact_stores_in_float32_what_would_not_come_back(values, size):
 
 
 def test_exact_refuses_what_it_cannot_store():
-    made = Table((row("a", "n", "b", "n", op=Scale("n", -0.5)),), {})
+    made = Table((row("a: n <-> b: n", op=Scale("n", -0.5)),), {})
     with pytest.raises(UsageError, match="cannot be stored so that the way back is exact") as caught:
         made.to_left({"b": stored(noise((3,), F32), F32)}, exact=True)
     assert caught.value.place == "a"

@@ -6,96 +6,59 @@ writes (commit e591f30), bit by bit: tests/test_golden.py.
 
 from ckpttools.families.family import FlagRule
 from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import row
-from ckpttools.mapping.values import Scale
+from ckpttools.mapping.row import rows
 
-EMBEDDINGS = (
-    row("token_embedder.embedding", "vocab embed", "model.embed_tokens.weight", "vocab embed"),
-    row("decoder.decoder_norm.scale", "embed", "model.norm.weight", "embed"),
-    row("decoder.logits_dense.kernel", "embed vocab", "lm_head.weight", "vocab embed", unless="tied"),
-)
+EMBEDDINGS = rows("""
+    token_embedder.embedding:    vocab embed <-> model.embed_tokens.weight: vocab embed
+    decoder.decoder_norm.scale:  embed       <-> model.norm.weight:         embed
+    decoder.logits_dense.kernel: embed vocab <-> lm_head.weight:            vocab embed, unless tied
+""")
 
-NORMS = (
-    row("pre_self_attention_layer_norm.scale", "embed", "input_layernorm.weight", "embed"),
-    row("post_self_attention_layer_norm.scale", "embed", "post_attention_layernorm.weight", "embed"),
-)
+NORMS = rows("""
+    pre_self_attention_layer_norm.scale:  embed <-> input_layernorm.weight:          embed
+    post_self_attention_layer_norm.scale: embed <-> post_attention_layernorm.weight: embed
+""")
 
-MLP = (
-    row("mlp.wi_0.kernel", "embed mlp", "mlp.gate_proj.weight", "mlp embed"),
-    row("mlp.wi_1.kernel", "embed mlp", "mlp.up_proj.weight", "mlp embed"),
-    row("mlp.wo.kernel", "mlp embed", "mlp.down_proj.weight", "embed mlp"),
-)
+MLP = rows("""
+    mlp.wi_0.kernel: embed mlp <-> mlp.gate_proj.weight: mlp embed
+    mlp.wi_1.kernel: embed mlp <-> mlp.up_proj.weight:   mlp embed
+    mlp.wo.kernel:   mlp embed <-> mlp.down_proj.weight: embed mlp
+""")
 
-QUERY = row(
-    "self_attention.query.kernel", "embed heads head_dim", "self_attn.q_proj.weight", "(heads head_dim) embed"
-)
-KEY = row(
-    "self_attention.key.kernel",
-    "embed kv_heads head_dim",
-    "self_attn.k_proj.weight",
-    "(kv_heads head_dim) embed",
-)
-VALUE = row(
-    "self_attention.value.kernel",
-    "embed kv_heads head_dim",
-    "self_attn.v_proj.weight",
-    "(kv_heads head_dim) embed",
-)
-OUT = row(
-    "self_attention.out.kernel", "heads head_dim embed", "self_attn.o_proj.weight", "embed (heads head_dim)"
-)
-ATTENTION = (QUERY, KEY, VALUE, OUT)
-HEAD_NORMS = (
-    row("self_attention.query_norm.scale", "head_dim", "self_attn.q_norm.weight", "head_dim"),
-    row("self_attention.key_norm.scale", "head_dim", "self_attn.k_norm.weight", "head_dim"),
-)
+ATTENTION = rows("""
+    below self_attention <-> self_attn
+    query.kernel: embed heads head_dim    <-> q_proj.weight: (heads head_dim) embed
+    key.kernel:   embed kv_heads head_dim <-> k_proj.weight: (kv_heads head_dim) embed
+    value.kernel: embed kv_heads head_dim <-> v_proj.weight: (kv_heads head_dim) embed
+    out.kernel:   heads head_dim embed    <-> o_proj.weight: embed (heads head_dim)
+""")
+HEAD_NORMS = rows("""
+    self_attention.query_norm.scale: head_dim <-> self_attn.q_norm.weight: head_dim
+    self_attention.key_norm.scale:   head_dim <-> self_attn.k_norm.weight: head_dim
+""")
 
 # MaxText's models of these families do not scale in attention: 1/sqrt(head_dim) is in the query's weights.
-SCALED_QUERY = row(
-    "self_attention.query.kernel",
-    "embed heads head_dim",
-    "self_attn.q_proj.weight",
-    "(heads head_dim) embed",
-    op=Scale("head_dim", -0.5),
+SCALED_ATTENTION = (
+    *rows("""
+        self_attention.query.kernel: embed heads head_dim
+            <-> self_attn.q_proj.weight: (heads head_dim) embed, scale head_dim -0.5
+    """),
+    *ATTENTION[1:],
 )
-SCALED_ATTENTION = (SCALED_QUERY, KEY, VALUE, OUT)
 
 # RoPE has two layouts. Hugging Face rotates (x[i], x[i + head_dim/2]); MaxText's `llama3.1` rope rotates
 # neighbours, so there head_dim is stored as (pair half), not (half pair). Its default rope keeps halves.
-SCALED_ROTARY_ATTENTION = (
-    row(
-        "self_attention.query.kernel",
-        "embed heads head_dim",
-        "self_attn.q_proj.weight",
-        "(heads head_dim) embed",
-        op=Scale("head_dim", -0.5),
-        unless="interleaved",
-    ),
-    row(
-        "self_attention.query.kernel",
-        "embed heads (pair half)",
-        "self_attn.q_proj.weight",
-        "(heads half pair) embed",
-        op=Scale("head_dim", -0.5),
-        when="interleaved",
-    ),
-    row(
-        "self_attention.key.kernel",
-        "embed kv_heads head_dim",
-        "self_attn.k_proj.weight",
-        "(kv_heads head_dim) embed",
-        unless="interleaved",
-    ),
-    row(
-        "self_attention.key.kernel",
-        "embed kv_heads (pair half)",
-        "self_attn.k_proj.weight",
-        "(kv_heads half pair) embed",
-        when="interleaved",
-    ),
-    VALUE,
-    OUT,
-)
+SCALED_ROTARY_ATTENTION = rows("""
+    below self_attention <-> self_attn
+    query.kernel: embed heads head_dim
+        <-> q_proj.weight: (heads head_dim) embed, scale head_dim -0.5, unless interleaved
+    query.kernel: embed heads (pair half)
+        <-> q_proj.weight: (heads half pair) embed, scale head_dim -0.5, when interleaved
+    key.kernel:   embed kv_heads head_dim    <-> k_proj.weight: (kv_heads head_dim) embed, unless interleaved
+    key.kernel:   embed kv_heads (pair half) <-> k_proj.weight: (kv_heads half pair) embed, when interleaved
+    value.kernel: embed kv_heads head_dim    <-> v_proj.weight: (kv_heads head_dim) embed
+    out.kernel:   heads head_dim embed       <-> o_proj.weight: embed (heads head_dim)
+""")
 
 
 HF_LAYERS = "model.layers.{layer}"

@@ -3,105 +3,38 @@
 from ckpttools.families.decoder import EMBEDDINGS, MLP, NORMS, TIED
 from ckpttools.families.family import Family, FlagRule
 from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import row
+from ckpttools.mapping.row import rows
 
 # `query` is the part of a head that meets keys (with and without position), `kv` its key and value parts
 # that come out of the latent vector; MaxText leaves the columns of both as they are.
-ATTENTION = (
-    row("self_attention.kv_norm.scale", "kv_latent", "self_attn.kv_a_layernorm.weight", "kv_latent"),
-    row(
-        "self_attention.wkv_a.kernel",
-        "embed kv_down",
-        "self_attn.kv_a_proj_with_mqa.weight",
-        "kv_down embed",
-    ),
-    row(
-        "self_attention.wkv_b.kernel",
-        "kv_latent heads kv",
-        "self_attn.kv_b_proj.weight",
-        "(heads kv) kv_latent",
-    ),
-    row(
-        "self_attention.out.kernel",
-        "heads v_head_dim embed",
-        "self_attn.o_proj.weight",
-        "embed (heads v_head_dim)",
-    ),
-    row(
-        "self_attention.query.kernel",
-        "embed heads query",
-        "self_attn.q_proj.weight",
-        "(heads query) embed",
-        unless="query_latent",
-    ),
-    row(
-        "self_attention.q_norm.scale",
-        "q_latent",
-        "self_attn.q_a_layernorm.weight",
-        "q_latent",
-        when="query_latent",
-    ),
-    row(
-        "self_attention.wq_a.kernel",
-        "embed q_latent",
-        "self_attn.q_a_proj.weight",
-        "q_latent embed",
-        when="query_latent",
-    ),
-    row(
-        "self_attention.wq_b.kernel",
-        "q_latent heads query",
-        "self_attn.q_b_proj.weight",
-        "(heads query) q_latent",
-        when="query_latent",
-    ),
-)
-EXPERTS = (
-    row(
-        "DeepSeekMoeBlock_0.shared_experts.wi_0.kernel",
-        "embed shared_mlp",
-        "mlp.shared_experts.gate_proj.weight",
-        "shared_mlp embed",
-    ),
-    row(
-        "DeepSeekMoeBlock_0.shared_experts.wi_1.kernel",
-        "embed shared_mlp",
-        "mlp.shared_experts.up_proj.weight",
-        "shared_mlp embed",
-    ),
-    row(
-        "DeepSeekMoeBlock_0.shared_experts.wo.kernel",
-        "shared_mlp embed",
-        "mlp.shared_experts.down_proj.weight",
-        "embed shared_mlp",
-    ),
-    row("DeepSeekMoeBlock_0.MoeBlock_0.gate.kernel", "embed expert", "mlp.gate.weight", "expert embed"),
-    row(
-        "DeepSeekMoeBlock_0.MoeBlock_0.gate.bias",
-        "expert",
-        "mlp.gate.e_score_correction_bias",
-        "expert",
-        when="score_correction",
-    ),
-    row(
-        "DeepSeekMoeBlock_0.MoeBlock_0.wi_0",
-        "expert embed expert_mlp",
-        "mlp.experts.{expert}.gate_proj.weight",
-        "expert_mlp embed",
-    ),
-    row(
-        "DeepSeekMoeBlock_0.MoeBlock_0.wi_1",
-        "expert embed expert_mlp",
-        "mlp.experts.{expert}.up_proj.weight",
-        "expert_mlp embed",
-    ),
-    row(
-        "DeepSeekMoeBlock_0.MoeBlock_0.wo",
-        "expert expert_mlp embed",
-        "mlp.experts.{expert}.down_proj.weight",
-        "embed expert_mlp",
-    ),
-)
+ATTENTION = rows("""
+    below self_attention <-> self_attn
+    kv_norm.scale: kv_latent              <-> kv_a_layernorm.weight:     kv_latent
+    wkv_a.kernel:  embed kv_down          <-> kv_a_proj_with_mqa.weight: kv_down embed
+    wkv_b.kernel:  kv_latent heads kv     <-> kv_b_proj.weight:          (heads kv) kv_latent
+    out.kernel:    heads v_head_dim embed <-> o_proj.weight:             embed (heads v_head_dim)
+
+    below self_attention <-> self_attn, unless query_latent
+    query.kernel:  embed heads query      <-> q_proj.weight:             (heads query) embed
+
+    below self_attention <-> self_attn, when query_latent
+    q_norm.scale:  q_latent               <-> q_a_layernorm.weight:      q_latent
+    wq_a.kernel:   embed q_latent         <-> q_a_proj.weight:           q_latent embed
+    wq_b.kernel:   q_latent heads query   <-> q_b_proj.weight:           (heads query) q_latent
+""")
+EXPERTS = rows("""
+    below DeepSeekMoeBlock_0.shared_experts <-> mlp.shared_experts
+    wi_0.kernel: embed shared_mlp        <-> gate_proj.weight:             shared_mlp embed
+    wi_1.kernel: embed shared_mlp        <-> up_proj.weight:               shared_mlp embed
+    wo.kernel:   shared_mlp embed        <-> down_proj.weight:             embed shared_mlp
+
+    below DeepSeekMoeBlock_0.MoeBlock_0 <-> mlp
+    gate.kernel: embed expert            <-> gate.weight:                  expert embed
+    gate.bias:   expert                  <-> gate.e_score_correction_bias: expert, when score_correction
+    wi_0:        expert embed expert_mlp <-> experts.{expert}.gate_proj.weight: expert_mlp embed
+    wi_1:        expert embed expert_mlp <-> experts.{expert}.up_proj.weight:   expert_mlp embed
+    wo:          expert expert_mlp embed <-> experts.{expert}.down_proj.weight: embed expert_mlp
+""")
 
 FAMILY = Family(
     name="deepseek",

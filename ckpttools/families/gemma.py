@@ -3,13 +3,10 @@
 from ckpttools.families.decoder import TIED
 from ckpttools.families.family import FlagRule, Spelling
 from ckpttools.mapping.row import row
-from ckpttools.mapping.values import Shift
 
 # Gemma's norm multiplies by 1 + weight. MaxText keeps the sum, in float32 whatever the other arrays are.
-PLUS_ONE = Shift(1.0)
-
-FINAL_NORM = row("decoder.decoder_norm.scale", "embed", "model.norm.weight", "embed", op=PLUS_ONE)
-HEAD = row("decoder.logits_dense.kernel", "embed vocab", "lm_head.weight", "vocab embed", unless="tied")
+FINAL_NORM = row("decoder.decoder_norm.scale: embed <-> model.norm.weight: embed, shift 1")
+HEAD = row("decoder.logits_dense.kernel: embed vocab <-> lm_head.weight: vocab embed, unless tied")
 
 # Gemma's classes tie the embeddings where the configuration is silent.
 TIED_BY_DEFAULT = FlagRule(TIED.field, default=True, remedy=TIED.remedy)

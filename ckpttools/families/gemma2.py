@@ -1,92 +1,34 @@
 """Gemma 2: a local and a global layer of Hugging Face's are one of MaxText's."""
 
 from ckpttools.families.family import Family
-from ckpttools.families.gemma import FINAL_NORM, HEAD, PLUS_ONE, TIED_BY_DEFAULT
+from ckpttools.families.gemma import FINAL_NORM, HEAD, TIED_BY_DEFAULT
 from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import row
-from ckpttools.mapping.values import Scale
+from ckpttools.mapping.row import row, rows
 
 EMBEDDING = row(
-    "token_embedder.embedding",
-    "vocab embed",
-    "model.embed_tokens.weight",
-    "vocab embed",
-    op=Scale("embed", 0.5),
+    "token_embedder.embedding: vocab embed <-> model.embed_tokens.weight: vocab embed, scale embed 0.5"
 )
 
 # Which of the two layers it is stands in MaxText's names of its parts, in Hugging Face's number of the layer.
-ATTENTION = (
-    row(
-        "self_attention_{kind:local,global}.query.kernel",
-        "embed heads head_dim",
-        "self_attn.q_proj.weight",
-        "(heads head_dim) embed",
-        op=Scale("head_dim", -0.5),
-        above="kind",
-    ),
-    row(
-        "self_attention_{kind:local,global}.key.kernel",
-        "embed kv_heads head_dim",
-        "self_attn.k_proj.weight",
-        "(kv_heads head_dim) embed",
-        above="kind",
-    ),
-    row(
-        "self_attention_{kind:local,global}.value.kernel",
-        "embed kv_heads head_dim",
-        "self_attn.v_proj.weight",
-        "(kv_heads head_dim) embed",
-        above="kind",
-    ),
-    row(
-        "self_attention_{kind:local,global}.out.kernel",
-        "heads head_dim embed",
-        "self_attn.o_proj.weight",
-        "embed (heads head_dim)",
-        above="kind",
-    ),
-)
-MLP = (
-    row(
-        "mlp_{kind:local,global}.wi_0.kernel", "embed mlp", "mlp.gate_proj.weight", "mlp embed", above="kind"
-    ),
-    row("mlp_{kind:local,global}.wi_1.kernel", "embed mlp", "mlp.up_proj.weight", "mlp embed", above="kind"),
-    row("mlp_{kind:local,global}.wo.kernel", "mlp embed", "mlp.down_proj.weight", "embed mlp", above="kind"),
-)
-NORMS = (
-    row(
-        "pre_self_attention_norm_{kind:local,global}.scale",
-        "embed",
-        "input_layernorm.weight",
-        "embed",
-        op=PLUS_ONE,
-        above="kind",
-    ),
-    row(
-        "post_self_attention_norm_{kind:local,global}.scale",
-        "embed",
-        "post_attention_layernorm.weight",
-        "embed",
-        op=PLUS_ONE,
-        above="kind",
-    ),
-    row(
-        "pre_ffw_norm_{kind:local,global}.scale",
-        "embed",
-        "pre_feedforward_layernorm.weight",
-        "embed",
-        op=PLUS_ONE,
-        above="kind",
-    ),
-    row(
-        "post_ffw_norm_{kind:local,global}.scale",
-        "embed",
-        "post_feedforward_layernorm.weight",
-        "embed",
-        op=PLUS_ONE,
-        above="kind",
-    ),
-)
+ROWS = rows("""
+    below self_attention_{kind:local,global} <-> self_attn, above kind
+    query.kernel: embed heads head_dim    <-> q_proj.weight: (heads head_dim) embed, scale head_dim -0.5
+    key.kernel:   embed kv_heads head_dim <-> k_proj.weight: (kv_heads head_dim) embed
+    value.kernel: embed kv_heads head_dim <-> v_proj.weight: (kv_heads head_dim) embed
+    out.kernel:   heads head_dim embed    <-> o_proj.weight: embed (heads head_dim)
+
+    below mlp_{kind:local,global} <-> mlp, above kind
+    wi_0.kernel: embed mlp <-> gate_proj.weight: mlp embed
+    wi_1.kernel: embed mlp <-> up_proj.weight:   mlp embed
+    wo.kernel:   mlp embed <-> down_proj.weight: embed mlp
+
+    above kind
+    pre_self_attention_norm_{kind:local,global}.scale:  embed <-> input_layernorm.weight: embed, shift 1
+    post_self_attention_norm_{kind:local,global}.scale: embed
+        <-> post_attention_layernorm.weight: embed, shift 1
+    pre_ffw_norm_{kind:local,global}.scale:  embed <-> pre_feedforward_layernorm.weight:  embed, shift 1
+    post_ffw_norm_{kind:local,global}.scale: embed <-> post_feedforward_layernorm.weight: embed, shift 1
+""")
 
 FAMILY = Family(
     name="gemma2",
@@ -99,7 +41,7 @@ FAMILY = Family(
             "decoder.layers_{pair}",
             "decoder.layers",
             ("pair",),
-            (*ATTENTION, *MLP, *NORMS),
+            ROWS,
         ),
     ),
     sizes={

@@ -7,30 +7,25 @@ from ckpttools.families.gemma import (
     HEAD,
     INTERNAL,
     MULTIMODAL,
-    PLUS_ONE,
     TEXT_SIZES,
     TIED_BY_DEFAULT,
 )
 from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import row
-from ckpttools.mapping.values import Scale
+from ckpttools.mapping.row import row, rows
 
 # Here MaxText rounds sqrt(hidden_size) to bfloat16 before it multiplies.
 EMBEDDING = row(
-    "token_embedder.embedding",
-    "vocab embed",
-    "model.embed_tokens.weight",
-    "vocab embed",
-    op=Scale("embed", 0.5, "bfloat16"),
+    "token_embedder.embedding: vocab embed "
+    "<-> model.embed_tokens.weight: vocab embed, scale embed 0.5 bfloat16"
 )
-NORMS = (
-    row("pre_self_attention_norm.scale", "embed", "input_layernorm.weight", "embed", op=PLUS_ONE),
-    row("post_self_attention_norm.scale", "embed", "post_attention_layernorm.weight", "embed", op=PLUS_ONE),
-    row("pre_ffw_norm.scale", "embed", "pre_feedforward_layernorm.weight", "embed", op=PLUS_ONE),
-    row("post_ffw_norm.scale", "embed", "post_feedforward_layernorm.weight", "embed", op=PLUS_ONE),
-    row("self_attention.query_norm.scale", "head_dim", "self_attn.q_norm.weight", "head_dim", op=PLUS_ONE),
-    row("self_attention.key_norm.scale", "head_dim", "self_attn.k_norm.weight", "head_dim", op=PLUS_ONE),
-)
+NORMS = rows("""
+    pre_self_attention_norm.scale:   embed    <-> input_layernorm.weight:            embed, shift 1
+    post_self_attention_norm.scale:  embed    <-> post_attention_layernorm.weight:   embed, shift 1
+    pre_ffw_norm.scale:              embed    <-> pre_feedforward_layernorm.weight:  embed, shift 1
+    post_ffw_norm.scale:             embed    <-> post_feedforward_layernorm.weight: embed, shift 1
+    self_attention.query_norm.scale: head_dim <-> self_attn.q_norm.weight:           head_dim, shift 1
+    self_attention.key_norm.scale:   head_dim <-> self_attn.k_norm.weight:           head_dim, shift 1
+""")
 ROWS = (*ATTENTION, *MLP, *NORMS)
 
 FAMILY = Family(

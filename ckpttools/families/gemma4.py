@@ -1,139 +1,59 @@
 """Gemma 4, dense and with experts: blocks of five local layers and a global one, stacked twice."""
 
-from ckpttools.families.decoder import HEAD_NORMS, KEY, OUT, QUERY, VALUE
+from ckpttools.families.decoder import ATTENTION, HEAD_NORMS
 from ckpttools.families.family import Family, FlagRule, Spelling
 from ckpttools.families.gemma import HEAD, INTERNAL, TEXT_SIZES, TIED_BY_DEFAULT
 from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import row
-from ckpttools.mapping.values import Scale
+from ckpttools.mapping.row import row, rows
 
 EMBEDDING = row(
-    "token_embedder.embedding",
-    "vocab embed",
-    "model.embed_tokens.weight",
-    "vocab embed",
-    op=Scale("embed", 0.5),
+    "token_embedder.embedding: vocab embed <-> model.embed_tokens.weight: vocab embed, scale embed 0.5"
 )
-FINAL_NORM = row("decoder.decoder_norm.scale", "embed", "model.norm.weight", "embed")
-NORMS = (
-    row("pre_self_attention_norm.scale", "embed", "input_layernorm.weight", "embed"),
-    row("post_self_attention_norm.scale", "embed", "post_attention_layernorm.weight", "embed"),
-    row("pre_ffw_norm.scale", "embed", "pre_feedforward_layernorm.weight", "embed"),
-    row("post_ffw_norm.scale", "embed", "post_feedforward_layernorm.weight", "embed"),
-    row("layer_scalar", "one", "layer_scalar", "one"),
-)
-DENSE = (
-    row("mlp.wi_0.kernel", "embed mlp", "mlp.gate_proj.weight", "mlp embed", unless="experts"),
-    row("mlp.wi_1.kernel", "embed mlp", "mlp.up_proj.weight", "mlp embed", unless="experts"),
-    row("mlp.wo.kernel", "mlp embed", "mlp.down_proj.weight", "embed mlp", unless="experts"),
-)
-EXPERTS = (
-    row(
-        "mlp.pre_feedforward_layernorm_2.scale",
-        "embed",
-        "pre_feedforward_layernorm_2.weight",
-        "embed",
-        when="experts",
-    ),
-    row(
-        "mlp.post_feedforward_layernorm_1.scale",
-        "embed",
-        "post_feedforward_layernorm_1.weight",
-        "embed",
-        when="experts",
-    ),
-    row(
-        "mlp.post_feedforward_layernorm_2.scale",
-        "embed",
-        "post_feedforward_layernorm_2.weight",
-        "embed",
-        when="experts",
-    ),
-    row("mlp.pre_forward_scale_2", "embed", "router.scale", "embed", when="experts"),
-    row(
-        "mlp.moe_block.MoeBlock_0.gate.kernel",
-        "embed expert",
-        "router.proj.weight",
-        "expert embed",
-        when="experts",
-    ),
-    row(
-        "mlp.moe_block.MoeBlock_0.per_expert_scale",
-        "expert",
-        "router.per_expert_scale",
-        "expert",
-        when="experts",
-    ),
-    row(
-        "mlp.moe_block.MoeBlock_0.wi_{part}",
-        "expert embed expert_mlp",
-        "experts.gate_up_proj",
-        "expert (part expert_mlp) embed",
-        when="experts",
-    ),
-    row(
-        "mlp.moe_block.MoeBlock_0.wo",
-        "expert expert_mlp embed",
-        "experts.down_proj",
-        "expert embed expert_mlp",
-        when="experts",
-    ),
-    row(
-        "mlp.moe_block.shared_experts.wi_0.kernel",
-        "embed mlp",
-        "mlp.gate_proj.weight",
-        "mlp embed",
-        when="experts",
-    ),
-    row(
-        "mlp.moe_block.shared_experts.wi_1.kernel",
-        "embed mlp",
-        "mlp.up_proj.weight",
-        "mlp embed",
-        when="experts",
-    ),
-    row(
-        "mlp.moe_block.shared_experts.wo.kernel",
-        "mlp embed",
-        "mlp.down_proj.weight",
-        "embed mlp",
-        when="experts",
-    ),
-)
-LOCAL = (QUERY, KEY, VALUE, OUT, *HEAD_NORMS, *NORMS, *DENSE, *EXPERTS)
+FINAL_NORM = row("decoder.decoder_norm.scale: embed <-> model.norm.weight: embed")
+NORMS = rows("""
+    pre_self_attention_norm.scale:  embed <-> input_layernorm.weight:            embed
+    post_self_attention_norm.scale: embed <-> post_attention_layernorm.weight:   embed
+    pre_ffw_norm.scale:             embed <-> pre_feedforward_layernorm.weight:  embed
+    post_ffw_norm.scale:            embed <-> post_feedforward_layernorm.weight: embed
+    layer_scalar:                   one   <-> layer_scalar:                      one
+""")
+MLPS = rows("""
+    below mlp <-> mlp, unless experts
+    wi_0.kernel: embed mlp <-> gate_proj.weight: mlp embed
+    wi_1.kernel: embed mlp <-> up_proj.weight:   mlp embed
+    wo.kernel:   mlp embed <-> down_proj.weight: embed mlp
+
+    below mlp <->, when experts
+    pre_feedforward_layernorm_2.scale:  embed <-> pre_feedforward_layernorm_2.weight:  embed
+    post_feedforward_layernorm_1.scale: embed <-> post_feedforward_layernorm_1.weight: embed
+    post_feedforward_layernorm_2.scale: embed <-> post_feedforward_layernorm_2.weight: embed
+    pre_forward_scale_2:                embed <-> router.scale:                        embed
+
+    below mlp.moe_block.MoeBlock_0 <->, when experts
+    gate.kernel:      embed expert            <-> router.proj.weight:      expert embed
+    per_expert_scale: expert                  <-> router.per_expert_scale: expert
+    wi_{part}:        expert embed expert_mlp <-> experts.gate_up_proj:    expert (part expert_mlp) embed
+    wo:               expert expert_mlp embed <-> experts.down_proj:       expert embed expert_mlp
+
+    below mlp.moe_block.shared_experts <-> mlp, when experts
+    wi_0.kernel: embed mlp <-> gate_proj.weight: mlp embed
+    wi_1.kernel: embed mlp <-> up_proj.weight:   mlp embed
+    wo.kernel:   mlp embed <-> down_proj.weight: embed mlp
+""")
+LOCAL = (*ATTENTION, *HEAD_NORMS, *NORMS, *MLPS)
 # Global layers have heads of another size, and in most models no values of their own: keys serve as such.
-GLOBAL = (
-    row(
-        "self_attention.query.kernel",
-        "embed heads global_head_dim",
-        "self_attn.q_proj.weight",
-        "(heads global_head_dim) embed",
-    ),
-    row(
-        "self_attention.key.kernel",
-        "embed global_kv_heads global_head_dim",
-        "self_attn.k_proj.weight",
-        "(global_kv_heads global_head_dim) embed",
-    ),
-    row(
-        "self_attention.value.kernel",
-        "embed global_kv_heads global_head_dim",
-        "self_attn.v_proj.weight",
-        "(global_kv_heads global_head_dim) embed",
-        unless="keys_are_values",
-    ),
-    row(
-        "self_attention.out.kernel",
-        "heads global_head_dim embed",
-        "self_attn.o_proj.weight",
-        "embed (heads global_head_dim)",
-    ),
-    row("self_attention.query_norm.scale", "global_head_dim", "self_attn.q_norm.weight", "global_head_dim"),
-    row("self_attention.key_norm.scale", "global_head_dim", "self_attn.k_norm.weight", "global_head_dim"),
-    *NORMS,
-    *DENSE,
-    *EXPERTS,
-)
+GLOBAL_ATTENTION = rows("""
+    below self_attention <-> self_attn
+    query.kernel: embed heads global_head_dim <-> q_proj.weight: (heads global_head_dim) embed
+    key.kernel: embed global_kv_heads global_head_dim
+        <-> k_proj.weight: (global_kv_heads global_head_dim) embed
+    value.kernel: embed global_kv_heads global_head_dim
+        <-> v_proj.weight: (global_kv_heads global_head_dim) embed, unless keys_are_values
+    out.kernel:       heads global_head_dim embed <-> o_proj.weight: embed (heads global_head_dim)
+    query_norm.scale: global_head_dim             <-> q_norm.weight: global_head_dim
+    key_norm.scale:   global_head_dim             <-> k_norm.weight: global_head_dim
+""")
+GLOBAL = (*GLOBAL_ATTENTION, *NORMS, *MLPS)
 
 FAMILY = Family(
     name="gemma4",

@@ -3,51 +3,24 @@
 from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, NORMS, TIED
 from ckpttools.families.family import Family, FlagRule, Spelling
 from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import row
+from ckpttools.mapping.row import rows
 
-DENSE = (
-    row("mlp.wi_0.kernel", "embed mlp", "feed_forward.gate_proj.weight", "mlp embed"),
-    row("mlp.wi_1.kernel", "embed mlp", "feed_forward.up_proj.weight", "mlp embed"),
-    row("mlp.wo.kernel", "mlp embed", "feed_forward.down_proj.weight", "embed mlp"),
-)
-EXPERTS = (
-    row(
-        "Llama4MoEBlock_0.MoeBlock_0.gate.kernel",
-        "embed expert",
-        "feed_forward.router.weight",
-        "expert embed",
-    ),
-    row(
-        "Llama4MoEBlock_0.MoeBlock_0.wi_{part}",
-        "expert embed expert_mlp",
-        "feed_forward.experts.gate_up_proj",
-        "expert embed (part expert_mlp)",
-    ),
-    row(
-        "Llama4MoEBlock_0.MoeBlock_0.wo",
-        "expert expert_mlp embed",
-        "feed_forward.experts.down_proj",
-        "expert expert_mlp embed",
-    ),
-    row(
-        "Llama4MoEBlock_0.shared_experts.wi_0.kernel",
-        "embed expert_mlp",
-        "feed_forward.shared_expert.gate_proj.weight",
-        "expert_mlp embed",
-    ),
-    row(
-        "Llama4MoEBlock_0.shared_experts.wi_1.kernel",
-        "embed expert_mlp",
-        "feed_forward.shared_expert.up_proj.weight",
-        "expert_mlp embed",
-    ),
-    row(
-        "Llama4MoEBlock_0.shared_experts.wo.kernel",
-        "expert_mlp embed",
-        "feed_forward.shared_expert.down_proj.weight",
-        "embed expert_mlp",
-    ),
-)
+DENSE = rows("""
+    mlp.wi_0.kernel: embed mlp <-> feed_forward.gate_proj.weight: mlp embed
+    mlp.wi_1.kernel: embed mlp <-> feed_forward.up_proj.weight:   mlp embed
+    mlp.wo.kernel:   mlp embed <-> feed_forward.down_proj.weight: embed mlp
+""")
+EXPERTS = rows("""
+    below Llama4MoEBlock_0.MoeBlock_0 <-> feed_forward
+    gate.kernel: embed expert            <-> router.weight:        expert embed
+    wi_{part}:   expert embed expert_mlp <-> experts.gate_up_proj: expert embed (part expert_mlp)
+    wo:          expert expert_mlp embed <-> experts.down_proj:    expert expert_mlp embed
+
+    below Llama4MoEBlock_0.shared_experts <-> feed_forward.shared_expert
+    wi_0.kernel: embed expert_mlp        <-> gate_proj.weight:     expert_mlp embed
+    wi_1.kernel: embed expert_mlp        <-> up_proj.weight:       expert_mlp embed
+    wo.kernel:   expert_mlp embed        <-> down_proj.weight:     embed expert_mlp
+""")
 
 FAMILY = Family(
     name="llama4",

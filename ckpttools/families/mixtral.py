@@ -12,14 +12,15 @@ from ckpttools.families.decoder import (
 )
 from ckpttools.families.family import Family
 from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import row
+from ckpttools.mapping.row import rows
 
-EXPERTS = (
-    row("MoeBlock_0.gate.kernel", "embed expert", "block_sparse_moe.gate.weight", "expert embed"),
-    row("MoeBlock_0.wi_0", "expert embed mlp", "block_sparse_moe.experts.{expert}.w1.weight", "mlp embed"),
-    row("MoeBlock_0.wi_1", "expert embed mlp", "block_sparse_moe.experts.{expert}.w3.weight", "mlp embed"),
-    row("MoeBlock_0.wo", "expert mlp embed", "block_sparse_moe.experts.{expert}.w2.weight", "embed mlp"),
-)
+EXPERTS = rows("""
+    below MoeBlock_0 <-> block_sparse_moe
+    gate.kernel: embed expert     <-> gate.weight:                expert embed
+    wi_0:        expert embed mlp <-> experts.{expert}.w1.weight: mlp embed
+    wi_1:        expert embed mlp <-> experts.{expert}.w3.weight: mlp embed
+    wo:          expert mlp embed <-> experts.{expert}.w2.weight: embed mlp
+""")
 
 FAMILY = Family(
     name="mixtral",

@@ -3,32 +3,22 @@
 from ckpttools.families.decoder import EMBEDDINGS, MLP, SIZES, TIED
 from ckpttools.families.family import Family
 from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import row
+from ckpttools.mapping.row import rows
 
-ROWS = (
-    row(
-        "attention.query.kernel", "embed heads head_dim", "self_attn.q_proj.weight", "(heads head_dim) embed"
-    ),
-    row(
-        "attention.key.kernel",
-        "embed kv_heads head_dim",
-        "self_attn.k_proj.weight",
-        "(kv_heads head_dim) embed",
-    ),
-    row(
-        "attention.value.kernel",
-        "embed kv_heads head_dim",
-        "self_attn.v_proj.weight",
-        "(kv_heads head_dim) embed",
-    ),
-    row("attention.out.kernel", "heads head_dim embed", "self_attn.o_proj.weight", "embed (heads head_dim)"),
+ATTENTION = rows("""
+    below attention <-> self_attn
+    query.kernel: embed heads head_dim    <-> q_proj.weight: (heads head_dim) embed
+    key.kernel:   embed kv_heads head_dim <-> k_proj.weight: (kv_heads head_dim) embed
+    value.kernel: embed kv_heads head_dim <-> v_proj.weight: (kv_heads head_dim) embed
+    out.kernel:   heads head_dim embed    <-> o_proj.weight: embed (heads head_dim)
     # One norm over all heads together.
-    row("attention.query_norm.scale", "(heads head_dim)", "self_attn.q_norm.weight", "(heads head_dim)"),
-    row("attention.key_norm.scale", "(kv_heads head_dim)", "self_attn.k_norm.weight", "(kv_heads head_dim)"),
-    row("post_self_attention_layer_norm.scale", "embed", "post_attention_layernorm.weight", "embed"),
-    row("post_mlp_layer_norm.scale", "embed", "post_feedforward_layernorm.weight", "embed"),
-    *MLP,
-)
+    query_norm.scale: (heads head_dim)    <-> q_norm.weight: (heads head_dim)
+    key_norm.scale:   (kv_heads head_dim) <-> k_norm.weight: (kv_heads head_dim)
+""")
+NORMS = rows("""
+    post_self_attention_layer_norm.scale: embed <-> post_attention_layernorm.weight:   embed
+    post_mlp_layer_norm.scale:            embed <-> post_feedforward_layernorm.weight: embed
+""")
 
 FAMILY = Family(
     name="olmo3",
@@ -41,7 +31,7 @@ FAMILY = Family(
             "decoder.layers_{4*block+position}",
             "decoder.layers.layers_{position}",
             ("block",),
-            ROWS,
+            (*ATTENTION, *NORMS, *MLP),
         ),
     ),
     sizes={**SIZES, "layers": ("num_hidden_layers",)},

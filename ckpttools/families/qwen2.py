@@ -13,13 +13,13 @@ from ckpttools.families.decoder import (
 )
 from ckpttools.families.family import Family
 from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import row
+from ckpttools.mapping.row import rows
 
-BIASES = (
-    row("self_attention.query.bias", "heads head_dim", "self_attn.q_proj.bias", "(heads head_dim)"),
-    row("self_attention.key.bias", "kv_heads head_dim", "self_attn.k_proj.bias", "(kv_heads head_dim)"),
-    row("self_attention.value.bias", "kv_heads head_dim", "self_attn.v_proj.bias", "(kv_heads head_dim)"),
-)
+BIASES = rows("""
+    self_attention.query.bias: heads head_dim    <-> self_attn.q_proj.bias: (heads head_dim)
+    self_attention.key.bias:   kv_heads head_dim <-> self_attn.k_proj.bias: (kv_heads head_dim)
+    self_attention.value.bias: kv_heads head_dim <-> self_attn.v_proj.bias: (kv_heads head_dim)
+""")
 
 FAMILY = Family(
     name="qwen2",

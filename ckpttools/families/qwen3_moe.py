@@ -13,14 +13,15 @@ from ckpttools.families.decoder import (
 )
 from ckpttools.families.family import Family
 from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import row
+from ckpttools.mapping.row import rows
 
-EXPERTS = (
-    row("moe_block.gate.kernel", "embed expert", "mlp.gate.weight", "expert embed"),
-    row("moe_block.wi_0", "expert embed mlp", "mlp.experts.{expert}.gate_proj.weight", "mlp embed"),
-    row("moe_block.wi_1", "expert embed mlp", "mlp.experts.{expert}.up_proj.weight", "mlp embed"),
-    row("moe_block.wo", "expert mlp embed", "mlp.experts.{expert}.down_proj.weight", "embed mlp"),
-)
+EXPERTS = rows("""
+    below moe_block <-> mlp
+    gate.kernel: embed expert     <-> gate.weight:                       expert embed
+    wi_0:        expert embed mlp <-> experts.{expert}.gate_proj.weight: mlp embed
+    wi_1:        expert embed mlp <-> experts.{expert}.up_proj.weight:   mlp embed
+    wo:          expert mlp embed <-> experts.{expert}.down_proj.weight: embed mlp
+""")
 
 FAMILY = Family(
     name="qwen3-moe",

@@ -3,73 +3,42 @@
 from ckpttools.families.decoder import EMBEDDINGS, SIZES, TIED
 from ckpttools.families.family import Family
 from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import row
+from ckpttools.mapping.row import rows
 
-COMMON = (
-    row("input_layernorm.scale", "embed", "input_layernorm.weight", "embed"),
-    row("post_attention_layernorm.scale", "embed", "post_attention_layernorm.weight", "embed"),
-    row("mlp.routed_experts.gate.kernel", "embed expert", "mlp.gate.weight", "expert embed"),
-    row("mlp.routed_experts.wi_0", "expert embed mlp", "mlp.experts.{expert}.gate_proj.weight", "mlp embed"),
-    row("mlp.routed_experts.wi_1", "expert embed mlp", "mlp.experts.{expert}.up_proj.weight", "mlp embed"),
-    row("mlp.routed_experts.wo", "expert mlp embed", "mlp.experts.{expert}.down_proj.weight", "embed mlp"),
-    row(
-        "mlp.shared_expert.wi_0.kernel",
-        "embed shared_mlp",
-        "mlp.shared_expert.gate_proj.weight",
-        "shared_mlp embed",
-    ),
-    row(
-        "mlp.shared_expert.wi_1.kernel",
-        "embed shared_mlp",
-        "mlp.shared_expert.up_proj.weight",
-        "shared_mlp embed",
-    ),
-    row(
-        "mlp.shared_expert.wo.kernel",
-        "shared_mlp embed",
-        "mlp.shared_expert.down_proj.weight",
-        "embed shared_mlp",
-    ),
-    row("mlp.shared_expert_gate.kernel", "embed one", "mlp.shared_expert_gate.weight", "one embed"),
-)
-LINEAR = (
-    row("attention.in_proj_qkvz.kernel", "embed qkvz", "linear_attn.in_proj_qkvz.weight", "qkvz embed"),
-    row("attention.in_proj_ba.kernel", "embed ba", "linear_attn.in_proj_ba.weight", "ba embed"),
-    row("attention.conv1d.kernel", "taps one channels", "linear_attn.conv1d.weight", "channels one taps"),
-    row("attention.A_log", "value_heads", "linear_attn.A_log", "value_heads"),
-    row("attention.dt_bias", "value_heads", "linear_attn.dt_bias", "value_heads"),
-    row("attention.norm.rms_norm.scale", "value_dim", "linear_attn.norm.weight", "value_dim"),
-    row("attention.out_proj.kernel", "values embed", "linear_attn.out_proj.weight", "embed values"),
-)
+COMMON = rows("""
+    input_layernorm.scale:          embed <-> input_layernorm.weight:          embed
+    post_attention_layernorm.scale: embed <-> post_attention_layernorm.weight: embed
+
+    below mlp <-> mlp
+    routed_experts.gate.kernel: embed expert     <-> gate.weight:                       expert embed
+    routed_experts.wi_0:        expert embed mlp <-> experts.{expert}.gate_proj.weight: mlp embed
+    routed_experts.wi_1:        expert embed mlp <-> experts.{expert}.up_proj.weight:   mlp embed
+    routed_experts.wo:          expert mlp embed <-> experts.{expert}.down_proj.weight: embed mlp
+    shared_expert.wi_0.kernel:  embed shared_mlp <-> shared_expert.gate_proj.weight:    shared_mlp embed
+    shared_expert.wi_1.kernel:  embed shared_mlp <-> shared_expert.up_proj.weight:      shared_mlp embed
+    shared_expert.wo.kernel:    shared_mlp embed <-> shared_expert.down_proj.weight:    embed shared_mlp
+    shared_expert_gate.kernel:  embed one        <-> shared_expert_gate.weight:         one embed
+""")
+LINEAR = rows("""
+    below attention <-> linear_attn
+    in_proj_qkvz.kernel: embed qkvz        <-> in_proj_qkvz.weight: qkvz embed
+    in_proj_ba.kernel:   embed ba          <-> in_proj_ba.weight:   ba embed
+    conv1d.kernel:       taps one channels <-> conv1d.weight:       channels one taps
+    A_log:               value_heads       <-> A_log:               value_heads
+    dt_bias:             value_heads       <-> dt_bias:             value_heads
+    norm.rms_norm.scale: value_dim         <-> norm.weight:         value_dim
+    out_proj.kernel:     values embed      <-> out_proj.weight:     embed values
+""")
 # The query projection holds the query and a gate of the same size; the output projection stays flat.
-FULL = (
-    row(
-        "attention.attention.query.kernel",
-        "embed heads query_and_gate",
-        "self_attn.q_proj.weight",
-        "(heads query_and_gate) embed",
-    ),
-    row(
-        "attention.attention.key.kernel",
-        "embed kv_heads head_dim",
-        "self_attn.k_proj.weight",
-        "(kv_heads head_dim) embed",
-    ),
-    row(
-        "attention.attention.value.kernel",
-        "embed kv_heads head_dim",
-        "self_attn.v_proj.weight",
-        "(kv_heads head_dim) embed",
-    ),
-    row(
-        "attention.attention.out.kernel",
-        "(heads head_dim) embed",
-        "self_attn.o_proj.weight",
-        "embed (heads head_dim)",
-    ),
-    row("attention.attention.query_norm.scale", "head_dim", "self_attn.q_norm.weight", "head_dim"),
-    row("attention.attention.key_norm.scale", "head_dim", "self_attn.k_norm.weight", "head_dim"),
-)
+FULL = rows("""
+    below attention.attention <-> self_attn
+    query.kernel:     embed heads query_and_gate <-> q_proj.weight: (heads query_and_gate) embed
+    key.kernel:       embed kv_heads head_dim    <-> k_proj.weight: (kv_heads head_dim) embed
+    value.kernel:     embed kv_heads head_dim    <-> v_proj.weight: (kv_heads head_dim) embed
+    out.kernel:       (heads head_dim) embed     <-> o_proj.weight: embed (heads head_dim)
+    query_norm.scale: head_dim                   <-> q_norm.weight: head_dim
+    key_norm.scale:   head_dim                   <-> k_norm.weight: head_dim
+""")
 
 FAMILY = Family(
     name="qwen3-next",

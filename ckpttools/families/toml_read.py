@@ -1,7 +1,7 @@
-"""A family out of a TOML file: the fields of `Family`, `Layers` and `row`, and nothing else.
+"""A family out of a TOML file: the fields of `Family` and `Layers`, rows as text or tables; nothing else.
 
-Rows that several groups of layers have may stand in a named set, `[[sets.NAME]]`; the text NAME in a list of
-rows is all of them. Nothing in such a file is run.
+Rows that several groups of layers have may stand in `[sets]` under a name; in a list of rows it is all of
+them. Nothing in such a file is run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from ckpttools.families.toml_values import (
     truth,
 )
 from ckpttools.mapping.arithmetic import names_in
-from ckpttools.mapping.axes import parse_key
+from ckpttools.mapping.axes import parse_key, parse_side
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.op_text import parse_op
-from ckpttools.mapping.row import Row, row
+from ckpttools.mapping.row import Row, rows
+from ckpttools.mapping.row_text import ARROW
 from ckpttools.mapping.sizes import Alternatives
 from ckpttools.mapping.values import ValueOp
 
@@ -151,27 +152,42 @@ _SIDES = ("left", "left_axes", "right", "right_axes")
 
 
 def _rows(sets: Sets, value: object, place: str) -> Rows:
-    """Rows, and names of sets of rows, in any order."""
+    """Rows as the lines of a text, or a list of such texts, of tables and of names of sets, in any order."""
+    if isinstance(value, str):
+        return _of_text(value, place)
     found: tuple[Rows, ...] = list_of(partial(_row_or_set, sets))(value, place)
     return tuple(each for some in found for each in some)
 
 
+def _of_text(value: str, place: str) -> Rows:
+    with placed(place):
+        return rows(value)
+
+
+def _of_table(value: Mapping[str, object], place: str) -> Rows:
+    left = value.get("left")
+    named = f"{place} ({left})" if isinstance(left, str) else place
+    said = fields(_ROW, required=_SIDES)(value, named)
+    with placed(named):
+        left, right = (parse_side(said.pop(side), said.pop(f"{side}_axes")) for side in ("left", "right"))
+        return (Row(left, right, **said),)
+
+
 def _row_or_set(sets: Sets, value: object, place: str) -> Rows:
-    if not isinstance(value, str):
-        left = value.get("left") if isinstance(value, dict) else None
-        named = f"{place} ({left})" if isinstance(left, str) else place
-        described = fields(_ROW, required=_SIDES)(value, named)
-        with placed(named):
-            return (row(**described),)
-    if value not in sets:
-        near = near_names(value, sets, 1)
-        raise MappingError(
-            f"there is no set of rows {value!r}",
-            place=place,
-            wanted="one of " + ", ".join(sets) if sets else "a row, or a set that [[sets.NAME]] makes",
-            hint=f"did you mean {near[0]}?" if near else None,
-        )
-    return sets[value]
+    if isinstance(value, dict):
+        return _of_table(value, place)
+    named = text(value, place)
+    if named in sets:
+        return sets[named]
+    if ARROW in named:
+        return _of_text(named, place)
+    near = near_names(named, sets, 1)
+    raise MappingError(
+        f"there is no set of rows {named!r}",
+        place=place,
+        wanted="one of " + ", ".join(sets) if sets else "rows, or a set that [sets] makes",
+        hint=f"did you mean {near[0]}?" if near else None,
+    )
 
 
 def _layers(sets: Sets, value: object, place: str) -> Layers:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import count, groupby
 
+from ckpttools.core.errors import MappingError
 from ckpttools.families.family import PLAIN, Family, FlagRule, Spelling
-from ckpttools.mapping.axes import Side
 from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.op_text import op_text
-from ckpttools.mapping.row import Row
+from ckpttools.mapping.row import Row, rows_text
+from ckpttools.mapping.row import row as parse_row
 
 Rows = tuple[Row, ...]
 _WIDTH = 100
@@ -21,7 +21,7 @@ def family_to_toml(family: Family) -> str:
     """The text from which `family_from_toml` makes the same family.
 
     Raises:
-        MappingError: it has a value op that has no text.
+        MappingError: it has a row that has no text: by its value op, or by blanks in a name.
     """
     sets = _shared_rows(family.layers)
     lines = [
@@ -34,7 +34,7 @@ def family_to_toml(family: Family) -> str:
                 "left_out": family.left_out,
             }
         ),
-        *([] if family.rows else ["rows = []"]),
+        *_rows("rows", family.rows),
         *_table("sizes", family.sizes),
         *_table("derived", family.derived),
         *_table("constants", family.constants),
@@ -42,8 +42,8 @@ def family_to_toml(family: Family) -> str:
         *_table("maxtext_vocab", {str(rows): wanted for rows, wanted in family.maxtext_vocab.items()}),
         *_table("hints", family.hints),
         *(line for each in family.spellings for line in _spelling(each) if family.spellings != (PLAIN,)),
-        *_rows("rows", family.rows),
-        *(line for rows, name in sets.items() for line in _rows(f"sets.{_key(name)}", rows)),
+        *(["", "[sets]"] if sets else []),
+        *(line for rows, name in sets.items() for line in _rows(_key(name), rows)),
         *(line for group in family.layers for line in _layers(group, family.layers, sets)),
     ]
     return "\n".join(lines) + "\n"
@@ -88,21 +88,16 @@ def _layers(group: Layers, layers: Sequence[Layers], sets: Mapping[Rows, str]) -
     if all(rows in sets for rows in runs):
         yield f"rows = {_value([sets[rows] for rows in runs])}"
     else:
-        yield from _rows("layers.rows", group.rows)
+        yield from _rows("rows", group.rows)
 
 
 def _rows(name: str, rows: Rows) -> Iterator[str]:
+    """A text with the rows as lines of a table."""
     for row in rows:
-        yield from ("", f"[[{name}]]")
-        for side, of in (("left", row.left), ("right", row.right)):
-            yield f"{side} = {_value(str(of.key))}"
-            yield f"{side}_axes = {_value(_axes(of))}"
-        op = op_text(row.op) if row.op else ""
-        yield from _entries({"op": op, "when": row.when, "unless": row.unless, "above": row.above})
-
-
-def _axes(side: Side) -> str:
-    return " ".join(each[0] if len(each) == 1 else f"({' '.join(each)})" for each in side.groups)
+        if parse_row(text := str(row)) != row:
+            raise MappingError("this row has no text", got=text, hint="a name may have no blanks in it")
+    lines = rows_text(rows, _WIDTH).split("\n") if rows else []
+    yield "\n".join([f'{name} = """', *(_value(line)[1:-1] for line in lines), '"""'])
 
 
 def _flag(name: str, rule: FlagRule) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """One side of a row: a key with axes in it and an array with named axes.
 
-    "model.layers.{layer}.self_attn.q_proj.weight", "(heads head_dim) embed"
+    model.layers.{layer}.self_attn.q_proj.weight: (heads head_dim) embed
 
 An index inside a key is an axis like any other. `{layer}` is a plain one, `{layer+3}` counts from 3,
 `{6*block+position}` is a sum of multiples, `{layer+#dense}` counts from the length of `dense`,
@@ -10,7 +10,7 @@ words. In the array, `(heads head_dim)` is two axes merged into one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -97,10 +97,22 @@ class Key:
 
     def below(self, prefix: Key) -> Key:
         """This key under another one, joined by a dot."""
-        return Key((*prefix.parts, ".", *self.parts)) if prefix.parts else self
+        return Key(_merged((*prefix.parts, ".", *self.parts))) if prefix.parts else self
 
     def __str__(self) -> str:
         return "".join(map(str, self.parts))
+
+
+def _merged(parts: Iterable[str | Field]) -> tuple[str | Field, ...]:
+    """Literals that follow each other are one, as where the whole key is parsed."""
+    merged: list[str | Field] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if isinstance(part, str) and isinstance(last, str):
+            merged[-1] = last + part
+        else:
+            merged.append(part)
+    return tuple(merged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +154,7 @@ class Side:
 
     def __str__(self) -> str:
         groups = (" ".join(g) if len(g) == 1 else f"({' '.join(g)})" for g in self.groups)
-        return f"{self.key} [{' '.join(groups)}]"
+        return f"{self.key}: {' '.join(groups)}".rstrip()
 
 
 def _indices(axes: Sequence[str], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -162,7 +174,7 @@ def parse_side(key: str, axes: str) -> Side:
     """
     side = Side(parse_key(key), parse_groups(axes))
     if not side.key.parts:
-        raise MappingError("a key is empty", place=f"[{axes}]")
+        raise MappingError("a key is empty", place=f": {axes}")
     for axis in side.axes:
         if side.axes.count(axis) > 1:
             raise MappingError("an axis occurs twice on one side", place=side, got=axis)
@@ -176,13 +188,13 @@ def parse_key(text: str) -> Key:
     while rest:
         literal, brace, rest = rest.partition("{")
         if "}" in literal:
-            raise MappingError("a brace is not opened", place=text)
+            raise MappingError("a brace is not opened", place=text, got=literal)
         if literal:
             parts.append(literal)
         if brace:
             inside, closed, rest = rest.partition("}")
             if not closed:
-                raise MappingError("a brace is not closed", place=text)
+                raise MappingError("a brace is not closed", place=text, got="{" + inside)
             parts.append(_parse_field(inside, text))
     return Key(tuple(parts))
 
@@ -226,12 +238,13 @@ def parse_groups(text: str) -> tuple[Group, ...]:
         if rest.startswith("("):
             inside, closed, rest = rest[1:].partition(")")
             if not closed:
-                raise MappingError("a bracket is not closed", place=text)
+                raise MappingError("a bracket is not closed", place=text, got="(" + inside)
             groups.append(tuple(inside.split()))
         else:
             name, _, rest = rest.partition(" ")
             groups.append((name,))
         rest = rest.strip()
-    if any(not axis.isidentifier() for group in groups for axis in group):
-        raise MappingError("an axis name must be a word", place=text)
+    for axis in (axis for group in groups for axis in group):
+        if not axis.isidentifier():
+            raise MappingError("an axis name must be a word", place=text, got=axis)
     return tuple(groups)

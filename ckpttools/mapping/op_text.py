@@ -8,6 +8,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MappingError, near_names
 from ckpttools.mapping.values import Exactness, Scale, Shift, ValueOp
 
+OPS = ("scale", "shift")
 _FORMS = "scale AXIS POWER [DTYPE] or shift AMOUNT"
 
 

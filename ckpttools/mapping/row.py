@@ -1,17 +1,36 @@
-"""A row: one array, or one family of arrays, spelled two ways. Both directions come from it."""
+"""A row: one array, or one family of arrays, spelled two ways. Both directions come from it.
+
+    mlp.wi_0.kernel: embed mlp <-> mlp.gate_proj.weight: mlp embed
+
+On both sides a name, a colon and the axes of its array, in the language of `ckpttools.mapping.axes`. Then,
+after commas, what else there is to say of it:
+
+    scale head_dim -0.5   what happens to values on the way to the left, as `ckpttools.mapping.op_text` has it
+    when tied             the row is there where the flag is set; several flags have blanks between
+    unless tied           the row is there where it is not set
+    above kind            only one side names this axis; the other has it in the prefix of its layers
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
-from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import elementwise, relayout, stack, take
 from ckpttools.core.errors import MappingError
-from ckpttools.core.region import Shape
-from ckpttools.mapping.axes import Group, Side, parse_side
-from ckpttools.mapping.values import BoundOp, ValueOp
+from ckpttools.mapping.axes import Key, Side
+from ckpttools.mapping.op_text import op_text
+from ckpttools.mapping.row_text import (
+    ARROW,
+    NOWHERE,
+    aligned,
+    is_heading,
+    joined,
+    read,
+    read_heading,
+    split_rows,
+)
+from ckpttools.mapping.values import Scale, Shift, ValueOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,108 +72,64 @@ class Row:
         return set(self.when.split()) <= set(flags) and not set(self.unless.split()) & set(flags)
 
     def __str__(self) -> str:
-        return f"{self.left}  <->  {self.right}"
+        """The text that `row` makes it from, where its names and its op have one."""
+        said = [f"{self.left} {ARROW} {self.right}"]
+        if self.op is not None:
+            said.append(op_text(self.op) if isinstance(self.op, Scale | Shift) else repr(self.op))
+        flags = {"when": self.when, "unless": self.unless, "above": self.above}
+        return ", ".join([*said, *(f"{word} {names}" for word, names in flags.items() if names)])
 
 
-def row(
-    left: str,
-    left_axes: str,
-    right: str,
-    right_axes: str,
-    *,
-    op: ValueOp | None = None,
-    when: str = "",
-    unless: str = "",
-    above: str = "",
-) -> Row:
-    """A row from its text; see `ckpttools.mapping.axes` for the language.
+def row(text: str, *, op: ValueOp | None = None) -> Row:
+    """A row from its text.
+
+    Args:
+        text: in the language of this module; blanks may be any, also ends of lines.
+        op: one that has no text.
 
     Raises:
         MappingError: the text is not in the language, or the sides name different axes.
     """
-    return Row(parse_side(left, left_axes), parse_side(right, right_axes), op, when, unless, above)
+    left, right, said = read(text)
+    if op is not None and "op" in said:
+        raise MappingError("the text of a row has an op already", place=text, got=repr(op))
+    return Row(left, right, **{"op": op, **said})
 
 
-@dataclass(frozen=True, slots=True)
-class _Moves:
-    """How one source array becomes part of a target.
+def rows(text: str) -> tuple[Row, ...]:
+    """Rows from a text with one on each line.
 
-    Attributes:
-        taken: its axes that enter the key; they are brought to the front.
-        split, order, merge: as of `relayout`.
+    A line that begins with `<->` goes on with the one before; `# ...` is a comment. A heading says what is
+    true of all rows below it, until the next: flags, or what all names begin with.
+
+        below self_attention <-> self_attn, unless fused
+
+    Raises:
+        MappingError: as of `row`, the first that is none.
     """
+    common: Mapping[str, Any] = {}
+    found: list[Row] = []
+    for each in split_rows(text):
+        if is_heading(each):
+            common = read_heading(each)
+        else:
+            found.append(_row(*read(each), **common))
+    return tuple(found)
 
-    taken: Group
-    split: tuple[Shape, ...]
-    order: tuple[int, ...]
-    merge: tuple[int, ...]
+
+def _row(
+    left: Side, right: Side, said: Mapping[str, Any], below: tuple[Key, Key] = NOWHERE, **flags: str
+) -> Row:
+    """A row as it and its heading say."""
+    names = {word: joined(names, said.get(word, "")) for word, names in flags.items()}
+    return Row(left.below(below[0]), right.below(below[1]), **{**said, **names})
 
 
-@dataclass(frozen=True)
-class Respelling:
-    """One direction of a row at the sizes of one model: target arrays as expressions of source arrays.
-
-    Attributes:
-        source, target: the two sides.
-        sizes: length of every axis.
-        op: what happens to values on the way, or None.
-    """
-
-    source: Side
-    target: Side
-    sizes: Mapping[str, int]
-    op: BoundOp | None = None
-
-    def at(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> LazyArray:
-        """The target array at `index`, a coordinate of each axis of the target's key."""
-        body = self._stacked(dict(index), self._stacked_axes, arrays)
-        if self._groups == self.target.groups:
-            return body
-        split = tuple((self.sizes[axis],) for axis in self.target.array_axes)
-        merge = tuple(len(group) for group in self.target.groups)
-        return relayout(body, split, tuple(range(len(split))), merge)
-
-    def source_keys(self, index: Mapping[str, int]) -> Iterator[str]:
-        """The keys of all source arrays that the target array at `index` is made of."""
-        lengths = {**self.sizes, **dict.fromkeys(index, 1)}
-        for inner in self.source.indices(lengths):
-            yield self.source.key.spell({**inner, **index}, self.sizes)
-
-    @cached_property
-    def _stacked_axes(self) -> Group:
-        """Axes that leave the key and enter the array."""
-        return tuple(axis for axis in self.target.array_axes if axis in self.source.key.axes)
-
-    @cached_property
-    def _groups(self) -> tuple[Group, ...]:
-        """The target's groups; single axes where one of them merges a stacked axis with others."""
-        mixed = any(len(g) > 1 and set(g) & set(self._stacked_axes) for g in self.target.groups)
-        return tuple((axis,) for axis in self.target.array_axes) if mixed else self.target.groups
-
-    def _stacked(self, index: dict[str, int], axes: Group, arrays: Mapping[str, LazyArray]) -> LazyArray:
-        if not axes:
-            return self._single(index, arrays)
-        axis, *rest = axes
-        parts = [self._stacked({**index, axis: i}, tuple(rest), arrays) for i in range(self.sizes[axis])]
-        outer = self._stacked_axes[: -len(axes)]
-        return stack(parts, [g for g in self._groups if g[0] not in outer].index((axis,)))
-
-    def _single(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> LazyArray:
-        """What one source array gives: its values, the axes that enter the key taken, the rest in order."""
-        array = arrays[self.source.key.spell(index, self.sizes)]
-        if self.op is not None:
-            array = elementwise(array, self.op)
-        moves = self._moves
-        array = relayout(array, moves.split, moves.order, moves.merge)
-        for axis in moves.taken:
-            array = take(array, 0, index[axis])
-        return array
-
-    @cached_property
-    def _moves(self) -> _Moves:
-        taken = tuple(axis for axis in self.source.array_axes if axis in self.target.key.axes)
-        kept = tuple(g for g in self._groups if not set(g) & set(self._stacked_axes))
-        numbers = self.source.array_axes
-        split = tuple(tuple(self.sizes[axis] for axis in group) for group in self.source.groups)
-        order = tuple(numbers.index(axis) for group in ((taken,), kept) for g in group for axis in g)
-        return _Moves(taken, split, order, (*(1 for _ in taken), *map(len, kept)))
+def rows_text(rows: Iterable[Row], width: int) -> str:
+    """The text that `rows` makes them from: a table, in which rows longer than `width` take two lines."""
+    texts = list(map(str, rows))
+    short = [text for text in texts if len(text) <= width]
+    tables = (aligned(short, 3), aligned(short, 2), short)
+    table = next(each for each in tables if max(map(len, each), default=0) <= width)
+    lines = dict(zip(short, table, strict=True))
+    return "\n".join(lines.get(text) or text.replace(f" {ARROW} ", f"\n    {ARROW} ") for text in texts)

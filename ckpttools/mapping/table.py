@@ -15,7 +15,8 @@ from ckpttools.core.region import Shape
 from ckpttools.mapping.axes import Key, Side
 from ckpttools.mapping.coverage import Expected, check_coverage
 from ckpttools.mapping.flags import Flag, refuse_open, told_by_names
-from ckpttools.mapping.row import Respelling, Row
+from ckpttools.mapping.respelling import Respelling
+from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Observation, Size, counted, derive, require, unify
 from ckpttools.mapping.values import BoundOp
 

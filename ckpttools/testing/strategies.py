@@ -218,7 +218,7 @@ class Statement:
     """The text of a row, and sizes that make it concrete.
 
     Attributes:
-        left, left_axes, right, right_axes: the arguments of `ckpttools.mapping.row.row`.
+        left, left_axes, right, right_axes: names and axes of the two sides.
         sizes: length of every axis.
     """
 
@@ -227,6 +227,11 @@ class Statement:
     right: str
     right_axes: str
     sizes: Mapping[str, int]
+
+    @property
+    def text(self) -> str:
+        """The row, for `ckpttools.mapping.row.row`."""
+        return f"{self.left}: {self.left_axes} <-> {self.right}: {self.right_axes}"
 
 
 @st.composite

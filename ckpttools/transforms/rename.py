@@ -22,7 +22,8 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, dotted, spelled
 from ckpttools.core.errors import CoverageError, MappingError, StorageError, listing, near_names
 from ckpttools.core.notes import Notes
-from ckpttools.mapping.row import Row, row
+from ckpttools.mapping.axes import parse_side
+from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped, Table
 from ckpttools.transforms.base import Transformed
@@ -86,7 +87,7 @@ class Rule:
             raise MappingError("{...} and axes do not go together", place=self)
         axes = self.axes or ""
         targets = axes if self.target_axes is None else self.target_axes
-        return row(self.target or "", targets, self.source, axes)
+        return Row(parse_side(self.target or "", targets), parse_side(self.source, axes))
 
     def match(self, path: Path) -> Filled | None:
         """What the name of `path` has in the fields, None where the rule is not for it."""

@@ -1,0 +1,98 @@
+"""One direction of a row: target arrays as expressions of source arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import elementwise, relayout, stack, take
+from ckpttools.core.region import Shape
+from ckpttools.mapping.axes import Group, Side
+from ckpttools.mapping.values import BoundOp
+
+
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """How one source array becomes part of a target.
+
+    Attributes:
+        taken: its axes that enter the key; they are brought to the front.
+        split, order, merge: as of `relayout`.
+    """
+
+    taken: Group
+    split: tuple[Shape, ...]
+    order: tuple[int, ...]
+    merge: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Respelling:
+    """One direction of a row at the sizes of one model: target arrays as expressions of source arrays.
+
+    Attributes:
+        source, target: the two sides.
+        sizes: length of every axis.
+        op: what happens to values on the way, or None.
+    """
+
+    source: Side
+    target: Side
+    sizes: Mapping[str, int]
+    op: BoundOp | None = None
+
+    def at(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> LazyArray:
+        """The target array at `index`, a coordinate of each axis of the target's key."""
+        body = self._stacked(dict(index), self._stacked_axes, arrays)
+        if self._groups == self.target.groups:
+            return body
+        split = tuple((self.sizes[axis],) for axis in self.target.array_axes)
+        merge = tuple(len(group) for group in self.target.groups)
+        return relayout(body, split, tuple(range(len(split))), merge)
+
+    def source_keys(self, index: Mapping[str, int]) -> Iterator[str]:
+        """The keys of all source arrays that the target array at `index` is made of."""
+        lengths = {**self.sizes, **dict.fromkeys(index, 1)}
+        for inner in self.source.indices(lengths):
+            yield self.source.key.spell({**inner, **index}, self.sizes)
+
+    @cached_property
+    def _stacked_axes(self) -> Group:
+        """Axes that leave the key and enter the array."""
+        return tuple(axis for axis in self.target.array_axes if axis in self.source.key.axes)
+
+    @cached_property
+    def _groups(self) -> tuple[Group, ...]:
+        """The target's groups; single axes where one of them merges a stacked axis with others."""
+        mixed = any(len(g) > 1 and set(g) & set(self._stacked_axes) for g in self.target.groups)
+        return tuple((axis,) for axis in self.target.array_axes) if mixed else self.target.groups
+
+    def _stacked(self, index: dict[str, int], axes: Group, arrays: Mapping[str, LazyArray]) -> LazyArray:
+        if not axes:
+            return self._single(index, arrays)
+        axis, *rest = axes
+        parts = [self._stacked({**index, axis: i}, tuple(rest), arrays) for i in range(self.sizes[axis])]
+        outer = self._stacked_axes[: -len(axes)]
+        return stack(parts, [g for g in self._groups if g[0] not in outer].index((axis,)))
+
+    def _single(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> LazyArray:
+        """What one source array gives: its values, the axes that enter the key taken, the rest in order."""
+        array = arrays[self.source.key.spell(index, self.sizes)]
+        if self.op is not None:
+            array = elementwise(array, self.op)
+        moves = self._moves
+        array = relayout(array, moves.split, moves.order, moves.merge)
+        for axis in moves.taken:
+            array = take(array, 0, index[axis])
+        return array
+
+    @cached_property
+    def _moves(self) -> _Moves:
+        taken = tuple(axis for axis in self.source.array_axes if axis in self.target.key.axes)
+        kept = tuple(g for g in self._groups if not set(g) & set(self._stacked_axes))
+        numbers = self.source.array_axes
+        split = tuple(tuple(self.sizes[axis] for axis in group) for group in self.source.groups)
+        order = tuple(numbers.index(axis) for group in ((taken,), kept) for g in group for axis in g)
+        return _Moves(taken, split, order, (*(1 for _ in taken), *map(len, kept)))

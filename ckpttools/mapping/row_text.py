@@ -1,0 +1,212 @@
+"""The text of a row, taken apart: what is wrong with it is said with its column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckpttools.core.errors import MappingError, near_names
+from ckpttools.mapping.axes import Key, Side, parse_key, parse_side
+from ckpttools.mapping.op_text import OPS, parse_op
+from ckpttools.mapping.values import ValueOp
+
+ARROW = "<->"
+_SIDES = f"NAME: AXES {ARROW} NAME: AXES"
+_PREFIXES = f"below NAME {ARROW} NAME"
+_FLAGS = ("when", "unless", "above")
+_WORDS = (*OPS, *_FLAGS, "below")
+_HEADINGS = ("below", *_FLAGS)
+NOWHERE = Key(()), Key(())
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of a row's text that knows where it stands: `whole[start:end]`."""
+
+    whole: str
+    start: int
+    end: int
+
+    @property
+    def text(self) -> str:
+        return self.whole[self.start : self.end]
+
+    @property
+    def masked(self) -> str:
+        """The text with fields blotted out: the colons, commas and blanks in them separate nothing."""
+        first, *rest = self.text.split("{")
+        for each in rest:
+            inside, closed, after = each.partition("}")
+            first += "_" * (len(inside) + 2) + after if closed else "{" + each
+        return first
+
+    def cut(self, start: int, end: int | None = None) -> _Piece:
+        """A part of this one, without blanks around it; positions count from its beginning."""
+        part = self.text[start:end]
+        first = self.start + start + len(part) - len(part.lstrip())
+        return _Piece(self.whole, first, first + len(part.strip()))
+
+    def parts(self, separator: str) -> Iterator[_Piece]:
+        at = 0
+        for part in self.masked.split(separator):
+            yield self.cut(at, at + len(part))
+            at += len(part) + len(separator)
+
+    def wrong(self, error: MappingError) -> MappingError:
+        """The error, with the column of what was got; that of this piece where it has none."""
+        # An axis that occurs twice is wrong where it occurs again.
+        last = max(_places(error.got, self.text), default=0) if error.got else 0
+        return error.at(f"column {self.start + last + 1} of {self.whole!r}")
+
+
+def _places(words: str, text: str) -> Iterator[int]:
+    """Where a text has these words, not as parts of longer ones."""
+    for at in range(len(text)):
+        around = text[at - 1 : at] + text[at + len(words) :][:1]
+        within = words.isidentifier() and any(each.isalnum() or each == "_" for each in around)
+        if text.startswith(words, at) and not within:
+            yield at
+
+
+def joined(*names: str) -> str:
+    """Names with blanks between."""
+    return " ".join(" ".join(names).split())
+
+
+def split_rows(text: str) -> list[str]:
+    """The texts of rows that stand one on each line, as `ckpttools.mapping.row.rows` says."""
+    found: list[str] = []
+    for line in text.split("\n"):
+        words = line.split()
+        if words and words[0] == ARROW:
+            found[-1:] = [joined(*found[-1:], line)]
+        elif words and words[0] != "#":
+            found.append(joined(line))
+    return found
+
+
+def aligned(texts: Sequence[str], columns: int) -> list[str]:
+    """Texts of rows with their first columns below each other: of name, axes, the other name."""
+    cells = [_cells(text) for text in texts]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:columns]
+    padded = [[*map(str.ljust, each, widths), *each[len(widths) :]] for each in cells]
+    return [" ".join(filter(None, each)).rstrip() for each in padded]
+
+
+def _cells(text: str) -> tuple[str, str, str, str]:
+    left, left_axes, right, rest = (piece.text for piece in _columns(text))
+    return f"{left}:", left_axes, f"{ARROW} {right}:", rest
+
+
+def read(text: str) -> tuple[Side, Side, dict[str, Any]]:
+    """The two sides of a row, and what else its text says: attributes of `Row` by their names.
+
+    Raises:
+        MappingError: it is not in the language; its place is the column and the text, with single blanks.
+    """
+    left, left_axes, right, rest = _columns(text)
+    right_axes, *clauses = rest.parts(",")
+    return _side(left, left_axes), _side(right, right_axes), dict(_clauses(clauses, (*OPS, *_FLAGS)))
+
+
+def _columns(text: str) -> tuple[_Piece, _Piece, _Piece, _Piece]:
+    """Name, axes, name, and all that follows."""
+    whole = joined(text)
+    sides = list(_Piece(whole, 0, len(whole)).parts(f" {ARROW} "))
+    if len(sides) != 2:
+        number = "one side" if len(sides) == 1 else f"{len(sides)} sides"
+        raise sides[-1].wrong(MappingError("a row has two sides", got=number, wanted=_SIDES))
+    return (*_name(sides[0]), *_name(sides[1]))
+
+
+def _name(side: _Piece) -> tuple[_Piece, _Piece]:
+    """The name that a side begins with, and what follows its colon."""
+    colon = _colon(side.masked)
+    if colon is None:
+        raise side.wrong(MappingError("a name has no colon after it", got=side.text, wanted=_SIDES))
+    name = side.cut(0, colon)
+    if " " in name.masked:
+        raise name.wrong(MappingError("a name has a blank in it", got=name.text, wanted=_SIDES))
+    return name, side.cut(colon + 1)
+
+
+def _colon(text: str) -> int | None:
+    """The colon with a blank after it, or with a scalar's comma or end; others belong to the name."""
+    ends = (
+        at for at, each in enumerate(text) if each == ":" and not text[at + 1 :].removeprefix(",")[:1].strip()
+    )
+    return next(ends, None)
+
+
+def _side(name: _Piece, axes: _Piece) -> Side:
+    with _placed(replace(name, end=axes.end)):
+        return parse_side(name.text, axes.text)
+
+
+def is_heading(text: str) -> bool:
+    """Whether a line is a heading over rows, not one of them."""
+    return text.split(" ")[0] in _HEADINGS
+
+
+def read_heading(text: str) -> dict[str, Any]:
+    """What a heading says of the rows below it: attributes of `Row`, and the prefixes of both names.
+
+    Raises:
+        MappingError: as of `read`.
+    """
+    return dict(_clauses(_Piece(text, 0, len(text)).parts(","), _HEADINGS))
+
+
+def _clauses(clauses: Iterable[_Piece], known: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    said: set[str] = set()
+    for each in clauses:
+        word = each.text.partition(" ")[0]
+        if word not in known:
+            raise each.wrong(_unknown(word, known))
+        kind = "op" if word in OPS else word
+        if kind in said:
+            raise each.wrong(MappingError(f"`{kind}` is said twice", got=each.text))
+        said.add(kind)
+        reader = {"op": _op, "below": _prefixes}.get(kind, _names)
+        yield kind, reader(each)
+
+
+def _unknown(word: str, known: Sequence[str]) -> MappingError:
+    near = near_names(word, known, 1)
+    hint = f"did you mean {near[0]}?" if near else None
+    return MappingError("this is no word of rows", got=word, wanted="one of " + ", ".join(known), hint=hint)
+
+
+def _op(clause: _Piece) -> ValueOp:
+    with _placed(clause):
+        return parse_op(clause.text)
+
+
+def _prefixes(clause: _Piece) -> tuple[Key, Key]:
+    sides = clause.cut(len("below")).parts(ARROW)
+    prefixes = list(sides)
+    if len(prefixes) != 2 or any(" " in each.masked for each in prefixes):
+        raise clause.wrong(MappingError("names begin in two ways", got=clause.text, wanted=_PREFIXES))
+    with _placed(clause):
+        left, right = (parse_key(each.text) for each in prefixes)
+    return left, right
+
+
+def _names(clause: _Piece) -> str:
+    _, *names = clause.text.split(" ")
+    words = [name for name in names if name in _WORDS]
+    if words or not names:
+        message = "a comma is missing before a word" if words else "no name after a word"
+        raise clause.wrong(MappingError(message, got=words[0] if words else clause.text))
+    return " ".join(names)
+
+
+@contextmanager
+def _placed(piece: _Piece) -> Iterator[None]:
+    """Within it, an error says where in the text of the row it is."""
+    try:
+        yield
+    except MappingError as error:
+        raise piece.wrong(error) from None
