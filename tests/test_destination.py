@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from mounts import while_mounted
 from safetensors.numpy import save_file
 
 from ckpttools.cli.main import main
@@ -108,11 +109,42 @@ class TestManifest:
         (place / "thesis.txt").write_text("mine")
         (place / "link.json").symlink_to("thesis.txt")
         command = ("cast", place / "hf", place / "out", "--dtype=float32", "--manifest")
-        for name in ("thesis.txt", "link.json", "hf/model.safetensors", "hf/config.json", "hf"):
+        for name in ("thesis.txt", "link.json", "mt/0/items/d", "hf"):
             refused(place, *command, place / name, "--overwrite", words="is not replaced: it is no manifest")
         for extra in ((), ("--overwrite",)):
             assert ckpt(*command, place / "m.json", *extra).exit_code == 0
         refused(place, *command[:2], place / "new", *command[3:], place / "m.json", words="m.json exists")
+
+    @pytest.mark.parametrize("name", ["out", "out/", "out.partial", "out/m.json", "out.partial/m.json", "in"])
+    def test_it_lies_apart_from_what_is_written(self, place, name):
+        """Said before anything is done, whatever is there; `in` is a directory that DST will be made in."""
+        destination = place / ("in/out" if name == "in" else "out")
+        command = ("cast", place / "hf", destination, "--dtype=float32", "--manifest", f"{place}/{name}")
+        for made in (False, True):
+            if made and "/m" in name:
+                (place / name).parent.mkdir()
+            for extra in ((), ("--overwrite",), ("--dry-run",)):
+                refused(
+                    place, *command, *extra, words="wanted a file outside of the checkpoint that is written"
+                )
+
+    def test_it_is_no_file_of_what_is_read(self, place):
+        """What a checkpoint does not have is not made a part of it."""
+        words, hf = "a part of the checkpoint", place / "hf"
+        index, shard = "model.safetensors.index.json", "model-00001-of-00001.safetensors"
+        cast = ("cast", hf, place / "out", "--dtype=float32", "--manifest")
+        for name in (index, shard, "tokenizer.json", "config.json"):
+            for command in (
+                cast,
+                ("hash", hf, "--manifest"),
+                ("hash", hf / "model.safetensors", "--manifest"),
+                ("inspect", "report", hf, "-o"),
+            ):
+                refused(place, *command, hf / name, words=words)
+        (place / "mt/0/items/hf/config.json").unlink()
+        for name in ("hf/config.json", "d/new", "_sharding", "zarr.json", "ocdbt.process_7", "0.0"):
+            refused(place, "hash", place / "mt", "--manifest", place / "mt/0/items" / name, words=words)
+        assert ckpt("hash", place / "hf", "--manifest", place / "hf" / "digests.json").exit_code == 0
 
 
 class TestNames:
@@ -148,6 +180,28 @@ class TestWhatIsThere:
         self.check(place, "link", "is a symbolic link to other")
         (place / "dangling").symlink_to("nowhere")
         self.check(place, "dangling", "is a symbolic link to nowhere")
+
+    def test_what_is_mounted_in_it(self, place):
+        """A file, a directory, and the empty directory itself, of the same file system."""
+        (place / "d").mkdir()
+        (place / "d" / "f").write_text("mine")
+        (place / "file").write_text("mine")
+        (place / "empty").mkdir()
+        (place / "out").mkdir()
+        assert ckpt("convert", "to-safetensors", place / "hf", place / "st").exit_code == 0
+        before = state(place)
+        cases = [
+            (place / "file", place / "st" / "config.json", ("to-safetensors", place / "hf", place / "st")),
+            (place / "d", place / "mt/0/items/d", ("to-orbax", place / "hf", place / "mt")),
+            (place / "empty", place / "out", ("to-orbax", place / "hf", place / "out")),
+        ]
+        command = [(what, where, ("convert", *given, "--overwrite")) for what, where, given in cases]
+        found = while_mounted(*command)
+        assert [code for code, _ in found] == [2, 2, 2]
+        for (_, where, _), (_, text) in zip(cases[:2], found[:2], strict=True):
+            assert f"holds what is mounted at {where}" in text and f"or umount {where}" in text
+        assert f"{place / 'out'} is where a file system is mounted" in found[2][1]
+        assert state(place) == before
 
     def test_an_unrelated_directory(self, place):
         (place / "home").mkdir()

@@ -10,6 +10,9 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mounts import while_mounted
 
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.cli.main import main
@@ -20,7 +23,7 @@ from ckpttools.run import staging as staging_module
 from ckpttools.run.events import Publishing, Started, TaskDone
 from ckpttools.run.journal import Entry, Journal, LockedError, Purpose
 from ckpttools.run.staging import Staging
-from ckpttools.stores.files import exchange
+from ckpttools.stores.files import exchange, remove_tree
 from ckpttools.stores.local import LocalFile
 from ckpttools.stores.partial import JOURNAL as NAME
 from ckpttools.testing.models import LlamaSizes, write_llama
@@ -106,6 +109,89 @@ class TestWhatIsSomebodyElses:
         note.write_text("mine")
         plan_to_maxtext(models / "a").run(out)
         assert note.read_text() == "mine" and (out / "0").is_dir()
+
+    def refused(self, models, out, words):
+        """With the flag and without; returns the words."""
+        for overwrite in (True, False):
+            with pytest.raises(UsageError, match=words) as error:
+                plan_to_maxtext(models / "a").run(out, overwrite=overwrite)
+            assert error.value.hint and not out.exists()
+        return str(error.value)
+
+    @pytest.mark.parametrize("text", [b"my own notes\n", b"\xff\xfe\x00", b"{}", b"[" * 100_000, b"\n\n\n"])
+    def test_a_journal_that_is_none(self, models, out, text):
+        partial = out.with_name("out.partial")
+        (partial / "removed").mkdir(parents=True)
+        (partial / NAME).write_bytes(text)
+        self.refused(models, out, r"journal\.ckpttools is no journal of ckpttools")
+        assert content(partial) == {NAME: text} and names(partial) == [NAME, "removed"]
+
+    def test_a_journal_of_two_names(self, models, out, tmp_path):
+        partial, precious = out.with_name("out.partial"), tmp_path / "precious"
+        partial.mkdir()
+        for text in ("", '00000000 ["plan",["', "x"):
+            precious.write_text(text)
+            os.link(precious, partial / NAME)
+            assert "2 names" in self.refused(models, out, "is no journal of ckpttools")
+            assert precious.read_text() == text and names(partial) == [NAME]
+            (partial / NAME).unlink()
+        os.mkfifo(partial / NAME)
+        self.refused(models, out, "is no journal of ckpttools")
+
+    def test_what_is_named_removed(self, models, out, tmp_path):
+        """Beside a journal that says nothing, and beside one of a conversion that replaces nothing."""
+        partial = out.with_name("out.partial")
+        removed = partial / "removed"
+        for begun in (False, True):
+            if begun:
+                with pytest.raises(StopError):
+                    plan_to_maxtext(models / "a").run(out, observe=stop_when(TaskDone))
+            else:
+                partial.mkdir()
+                (partial / NAME).touch()
+            (tmp_path / "mine").mkdir(exist_ok=True)
+            (tmp_path / "mine" / "f").write_text("data")
+            shutil.copytree(tmp_path / "mine", removed)
+            self.refused(models, out, "removed is not what a conversion left there")
+            assert content(removed) == {"f": b"data"}
+            shutil.rmtree(removed)
+            removed.symlink_to(tmp_path / "mine")
+            self.refused(models, out, "removed is not what a conversion left there")
+            assert removed.is_symlink() and content(tmp_path / "mine") == {"f": b"data"}
+            removed.unlink()
+            # Ours to the last moment, in which nothing but the mark is left.
+            for made in ((), (PLAN_MARK,), (PLAN_MARK, "data")):
+                removed.mkdir()
+                for name in made:
+                    (removed / name).write_text("x")
+                if made[1:]:
+                    plan_to_maxtext(models / "a").run(out)
+                else:
+                    with pytest.raises(StopError):
+                        plan_to_maxtext(models / "a").run(out, observe=stop_when(TaskDone))
+                assert not removed.exists()
+            shutil.rmtree(out)
+
+    def test_what_is_mounted_where_it_grows(self, models, out, tmp_path):
+        """Also from the same file system, which has the same device."""
+        partial, mine = out.with_name("out.partial"), tmp_path / "mine"
+        mine.mkdir()
+        (mine / "f").write_text("data")
+        with pytest.raises(StopError):
+            plan_to_maxtext(models / "a").run(out, observe=stop_when(Publishing))
+        places = [partial / "content" / "a y", partial / "removed" / "y"]
+        for place in places:
+            place.mkdir(parents=True)
+        before = content(partial)
+        command = ("convert", "to-orbax", models / "a", out, "--overwrite")
+        cases = [(mine, place, command) for place in places]
+        cases.append((mine, places[0], ("remove_tree", partial / "content")))
+        found = while_mounted(*cases)
+        assert [code for code, _ in found] == [2, 2, 5]
+        for (_, place, _), (_, text) in zip(cases, found, strict=True):
+            assert f"umount {place}" in text and "something is mounted" in text
+        assert content(mine) == {"f": b"data"}
+        assert content(partial) == before and not out.exists()
 
 
 class TestAnotherModel:
@@ -295,7 +381,7 @@ class TestReplacing:
             patch.setattr(Staging, "_remove", stop_removing(Staging._remove))
             with pytest.raises(StopError):
                 plan_to_maxtext(models / "b").run(out, overwrite=True)
-        (out.with_name("out.partial") / NAME).write_bytes(b"junk")
+        (out.with_name("out.partial") / NAME).write_bytes(b"")
         plan_to_maxtext(models / "b").run(out, overwrite=True)
         assert content(out) == converted(models, "b", tmp_path)
         assert not out.with_name("out.partial").exists()
@@ -431,8 +517,26 @@ class TestJournal:
         again.close()
         assert again.plan is None or Entry.from_json(*self.entries(6)[5].to_json()) in Journal(tmp_path).done
 
-    @pytest.mark.parametrize("junk", [b"\xff\xfe\x00", b"{}", b"[" * 100_000, b"\n\n\n", b"deadbeef []\n"])
-    def test_junk(self, models, out, junk):
+    @settings(max_examples=60)
+    @given(st.data())
+    def test_whatever_a_crash_leaves_of_its_first_line_is_known(self, tmp_path_factory, data):
+        """It ends anywhere, and any block of it may be zeros: the journal is empty then, or what it was."""
+        place = tmp_path_factory.mktemp("torn")
+        purpose = Purpose("plan", "/src", "ckpt convert " + "x" * data.draw(st.sampled_from((0, 9000))), "/ü")
+        journal = Journal(place)
+        journal.begin(purpose)
+        journal.close()
+        written = (place / NAME).read_bytes()
+        line = bytearray(written[: data.draw(st.integers(0, len(written)))])
+        for block in data.draw(st.sets(st.integers(0, len(line) // 512))):
+            line[512 * block : 512 * (block + 1)] = bytes(len(line[512 * block : 512 * (block + 1)]))
+        (place / NAME).write_bytes(line)
+        again = Journal(place)
+        again.close()
+        assert again.purpose == (purpose if line == written else None)
+
+    @pytest.mark.parametrize("junk", [b"", b"deadb", b'deadbeef ["plan",["9', bytes(4096), bytes(50) + b"x"])
+    def test_one_that_is_torn(self, models, out, junk):
         with pytest.raises(StopError):
             plan_to_maxtext(models / "a").run(out, observe=stop_when(TaskDone))
         (out.with_name("out.partial") / NAME).write_bytes(junk)
@@ -536,3 +640,26 @@ class TestASourceThatChanges:
         assert (result.exit_code, "was changed while it was read" in result.stderr) == (3, True), (
             result.output
         )
+
+
+def test_what_cannot_be_removed_is_named_whole(tmp_path, monkeypatch):
+    deep = tmp_path / "tree" / "a" / "b"
+    deep.mkdir(parents=True)
+    for name in ("one", "mark"):
+        (tmp_path / "tree" / name).touch()
+    (deep / "y").touch()
+    real = os.unlink
+
+    def failing(path, **options):
+        if os.fspath(path).endswith("y"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        real(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", failing)
+        with pytest.raises(PermissionError) as error:
+            remove_tree(tmp_path / "tree", last="mark")
+    assert error.value.filename == str(deep / "y")
+    assert (tmp_path / "tree" / "mark").exists()
+    remove_tree(tmp_path / "tree", last="mark")
+    assert names(tmp_path) == []

@@ -98,6 +98,7 @@ class Conversion:
 
         Raises:
             MemoryBudgetError: the plan has no room for digests: `Resources.manifest` reserves it.
+            UsageError: the manifest would lie in what is written, or be a file of what is read.
             CheckpointError: as `execute`, or the manifest cannot be written.
         """
         from ckpttools.run.executor import execute
@@ -114,8 +115,10 @@ class Conversion:
         )
         if manifest is None:
             return run()
+        from ckpttools.api.beside import check_beside
         from ckpttools.digest.watching import run_hashing
 
+        check_beside(Path(manifest), self.plan.tree.metadata.place, Path(destination))
         return run_hashing(self.plan, run, Path(manifest), overwrite=overwrite)
 
     def check(self, destination: str | Path, *, overwrite: bool = False) -> None:

@@ -70,8 +70,10 @@ def perform(
     if output.resume:
         _require_partial(destination)
     if output.manifest is not None:
+        from ckpttools.api.beside import check_beside
         from ckpttools.digest.manifest import check_name
 
+        check_beside(output.manifest, source, destination)
         check_name(output.manifest, overwrite=output.overwrite)
     conversion = plan()
     if output.dry_run:

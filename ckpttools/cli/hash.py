@@ -103,11 +103,13 @@ def hash_command(
       ckpt hash ~/maxtext/llama3.1-8b --manifest llama.json
       diff <(ckpt hash a) <(ckpt hash b)
     """
+    from ckpttools.api.beside import check_beside
     from ckpttools.digest.hashing import hash_tree
     from ckpttools.digest.manifest import check_name
     from ckpttools.formats.registry import open_tree
 
     if manifest is not None:
+        check_beside(manifest, path)
         check_name(manifest)
     tree = open_tree(path, read)
     remarks: tuple[str, ...] = ()

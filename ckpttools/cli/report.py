@@ -123,18 +123,21 @@ def _page(tree: Tree, resources: Resources, progress: bool, *, stats: bool) -> s
 
 def _check(output: Path, source: Path, overwrite: bool) -> None:
     """Refuses before anything is read."""
+    from ckpttools.api.beside import check_beside
+
     if output.is_dir():
         raise DestinationExistsError(f"{output} is a directory", wanted="the name of a file")
+    if output.exists() and _is_part(output.resolve(), source.resolve()):
+        raise DestinationExistsError(
+            f"{output} is a part of the checkpoint", wanted="a name outside of it, or one in .html"
+        )
+    check_beside(output, source)
     # A link that leads nowhere is something, too.
     if os.path.lexists(output) and not overwrite:
         raise DestinationExistsError(
             f"{output} exists",
             wanted="a new name",
             hint="choose another with --output, or allow its replacement with --overwrite",
-        )
-    if output.exists() and _is_part(output.resolve(), source.resolve()):
-        raise DestinationExistsError(
-            f"{output} is a part of the checkpoint", wanted="a name outside of it, or one in .html"
         )
     if output.exists() and not _is_page(output.resolve()):
         raise DestinationExistsError(

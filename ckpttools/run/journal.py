@@ -12,6 +12,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
@@ -26,6 +28,9 @@ from ckpttools.stores.partial import JOURNAL
 # A line takes 60 bytes, and some more for each chunk that is encoded.
 _LARGEST = 1 << 30
 _PLAN, _TASK, _INVENTORY, _FILE, _PUBLISHING = "plan", "task", "inventory", "file", "publishing"
+_BEGINNING = re.compile(rb'[0-9a-f]{8} \["plan",\["')
+_LEAST_BEGINNING = b'00000000 ["plan",["'
+_TEXT = re.compile(rb"[ -~]*\n?")
 
 
 class LockedError(UsageError):
@@ -94,6 +99,7 @@ class Journal:
         Raises:
             FileNotFoundError: the directory is not there, or the file was removed before it was locked.
             LockedError: another process is at work here.
+            UsageError: what has the name was not written here, or has another name as well.
             OSError: it cannot be opened.
         """
         self._path = directory / JOURNAL
@@ -101,6 +107,7 @@ class Journal:
         self._descriptor = os.open(self._path, flags, 0o666)
         try:
             self._lock()
+            self._refuse_others()
             self.purpose: Purpose | None = None
             self.done: list[Entry] = []
             self.publishing = False
@@ -130,6 +137,17 @@ class Journal:
         except FileNotFoundError:
             return False
 
+    def _refuse_others(self) -> None:
+        """Raises UsageError if this is somebody else's file, which the next conversion would write over."""
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            got = stat.filemode(status.st_mode)
+        elif status.st_nlink > 1:
+            got = f"a file with {status.st_nlink} names (hard links)"
+        else:
+            return
+        raise _anothers(self._path, got)
+
     @property
     def plan(self) -> str | None:
         """Fingerprint of the plan whose work this is; None where none is known."""
@@ -137,11 +155,13 @@ class Journal:
 
     def _load(self) -> None:
         size = os.fstat(self._descriptor).st_size
-        # What is longer was not written here, and none of it counts.
+        # What is longer was not written here.
         data = os.pread(self._descriptor, size, 0) if size <= _LARGEST else b""
         whole = data.rfind(b"\n") + 1
         files: list[str] = []
+        is_ours = size <= _LARGEST and _may_be_torn(data)
         for kind, content in _lines(data[:whole]):
+            is_ours = True
             if kind == _PLAN:
                 self.purpose = _purpose(content)
             elif kind == _INVENTORY:
@@ -153,6 +173,8 @@ class Journal:
                 files.append(content)
             elif kind == _TASK and isinstance(content, list):
                 self.done += _entry(content)
+        if not is_ours:
+            raise _anothers(self._path, f"{size} bytes without a line that has a checksum of ours")
         if self.purpose is None:
             self.done, self.publishing, self.inventory = [], False, None
         elif whole < size:
@@ -225,6 +247,27 @@ def _lines(data: bytes) -> Iterator[tuple[str, object]]:
             except (ValueError, TypeError, RecursionError):
                 continue
             yield kind, content
+
+
+def _may_be_torn(data: bytes) -> bool:
+    """Whether a crash can leave this of a first line that was not durable: it ends anywhere, and there may be
+    zeros in place of any block of it.
+    """
+    begins = data[:1] == b"\0" or _begins(data.partition(b"\0")[0])
+    return begins and _TEXT.fullmatch(data.replace(b"\0", b"")) is not None
+
+
+def _begins(data: bytes) -> bool:
+    return _BEGINNING.match(data + _LEAST_BEGINNING[len(data) :]) is not None
+
+
+def _anothers(path: Path, got: str) -> UsageError:
+    return UsageError(
+        f"{path} is no journal of ckpttools",
+        got=got,
+        wanted="that name free, or the file as an interrupted conversion left it",
+        hint="move it away, or choose another destination",
+    )
 
 
 def _purpose(content: object) -> Purpose | None:

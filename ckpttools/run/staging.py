@@ -27,6 +27,7 @@ from ckpttools.formats.base import PLAN_MARK
 from ckpttools.run.inventory import check_inventory, inventory
 from ckpttools.run.journal import Journal, Purpose
 from ckpttools.stores.files import (
+    check_no_mount,
     exchange,
     make_directory,
     names_in,
@@ -37,6 +38,7 @@ from ckpttools.stores.files import (
     write_synced,
 )
 from ckpttools.stores.local import read_whole, storage_error
+from ckpttools.stores.mounts import first_mount
 from ckpttools.stores.partial import CONTENT, JOURNAL, REMOVED, REPLACED, SUFFIX, is_staging
 
 _LONGEST_MARK = 1 << 10
@@ -173,7 +175,7 @@ class Staging:
         raise AssertionError("the last attempt returns or raises")
 
     def _refuse_foreign(self) -> None:
-        """Raises UsageError if the directory holds something, and that is not ours."""
+        """Raises UsageError if the directory holds something, and that is not ours or lies elsewhere."""
         try:
             names = names_in(self.directory)
         except FileNotFoundError:
@@ -184,6 +186,14 @@ class Staging:
                 wanted="that name free: a conversion grows there until it is complete",
                 hint="move it away, or choose another destination",
             )
+        mount = first_mount(self.directory)
+        if mount is not None:
+            raise UsageError(
+                f"something is mounted at or in {self.directory}",
+                place=mount,
+                wanted="a directory of one file system: all of it gets another name, or is deleted",
+                hint=f"umount {mount}, then run the command again",
+            )
 
     def _recover(self, journal: Journal, purpose: Purpose) -> None:
         """Brings what an earlier run left into a state that this one can go on from."""
@@ -191,7 +201,7 @@ class Staging:
             if self.is_published(journal.plan or purpose.plan):
                 # Who gave it the name was stopped before this, or it failed.
                 self._sync_names()
-            remove_tree(self._removed)
+            self._finish_removing(journal, journal.plan or purpose.plan)
             is_changed = self.is_complete(journal, purpose.plan) and self._is_changed(journal)
             self._settle(journal, journal.plan or purpose.plan)
             if is_changed:
@@ -200,6 +210,27 @@ class Staging:
         is_anothers = journal.plan != purpose.plan and os.path.lexists(self.content)
         if is_anothers and not self.overwrite:
             raise self._anothers(journal, purpose)
+
+    def _finish_removing(self, journal: Journal, plan: str) -> None:
+        """Removes what is left of what was being removed, where that is known to be ours.
+
+        What is not marked, to its last moment, had the name before its successor was published.
+
+        Raises:
+            UsageError: it is not known.
+        """
+        place = self._removed
+        is_known = journal.publishing or self.is_published(plan)
+        is_directory = place.is_dir() and not place.is_symlink()
+        if is_directory and (is_known or _is_free(place) or _mark(place) is not None):
+            self._empty_removed()
+        elif os.path.lexists(place):
+            raise UsageError(
+                f"{place} is not what a conversion left there",
+                got="a directory without a mark of ours" if is_directory else "no directory",
+                wanted="nothing, or what a conversion was deleting when it was interrupted",
+                hint="move it away, or delete it; then run the command again",
+            )
 
     def _refuse_unmarked(self) -> None:
         """Raises UsageError if something is where the checkpoint grows that is not ours."""
@@ -235,7 +266,7 @@ class Staging:
         old = self._old(journal)
         if old is None:
             return
-        is_known = old == self._replaced or journal.plan is not None
+        is_known = journal.publishing
         if self.is_published(plan):
             self._remove(old)
         elif is_known and _is_free(self.destination):
@@ -345,9 +376,15 @@ class Staging:
     def _remove(self, place: Path) -> None:
         """Removes a directory in here, if it is there: durably out of its place at once, then bit by bit."""
         if os.path.lexists(place):
+            check_no_mount(place)
             place.rename(self._removed)
             sync_directory(self.directory)
-            remove_tree(self._removed)
+            self._empty_removed()
+
+    def _empty_removed(self) -> None:
+        """The mark goes last, and the journal changes only after that: these two tell what this is."""
+        remove_tree(self._removed, last=PLAN_MARK)
+        sync_directory(self.directory)
 
     def conclude(self, journal: Journal) -> None:
         """Removes all that told of the work.
@@ -404,17 +441,22 @@ def _errors_of(place: Path) -> Iterator[None]:
 def _check_directory(destination: Path) -> None:
     """Raises DestinationExistsError if something is there that no checkpoint can replace."""
     what = None
+    hint = "choose another destination"
+    mount = first_mount(destination)
     if destination.is_symlink():
         what = f"is a symbolic link to {destination.readlink()}"
     elif not destination.is_dir():
         what = "is a file"
-    elif os.path.ismount(destination):
+    elif mount == destination.resolve():
         what = "is where a file system is mounted, and a mount point cannot be replaced"
+    elif mount is not None:
+        what = f"holds what is mounted at {mount}, and would be deleted with what is replaced"
+        hint = f"{hint}, or umount {mount}"
     if what:
         raise DestinationExistsError(
             f"{destination} {what}",
             wanted="a new name, or an empty directory",
-            hint="choose another destination",
+            hint=hint,
         )
 
 
@@ -422,10 +464,10 @@ def _is_free(path: Path) -> bool:
     """Whether a directory can be renamed to this name without anything being lost."""
     if not os.path.lexists(path):
         return True
-    if path.is_symlink() or not path.is_dir() or os.path.ismount(path):
+    if path.is_symlink() or not path.is_dir():
         return False
     try:
-        return next(path.iterdir(), None) is None
+        return next(path.iterdir(), None) is None and first_mount(path) is None
     except OSError as error:
         raise storage_error("cannot list", path, error) from error
 

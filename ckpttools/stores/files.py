@@ -12,10 +12,11 @@ from contextlib import suppress
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from ckpttools.core.errors import CheckpointError, NoSpaceError
+from ckpttools.core.errors import CheckpointError, NoSpaceError, StorageError
 from ckpttools.stores.local import storage_error
+from ckpttools.stores.mounts import first_mount
 
 # A file's own sync waits for the disk; beyond so many files one sync of all file systems comes first,
 # which is quicker but silent about errors. Each file's own then only asks for them.
@@ -238,11 +239,46 @@ def names_in(directory: Path) -> list[str]:
     return sorted(place.name for place in directory.iterdir())
 
 
-def remove_tree(path: Path) -> None:
+def remove_tree(path: Path, last: str = "") -> None:
     """Removes a directory and all below it, if it is there; symbolic links are removed, not followed.
 
+    Args:
+        path: of the directory.
+        last: name of a file in it that goes when nothing else is left.
+
     Raises:
-        OSError: something cannot be removed.
+        StorageError: something is mounted at or below it; nothing is removed.
+        OSError: something cannot be removed; with its full path.
     """
-    if os.path.lexists(path):
-        shutil.rmtree(path)
+    if not os.path.lexists(path):
+        return
+    check_no_mount(path)
+    for name in sorted(names_in(path), key=last.__eq__):
+        _remove_entry(path / name)
+    path.rmdir()
+
+
+def check_no_mount(path: Path) -> None:
+    """Raises StorageError if something is mounted at or below a directory that is to be removed."""
+    mount = first_mount(path)
+    if mount is not None:
+        raise StorageError(
+            f"{path} is not removed: something is mounted at or in it",
+            place=mount,
+            wanted="nothing but what this file system holds there: what is mounted would be deleted, too",
+            hint=f"umount {mount}, then run the command again",
+        )
+
+
+def _remove_entry(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        # The system's own words for an error name what is deep below without its directories.
+        shutil.rmtree(place, onerror=_raise_with_path)
+    else:
+        place.unlink()
+
+
+def _raise_with_path(function: Callable[..., object], path: str, error: tuple[Any, Any, Any]) -> NoReturn:
+    raised = error[1]
+    raised.filename = path
+    raise raised

@@ -1,0 +1,93 @@
+"""A single file that is written beside checkpoints, such as a manifest or a page: never as a part of one."""
+
+from __future__ import annotations
+
+import os
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from ckpttools.core.errors import UsageError
+from ckpttools.formats import sidecar
+from ckpttools.formats.base import PLAN_MARK, RECORD
+from ckpttools.formats.orbax import metadata as orbax
+from ckpttools.formats.orbax.entries import MANIFEST, PROCESSES
+from ckpttools.formats.orbax.write import DATA_DIRECTORY
+from ckpttools.formats.zarr.zarr2 import DOCUMENT as ZARR2_DOCUMENT
+from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3_DOCUMENT
+from ckpttools.run.staging import Staging
+
+_NAMES = (
+    *sidecar.PATTERNS,
+    "*.safetensors",
+    "*.index.json",
+    "*.bin",
+    MANIFEST,
+    orbax.TREE_FILE,
+    orbax.CHECKPOINT_FILE,
+    orbax.COMMIT_FILE,
+    orbax.STRINGS_FILE,
+    orbax.SHARDING_FILE,
+    ZARR2_DOCUMENT,
+    ".zattrs",
+    ZARR3_DOCUMENT,
+    RECORD,
+    PLAN_MARK,
+)
+_DIRECTORIES = (DATA_DIRECTORY, PROCESSES, orbax.ARRAYS_DIRECTORY)
+_CHUNK = re.compile(r"(c\.)?\d+(\.\d+)*")
+
+
+def check_beside(path: Path, source: str | Path, destination: Path | None = None) -> None:
+    """Refuses a name for a file that is no checkpoint, before anything is read or written.
+
+    Args:
+        path: of the file.
+        source: a checkpoint that is read; "" for none.
+        destination: a checkpoint that is written meanwhile.
+
+    Raises:
+        UsageError: the file would lie in what is written or have its name, or have a name in what is read
+            that the checkpoint's own files have.
+    """
+    real = Path(os.path.realpath(path))
+    if destination is not None:
+        _check_outside(path, real, destination)
+    root = Path(os.path.realpath(source))
+    root = root if root.is_dir() else root.parent
+    if source and root in real.parents and _is_of_checkpoint(real.relative_to(root)):
+        raise UsageError(
+            f"{path} would be taken for a part of the checkpoint",
+            place=source,
+            got=f"a name that a checkpoint's own files have: {real.name}",
+            wanted="a name outside of it",
+            hint="choose another name, such as one in a directory beside it",
+        )
+
+
+def _check_outside(path: Path, real: Path, destination: Path) -> None:
+    for written, name in ((destination, "DST"), (Staging(destination).directory, "where DST grows")):
+        place = Path(os.path.realpath(written))
+        if real == place:
+            how = "is"
+        elif place in real.parents:
+            how = "lies in"
+        elif real in place.parents:
+            how = "is a directory above"
+        else:
+            continue
+        raise UsageError(
+            f"{path} {how} {name}",
+            place=written,
+            wanted="a file outside of the checkpoint that is written",
+            hint=f"choose another name, such as {destination.name}.manifest.json beside DST",
+        )
+
+
+def _is_of_checkpoint(path: Path) -> bool:
+    """Whether a path in a checkpoint is one that files of some format have there."""
+    return (
+        any(fnmatchcase(path.name, pattern) for pattern in (*_NAMES, *_DIRECTORIES))
+        or _CHUNK.fullmatch(path.name) is not None
+        or any(fnmatchcase(part, pattern) for part in path.parts[:-1] for pattern in _DIRECTORIES)
+    )

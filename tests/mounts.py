@@ -1,0 +1,41 @@
+"""What becomes of commands while something is mounted where they delete or rename."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+_SCRIPT = Path(__file__).with_name("mounting_script.py")
+# Mounts in a namespace of its own are gone with the process; an ordinary user is root there alone.
+_ALONE = ("unshare", "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
+
+
+def while_mounted(*cases: tuple[Path, Path, Sequence[object]]) -> list[tuple[int, str]]:
+    """Exit code and output of commands, each run while a file or directory is mounted at a place.
+
+    Args:
+        cases: what is mounted, where, and the arguments of ckpt.
+    """
+    if not _may_mount():
+        pytest.skip("nothing may be mounted here")
+    given = [(str(what), str(where), [str(each) for each in arguments]) for what, where, arguments in cases]
+    command = [*_ALONE, sys.executable, str(_SCRIPT)]
+    ended = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return [(code, output) for code, output in json.loads(ended.stdout)]
+
+
+@cache
+def _may_mount() -> bool:
+    command = [*_ALONE, "sh", "-c", 'mount --bind "$0" "$0"', str(_SCRIPT.parent)]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
