@@ -182,10 +182,9 @@ class TestWhatIsThere:
         self.check(place, "dangling", "is a symbolic link to nowhere")
 
     def test_what_is_mounted_in_it(self, place):
-        """A file, a directory, and the empty directory itself, of the same file system."""
-        (place / "d").mkdir()
-        (place / "d" / "f").write_text("mine")
-        (place / "file").write_text("mine")
+        """A file and a directory that belong there, and the empty directory itself."""
+        shutil.copytree(place / "mt/0/items/d", place / "d")
+        shutil.copy(place / "hf" / "config.json", place / "file")
         (place / "empty").mkdir()
         (place / "out").mkdir()
         assert ckpt("convert", "to-safetensors", place / "hf", place / "st").exit_code == 0

@@ -23,7 +23,7 @@ from ckpttools.api.conversion import Resources
 from ckpttools.api.convert import plan_tree
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import DestinationExistsError
+from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.digest import ALGORITHMS
 from ckpttools.digest.hashing import hash_tree
@@ -294,6 +294,14 @@ def test_a_conversion_replaces_a_manifest_only_when_asked(written, tmp_path):
     path.write_bytes(other.read_bytes())
     run(*command, "--overwrite")
     assert path.read_bytes() == before
+
+
+def test_a_conversion_writes_its_manifest_outside(tmp_path):
+    conversion = plan_tree(decoder(1), OrbaxWriter(), Resources(jobs=1))
+    for place in (tmp_path / "made", tmp_path / "made" / "m.json", tmp_path / "made.partial"):
+        with pytest.raises(UsageError, match=r"(is|lies in) .*DST"):
+            conversion.run(tmp_path / "made", manifest=place)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_manifest_in_maxtext_names_is_for_both_sides(tmp_path):

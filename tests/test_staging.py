@@ -172,6 +172,21 @@ class TestWhatIsSomebodyElses:
                 assert not removed.exists()
             shutil.rmtree(out)
 
+    def test_what_grows_is_a_link(self, models, out, tmp_path):
+        """To where another conversion grows, marked and all."""
+        for place in (out, tmp_path / "other"):
+            with pytest.raises(StopError):
+                plan_to_maxtext(models / "a").run(place, observe=stop_when(TaskDone))
+        other, growing = tmp_path / "other.partial" / "content", out.with_name("out.partial") / "content"
+        before = content(other)
+        shutil.rmtree(growing)
+        growing.symlink_to(other)
+        self.refused(models, out, "content is not what a conversion left there")
+        assert content(other) == before and growing.is_symlink()
+        (tmp_path / "link").symlink_to(other)
+        remove_tree(tmp_path / "link")
+        assert content(other) == before and not (tmp_path / "link").is_symlink()
+
     def test_what_is_mounted_where_it_grows(self, models, out, tmp_path):
         """Also from the same file system, which has the same device."""
         partial, mine = out.with_name("out.partial"), tmp_path / "mine"

@@ -234,7 +234,8 @@ class Staging:
 
     def _refuse_unmarked(self) -> None:
         """Raises UsageError if something is where the checkpoint grows that is not ours."""
-        if not _is_free(self.content) and _mark(self.content) is None:
+        is_marked = not self.content.is_symlink() and _mark(self.content) is not None
+        if not is_marked and not _is_free(self.content):
             raise UsageError(
                 f"{self.content} is not what a conversion left there: it has no {PLAN_MARK}",
                 wanted="a checkpoint that grows, which is marked from the beginning",

@@ -253,9 +253,10 @@ def remove_tree(path: Path, last: str = "") -> None:
     if not os.path.lexists(path):
         return
     check_no_mount(path)
-    for name in sorted(names_in(path), key=last.__eq__):
+    is_directory = path.is_dir() and not path.is_symlink()
+    for name in sorted(names_in(path), key=last.__eq__) if is_directory else ():
         _remove_entry(path / name)
-    path.rmdir()
+    _remove_entry(path)
 
 
 def check_no_mount(path: Path) -> None:
