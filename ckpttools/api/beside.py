@@ -11,7 +11,8 @@ from ckpttools.core.errors import UsageError
 from ckpttools.formats import sidecar
 from ckpttools.formats.base import PLAN_MARK, RECORD
 from ckpttools.formats.orbax import metadata as orbax
-from ckpttools.formats.orbax.entries import MANIFEST, PROCESSES
+from ckpttools.formats.orbax.index import PROCESSES
+from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.orbax.write import DATA_DIRECTORY
 from ckpttools.formats.zarr.zarr2 import DOCUMENT as ZARR2_DOCUMENT
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3_DOCUMENT
