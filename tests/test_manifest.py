@@ -6,6 +6,8 @@ import fcntl
 import json
 import subprocess
 import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import ClassVar
 from unittest.mock import patch
@@ -35,6 +37,7 @@ from ckpttools.formats.zarr.chunk_codecs import parse_compression
 from ckpttools.maxtext.scan import StackLayers
 from ckpttools.plan import plan as planning
 from ckpttools.run.executor import execute
+from ckpttools.stores.files import write_whole
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import noise, stored
@@ -360,14 +363,14 @@ class TestOneThatIsKilled:
         return hash_tree(open_tree(GOLDEN / "llama3.1" / "hf"), **PLENTY)
 
     def unfinished(self, path):
-        return path.with_name(f".{path.name}.ckpttools-0123456789abcdef")
+        name = f".ckpttools-unfinished-{zlib.crc32(path.name.encode()):08x}-0123456789abcdef"
+        return path.with_name(name)
 
     def test_what_it_leaves_goes_with_the_next(self, tmp_path):
         made, path = self.made(), tmp_path / "m.json"
         self.unfinished(path).write_text("{")
-        others = [
-            tmp_path / name for name in (".m.json.ckpttools-0123", ".n.json.ckpttools-0123456789abcdef")
-        ]
+        names = (".ckpttools-unfinished-0123", ".ckpttools-unfinished-00000000-0123456789abcdef")
+        others = [tmp_path / name for name in names]
         for other in others:
             other.write_text("somebody else's")
         made.write(path)
@@ -382,6 +385,17 @@ class TestOneThatIsKilled:
             fcntl.flock(file, fcntl.LOCK_EX)
             self.made().write(path)
         assert growing.exists() and path.exists()
+
+    def test_many_that_write_one_file_all_succeed(self, tmp_path):
+        def writing(content):
+            for _ in range(50):
+                write_whole(tmp_path / ("n" * 250), content)
+
+        contents = [bytes([number]) * 1000 for number in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(writing, contents))
+        (only,) = tmp_path.iterdir()
+        assert only.read_bytes() in contents
 
     def test_a_name_taken_meanwhile_is_not_replaced(self, tmp_path):
         made, path = self.made(), tmp_path / "m.json"

@@ -24,7 +24,7 @@ def inventory(directory: Path) -> Iterator[str]:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(Path(entry.path))
-                elif entry.name != PLAN_MARK:
+                elif Path(entry.path) != directory / PLAN_MARK:
                     yield _line(Path(entry.path), directory)
 
 

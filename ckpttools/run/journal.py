@@ -17,6 +17,7 @@ import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from ckpttools.core.errors import UsageError
@@ -27,6 +28,7 @@ from ckpttools.stores.partial import JOURNAL
 
 # A line takes 60 bytes, and some more for each chunk that is encoded.
 _LARGEST = 1 << 30
+_LINES_AT_ONCE = 1024
 _PLAN, _TASK, _INVENTORY, _FILE, _PUBLISHING = "plan", "task", "inventory", "file", "publishing"
 _BEGINNING = re.compile(rb'[0-9a-f]{8} \["plan",\["')
 _LEAST_BEGINNING = b'00000000 ["plan",["'
@@ -90,7 +92,7 @@ class Journal:
         purpose: whose work this is; None where none is noted, or none can be read.
         done: the tasks that are finished.
         publishing: whether all is written, and the checkpoint may have got its name.
-        inventory: of the checkpoint then; None if none was noted, or not all of it can be read.
+        inventory: of the checkpoint then, as it was found here; None if there was none, or not all of it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -196,20 +198,30 @@ class Journal:
 
     def note_publishing(self, inventory: Iterable[str]) -> None:
         """Notes that the checkpoint is about to get its name, and what its files are; errors as `begin`."""
-        files = list(inventory)
-        lines = ((_FILE, each) for each in files)
-        self._append([(_INVENTORY, None), *lines, (_PUBLISHING, len(files))])
-        self.publishing, self.inventory = True, files
+
+        def lines() -> Iterator[tuple[str, object]]:
+            count = 0
+            yield _INVENTORY, None
+            for each in inventory:
+                yield _FILE, each
+                count += 1
+            yield _PUBLISHING, count
+
+        self._append(lines())
+        self.publishing = True
 
     def enter(self, entries: Iterable[Entry]) -> None:
         """Notes that the bytes of these tasks are durable; errors as `begin`."""
         self._append([(_TASK, entry.to_json()) for entry in entries])
 
     def _append(self, lines: Iterable[tuple[str, object]]) -> None:
-        rest = memoryview(b"".join(_line(kind, content) for kind, content in lines))
+        waiting = iter(lines)
         try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+            # A checkpoint may have a hundred thousand files.
+            while some := list(islice(waiting, _LINES_AT_ONCE)):
+                rest = memoryview(b"".join(_line(kind, content) for kind, content in some))
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
             os.fsync(self._descriptor)
         except OSError as error:
             raise write_error(self._path, error) from error

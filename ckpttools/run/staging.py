@@ -252,10 +252,15 @@ class Staging:
         rest = "" if old is None else f" ({old} is what {self.destination} was before)"
         mark = self.destination / PLAN_MARK
         keep = f"to keep it as it is, delete {mark} and {self.directory}{rest}"
+        hint = f"{keep}; to make it again, use --overwrite"
         try:
-            check_inventory(
-                self.destination, journal.inventory or (), f"{keep}; to make it again, use --overwrite"
-            )
+            if journal.inventory is None:
+                raise DestinationExistsError(
+                    f"the journal in {self.directory} is damaged, so nothing tells whether "
+                    f"{self.destination} is still what a stopped conversion put there",
+                    hint=hint,
+                )
+            check_inventory(self.destination, journal.inventory, hint)
         except DestinationExistsError:
             if not self.overwrite:
                 raise

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,8 +24,8 @@ from ckpttools.stores.mounts import first_mount
 MOST_SINGLE_SYNCS = 64
 _SYNCS_AT_ONCE = 16
 _SYNCS_WAITING = 1024
-# Between the name of a file that is being written and 16 hexadecimal digits.
-_UNFINISHED = ".ckpttools-"
+# Begins the name of a file that is being written; a checksum of the name that it gets follows, and 16 digits.
+_UNFINISHED = ".ckpttools-unfinished-"
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _AT_FDCWD = -100
 # What kernels and file systems answer that know no exchange.
@@ -94,16 +95,14 @@ def write_whole(path: Path, content: bytes) -> None:
     """Writes a small file that has its name only once it is complete, and is durable then.
 
     Until then it has a hidden name beside it. What a process left under such a name when it was killed goes
-    with the next one that writes this file.
+    with the next one that writes this file, where the file system knows locks.
 
     Raises:
-        OSError: the system reports an error; what had the name has it still.
+        OSError: the system reports an error; what had the name keeps it, unless only the last sync failed.
     """
     _remove_unfinished(path)
-    growing = path.with_name(f".{path.name}{_UNFINISHED}{os.urandom(8).hex()}")
-    descriptor = os.open(growing, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    growing, descriptor = _unfinished(path)
     try:
-        _try_lock(descriptor)
         rest = memoryview(content)
         while rest:
             rest = rest[os.write(descriptor, rest) :]
@@ -117,25 +116,47 @@ def write_whole(path: Path, content: bytes) -> None:
     sync_directory(path.parent)
 
 
+def _unfinished(path: Path) -> tuple[Path, int]:
+    """A new file beside `path` under a name that nobody has, locked, and its descriptor."""
+    while True:
+        growing = path.with_name(_unfinished_prefix(path) + os.urandom(8).hex())
+        descriptor = os.open(growing, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        _lock(descriptor)
+        # Before it was locked, another process could take it for one that was left behind.
+        if growing.exists():
+            return growing, descriptor
+        os.close(descriptor)
+
+
+def _unfinished_prefix(path: Path) -> str:
+    """Of hidden names for what becomes `path`; as short for a long name as for a short one."""
+    return f"{_UNFINISHED}{zlib.crc32(os.fsencode(path.name)):08x}-"
+
+
 def _remove_unfinished(path: Path) -> None:
     """Removes what killed processes began to write for `path`; who still writes holds a lock."""
-    unfinished = re.compile(re.escape(f".{path.name}{_UNFINISHED}") + "[0-9a-f]{16}")
-    for name in filter(unfinished.fullmatch, names_in(path.parent)):
-        with suppress(OSError):
-            descriptor = os.open(path.with_name(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                if _try_lock(descriptor):
-                    path.with_name(name).unlink()
-            finally:
-                os.close(descriptor)
+    unfinished = re.compile(re.escape(_unfinished_prefix(path)) + "[0-9a-f]{16}")
+    with suppress(OSError):  # one may write into a directory and not list it
+        for name in filter(unfinished.fullmatch, names_in(path.parent)):
+            _remove_if_unlocked(path.with_name(name))
 
 
-def _try_lock(descriptor: int) -> bool:
+def _remove_if_unlocked(path: Path) -> None:
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if _lock(descriptor, waiting=False):
+                path.unlink()
+        finally:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, *, waiting: bool = True) -> bool:
     """Whether a file is this process's alone now; False also where the file system knows no locks."""
     import fcntl
 
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waiting else fcntl.LOCK_NB))
     except OSError:
         return False
     return True

@@ -14,8 +14,8 @@ from ckpttools.stores.local import LocalFile
 
 PROCESSES = "ocdbt.process_*"
 _COMPARED_AT_ONCE = 1 << 20
-# Of a value that several processes have, at its beginning and at its end, whenever the index is read: those of
-# other steps differ there, and a checkpoint that each host has whole is not read whole to be opened.
+# At both ends of a value that several processes have, whenever the index is read: those of other steps differ
+# there, and a checkpoint that each host has whole is not read whole to be opened.
 _COMPARED_ENDS = 64 << 10
 
 
