@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stack, Take, inner
 from ckpttools.array.tree import Tree, dotted
+from ckpttools.quantized.tree import by_names
 from ckpttools.quantized.weights import Quantized, last_keys
 
 
@@ -68,24 +69,21 @@ def _members(array: LazyArray, members: Mapping[int, str]) -> Iterator[LazyArray
             rest += inner(each)
 
 
-def apart(
-    made: Tree,
-    members: Mapping[int, str],
-    before: Mapping[str, Quantized],
-    after: Mapping[str, Quantized],
-) -> Iterator[str]:
+def apart(made: Tree, members: Mapping[int, str], before: Mapping[str, Quantized]) -> Iterator[str]:
     """A line for each array made of parts of quantised modules whose other parts are not made alike.
 
     Args:
         made, members: as for `rearranged`.
         before: the quantised weights of the old tree.
-        after: those of the new one.
     """
     origins: dict[str, _Origin] = {}
     for path, array in made.arrays.items():
         origin = None if id(array) in members else _origin(array, members)
         if origin:
             origins[dotted(path)] = origin
+    if not origins:
+        return
+    after = by_names(made)[1]
     owned: set[str] = set()
     for name, origin in origins.items():
         weights = [before[each] for each in origin.members if each in before]

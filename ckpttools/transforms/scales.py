@@ -101,7 +101,7 @@ def refuse_parting(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None
     if any(each.sides for each in found.weights.values()):
         _refuse_halves(tree, made, sources)
     _refuse_rearranging(tree, recast(made, members))
-    _refuse_rearranging(tree, apart(made, members, found.weights, by_names(made)[1]))
+    _refuse_rearranging(tree, apart(made, members, found.weights))
 
 
 def _refuse_halves(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None:
