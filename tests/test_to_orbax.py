@@ -126,6 +126,15 @@ class TestMessages:
             "to-orbax", source, tmp_path / "out", "--item", "a/b", code=2
         )
 
+    def test_a_backslash_without_ocdbt(self, tmp_path):
+        """Orbax looks for `a/b` there."""
+        write(Tree({("a\\b",): array("float32", 2)}, Metadata(step=0)), OrbaxWriter(), tmp_path / "in")
+        output = run("to-orbax", tmp_path / "in", tmp_path / "out", "--no-ocdbt", code=3)
+        assert "directories of names that cannot be" in output
+        assert not (tmp_path / "out").exists()
+        run("to-orbax", tmp_path / "in", tmp_path / "out")
+        assert list(open_tree(tmp_path / "out")) == [("a\\b",)]
+
     def test_arrays_without_elements(self, tmp_path):
         write(Tree({("w",): array("float32", 0)}, Metadata(step=0)), ZarrWriter(), tmp_path / "z")
         output = run("to-orbax", tmp_path / "z", tmp_path / "out", code=3)

@@ -320,7 +320,9 @@ class TestWriterRefuses:
             ZarrWriter().layout(Tree({path: array("int8", 2) for path in paths}), 1 << 20)
         return caught.value
 
-    @pytest.mark.parametrize("key", ["", "a/b", ".", "..", "...", "__x", "zarr.json", "x" * 256, "\0"])
+    @pytest.mark.parametrize(
+        "key", ["", "a/b", "a\\b", ".", "..", "...", "__x", "zarr.json", "x" * 256, "\0"]
+    )
     def test_keys_that_zarr_cannot_hold(self, key):
         error = self.refused(("a", key, "w"), ("b",))
         assert error.message.startswith("these keys cannot be names of zarr nodes:")

@@ -13,8 +13,8 @@ LONGEST_NAME = 255
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a file or directory can have this name."""
-    if name in ("", ".", "..") or not {"/", "\0"}.isdisjoint(name):
+    """Whether a file or directory can have this name; Orbax and zarr-python read a backslash as "/"."""
+    if name in ("", ".", "..") or not {"/", "\\", "\0"}.isdisjoint(name):
         return False
     try:
         return len(name.encode()) <= LONGEST_NAME

@@ -18,7 +18,7 @@ from ckpttools.array.nodes import inner
 from ckpttools.core.dtypes import DType
 from ckpttools.quantized.config import FIELD, says_quantized, scheme, without_quantization
 from ckpttools.quantized.scales import is_plain
-from ckpttools.quantized.weights import quantized
+from ckpttools.quantized.weights import quantized, signs_of_scheme
 
 # transformers says `dtype` from version 5 on, `torch_dtype` before.
 _DTYPES = ("dtype", "torch_dtype")
@@ -74,9 +74,14 @@ def true_config(
     if vocab is not None:
         changes += _with_vocab(made, vocab)
     said = says_quantized(made)
-    if said and not quantized(arrays, config) and without_quantization(made):
+    if said and _is_plain(arrays, config) and without_quantization(made):
         changes.append(f"{FIELD} is left out, as no weight is quantised; it was {scheme(said)}")
     return TrueConfig(made, tuple(changes))
+
+
+def _is_plain(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> bool:
+    """Whether nothing is left of a scheme: of one that is not known, too."""
+    return not (quantized(arrays, config) or signs_of_scheme(arrays, config))
 
 
 def _plain(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> dict[str, LazyArray]:

@@ -2,7 +2,8 @@
 
 Shapes, orders of columns, tables of codes, scales of activations: what there is differs from scheme to
 scheme, and loaders need all of it. So the module of a weight is taken whole. Its `bias` is not of it: that is
-added to the result, is the same without quantisation, and loaders make one where the model has it.
+added to the result, is the same without quantisation, and loaders make one where the model has it. Of several
+weights in a module each has its own (`up_proj_blocks`, `up_proj_bias`); `weight_bias` is of the codes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from ckpttools.quantized.scales import owner_words, scales_word, split_name, words_of
 
 _BIAS, _QUANTISER = "bias", "quant"
+# What the names of weights have for being packed, which those of their biases do not have.
+_PACKINGS = frozenset(("blocks", "packed", "weight", "qweight", "qdata"))
 # Layers and blocks of experts have few weights to a module; every array is held against each of them.
 _MOST_WEIGHTS = 256
 
@@ -34,19 +37,28 @@ class _Modules:
     Attributes:
         weights: those of each module.
         below: module -> the weights of each module right below it, by that one's key.
-        whole: the weights to whose modules all belongs that lies below them; to others only what speaks of
-            quantisation or has their name.
+        whole: the weights to whose modules all belongs that is in them or below them; to others only what
+            speaks of quantisation or has their name.
+        biased: what the names of biases in each module may have before `bias`.
     """
 
     weights: Mapping[str, list[_Weight]]
     below: Mapping[str, Mapping[str, list[_Weight]]]
     whole: Collection[str]
+    biased: Mapping[str, Collection[frozenset[str]]]
+
+    def is_bias(self, name: str) -> bool:
+        """Whether an array is added to the result of a module."""
+        module, key, _ = split_name(name)
+        *words, last = words_of(key) or ("",)
+        return key == _BIAS or (last == _BIAS and frozenset(words) in self.biased.get(module, ()))
 
     def owners(self, name: str) -> Iterable[_Weight]:
         """The weights that an array which is none belongs to."""
         module, key, index = split_name(name)
         if module in self.weights:
-            return _owners(self.weights[module], key, index, is_alone=bool(module))
+            weights = self.weights[module]
+            return _owners(weights, key, index, is_alone=bool(module), has_all=self._has_all(weights))
         return self._above(module) or self._beneath(module, key)
 
     def _above(self, module: str) -> Iterable[_Weight]:
@@ -56,9 +68,13 @@ class _Modules:
             if module and module in self.weights:
                 weights = self.weights[module]
                 speaks = _QUANTISER in key or any(each.words <= set(words_of(key)) for each in weights)
-                has_all = all(each.name in self.whole for each in weights)
-                return _owners(weights, key, "", is_alone=True) if speaks or has_all else ()
+                has_all = self._has_all(weights)
+                found = _owners(weights, key, "", is_alone=True, has_all=has_all)
+                return found if speaks or has_all else ()
         return ()
+
+    def _has_all(self, weights: Iterable[_Weight]) -> bool:
+        return all(each.name in self.whole for each in weights)
 
     def _beneath(self, module: str, key: str) -> Iterator[_Weight]:
         """`self_attn.k_scale` is of the weight of `self_attn.k_proj`."""
@@ -86,7 +102,7 @@ def belongings(
     for name in arrays:
         # What scales one of several weights of a module is none of the others'.
         is_known = name in weights or name in scales
-        if not is_known and words_of(split_name(name)[1])[-1:] != (_BIAS,):
+        if not (is_known or modules.is_bias(name)):
             for owner in modules.owners(name):
                 found[owner.name].append(name)
     return {name: tuple(theirs) for name, theirs in found.items()}
@@ -101,10 +117,19 @@ def _modules(weights: Iterable[str], whole: Collection[str]) -> _Modules:
     for module, theirs in modules.items():
         above, _, key = module.rpartition(".")
         below[above][key] = theirs
-    return _Modules(modules, below, whole)
+    biased = {module: {*_stems(theirs)} for module, theirs in modules.items()}
+    return _Modules(modules, below, whole, biased)
 
 
-def _owners(weights: list[_Weight], key: str, index: str, *, is_alone: bool) -> list[_Weight]:
+def _stems(weights: Iterable[_Weight]) -> Iterator[frozenset[str]]:
+    """What the names of weights have in common with those of their biases."""
+    for each in weights:
+        yield from (stem for stem in (each.words, each.words - _PACKINGS) if stem - _PACKINGS)
+
+
+def _owners(
+    weights: list[_Weight], key: str, index: str, *, is_alone: bool, has_all: bool = False
+) -> list[_Weight]:
     """Those of a module's weights that an array belongs to by its last key.
 
     Args:
@@ -112,6 +137,7 @@ def _owners(weights: list[_Weight], key: str, index: str, *, is_alone: bool) -> 
         key, index: of the array.
         is_alone: whether a weight that is the only one of the module has all of it; arrays without any
             module, as those of flat names are, need have nothing to do with each other.
+        has_all: whether what has the name of none belongs to all of them.
     """
     if len(weights) > _MOST_WEIGHTS and not index:
         return []
@@ -123,4 +149,4 @@ def _owners(weights: list[_Weight], key: str, index: str, *, is_alone: bool) -> 
     most = max(shared, default=0)
     if most:
         return [each for each, count in zip(near, shared, strict=True) if count == most]
-    return near if is_alone and scales_word(key) else []
+    return near if is_alone and (has_all or scales_word(key)) else []

@@ -19,6 +19,8 @@ from ckpttools.core.region import Shape
 # NNX keeps an array below the name of its variable.
 NNX = ".value"
 BLOCK_SCALE = "_scale_inv"
+# What lies below a weight that is an object of several arrays is of the module that has the weight.
+_WEIGHT = ".weight."
 # How words for scales end: `scales`, `qscale`, `wscales`, `qzeros`, `absmax`, `_amax`, `SCB`, GPTQ's `g_idx`.
 _SCALES = ("scale", "zero", "absmax", "amax", "scb", "gidx")
 # Words around them that name no weight: `weight_scale_inv`, `zero_point`, `weight_global_scale`.
@@ -133,12 +135,19 @@ def of_activations(words: Iterable[str]) -> bool:
 
 
 def split_name(name: str) -> tuple[str, str, str]:
-    """Module, last key, and the place in a list that follows it; modules may be joined by "/" as well."""
-    module, _, key = bare_name(name).replace("/", ".").rpartition(".")
-    if not (module and key.isdigit()):
-        return module, key, ""
-    above, _, own = module.rpartition(".")
-    return above, own, key
+    """Module, last key, and the place in a list that follows it; modules may be joined by "/" as well.
+
+    Of what lies below a weight (`X.weight._data`) the key begins with that: `weight._data` of `X`.
+    """
+    spelled, index = bare_name(name).replace("/", "."), ""
+    above, _, last = spelled.rpartition(".")
+    if above and last.isdigit():
+        spelled, index = above, last
+    module, nested, below = spelled.partition(_WEIGHT)
+    if nested and all(key.startswith("_") for key in below.split(".")[1:]):
+        return module, f"weight.{below}", index
+    module, _, key = spelled.rpartition(".")
+    return module, key, index
 
 
 def _array(name: str, array: Described, key: str, index: str) -> _Array:

@@ -8,8 +8,9 @@ taken for the weight's own numbers. `ckpttools.quantized.scales` finds which arr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from ckpttools.core.dtypes import DType
@@ -43,9 +44,14 @@ _SCALE_ENDS = (
     BLOCK_SCALE,
     *("weight_scale", "weight_scale_2", "weight_global_scale", "kernel_scale", "_scales", ".scales"),
     *(".qzeros", "_zero_point", "absmax", ".SCB"),
+    *("_amax", "input_scale", "output_scale", "activation_scale", ".k_scale", ".v_scale"),
 )
 # Last words of the names of arrays of whole numbers that can be nothing but packed weights.
 _WEIGHT_WORDS = frozenset(("weight", "qweight", "kernel", "embedding", "wo"))
+# Words in the names of whole numbers that no scheme stores: places, states of generators, numbers of steps.
+_NO_CODES = frozenset(("position", "positions", "token", "key", "rng", "rngs", "count", "step"))
+# How deep a linear layer goes at most, in keys below its module: `centroids.weight`.
+_DEEPEST = 2
 _WANTED = "weights in bfloat16, float16 or float32 that need no scales"
 _DEQUANTIZING = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
 
@@ -98,7 +104,9 @@ def quantized(
     Returns:
         By name, those that have scales, whatever they are called; those without that are float8 or less,
         unless `config` says that the numbers are the weights themselves; and whole numbers with the name of
-        a weight, or with arrays beside them where `config` says that weights are quantised.
+        a weight. Where `config` says that weights are quantised, matrices of whole numbers with several
+        arrays beside them as well, and of every other module with anything but plain numbers the largest
+        such array: it stands for a weight of a scheme that is not known.
     """
     if not any(may_be_scaled(name, array.dtype) for name, array in arrays.items()):
         return {}
@@ -111,7 +119,12 @@ def quantized(
         bare = {name for name in bare if not states(config, arrays[name].dtype)}
     weights = {name: scales.get(name, ()) for name in arrays if name in scales or name in bare}
     whole = narrow | scales.keys() if said else set()
+    whole |= _of_layers(arrays, packed - whole)
     others = belongings(arrays, weights, whole) if weights else {}
+    strange = _strange(arrays, weights, others, exempt) if said else set()
+    if strange:
+        weights |= dict.fromkeys(strange, ())
+        others = belongings(arrays, weights, whole | _of_layers(arrays, strange))
     return {
         name: _with_further_scales(
             Quantized(name, arrays[name].dtype, theirs, _without(others.get(name, ()), exempt)), arrays
@@ -152,8 +165,42 @@ def _packed(arrays: Mapping[str, Described]) -> set[str]:
         name
         for name, array in arrays.items()
         if len(array.shape) > 1 and array.dtype.kind in ("int", "uint") and not scales_word(name)
-        if split_name(name)[0] in modules
+        if split_name(name)[0] in modules and _may_be_codes(name, array)
     }
+
+
+def _may_be_codes(name: str, array: Described) -> bool:
+    """Whether a scheme may store this in place of a weight: whole numbers, packed ones, and of few bits."""
+    key = split_name(name)[1]
+    stored = array.dtype.kind in ("int", "uint") or (array.dtype.is_float and not is_plain(array.dtype))
+    return stored and bool(array.shape) and key != "bias" and _NO_CODES.isdisjoint(words_of(key))
+
+
+def _strange(
+    arrays: Mapping[str, Described],
+    weights: Mapping[str, tuple[str, ...]],
+    others: Mapping[str, tuple[str, ...]],
+    exempt: Exempt,
+) -> set[str]:
+    """Of each module with codes that belong to no weight the array of most axes and elements."""
+    known = {*weights, *(side for each in (weights, others) for sides in each.values() for side in sides)}
+    largest: dict[str, tuple[tuple[int, int], str]] = {}
+    for name, array in arrays.items():
+        if name in known or not _may_be_codes(name, array) or exempt.has(name):
+            continue
+        module, size = split_name(name)[0], (len(array.shape), prod(array.shape))
+        if module not in largest or size > largest[module][0]:
+            largest[module] = size, name
+    return {name for _, name in largest.values()}
+
+
+def _of_layers(arrays: Iterable[str], weights: Collection[str]) -> set[str]:
+    """Those of the weights whose modules are no larger than a layer: all that lies below is of them."""
+    modules = {split_name(name)[0] for name in weights} - {""}
+    for name in arrays if modules else ():
+        keys = split_name(name)[0].split(".")
+        modules -= {".".join(keys[:stop]) for stop in range(1, len(keys) + 1 - _DEEPEST)}
+    return {name for name in weights if split_name(name)[0] in modules}
 
 
 def _without(names: tuple[str, ...], exempt: Exempt) -> tuple[str, ...]:
@@ -179,11 +226,48 @@ def refuse_quantized(arrays: Mapping[str, Described], config: Mapping[str, Any] 
         place: for messages.
 
     Raises:
-        FormatError: there are some; says how they are quantised and which have no scale.
+        FormatError: there are some; says how they are quantised and which have no scale. Or the configuration
+            says so, and there is no telling which they are.
     """
     found = quantized(arrays, config)
     if found:
         raise quantized_error(found.values(), config, place)
+    refuse_unknown(arrays, config, place)
+
+
+def signs_of_scheme(arrays: Mapping[str, Described], config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The arrays that plain weights do not have, where `config` says that weights are quantised."""
+    said = says_quantized(config)
+    exempt = exempt_modules(said)
+    return tuple(
+        name
+        for name, array in (arrays.items() if said else ())
+        if (is_scale(name) or _may_be_codes(name, array)) and not exempt.has(name)
+    )
+
+
+def refuse_unknown(
+    arrays: Mapping[str, Described], config: Mapping[str, Any] | None, place: str, *, done: str = "converted"
+) -> None:
+    """Refuses arrays of a scheme where no quantised weight is known among them.
+
+    Args:
+        arrays, config, place: as for `refuse_quantized`.
+        done: what cannot be done with them.
+
+    Raises:
+        FormatError: there are some.
+    """
+    signs = signs_of_scheme(arrays, config)
+    if signs:
+        raise FormatError(
+            f"these arrays cannot be {done}: config.json says that weights are quantised, and these look so"
+            + listing([f"{name}: {arrays[name].dtype}" for name in signs]),
+            place=place or None,
+            got=f"{scheme(says_quantized(config))} ({FIELD})",
+            wanted=_WANTED,
+            hint=f"{_remedy(says_quantized(config))}; if it is plain, take {FIELD} out of config.json",
+        )
 
 
 def refuse_unmappable(arrays: Mapping[str, Described], config: Mapping[str, Any] | None, place: str) -> None:

@@ -196,9 +196,13 @@ class Remap:
         sizes = {axis: Size(length, f"{self.place}: sizes") for axis, length in self.sizes.items()}
         table = Table(tuple(rule.row for rule, _ in used), sizes, place=tree.metadata.place)
         mapped = self._mapped(table, arrays)
+        # Axes that stay as they are leave the array what it is.
+        same = {id(array): names[name] for name, array in arrays.items()}
         for rule, source in used:
             for name in rule.row.left.keys(mapped.sizes):
-                yield Move(None, rule.path(name, source), mapped.arrays[name], f"the rule for {rule.source}")
+                array = mapped.arrays[name]
+                target, made_by = rule.path(name, source), f"the rule for {rule.source}"
+                yield Move(same.get(id(array)), target, array, made_by)
 
     def _array(self, tree: Tree, path: Path) -> LazyArray:
         leaf = tree[path]

@@ -12,9 +12,10 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, MappingError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.quantized.config import says_quantized, scheme, stated_dtypes
-from ckpttools.quantized.scales import scales_word
+from ckpttools.quantized.scales import scales_word, split_name
 from ckpttools.quantized.tree import by_names, quantized_in
-from ckpttools.quantized.weights import Quantized, last_keys, quantized_error
+from ckpttools.quantized.weights import Quantized, last_keys, quantized_error, refuse_unknown
+from ckpttools.transforms.rearranged import apart, rearranged, recast
 
 
 def spared(
@@ -37,6 +38,8 @@ def spared(
             that may have lost their scales.
     """
     found, config, place = quantized_in(tree), tree.metadata.config, tree.metadata.place
+    if wanted and says_quantized(config) and not found.weights:
+        refuse_unknown({dotted(path): each for path, each in tree.arrays.items()}, config, place, done="cast")
     names = {dotted(path): path for path in wanted} if found.weights or found.unclear else {}
     hit = [each for name, each in found.weights.items() if name in names]
     if hit:
@@ -75,7 +78,7 @@ def _taken(unclear: Collection[Quantized]) -> Iterator[str]:
 
 
 def refuse_parting(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None:
-    """Refuses a tree in which quantised weights and what belongs to them are not together any more.
+    """Refuses a tree in which quantised weights and what belongs to them are not as they were, together.
 
     Args:
         tree: before.
@@ -84,15 +87,30 @@ def refuse_parting(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None
 
     Raises:
         MappingError: of a weight and what belongs to it some is left out, or no longer has a name by which
-            it is known as the weight's.
+            it is known as the weight's; or some is rearranged.
     """
-    before = quantized_in(tree).scaled_weights
-    if not any(each.sides for each in before.values()):
+    found = quantized_in(tree)
+    members = {
+        id(tree.arrays[found.paths[name]]): name
+        for each in found.weights.values()
+        for name in (each.name, *each.sides)
+    }
+    if not members:
         return
+    _refuse_rearranging(tree, rearranged(made, members))
+    if any(each.sides for each in found.weights.values()):
+        _refuse_halves(tree, made, sources)
+    _refuse_rearranging(tree, recast(made, members))
+    _refuse_rearranging(tree, apart(made, members, found.weights))
+
+
+def _refuse_halves(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None:
+    """Refuses parts of quantised modules without the others; arguments and errors as `refuse_parting`."""
+    before = quantized_in(tree).scaled_weights
     targets = {dotted(source): dotted(target) for target, source in sources.items()}
     weights = {id(tree.arrays[path]): tree.arrays[path] for path in before}
     lost = [*_lost(before.values(), targets, made), *_cast_on_the_way(weights, made)]
-    left = list(_left_over(before.values(), targets))
+    left = [*_left_over(before.values(), targets), *_halved(before.values(), targets)]
     if lost or left:
         said = says_quantized(tree.metadata.config)
         what = (
@@ -107,6 +125,19 @@ def refuse_parting(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None
             got=scheme(said) or None,
             hint="keep or leave out each module whole: its weight and all that belongs to it, under names "
             "that belong together",
+        )
+
+
+def _refuse_rearranging(tree: Tree, lines: Iterator[str]) -> None:
+    """Refuses what is not as it was, where there is a line for it: only names may differ."""
+    wrong = list(lines)
+    if wrong:
+        raise MappingError(
+            "what belongs to quantised modules can be renamed, not rearranged:" + listing(wrong),
+            place=tree.metadata.place or None,
+            got=scheme(says_quantized(tree.metadata.config)) or None,
+            wanted="each of these arrays as it is, or all of a module's stacked alike on a new first axis",
+            hint="leave the axes of these arrays as they are, or dequantise the model first",
         )
 
 
@@ -150,6 +181,18 @@ def _left_over(before: Collection[Quantized], targets: Mapping[str, str]) -> Ite
     for side, weights in owners.items():
         if side in targets and not any(weight in targets for weight in weights):
             yield f"{side}: without {last_keys(weights)}"
+
+
+def _halved(before: Collection[Quantized], targets: Mapping[str, str]) -> Iterator[str]:
+    """A line for each weight that is left out, and not the others of its module that have its scales."""
+    sharing: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for each in before:
+        for scale in each.scales:
+            sharing[split_name(each.name)[0], scale].append(each.name)
+    for (_, scale), weights in sharing.items():
+        gone = [name for name in weights if name not in targets]
+        if scale in targets and 0 < len(gone) < len(weights):
+            yield f"{scale}: without {last_keys(gone)}"
 
 
 def _cast_on_the_way(weights: Mapping[int, LazyArray], made: Tree) -> Iterator[str]:

@@ -291,7 +291,7 @@ def _check_directories(tree: Tree) -> None:
         raise FormatError(
             "without OCDBT these arrays would need directories of names that cannot be:" + listing(wrong),
             place=tree.metadata.place or None,
-            wanted=f"names without '/', of at most {LONGEST_NAME} bytes, that nothing else in an item has",
+            wanted=f"names without '/' and '\\', of at most {LONGEST_NAME} bytes, which nothing there has",
             hint="write with --ocdbt, or rename them",
         )
 

@@ -109,8 +109,8 @@ def _check_names(tree: Tree) -> None:
             "these keys cannot be names of zarr nodes:"
             + listing([f"{name!r} in {spelled(path)}" for name, path in wrong.items()]),
             place=tree.metadata.place or None,
-            wanted=f"1 to {LONGEST_NAME} bytes without '/', not only periods, not beginning with '__', "
-            f"not {DOCUMENT}",
+            wanted=f"1 to {LONGEST_NAME} bytes without '/' and '\\', not only periods, not beginning with "
+            f"'__', not {DOCUMENT}",
             hint="rename them, or write Orbax with --ocdbt, which takes any key",
         )
 
