@@ -115,11 +115,6 @@ OPTIMIZERS = {
         ("inner_opt_state", 0, "count"): COUNT,
         **mirrored(m, "inner_opt_state", 0, "mu"),
     },
-    "unknown": lambda m: {
-        (0, "count"): COUNT,
-        **mirrored(m, 0, "gizmo"),
-        (0, "extra"): np.ones((7, 5), np.float32),
-    },
 }
 
 
@@ -849,3 +844,142 @@ def test_a_module_with_the_names_of_a_state_is_not_dropped(module):
     leaves = {("embed", "q", "w"): np.ones((4, 4)), **below(("head",), module)}
     left = refusal(tree_of(leaves))
     assert isinstance(left, FormatError) or left == set(leaves)
+
+
+# Copies of the model, as somebody may call them in an optimizer.
+COPIES = (
+    *("ema", "avg_params", "w_avg", "mean", "slow", "slow_params", "target_params", "teacher", "ref_params"),
+    *("prev_params", "best", "master", "fp32", "theta", "anchor", "momentum_encoder", "lookahead", "gizmo"),
+)
+# What optax 0.2.8 keeps of each parameter: optimizer -> keys above the parameters' paths.
+OPTAX = {
+    "adam": "0/mu 0/nu",
+    "adafactor": "0/v",
+    "adan": "0/g 0/m 0/n 0/v",
+    "ademamix": "0/m1 0/m2 0/nu",
+    "simplified_ademamix": "0/m 0/n",
+    "lion": "0/mu",
+    "amsgrad": "0/mu 0/nu 0/nu_max",
+    "optimistic_adam": "0/mu 0/nu 1/previous_gradient",
+    "rmsprop": "0/mu 0/nu 2/trace",
+    "lbfgs": "0/params 0/updates 0/diff_params_memory 0/diff_updates_memory 2/grad",
+    "scale_by_lbfgs": "params updates diff_params_memory diff_updates_memory",
+    "rprop": "0/prev_updates 0/step_sizes",
+    "adagrad": "0/sum_of_squares",
+    "adadelta": "1/e_g 1/e_x",
+    "madgrad": "1/grad_sum_sq 1/s 1/x0",
+    "dog": "1/init_params",
+    "cocob": "2/cumulative_gradients 2/init_particles 2/reward 2/scale 2/subgradients",
+    "galore": "0/base_optimizer_state/mu 0/base_optimizer_state/nu 0/projector",
+    "mechanize": "base_optimizer_state/0/mu base_optimizer_state/0/nu x0",
+    "sophia": "0/mu 0/nu",
+    "sam": "opt_state/0/mu opt_state/0/nu",
+    "prodigy": "exp_avg exp_avg_sq grad_sum params0",
+    "lookahead": "fast_state/0/mu fast_state/0/nu",
+    "apply_every": "grad_acc",
+    "apply_if_finite": "inner_state/0/mu inner_state/0/nu",
+    "multi_steps": "acc_grads inner_opt_state/0/mu inner_opt_state/0/nu",
+    "partition": "inner_states/a/inner_state/0/mu inner_states/b/inner_state/0/trace",
+    "named_chain": "scaler/0/mu scaler/0/nu",
+}
+# Arrays that do not mirror parameters: path -> shape.
+ALONE = {
+    "muon": {"inner_states/muon/inner_state/0/ns_coeffs": (3,)},
+    "mechanize": {"m": (6,), "r": (6,), "s": (6,), "v": (6,)},
+    "flatten": {"0/mu": (84,), "0/nu": (84,)},
+    "lbfgs": {"0/weights_memory": (10,)},
+    "sm3": {"0/mu/embedder/embedding/0": (8,), "0/mu/embedder/embedding/1": (4,)},
+    "sophia": {"0/hessian_fn_state/key": (2,)},
+    "named_chain": {"scaler/0/count": ()},
+}
+PLACES = {
+    "params": "opt_state",
+    "params/params": "optimizer/opt_state",
+    "net": "opt_state",
+    "0": "1/opt_state",
+}
+
+
+def keys(path):
+    return tuple(path.split("/"))
+
+
+class TestCopiesInAnOptimizer:
+    @pytest.mark.parametrize("head", ["opt_state", "optimizer", "opt_state/0", "state/opt_state"])
+    def test_they_are_asked_about_whatever_their_name(self, head):
+        learned, state = below(("params",), NET), adam(NET, *keys(head))
+        for name in COPIES:
+            copy = below((*keys(head), name), NET)
+            tree = tree_of({**learned, **state, **copy, ("step",): COUNT})
+            pattern = f"{head}/{name}"
+            assert [spelled(path) for path in roles(tree).unclear] == [pattern]
+            assert f"--drop '{pattern}'" in refusal(tree).hint
+            assert kept_by(StripOptimizer(drop=[pattern]), tree) == arrays_at(tree, learned)
+            assert kept_by(StripOptimizer(keep=[pattern]), tree) == arrays_at(tree, [*learned, *copy])
+
+    @pytest.mark.parametrize("name", ["teacher", "adapter"])
+    def test_beside_parameters_that_lie_there_too(self, name):
+        leaves = below(("optimizer", "target"), NET) | below(("optimizer", name), NET)
+        leaves |= rows_and_columns(NET, "optimizer", "state", "param_states")
+        tree = tree_of(leaves | {("optimizer", "state", "step"): COUNT})
+        assert f"--keep 'optimizer/{name}'" in refusal(tree).hint
+
+    @pytest.mark.parametrize(
+        "path", ["adapter/kernel", "adapter/v/kernel", "adapter/v", "0/adapter/scale", "lora/mu/a", "extra"]
+    )
+    def test_what_mirrors_nothing(self, path):
+        learned, state = below(("params",), NET), adam(NET, "opt_state")
+        tree = tree_of({**learned, **state, ("opt_state", *keys(path)): np.ones((5, 7), np.float32)})
+        head = f"opt_state/{keys(path)[0]}"
+        assert f"--keep '{head}'" in refusal(tree).hint
+
+    def test_numbers_and_batch_statistics_of_a_copy_stay_with_it(self):
+        model = NET | {("logit_scale",): FRACTION, ("bn", "num_batches_tracked"): COUNT}
+        copy = below(("opt_state", "teacher"), model)
+        tree = tree_of({**below(("params",), model), **adam(NET, "opt_state"), **copy})
+        kept = kept_by(StripOptimizer(keep=["opt_state/teacher"]), tree)
+        assert kept == arrays_at(tree, [*below(("params",), model), *copy])
+
+    def test_states_of_libraries_are_not(self):
+        for name in OPTAX.keys() | ALONE.keys():
+            state = {}
+            for head in OPTAX.get(name, "").split():
+                lead = (10,) if head.endswith("_memory") else ()
+                state |= {(*keys(head), *p): np.ones((*lead, *a.shape), a.dtype) for p, a in NET.items()}
+            for path, shape in ALONE.get(name, {}).items():
+                state[keys(path)] = np.ones(shape, np.uint32 if path.endswith("key") else np.float32)
+            for inner, outer in PLACES.items():
+                learned = below(keys(inner), NET)
+                assert refusal(tree_of({**learned, **below(keys(outer), state)})) == set(learned), name
+
+
+class TestFewParametersBelowAnyName:
+    @pytest.mark.parametrize("count", [1, 2])
+    @pytest.mark.parametrize("name", ["trace", "mu", "momentum"])
+    def test_moments_of_one_name(self, name, count):
+        model = dict(
+            list({("w",): np.ones((4, 3), np.float32), ("b",): np.ones(3, np.float32)}.items())[:count]
+        )
+        learned, state = below(("net",), model), below(("tx", "0", name), model)
+        tree = tree_of({**learned, **state, ("tx", "0", "count"): COUNT})
+        assert roles(tree).unclear == (("tx",),)
+        assert kept_by(StripOptimizer(drop=["tx"]), tree) == arrays_at(tree, learned)
+
+    def test_a_module_beside_its_model_is_none(self):
+        model = weights("decoder.mlp.w", "decoder.m.w") | counters("decoder.step")
+        tree = tree_of({**below(("params", "params"), model), **adam(model, "opt_state")})
+        assert refusal(tree) == {path for path in tree if path[0] == "params"}
+
+    def test_momentum_without_a_counter(self):
+        tree = tree_of({("net", "w"): np.ones((4, 3)), ("tx", "trace", "w"): np.ones((4, 3))})
+        assert "--drop 'tx'" in refusal(tree).hint
+
+
+def test_lbfgs_beside_any_name():
+    state = {("tx", "0", "count"): COUNT, ("tx", "0", "weights_memory"): np.ones(10, np.float32)}
+    for name in ("params", "updates", "diff_params_memory", "diff_updates_memory"):
+        lead = (10,) if name.endswith("_memory") else ()
+        state |= {("tx", "0", name, *p): np.ones((*lead, *a.shape), a.dtype) for p, a in NET.items()}
+    learned = below(("net",), NET)
+    left = refusal(tree_of({**learned, **state}))
+    assert left == set(learned) or "'tx" in left.hint

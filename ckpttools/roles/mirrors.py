@@ -10,7 +10,15 @@ from typing import NamedTuple
 
 from ckpttools.array.tree import Path
 from ckpttools.core.region import Shape
-from ckpttools.roles.names import FACTORED, MOMENTS, STEPS, SUMMED, is_wrapper, unwrapped
+from ckpttools.roles.names import (
+    FACTORED,
+    MOMENTS,
+    REMEMBERED,
+    STEPS,
+    SUMMED,
+    is_wrapper,
+    unwrapped,
+)
 
 # A path that more arrays have, such as the `weight` of numbered layers, is not one parameter's.
 _SAME = 8
@@ -162,8 +170,10 @@ def _same_module(of: Path, head: Path, root: int) -> bool:
 
 
 def is_moments_shape(name: str | int, shape: Shape, parameter: Shape) -> bool:
-    """Whether a moment of a parameter may have a shape: the parameter's, or one with an axis summed up."""
+    """Whether a moment of a parameter may have a shape: the parameter's, several of it, or less an axis."""
     if shape == parameter or (name in FACTORED and shape == (1,)):
+        return True
+    if name in REMEMBERED and shape[1:] == parameter:
         return True
     axes = range(len(parameter)) if name in SUMMED else ()
     return any(parameter[:k] + parameter[k + 1 :] == shape for k in axes)

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import ChainMap
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from ckpttools.array.tree import Path
+from ckpttools.core.region import Shape
 from ckpttools.roles.mirrors import Mirrors, below_moments
 from ckpttools.roles.names import (
     ENCLOSED,
     MOMENTS,
     PER_PARAMETER,
+    TELLING_BESIDE,
     WEIGHTS,
     container,
     is_average,
     is_container,
     is_outer,
+    is_part,
     is_strong,
+    is_telling,
     iterates,
+    told_beside,
     unwrapped,
+    wraps_states,
 )
-from ckpttools.roles.subtrees import Found
+from ckpttools.roles.subtrees import Found, inside, lifted, outside
 
 
 def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Found:
     """Where names tell of an optimizer's state, of weights within it, and of what is unclear."""
     around = _around_enclosed(mirrors.arrays)
+    containers = _containers(mirrors, empty, around)
+    models = _Models(mirrors, frozenset(containers))
     found = Found()
-    for head, inner in _containers(mirrors, empty, around).items():
-        found |= _Container(mirrors, head, inner).found(head in around)
+    for head, inner in containers.items():
+        found |= _Container(mirrors, models, head, inner).found(head in around)
     return found
 
 
@@ -55,10 +65,32 @@ def _containers(
 
 
 @dataclass(frozen=True)
+class _Models:
+    """The arrays outside of what is named as an optimizer's state.
+
+    Attributes:
+        containers: heads of such states.
+    """
+
+    mirrors: Mirrors
+    containers: frozenset[Path]
+
+    @cached_property
+    def shapes(self) -> dict[Path, Shape]:
+        """Whole paths of arrays, below what may be around a model -> shape."""
+        found: dict[Path, Shape] = {}
+        for path in outside(self.mirrors.arrays, self.containers):
+            for tail in (*unwrapped(path), *unwrapped(path, self.mirrors.common + 1)):
+                found.setdefault(tail, self.mirrors.arrays[path].shape)
+        return found
+
+
+@dataclass(frozen=True)
 class _Container:
     """A key that is named as an optimizer's state, and the arrays below it."""
 
     mirrors: Mirrors
+    models: _Models
     head: Path
     inner: list[Path]
 
@@ -69,7 +101,7 @@ class _Container:
         if not is_container(self.head):
             # A module of a model may be called so.
             if self._is_whole_state():
-                return Found(state=here)
+                return Found(state=here) | self._unknown(frozenset())
             return Found(unclear=here) if self._is_half_told() else Found()
         if self._has_state():
             return Found(state=here) | self._kept()
@@ -86,6 +118,7 @@ class _Container:
             or any(map(self.mirrors.is_count, self.inner))
             or any(below_moments(path[start : start + 2]) for path in large)
             or any(is_strong(key) for path in self.inner for key in path[start:])
+            or any(map(self._is_known, large))
             or any(self.mirrors.mirrors(path, start) for path in large)
         )
 
@@ -110,17 +143,81 @@ class _Container:
     def _kept(self) -> Found:
         """What is kept of it: parameters that lie in it alone, and what may be weights once more."""
         own, odd = set[Path](), self._averages()
+        start = len(self.head)
         for path in self.inner:
-            below = path[len(self.head) : -1]
-            if below and below[0] in WEIGHTS and self.head[-1] != PER_PARAMETER and not _lies_in(path, odd):
-                tails = unwrapped(path, len(self.head) + 1)
-                twice = any(self.mirrors.is_whole(tail, self.head) for tail in tails)
-                (odd if twice else own).add(path[: len(self.head) + 1])
-        return Found(weights=frozenset(own | odd), unclear=frozenset(odd))
+            below = path[start:-1]
+            if not below or below[0] not in WEIGHTS or self.head[-1] == PER_PARAMETER or _lies_in(path, odd):
+                continue
+            if not self._is_beside(path, start):
+                twice = any(self.mirrors.is_whole(tail, self.head) for tail in unwrapped(path, start + 1))
+                (odd if twice else own).add(path[: start + 1])
+        told = Found(weights=frozenset(own | odd), unclear=frozenset(odd))
+        return told | self._unknown(told.weights)
+
+    def _unknown(self, weights: frozenset[Path]) -> Found:
+        """What no name tells to be state, and may be another copy of the model, or a part of one."""
+        within = outside(self._large(), weights)
+        if not (strange := [path for path in within if not self._is_known(path)]):
+            return Found()
+        shapes = ChainMap(dict(self._own(weights)), self.models.shapes) if weights else self.models.shapes
+        strange = [path for path in strange if not self._is_part_of_parameter(path, shapes)]
+        if not (odd := {path for path in strange if self._may_be_weights(path, shapes)}):
+            return Found()
+        start = len(self.head)
+        clear = (path[start:] for path in self.inner if path not in odd and self._is_clear(path))
+        heads = frozenset(self.head + each for each in lifted({path[start:] for path in odd}, clear))
+        return Found(weights=heads, unclear=heads)
+
+    def _is_clear(self, path: Path) -> bool:
+        return bool(self.mirrors.arrays[path].shape) or self.mirrors.is_step(path)
+
+    def _own(self, weights: Collection[Path]) -> Iterator[tuple[Path, Shape]]:
+        for path in inside(self.inner, weights):
+            for tail in unwrapped(path, len(self.head)):
+                yield tail, self.mirrors.arrays[path].shape
+
+    def _is_known(self, path: Path) -> bool:
+        """Whether names tell that an array is state, with nothing but wrappers of states around it."""
+        start = len(self.head)
+        first = next((k for k in range(start, len(path)) if not wraps_states(path, k)), None)
+        if first is None:
+            return False
+        if is_part(path[first]) or self._is_beside(path, first):
+            return True
+        return is_part(path[-1]) and PER_PARAMETER in path[:first]
+
+    def _is_beside(self, path: Path, k: int) -> bool:
+        name = told_beside(path[k])
+        return name is not None and (*path[:k], name) in self._telling
+
+    @cached_property
+    def _telling(self) -> set[Path]:
+        """Paths down to the keys that tell of others beside them."""
+        named = (path for path in self.inner if not TELLING_BESIDE.isdisjoint(path))
+        return {path[: k + 1] for path in named for k, key in enumerate(path) if key in TELLING_BESIDE}
+
+    def _is_part_of_parameter(self, path: Path, shapes: Mapping[Path, Shape]) -> bool:
+        """Whether a part of a state is named, and the parameter that it is of, whatever is around them."""
+        start = len(self.head)
+        for k in range(start, len(path) - 1):
+            if not (is_part(path[k]) or self._is_beside(path, k)):
+                continue
+            if any(tail in shapes or tail[:-1] in shapes for tail in unwrapped(path, k + 1)):
+                return True
+        if is_part(path[-1]) and any(path[k:-1] in shapes for k in range(start, len(path) - 1)):
+            return True
+        return any(map(is_telling, path[start:]))
+
+    def _may_be_weights(self, path: Path, shapes: Mapping[Path, Shape]) -> bool:
+        """Whether it holds fractions, or has the path and the shape of a parameter."""
+        array = self.mirrors.arrays[path]
+        if not array.is_whole_number:
+            return True
+        return any(shapes.get(path[k:]) == array.shape for k in range(len(self.head), len(path)))
 
     def _averages(self) -> set[Path]:
         start = len(self.head)
-        named = ((path, k) for path in self.inner for k in range(start, len(path)) if is_average(path[k]))
+        named = ((path, k) for path in self._large() for k in range(start, len(path)) if is_average(path[k]))
         return _first(path[: k + 1] for path, k in named) | iterates(self.inner)
 
 

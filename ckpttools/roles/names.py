@@ -36,7 +36,62 @@ MOMENTS = frozenset(
     "step_sizes",
     "init_params",
     "params0",
+    "x0",
+    "m1",
+    "m2",
+    "grad_acc",
+    "init_particles",
+    "subgradients",
+    "diff_params_memory",
+    "diff_updates_memory",
+    "momentum_buffer",
+    "square_avg",
+    "max_exp_avg_sq",
+    "exp_inf",
+    "acc_delta",
+    "grad_sq_ema",
 }
+# L-BFGS's: as many of a parameter as it remembers.
+REMEMBERED = frozenset(("diff_params_memory", "diff_updates_memory"))
+# Moments that modules of a model are called as, too.
+SHARED = frozenset(("mu", "nu", "m", "v"))
+# What else of an optimizer has a name that is no module's ...
+_TELLING = frozenset(
+    ("v_row", "v_col", "exp_avg", "exp_avg_sq", "weights_memory", "ns_coeffs", "hyperparams")
+) | {
+    "hyperparams_states",
+    "exp_avg_sq_row",
+    "exp_avg_sq_col",
+    "exp_avg_diff",
+    "statistics",
+    "diagonal_statistics",
+    "preconditioner",
+    "preconditioners",
+    "diagonal_momentum",
+    "Qs_preconditioners",
+    "Ls_lipschitz",
+    *REMEMBERED,
+}
+# ... and what tells of a state only where nothing but wrappers of states is above it, or a parameter's path
+# below it: averages, sums and starting points, preconditioners and their roots, moments in eight bits.
+_PARTS = frozenset(("g", "n", "r", "s", "t", "L", "R", "Q", "GG", "QL", "QR", "Qs", "projector")) | {
+    *("grad", "grads", "gradients", "updates", "stats", "grad_avg", "grad_sum_of_squares", "sum", "ax"),
+    *("max_dist", "prev_grad", "prev", "step_size", "m_scale", "vr", "vc", "acc"),
+    *("state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2"),
+}
+_ALL_PARTS = MOMENTS | _TELLING | _PARTS
+# Those that are told by a name beside them.
+_TOLD_BESIDE: dict[str | int, str] = {
+    "scale": "subgradients",
+    "reward": "subgradients",
+    "params": "diff_params_memory",
+}
+TELLING_BESIDE = frozenset(_TOLD_BESIDE.values())
+# Keys around the states within an optimizer's.
+_WITHIN = frozenset(("state", "inner_state", "inner_opt_state", "base_optimizer_state", "fast_state")) | {
+    "no_prefix",
+}
+_LABELLED = "inner_states"
 # Adafactor's: one axis is summed up in these ...
 SUMMED = frozenset(("v_row", "v_col"))
 # ... and those that a parameter does not need have the shape (1,).
@@ -111,6 +166,31 @@ def container(key: str | int) -> str | None:
 def may_tell(key: str | int) -> bool:
     """Whether a key is one that some state has."""
     return key in MOMENTS or key in _SIGNS or container(key) is not None
+
+
+@lru_cache(maxsize=4096)
+def _is_within(key: str | int) -> bool:
+    return key in _WITHIN or key == _LABELLED or str(key).isdecimal() or container(key) is not None
+
+
+def wraps_states(path: Path, k: int) -> bool:
+    """Whether the key at `k` is one of those around the states within an optimizer's, or a label of one."""
+    return _is_within(path[k]) or (k > 0 and path[k - 1] == _LABELLED)
+
+
+def is_telling(key: str | int) -> bool:
+    """Whether what is below a key, or is called so, is state wherever in an optimizer it lies."""
+    return key in _TELLING
+
+
+def is_part(key: str | int) -> bool:
+    """Whether a key names what optimizers keep of each parameter, or of all; modules may be called so."""
+    return key in _ALL_PARTS
+
+
+def told_beside(key: str | int) -> str | None:
+    """The name that stands beside a key if that is a part of a state."""
+    return _TOLD_BESIDE.get(key)
 
 
 def is_strong(key: str | int) -> bool:

@@ -9,11 +9,13 @@ from functools import cached_property
 
 from ckpttools.array.tree import Path
 from ckpttools.roles.mirrors import Mirrors, Moment, below_moments
-from ckpttools.roles.names import MOMENTS, STEPS, is_hyperparameter, is_wrapper, wraps
+from ckpttools.roles.names import MOMENTS, SHARED, STEPS, is_hyperparameter, is_wrapper, wraps
 from ckpttools.roles.subtrees import Found, branch, inside, lifted, mostly, outside, sizes
 
 # A module may be called as a moment is, and have the paths of one or two parameters of another module.
 _FEW = 2
+# Number of keys: a moment's, and one around it.
+_BELOW_A_NAME = 2
 
 
 def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Found:
@@ -27,7 +29,37 @@ def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Found:
     odd = {
         path: moment for path in others if path not in below_names and (moment := mirrors.odd_moment(path))
     }
-    return _Search(mirrors, rest, moments, below_names, odd).found() if named else Found()
+    if not named:
+        return Found()
+    found = _Search(mirrors, rest, moments, below_names, odd).found()
+    return found if found != Found() else _of_few(mirrors, rest)
+
+
+def _of_few(mirrors: Mirrors, rest: list[Path]) -> Found:
+    """Moments of one name of a model that has no more than one or two parameters, and lies below any name."""
+    large = [path for path in rest if mirrors.arrays[path].shape]
+    if len(large) > 2 * _FEW:
+        return Found()
+    named = {path: k for path in large if (k := _first_moment(path)) is not None}
+    model = [path for path in large if path not in named]
+    heads = {path[: k + 1] for path, k in named.items()}
+    if len(heads) != 1 or len(named) != len(model):
+        return Found()
+    head = next(iter(heads))
+    if inside(model, [head[:-1]]):
+        return Found()
+    # Modules are called so as well, and have the paths of others; they lie right below a name of their own.
+    counted = any((*head[:-1], step) in mirrors.arrays for step in STEPS)
+    if len(head) < _BELOW_A_NAME or (head[-1] in SHARED and not (counted and head[-1] != "v")):
+        return Found()
+    shapes = {path[len(head) :]: mirrors.arrays[path].shape for path in named}
+    root = {path[: len(path) - len(tail)] for path in model for tail in shapes if path[-len(tail) :] == tail}
+    is_copy = any({p[len(each) :]: mirrors.arrays[p].shape for p in model} == shapes for each in root - {()})
+    return Found(unclear=frozenset(heads)) if is_copy else Found()
+
+
+def _first_moment(path: Path) -> int | None:
+    return next((k for k, key in enumerate(path[:-1]) if key in MOMENTS), None)
 
 
 def _is_state_alone(mirrors: Mirrors, rest: list[Path]) -> bool:
