@@ -195,6 +195,17 @@ def test_what_was_changed_by_hand_is_not_called_done(left, scenario, change):
     assert what.run(MODEL, overwrite=True)[0] == _MADE
 
 
+def test_a_journal_that_lost_its_inventory_calls_nothing_done(left):
+    what = left(_NEW, "named")
+    journal = what.destination.with_name(f"{what.destination.name}.partial") / "journal.ckpttools"
+    data = journal.read_bytes()
+    assert data.count(b'["file",') > 1
+    journal.write_bytes(data.replace(b'["file",', b'["fine",', 1))
+    how, words = unchanged(what.destination.parent, lambda: what.run(MODEL))
+    assert how == _REFUSED and "nothing tells whether" in words
+    assert what.run(MODEL, overwrite=True)[0] == _MADE
+
+
 def test_what_was_added_by_hand_stays(left):
     what = left(_NEW, "named")
     (what.destination / "README.md").write_text("mine")
