@@ -224,7 +224,8 @@ def iterates(paths: Collection[Path]) -> set[Path]:
     """Where schedule-free optimizers keep their iterate: beside its weights and the largest rate."""
     first, second = ({path[:-1] for path in paths if path[-1:] == (name,)} for name in _BESIDE_ITERATE)
     may_be = {(*around, _ITERATE) for around in first & second}
-    return {head for head in may_be if any(path[: len(head)] == head for path in paths)}
+    lengths = {len(head) for head in may_be}
+    return may_be & {path[:length] for path in paths for length in lengths if length <= len(path)}
 
 
 def is_random(path: Path) -> bool:

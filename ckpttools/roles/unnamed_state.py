@@ -195,7 +195,9 @@ def beside(mirrors: Mirrors, paths: list[Path], known: Found, branches: Collecti
     held = {key for head in told for length in range(1, len(head) + 1) if (key := head[:length]) in branches}
     left = outside(inside(paths, held), told)
     loose = {path for path in left if mirrors.is_count(path) or is_hyperparameter(path)}
-    sure = {path for path in loose if any(path[: len(key)] == key for key in _above(known.state, held))}
+    branches = _above(known.state, held)
+    lengths = {len(key) for key in branches}
+    sure = {path for path in loose if any(path[:length] in branches for length in lengths)}
     state = known.state | sure
     whole = lifted(state, outside(mirrors.arrays, state))
     return Found(whole, unclear=known.unclear | {path for path in left if path not in sure})
