@@ -19,6 +19,7 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, dotted, spelled
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.text import array_count
+from ckpttools.core.wording import option
 from ckpttools.digest.canonical import as_stored, per_layer
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families, family_called, family_of
@@ -125,11 +126,11 @@ def aligned(a: Tree, b: Tree, options: AlignOptions | None = None) -> Aligned:
         first, second = _spelled_alike(trees[0], trees[1], options)
     of_maxtext = [_is_maxtext(tree) for tree in trees]
     converted = None if of_maxtext[0] == of_maxtext[1] else "b" if of_maxtext[0] else "a"
-    of_both = {"--rope-layout": options.model.rope_layout, "--padding-rows": options.padding_rows}
+    of_both = {"rope_layout": options.model.rope_layout, "padding_rows": options.padding_rows}
     said = [name for name, value in of_both.items() if value is not None]
     if said and converted is None:
         raise UsageError(
-            f"{said[0]} is for Hugging Face against MaxText; both sides spell names alike",
+            f"{option(said[0])} is for Hugging Face against MaxText; both sides spell names alike",
             hint="leave it out",
         )
     both = replace(_with_what_both_have(first, second), converted=converted)
@@ -309,7 +310,7 @@ def _mapped(
     if config is None:
         remarks.append(
             "there is no config.json: names tell the family, and RoPE is taken to be in halves; "
-            "--like, --family and --rope-layout say otherwise"
+            f"{option('like')}, {option('family')} and {option('rope_layout')} say otherwise"
         )
     if mapped.dropped:
         remarks.append(f"left out, as family {family.name} has no row for it: {array_count(mapped.dropped)}")
