@@ -15,7 +15,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.digest.canonical import per_layer
-from ckpttools.maxtext.kinds import kind_of
+from ckpttools.maxtext.kinds import is_maxtext
 from ckpttools.maxtext.model import ModelOptions, family_for
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
@@ -61,7 +61,7 @@ def in_maxtext_names(tree: Tree, wording: Wording | None = None) -> Counterpart:
         UsageError: a conversion is told of, and there is none.
         CheckpointError: as `to_maxtext`.
     """
-    if _is_maxtext(tree):
+    if is_maxtext(tree):
         require_none(wording, "the names are MaxText's")
         return Counterpart(per_layer(tree))
     wording = wording or Wording()
@@ -85,11 +85,11 @@ def counterpart(source: Tree, made: Tree, wording: Wording | None = None) -> Cou
         UsageError: a conversion is told of that cannot be the one between these.
         CheckpointError: the one cannot have become the other; as `to_maxtext` and `to_huggingface`.
     """
-    if _is_maxtext(made) == _is_maxtext(source):
+    if is_maxtext(made) == is_maxtext(source):
         require_none(wording, "both sides spell names alike")
         return None
     wording = wording or Wording()
-    if _is_maxtext(source):
+    if is_maxtext(source):
         if wording.drop:
             raise UsageError(
                 f"{option('drop')} is for arrays of Hugging Face that were left out",
@@ -170,10 +170,6 @@ def require_no_padding(padding_rows: str | None) -> None:
             f"{what} is for a conversion, and there is none: both sides spell names alike",
             hint="leave it out",
         )
-
-
-def _is_maxtext(tree: Tree) -> bool:
-    return kind_of(tree).kind is not None
 
 
 def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> Counterpart:
