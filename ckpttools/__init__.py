@@ -5,25 +5,39 @@
     tree = ckpttools.open("checkpoints/llama")              # nothing is read but headers
     conversion = ckpttools.plan_to_maxtext("hf/llama")      # everything is decided, nothing is written
     receipt = conversion.run("maxtext/llama")
+    ckpttools.verify("maxtext/llama", "hf/llama").equal     # True
 
 Names are loaded when they are first used: importing the package costs next to nothing.
 """
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 # Not that of typing, whose import takes as long as all else before the command line can be stopped in order.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ckpttools.api.chunks_report import chunks as chunks
     from ckpttools.api.conversion import Conversion as Conversion
     from ckpttools.api.conversion import Resources as Resources
     from ckpttools.api.conversion import open_checkpoint as open
     from ckpttools.api.conversion_fn import family_conversion_fn as family_conversion_fn
     from ckpttools.api.convert import plan_save as plan_save
     from ckpttools.api.convert import save as save
+    from ckpttools.api.diagnosis import doctor as doctor
+    from ckpttools.api.differing import diff as diff
+    from ckpttools.api.digests import hash as hash
+    from ckpttools.api.family_list import check_family as check_family
+    from ckpttools.api.family_list import families as families
     from ckpttools.api.hf_to_maxtext import plan_to_maxtext as plan_to_maxtext
     from ckpttools.api.maxtext_to_hf import plan_to_huggingface as plan_to_huggingface
+    from ckpttools.api.page import report as report
+    from ckpttools.api.stats_report import stats as stats
+    from ckpttools.api.tree_report import inspect as inspect
+    from ckpttools.api.verification import verify as verify
     from ckpttools.array.lazy import LazyArray as LazyArray
     from ckpttools.array.tree import Tree as Tree
     from ckpttools.core.errors import CheckpointError as CheckpointError
@@ -63,13 +77,23 @@ _HOMES = {
     "Tree": ("ckpttools.array.tree", "Tree"),
     "UnstackLayers": ("ckpttools.maxtext.scan", "UnstackLayers"),
     "as_checkpoint_conversion_fn": ("ckpttools.transforms.functions", "as_checkpoint_conversion_fn"),
+    "check_family": ("ckpttools.api.family_list", "check_family"),
+    "chunks": ("ckpttools.api.chunks_report", "chunks"),
+    "diff": ("ckpttools.api.differing", "diff"),
+    "doctor": ("ckpttools.api.diagnosis", "doctor"),
+    "families": ("ckpttools.api.family_list", "families"),
     "family_conversion_fn": ("ckpttools.api.conversion_fn", "family_conversion_fn"),
+    "hash": ("ckpttools.api.digests", "hash"),
+    "inspect": ("ckpttools.api.tree_report", "inspect"),
     "open": ("ckpttools.api.conversion", "open_checkpoint"),
     "plan_save": ("ckpttools.api.convert", "plan_save"),
     "plan_to_huggingface": ("ckpttools.api.maxtext_to_hf", "plan_to_huggingface"),
     "plan_to_maxtext": ("ckpttools.api.hf_to_maxtext", "plan_to_maxtext"),
     "remap": ("ckpttools.transforms.functions", "remap"),
+    "report": ("ckpttools.api.page", "report"),
     "save": ("ckpttools.api.convert", "save"),
+    "stats": ("ckpttools.api.stats_report", "stats"),
+    "verify": ("ckpttools.api.verification", "verify"),
 }
 __all__ = [
     "CastMap",
@@ -90,13 +114,23 @@ __all__ = [
     "Tree",
     "UnstackLayers",
     "as_checkpoint_conversion_fn",
+    "check_family",
+    "chunks",
+    "diff",
+    "doctor",
+    "families",
     "family_conversion_fn",
+    "hash",
+    "inspect",
     "open",
     "plan_save",
     "plan_to_huggingface",
     "plan_to_maxtext",
     "remap",
+    "report",
     "save",
+    "stats",
+    "verify",
 ]
 
 
@@ -111,3 +145,22 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Callable(ModuleType):
+    """A room that has the name of a function, and is called as the function."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return __getattr__(self.__name__.rpartition(".")[2])(*arguments, **options)
+
+
+class Package(ModuleType):
+    """A package where importing the module `doctor` must not hide the function `doctor`: it is both."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOMES and type(value) is ModuleType:
+            value.__class__ = _Callable
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = Package

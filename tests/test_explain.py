@@ -169,7 +169,7 @@ class TestPlanted:
         own = "interleaved" if other == "halves" else "halves"
         for each_found in found.values():
             if each_found.cause:
-                assert f"--rope-layout {own}" in each_found.cause.advice
+                assert f'rope_layout="{own}"' in each_found.cause.advice
 
     @SCANS
     def test_layers_shifted(self, scan: bool):

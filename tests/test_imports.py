@@ -60,13 +60,18 @@ MAY = {
     "api": {
         "array",
         "roles",
+        "families",
         "stores",
         "formats",
         "plan",
         "run",
         "transforms",
         "maxtext",
+        "family_check",
         "digest",
+        "compare",
+        "inspect",
+        "doctor",
     },
 }
 # The rooms that may import all others: the command line, what tests and plug-ins share, and the two doors.

@@ -1,10 +1,9 @@
-"""`ckpt inspect tree --against`: what the user means by it, and how the result is shown."""
+"""What `ckpt inspect tree --against` found, on a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,46 +13,10 @@ from ckpttools.cli.units import counted
 from ckpttools.core.text import printable
 
 if TYPE_CHECKING:
-    from ckpttools.array.tree import Tree
-    from ckpttools.formats.base import ReadOptions
     from ckpttools.inspect.comparison import Comparison, Different, Spec
 
 # Beyond this many lines a list says only how many more there are.
 _MOST_LINES = 100
-
-
-def compare(tree: Tree, what: str, pattern: str, read: ReadOptions) -> Comparison:
-    """The arrays that match a pattern against a family or a file with one, a configuration or a checkpoint.
-
-    Raises:
-        CheckpointError: it is none of them, or cannot be read.
-        UsageError: no array matches, or the pattern cannot be told of what is missing.
-    """
-    from ckpttools.families.file import SUFFIXES
-    from ckpttools.families.registry import families, family_called, family_of
-    from ckpttools.formats.json_file import read_json
-    from ckpttools.formats.registry import open_tree
-    from ckpttools.inspect.against import against_family, against_tree
-
-    path = Path(what)
-    if what in families() or path.suffix in SUFFIXES or not (path.exists() or "/" in what):
-        family, own = family_called(what), tree.metadata.config
-        if own is None or own.get("model_type") not in family.model_types:
-            return against_family(tree, family, pattern=pattern)
-        return against_family(tree, family, own, "the config.json beside it", pattern)
-    config = _config_at(path)
-    if config is None:
-        return against_tree(tree, open_tree(path, read), pattern)
-    document = read_json(config)
-    return against_family(tree, family_of(document, str(config)), document, str(config), pattern)
-
-
-def _config_at(path: Path) -> Path | None:
-    """The configuration that a path means; None for a checkpoint."""
-    if path.suffix == ".json":
-        return path
-    inside = path / "config.json"
-    return inside if inside.is_file() and not any(path.glob("*.safetensors")) else None
 
 
 def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) -> Iterator[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, read_options
-from ckpttools.cli.output import print_json
+from ckpttools.cli.output import fields_of, print_json
 
 if TYPE_CHECKING:
     from ckpttools.formats.base import ReadOptions
@@ -54,21 +55,16 @@ def chunks(
     Example:
       ckpt inspect chunks ~/maxtext/llama3.1-8b --mesh fsdp=8 --spec "P('fsdp')"
     """
-    from ckpttools.formats.registry import open_tree
-    from ckpttools.formats.survey import survey
-    from ckpttools.inspect.advice import advice
-    from ckpttools.inspect.chunks import inspect_chunks
-    from ckpttools.inspect.meshes import parse_mesh, parse_spec
+    from ckpttools.api.chunks_report import chunks as look
 
     if (mesh_text is None) != (spec_text is None):
         raise click.UsageError("--mesh and --spec go together: --mesh 8 --spec axis0")
-    mesh = parse_mesh(mesh_text) if mesh_text is not None else None
-    spec = parse_spec(spec_text, mesh) if spec_text is not None and mesh else None
-    tree = open_tree(path, read)
-    report = inspect_chunks(tree, survey(tree, read.max_index_bytes), pattern, mesh, spec)
+    report = look(path, filter=pattern, mesh=mesh_text, spec=spec_text, **asdict(read))
     if as_json:
-        print_json({"report": report, "advice": advice(report)})
+        found = fields_of(report)
+        advice = found.pop("advice")
+        print_json({"report": found, "advice": advice})
         return
     from ckpttools.cli.chunks_text import print_chunks
 
-    print_chunks(report, advice(report))
+    print_chunks(report, report.advice)

@@ -14,8 +14,7 @@ from ckpttools.cli.output import show, width, wrapped
 from ckpttools.cli.table import Column, table
 from ckpttools.cli.units import count, counted, disk
 from ckpttools.core.text import folded, printable
-from ckpttools.inspect.advice import Advice
-from ckpttools.inspect.chunks import ArrayChunks, ChunksReport, FileChunks
+from ckpttools.inspect.chunks import Advice, ArrayChunks, ChunksReport, FileChunks
 
 _MOST_FILES = 12
 _MOST_PATHS = 3

@@ -14,7 +14,7 @@ from ckpttools.compare.relatives import indices
 from ckpttools.core.text import folded, printable
 
 if TYPE_CHECKING:
-    from ckpttools.cli.diff import DiffReport, SideReport
+    from ckpttools.api.differing import DiffReport, SideReport
     from ckpttools.compare.diff import ArrayDiff, Spec
 
 _MOST_PARAGRAPHS = 60

@@ -55,28 +55,32 @@ def doctor(
       ckpt doctor ~/maxtext/run/checkpoints
       ckpt doctor ~/maxtext/run/checkpoints --fix merge --fix commit-marker
     """
-    from ckpttools.doctor.examine import checks, examine, fixes, mend
-    from ckpttools.formats.base import ReadOptions
+    from ckpttools.api.diagnosis import doctor as look
 
     if as_list and (path is not None or fix):
         raise click.UsageError("--list looks at nothing: leave out PATH and --fix, or --list")
     if as_list:
-        listed = [("check", each.name, each.summary) for each in checks()]
-        listed += [("fix", each.name, each.summary) for each in fixes().values()]
-        if as_json:
-            print_json([dict(zip(("kind", "name", "summary"), each, strict=True)) for each in listed])
-        else:
-            show(f"{kind:5}  {name:<18} {summary}" for kind, name, summary in listed)
+        _list(as_json)
         return
     if path is None:
         raise click.UsageError("Missing argument 'PATH'.", ctx)
-    read = ReadOptions(max_index_bytes=max_index_bytes)
-    diagnosis = mend(path, *fix, read=read) if fix else examine(path, read)
+    diagnosis = look(path, fix=fix, max_index_bytes=max_index_bytes)
     if as_json:
         print_json(diagnosis)
     else:
         show(_view(diagnosis, fix))
     ctx.exit(diagnosis.exit_code)
+
+
+def _list(as_json: bool) -> None:
+    from ckpttools.doctor.examine import checks, fixes
+
+    listed = [("check", each.name, each.summary) for each in checks()]
+    listed += [("fix", each.name, each.summary) for each in fixes().values()]
+    if as_json:
+        print_json([dict(zip(("kind", "name", "summary"), each, strict=True)) for each in listed])
+    else:
+        show(f"{kind:5}  {name:<18} {summary}" for kind, name, summary in listed)
 
 
 def _view(diagnosis: Diagnosis, fix: tuple[str, ...]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,17 +42,16 @@ def families(ctx: click.Context, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    from ckpttools.families.registry import families
-    from ckpttools.families.summary import summary
+    from ckpttools.api.family_list import families as known
 
-    found = [summary(each) for each in families().values()]
+    found = known()
     if as_json:
         print_json(found)
     else:
         show(_listing(found))
 
 
-def _listing(found: list[FamilySummary]) -> Iterator[str]:
+def _listing(found: Sequence[FamilySummary]) -> Iterator[str]:
     for each in found:
         yield from _family_lines(each)
         yield ""
@@ -182,10 +181,9 @@ def check(ctx: click.Context, family: str, against: Path | None, config: Path | 
     Example:
       ckpt families check my_family.toml --against ~/models/tiny-7b
     """
-    from ckpttools.families.registry import family_called
-    from ckpttools.family_check.check import check_family
+    from ckpttools.api.family_list import check_family
 
-    result = check_family(family_called(family), against, config)
+    result = check_family(family, against=against, config=config)
     if as_json:
         print_json(result)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,36 +12,24 @@ from ckpttools.cli.options import ANY_PATH, bundled, json_option, read_options, 
 from ckpttools.cli.output import print_json, say, show
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.wording import wording_options
-from ckpttools.core.errors import UsageError
 from ckpttools.core.text import printable
 
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
-    from ckpttools.compare.counterpart import Wording
-    from ckpttools.digest.canonical import Selection
-    from ckpttools.digest.manifest import Manifest
+    from ckpttools.api.digests import HashReport
     from ckpttools.formats.base import ReadOptions
-
-
-def _selection(**values: Any) -> Selection:
-    from ckpttools.digest.canonical import Selection
-
-    return Selection(**values)
-
 
 selection_options = bundled(
     "selection",
-    _selection,
+    dict,
     click.option(
         "--filter",
-        "pattern",
         metavar="GLOB",
         default="*",
         help="Only arrays whose whole name matches, such as '*/mlp/*'.",
     ),
     click.option(
         "--per-layer/--whole",
-        "layers",
         default=True,
         show_default=True,
         help="Stacked layers one by one, or as they are stored.",
@@ -86,8 +74,8 @@ def hash_command(
     manifest: Path | None,
     algorithm: str,
     names: str,
-    wording: Wording | None,
-    selection: Selection,
+    wording: dict[str, Any],
+    selection: dict[str, Any],
     resources: Resources,
     progress: bool,
     read: ReadOptions,
@@ -103,63 +91,30 @@ def hash_command(
       ckpt hash ~/maxtext/llama3.1-8b --manifest llama.json
       diff <(ckpt hash a) <(ckpt hash b)
     """
-    from ckpttools.api.beside import check_beside
-    from ckpttools.digest.hashing import hash_tree
-    from ckpttools.digest.manifest import check_name
-    from ckpttools.formats.registry import open_tree
+    from ckpttools.api.digests import hash
 
-    if manifest is not None:
-        check_beside(manifest, path)
-        check_name(manifest)
-    tree = open_tree(path, read)
-    remarks: tuple[str, ...] = ()
-    if names == "maxtext":
-        from ckpttools.compare.counterpart import in_maxtext_names
-
-        if not selection.layers:
-            raise UsageError("--as maxtext names single layers", hint="leave out --whole or --as")
-        named = in_maxtext_names(tree, wording)
-        selection = replace(selection, spelling=lambda tree: named.arrays, parameters=True)
-        remarks = named.remarks
-    elif wording is not None:
-        raise UsageError("names are as they are stored", hint="--as maxtext asks for those of a conversion")
-    with watching(progress, selection.nbytes(tree)) as observe:
-        made = hash_tree(
-            tree,
-            selection,
+    with watching(progress) as observe:
+        found = hash(
+            path,
+            names=names,
+            manifest=manifest,
             algorithm=algorithm,
+            **wording,
+            **selection,
             memory=resources.memory,
-            jobs=resources.readers,
+            jobs=resources.jobs,
             observe=observe,
+            **asdict(read),
         )
-    if manifest is not None:
-        replace(made, names=names).write(manifest)
     if as_json:
-        print_json(_described(made, tree.metadata.place, remarks))
+        print_json(found)
     else:
-        for each in remarks:
+        for each in found.remarks:
             say(each)
-        show(_lines(made))
+        show(_lines(found))
 
 
-def _described(made: Manifest, place: str, remarks: tuple[str, ...]) -> dict[str, object]:
-    """What `--json` prints: the manifest without the digests of blocks, which can be long."""
-    arrays = [
-        {"name": name, "dtype": each.dtype, "shape": each.shape, "digest": each.digest}
-        for name, each in made.arrays.items()
-    ]
-    return {
-        "path": place,
-        "algorithm": made.algorithm,
-        "per_layer": made.selection.layers,
-        "digest": made.digest,
-        "parameters": made.parameters,
-        "remarks": remarks,
-        "arrays": arrays,
-    }
-
-
-def _lines(made: Manifest) -> list[str]:
+def _lines(found: HashReport) -> list[str]:
     """As sha256sum prints them; the same for checkpoints that hold the same."""
-    lines = [f"{each.digest}  {printable(name)}" for name, each in made.arrays.items()]
-    return [*lines, f"{made.parameters}  (parameters)", f"{made.digest}  (everything)"]
+    lines = [f"{each.digest}  {printable(each.name)}" for each in found.arrays]
+    return [*lines, f"{found.parameters}  (parameters)", f"{found.digest}  (everything)"]

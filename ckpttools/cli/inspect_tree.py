@@ -5,18 +5,17 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ckpttools.cli.options import ANY_PATH, SOME_TEXT, bundled, json_option, read_options
-from ckpttools.cli.output import print_json
+from ckpttools.cli.output import fields_of, print_json
 
 if TYPE_CHECKING:
     from ckpttools.formats.base import ReadOptions
-    from ckpttools.inspect.comparison import Comparison
     from ckpttools.inspect.tree import TreeReport
 
 _DIFFERENT = 1
@@ -90,13 +89,22 @@ def tree(path: Path, view: _View, as_json: bool, read: ReadOptions) -> None:
         raise click.UsageError("--against shows lists, which have no levels: leave out --depth")
     if view.against and view.sharding and not as_json:
         raise click.UsageError("--against compares names, shapes and dtypes: leave out --sharding")
+    from ckpttools.api.tree_report import inspect
+
     with _without_collection():
-        report, comparison = _look(path, view, read)
+        report = inspect(
+            path,
+            filter=view.pattern,
+            sort=view.sort,
+            sharding=view.sharding,
+            against=view.against,
+            **asdict(read),
+        )
         if as_json:
-            _print_json(report, comparison, view)
+            _print_json(report, view)
         else:
-            _print(report, comparison, view)
-    if comparison and not comparison.is_same:
+            _print(report, view)
+    if report.comparison and not report.comparison.is_same:
         click.get_current_context().exit(_DIFFERENT)
 
 
@@ -111,52 +119,21 @@ def _without_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _look(path: Path, view: _View, read: ReadOptions) -> tuple[TreeReport, Comparison | None]:
-    from ckpttools.cli.against import compare
-    from ckpttools.families.registry import families
-    from ckpttools.formats.orbax.runs import not_whole_beside
-    from ckpttools.formats.orbax.sharding import stored_shardings
-    from ckpttools.formats.registry import open_tree
-    from ckpttools.inspect.comparison import arranged
-    from ckpttools.inspect.folding import ordered
-    from ckpttools.inspect.tree import inspect_tree
-    from ckpttools.maxtext.model_files import companion_names
-
-    opened = open_tree(path, read)
-    shardings = stored_shardings(opened) if view.sharding else {}
-    beside = not_whole_beside(opened)
-    comparison = compare(opened, view.against, view.pattern, read) if view.against else None
-    report = inspect_tree(
-        opened,
-        view.pattern,
-        shardings=shardings,
-        unfinished=beside.unfinished,
-        damaged=beside.damaged,
-        families=families().values(),
-        # The pattern may mean what is missing.
-        or_none=comparison is not None,
-        companions=companion_names(opened),
-    )
-    if view.sort:
-        report = replace(report, arrays=ordered(report.arrays, view.sort))
-        comparison = arranged(comparison, view.sort) if comparison else None
-    return report, comparison
-
-
-def _print_json(report: TreeReport, comparison: Comparison | None, view: _View) -> None:
+def _print_json(report: TreeReport, view: _View) -> None:
     from ckpttools.inspect.folding import fold
 
-    subtrees = fold(report.arrays, largest_first=view.sort == "size", depth=view.depth)
-    found = {each.name: getattr(report, each.name) for each in fields(report)} | {"subtrees": subtrees}
+    found = fields_of(report)
+    comparison = found.pop("comparison")
+    found["subtrees"] = fold(report.arrays, largest_first=view.sort == "size", depth=view.depth)
     print_json(found | {"comparison": comparison} if comparison else found)
 
 
-def _print(report: TreeReport, comparison: Comparison | None, view: _View) -> None:
+def _print(report: TreeReport, view: _View) -> None:
     from ckpttools.cli.tree_text import print_comparison, print_flat, print_tree
     from ckpttools.inspect.folding import fold
 
-    if comparison:
-        print_comparison(report, comparison, flat=view.flat)
+    if report.comparison:
+        print_comparison(report, report.comparison, flat=view.flat)
     elif view.flat:
         print_flat(report)
     else:

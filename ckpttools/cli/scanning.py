@@ -1,52 +1,72 @@
-"""Progress of commands that only read: what `ckpttools.run.scanning.scan` tells as it goes."""
+"""Progress of commands that only read: what `ckpttools.api` tells as it goes."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import click
 
 from ckpttools.cli.progress import SECONDS_BETWEEN_LINES, Tally, progress_bar
 
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from ckpttools.api.sources import Observe
+
 progress_option = click.option("--progress/--no-progress", default=True, help="Report progress on stderr.")
 
 
 @contextmanager
-def watching(wanted: bool, total: int) -> Iterator[Callable[[int], None]]:
-    """What to give to `scan` as `observe`: a bar where stderr is a terminal, else a line now and then.
-
-    Args:
-        wanted: whether to say anything.
-        total: bytes that will be read.
-    """
-    tally = Tally(total=total, started=time.monotonic())
+def watching(wanted: bool) -> Iterator[Observe | None]:
+    """What to give to a function that looks as `observe`: a bar where stderr is a terminal, else a line now
+    and then; None unless `wanted`."""
     if not wanted:
-        yield lambda nbytes: None
+        yield None
     elif not sys.stderr.isatty():
-        yield _lines(tally)
+        yield _Lines()
     else:
-        with progress_bar() as progress:
-            task = progress.add_task("", total=total, status="")
-
-            def observe(nbytes: int) -> None:
-                tally.done += nbytes
-                progress.update(task, completed=tally.done, status=tally.text(time.monotonic()))
-
-            yield observe
+        with ExitStack() as until:
+            yield _Bar(until)
 
 
-def _lines(tally: Tally) -> Callable[[int], None]:
-    last = tally.started
+@dataclass
+class _Lines:
+    """Plain lines on stderr, at most one in five seconds."""
 
-    def observe(nbytes: int) -> None:
-        nonlocal last
-        tally.done += nbytes
+    tally: Tally = field(default_factory=Tally)
+    last: float = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if now - last >= SECONDS_BETWEEN_LINES:
-            last = now
-            click.echo(tally.text(now), err=True)
+        self.tally.done = done
+        if not done:
+            self.tally.total, self.tally.started, self.last = total, now, now
+        elif now - self.last >= SECONDS_BETWEEN_LINES:
+            self.last = now
+            click.echo(self.tally.text(now), err=True)
 
-    return observe
+
+@dataclass
+class _Bar:
+    """A bar from the first byte to the last."""
+
+    until: ExitStack
+    tally: Tally = field(default_factory=Tally)
+    shown: tuple[Progress, TaskID] | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        self.tally.done = done
+        if self.shown is None:
+            self.tally.total, self.tally.started = total, now
+            progress = self.until.enter_context(progress_bar())
+            self.shown = progress, progress.add_task("", total=total, status="")
+        progress, task = self.shown
+        progress.update(task, completed=done, status=self.tally.text(now))
+        if done >= total:
+            self.until.close()

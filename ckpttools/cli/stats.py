@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from ckpttools.cli.scanning import progress_option, watching
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
     from ckpttools.formats.base import ReadOptions
-    from ckpttools.inspect.stats import ArrayStats, StatsReport
+    from ckpttools.inspect.stats import StatsReport
 
 _FOUND = 1
 _BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
@@ -62,37 +62,26 @@ def stats(
       ckpt inspect stats ~/maxtext/llama3.1-8b --per-layer --filter '*mlp*'
       ckpt inspect stats ~/maxtext/run/checkpoints --nan
     """
-    from ckpttools.formats.registry import open_tree
-    from ckpttools.inspect.stats import inspect_stats, matching
+    from ckpttools.api.stats_report import stats as look
 
     if find_nan and not as_json and (histogram or per_layer):
         shown = "--histogram" if histogram else "--per-layer"
         raise click.UsageError(f"--nan only says where NaN and infinity are: leave it out, or {shown}")
-    tree = open_tree(path, read)
-    total = sum(array.nbytes for array in matching(tree, pattern).values())
-    with watching(progress, total) as observe:
-        report = inspect_stats(
-            tree,
-            pattern,
-            memory=resources.memory,
-            jobs=resources.readers,
+    with watching(progress) as observe:
+        report = look(
+            path,
+            filter=pattern,
+            sort=sort,
             per_layer=per_layer,
-            histograms=histogram,
+            histogram=histogram,
+            memory=resources.memory,
+            jobs=resources.jobs,
             observe=observe,
-        )
-    if sort is not None:
-        report = replace(
-            report, arrays=tuple(sorted(report.arrays, key=lambda each: _descending(each, sort)))
+            **asdict(read),
         )
     _print(report, as_json, find_nan)
-    if find_nan and (report.nan or report.inf):
+    if find_nan and not report.finite:
         click.get_current_context().exit(_FOUND)
-
-
-def _descending(array: ArrayStats, by: str) -> tuple[bool, float]:
-    """Sorts the largest first, and what has no such number last."""
-    value = array.nbytes if by == "size" else getattr(array.statistics, by.replace("-", "_"))
-    return value is None, -(value or 0)
 
 
 def _print(report: StatsReport, as_json: bool, find_nan: bool) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,16 +16,12 @@ from ckpttools.cli.output import print_json, show
 from ckpttools.cli.scanning import progress_option, watching
 from ckpttools.cli.units import counted, disk
 from ckpttools.cli.wording import padding_rows_option, wording_options
-from ckpttools.core.errors import UsageError
 from ckpttools.core.text import folded, printable
 
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
-    from ckpttools.array.tree import Tree
-    from ckpttools.compare.counterpart import Counterpart, Paired, Wording
-    from ckpttools.digest.canonical import Selection
+    from ckpttools.api.verification import Verification
     from ckpttools.digest.differences import Difference
-    from ckpttools.digest.manifest import Manifest
     from ckpttools.formats.base import ReadOptions
 
 _DIFFERENT = 1
@@ -38,33 +34,6 @@ _REASONS = {
     "missing": "missing",
     "extra": "too many",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """What `ckpt verify` found.
-
-    Attributes:
-        path: the checkpoint.
-        against: what it should be: a checkpoint or a manifest.
-        equal: whether it is.
-        arrays: how many were there.
-        nbytes: of these.
-        different: how many are not as they should be, those that are missing included.
-        differences: each of them.
-        remarks: what took no part, in words.
-        hints: which options leave all that differs out of account.
-    """
-
-    path: str
-    against: str
-    equal: bool
-    arrays: int
-    nbytes: int
-    different: int
-    differences: tuple[Difference, ...]
-    remarks: tuple[str, ...]
-    hints: tuple[str, ...] = ()
 
 
 @click.command(short_help="Prove that a checkpoint holds what another one does.")
@@ -89,9 +58,9 @@ def verify(
     manifest: Path | None,
     casts: bool,
     padding_rows: str | None,
-    wording: Wording | None,
+    wording: dict[str, Any],
     as_json: bool,
-    selection: Selection,
+    selection: dict[str, Any],
     resources: Resources,
     progress: bool,
     read: ReadOptions,
@@ -111,149 +80,28 @@ def verify(
       ckpt verify ~/decode --against ~/run/checkpoints --parameters
       ckpt verify ~/maxtext/llama3.1-8b --manifest llama.json
     """
-    from ckpttools.formats.registry import open_tree
+    from ckpttools.api.verification import verify as compare
 
-    if (against is None) == (manifest is None):
-        raise UsageError(
-            "what DST should be must be said once", hint="give either --against SRC or --manifest FILE"
+    with watching(progress) as observe:
+        found = compare(
+            path,
+            against,
+            manifest=manifest,
+            cast=casts,
+            padding_rows=padding_rows,
+            **wording,
+            **selection,
+            memory=resources.memory,
+            jobs=resources.jobs,
+            observe=observe,
+            **asdict(read),
         )
-    tree = open_tree(path, read)
-    if against is not None:
-        source = open_tree(against, replace(read, step=None))
-        said = _Said(wording, casts, padding_rows)
-        found = _bit_by_bit(tree, source, said, selection, resources, progress)
-    else:
-        if casts:
-            raise UsageError("--cast is for --against: a manifest has digests of one dtype")
-        said = _Said(wording, padding_rows=padding_rows)
-        found = _by_digests(tree, cast(Path, manifest), said, selection, resources, progress)
     if as_json:
         print_json(found)
     else:
         show(_lines(found))
     if not found.equal:
         click.get_current_context().exit(_DIFFERENT)
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """What the user says of what made the one of the other."""
-
-    wording: Wording | None
-    casts: bool = False
-    padding_rows: str | None = None
-
-
-def _bit_by_bit(
-    tree: Tree,
-    source: Tree,
-    said: _Said,
-    selection: Selection,
-    resources: Resources,
-    progress: bool,
-) -> Verification:
-    from ckpttools.compare.hints import after_verify
-    from ckpttools.compare.verify import compare
-    from ckpttools.transforms.cast import cast as cast_to
-
-    sides = _sides(tree, source, said, selection, resources)
-    mine, wanted = sides.mine, sides.wanted
-    if said.casts:
-        wanted = {
-            name: cast_to(array, mine[name].dtype) if name in mine else array
-            for name, array in wanted.items()
-        }
-    both = sum(mine[name].nbytes + wanted[name].nbytes for name in mine.keys() & wanted.keys())
-    with watching(progress, both) as observe:
-        found = compare(mine, wanted, memory=resources.memory, jobs=resources.readers, observe=observe)
-    nbytes = sum(each.nbytes for each in mine.values())
-    made = _verification(tree, source.metadata.place, len(mine), nbytes, found, sides.remarks)
-    return replace(made, hints=after_verify(found, mine, wanted))
-
-
-def _sides(tree: Tree, source: Tree, said: _Said, selection: Selection, resources: Resources) -> Paired:
-    """What is compared with what."""
-    from ckpttools.compare.counterpart import Paired, counterpart, paired, require_no_padding
-
-    respelled = counterpart(source, tree, said.wording)
-    if respelled is None:
-        require_no_padding(said.padding_rows)
-        return Paired(selection.arrays(tree), selection.arrays(source))
-    if not selection.layers:
-        raise UsageError("a conversion is compared layer by layer", hint="leave out --whole")
-    parameters = replace(selection, parameters=True)
-    both = paired(
-        parameters.arrays(tree),
-        parameters.chosen(respelled.arrays, source.metadata.place),
-        respelled.surplus,
-        padding_rows=said.padding_rows,
-        memory=resources.memory,
-    )
-    return replace(both, remarks=(*respelled.remarks, *both.remarks))
-
-
-def _by_digests(
-    tree: Tree,
-    path: Path,
-    said: _Said,
-    selection: Selection,
-    resources: Resources,
-    progress: bool,
-) -> Verification:
-    from ckpttools.compare.hints import after_manifest
-    from ckpttools.digest.canonical import Selection
-    from ckpttools.digest.hashing import differences, hash_tree
-    from ckpttools.digest.manifest import read_manifest
-
-    if selection != Selection():
-        raise UsageError("the manifest says which arrays are meant", hint="leave out --filter and the like")
-    manifest = read_manifest(path)
-    mine = _as_in(manifest, tree, said, resources)
-    selection = Selection(spelling=lambda tree: mine.arrays)
-    with watching(progress, selection.nbytes(tree)) as observe:
-        made = hash_tree(
-            tree,
-            selection,
-            algorithm=manifest.algorithm,
-            memory=resources.memory,
-            jobs=resources.readers,
-            observe=observe,
-        )
-    found = differences(made, manifest)
-    nbytes = sum(each.nbytes for each in mine.arrays.values())
-    shown = _verification(tree, str(path), len(made.arrays), nbytes, found, mine.remarks)
-    return replace(shown, hints=after_manifest(found, mine.arrays, manifest.arrays))
-
-
-def _as_in(manifest: Manifest, tree: Tree, said: _Said, resources: Resources) -> Counterpart:
-    """The arrays that a manifest means, under the names that it gives them."""
-    from ckpttools.compare.counterpart import Counterpart, in_maxtext_names, require_no_padding, require_none
-    from ckpttools.maxtext.kinds import kind_of
-    from ckpttools.maxtext.vocabulary import less_padding
-
-    selection = manifest.selection
-    if manifest.names != "maxtext":
-        require_none(said.wording, "the manifest has the names that are stored")
-        require_no_padding(said.padding_rows)
-        return Counterpart(selection.arrays(tree))
-    named = in_maxtext_names(tree, said.wording)
-    arrays = selection.chosen(named.arrays, tree.metadata.place)
-    shapes = {name: each.shape for name, each in manifest.arrays.items()}
-    # A Hugging Face model has no rows beyond its own vocabulary.
-    way = "keep" if kind_of(tree).kind is None else said.padding_rows
-    less = less_padding(arrays, shapes, way, resources.memory)
-    return Counterpart(less.arrays, (*named.remarks, *less.remarks))
-
-
-def _verification(
-    tree: Tree,
-    against: str,
-    arrays: int,
-    nbytes: int,
-    found: tuple[Difference, ...],
-    remarks: tuple[str, ...],
-) -> Verification:
-    return Verification(tree.metadata.place, against, not found, arrays, nbytes, len(found), found, remarks)
 
 
 def _lines(found: Verification) -> Iterator[str]:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import click
 
 from ckpttools.cli.models import model_options
 from ckpttools.cli.options import bundled
-
-if TYPE_CHECKING:
-    from ckpttools.compare.counterpart import Wording
 
 padding_rows_option = click.option(
     "--padding-rows",
@@ -20,19 +15,9 @@ padding_rows_option = click.option(
 )
 
 
-def _wording(**values: Any) -> Wording | None:
-    """None where nothing is said, which spares `ckpt hash` the import of all conversions."""
-    if not any(values.values()):
-        return None
-    from ckpttools.compare.counterpart import Wording
-    from ckpttools.maxtext.model import ModelOptions
-
-    return Wording(drop=values.pop("drop"), model=ModelOptions(**values))
-
-
 wording_options = bundled(
     "wording",
-    _wording,
+    dict,
     model_options,
     click.option(
         "--drop",

@@ -19,6 +19,7 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, dotted, spelled
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.text import array_count
+from ckpttools.core.wording import option
 from ckpttools.digest.canonical import as_stored, per_layer
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families, family_called, family_of
@@ -27,7 +28,7 @@ from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped
 from ckpttools.maxtext import tying, vocabulary
 from ckpttools.maxtext.flavours import flavour_of, parameters
-from ckpttools.maxtext.kinds import kind_of
+from ckpttools.maxtext.kinds import is_maxtext
 from ckpttools.maxtext.layers import below_decoder, stacked_keys
 from ckpttools.maxtext.model import CONFIG, ModelOptions, overrides
 from ckpttools.maxtext.model_files import ModelFiles
@@ -116,20 +117,20 @@ def aligned(a: Tree, b: Tree, options: AlignOptions | None = None) -> Aligned:
     """
     options = options or AlignOptions()
     trees = (_with_keys(a), _with_keys(b))
-    first, second = (_plain(tree) if _is_maxtext(tree) else None for tree in trees)
+    first, second = (_plain(tree) if is_maxtext(tree) else None for tree in trees)
     if first is not None and second is None:
         second = as_maxtext(trees[1], options, trees[0])
     elif second is not None and first is None:
         first = as_maxtext(trees[0], options, trees[1])
     elif first is None or second is None:
         first, second = _spelled_alike(trees[0], trees[1], options)
-    of_maxtext = [_is_maxtext(tree) for tree in trees]
+    of_maxtext = [is_maxtext(tree) for tree in trees]
     converted = None if of_maxtext[0] == of_maxtext[1] else "b" if of_maxtext[0] else "a"
-    of_both = {"--rope-layout": options.model.rope_layout, "--padding-rows": options.padding_rows}
+    of_both = {"rope_layout": options.model.rope_layout, "padding_rows": options.padding_rows}
     said = [name for name, value in of_both.items() if value is not None]
     if said and converted is None:
         raise UsageError(
-            f"{said[0]} is for Hugging Face against MaxText; both sides spell names alike",
+            f"{option(said[0])} is for Hugging Face against MaxText; both sides spell names alike",
             hint="leave it out",
         )
     both = replace(_with_what_both_have(first, second), converted=converted)
@@ -174,7 +175,7 @@ def as_maxtext(tree: Tree, options: AlignOptions | None = None, other: Tree | No
         CheckpointError: what `options` name is not there.
     """
     options, tree = options or AlignOptions(), _with_keys(tree)
-    if _is_maxtext(tree):
+    if is_maxtext(tree):
         return _plain(tree)
     arrays = {dotted(path): array for path, array in tree.arrays.items()}
     config, refusal = _configuration(tree, options, other), ""
@@ -188,19 +189,15 @@ def as_maxtext(tree: Tree, options: AlignOptions | None = None, other: Tree | No
     return replace(plain, remarks=(*plain.remarks, f"names are taken as they are{refusal}"))
 
 
-def _is_maxtext(tree: Tree) -> bool:
-    return kind_of(tree).kind is not None
-
-
 def _with_keys(tree: Tree) -> Tree:
     """A tree whose keys were joined to names, with keys again, where that makes a MaxText tree of it."""
-    if _is_maxtext(tree):
+    if is_maxtext(tree):
         return tree
     for joint in "/.":
         paths: dict[TreePath, TreePath] = {path: tuple(spelled(path).split(joint)) for path in tree}
         if len(set(paths.values())) == len(tree):
             split = Tree({paths[path]: leaf for path, leaf in tree.items()}, tree.metadata)
-            if _is_maxtext(split):
+            if is_maxtext(split):
                 return split
     return tree
 
@@ -309,7 +306,7 @@ def _mapped(
     if config is None:
         remarks.append(
             "there is no config.json: names tell the family, and RoPE is taken to be in halves; "
-            "--like, --family and --rope-layout say otherwise"
+            f"{option('like')}, {option('family')} and {option('rope_layout')} say otherwise"
         )
     if mapped.dropped:
         remarks.append(f"left out, as family {family.name} has no row for it: {array_count(mapped.dropped)}")

@@ -23,6 +23,7 @@ from ckpttools.compare.reshape import reshaped, transposes
 from ckpttools.compare.samples import as_dtype, in_one_dtype, sampled_numbers
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.region import Region, Shape
+from ckpttools.core.wording import option
 from ckpttools.mapping.values import Add, blockwise, rounded
 
 if TYPE_CHECKING:
@@ -210,7 +211,8 @@ def rope_layout(case: Case) -> Iterator[Hypothesis]:
                 made = _swapped_atoms(a, axis, (heads, *atoms[1:]))
                 was = "halves" if layout == "interleaved" else "interleaved"
                 text = f"rotary pairs of heads of {dim} are {_WORDS[was]} in A, {_WORDS[layout]} in B"
-                cause = Cause("rope-layout", text, f"convert B with --rope-layout {was} to get what A has")
+                advice = f"convert B with {option('rope_layout', was)} to get what A has"
+                cause = Cause("rope-layout", text, advice)
                 yield Hypothesis(cause, ((made, b),))
 
 
@@ -270,7 +272,7 @@ def padded(case: Case) -> Iterator[Hypothesis]:
     tail = window(long, start, tuple(n - s for n, s in zip(long.shape, start, strict=True)))
     head = (window(long, (0,) * len(start), short.shape), short)
     more = f"{side} has {tail.shape[axis]} more entries on axis {axis}"
-    advice = "--pad-vocab fills a vocabulary up, and the way back to Hugging Face cuts it again"
+    advice = f"{option('pad_vocab')} fills a vocabulary up, and the way back to Hugging Face cuts it again"
     zeros = (tail, _constant(tail, bytes(tail.dtype.itemsize)))
     yield Hypothesis(Cause("padded", f"{more}, all zeros", advice), (head, zeros))
     yield Hypothesis(Cause("padded", f"{more}, the others are equal", advice), (head,))
@@ -451,7 +453,8 @@ def tied(name: str, array: LazyArray, side: str, own: Mapping[str, LazyArray]) -
     for other, same in alike.items():
         if same.dtype != array.dtype:
             continue
-        advice = "the other side ties them: --tied drop or --tied materialize makes both alike"
+        ways = " or ".join(option("tied", way) for way in ("drop", "materialize"))
+        advice = f"the other side ties them: {ways} makes both alike"
         cause = Cause("tied", f"it is {side}'s {other}", advice)
         if same.shape == array.shape:
             yield Hypothesis(cause, ((same, array),))

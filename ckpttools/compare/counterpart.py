@@ -13,8 +13,9 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import array_count
+from ckpttools.core.wording import option
 from ckpttools.digest.canonical import per_layer
-from ckpttools.maxtext.kinds import kind_of
+from ckpttools.maxtext.kinds import is_maxtext
 from ckpttools.maxtext.model import ModelOptions, family_for
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
@@ -60,11 +61,13 @@ def in_maxtext_names(tree: Tree, wording: Wording | None = None) -> Counterpart:
         UsageError: a conversion is told of, and there is none.
         CheckpointError: as `to_maxtext`.
     """
-    if _is_maxtext(tree):
+    if is_maxtext(tree):
         require_none(wording, "the names are MaxText's")
         return Counterpart(per_layer(tree))
     wording = wording or Wording()
-    return _converted(tree, ToMaxText(model=wording.model, drop=wording.drop), "--tied drop says so")
+    return _converted(
+        tree, ToMaxText(model=wording.model, drop=wording.drop), f"{option('tied', 'drop')} says so"
+    )
 
 
 def counterpart(source: Tree, made: Tree, wording: Wording | None = None) -> Counterpart | None:
@@ -82,21 +85,23 @@ def counterpart(source: Tree, made: Tree, wording: Wording | None = None) -> Cou
         UsageError: a conversion is told of that cannot be the one between these.
         CheckpointError: the one cannot have become the other; as `to_maxtext` and `to_huggingface`.
     """
-    if _is_maxtext(made) == _is_maxtext(source):
+    if is_maxtext(made) == is_maxtext(source):
         require_none(wording, "both sides spell names alike")
         return None
     wording = wording or Wording()
-    if _is_maxtext(source):
+    if is_maxtext(source):
         if wording.drop:
             raise UsageError(
-                "--drop is for arrays of Hugging Face that were left out",
+                f"{option('drop')} is for arrays of Hugging Face that were left out",
                 got=f"{source.metadata.place}, which is MaxText's, as the source",
                 hint="leave it out",
             )
         return _as_huggingface(source, made, wording.model)
     there = per_layer(made)
     options = _options(there, wording)
-    why_headless = "--tied drop says so" if wording.model.tied else f"{made.metadata.place} has none"
+    why_headless = (
+        f"{option('tied', 'drop')} says so" if wording.model.tied else f"{made.metadata.place} has none"
+    )
     wanted = _converted(source, options, why_headless)
     widened = any(_is_wider(there.get(name), array) for name, array in wanted.arrays.items())
     return _converted(source, replace(options, exact=True), why_headless) if widened else wanted
@@ -152,22 +157,19 @@ def require_none(wording: Wording | None, why: str) -> None:
         UsageError: something is said.
     """
     if wording not in (None, Wording()):
-        raise UsageError(
-            f"nothing is converted: {why}", hint="leave out --family, --rope-layout, --tied and --drop"
-        )
+        family, rope_layout, tied, drop = map(option, ("family", "rope_layout", "tied", "drop"))
+        hint = f"leave out {family}, {rope_layout}, {tied} and {drop}"
+        raise UsageError(f"nothing is converted: {why}", hint=hint)
 
 
 def require_no_padding(padding_rows: str | None) -> None:
     """Raises UsageError where something is said of rows beyond a vocabulary and nothing is converted."""
     if padding_rows is not None:
+        what = option("padding_rows")
         raise UsageError(
-            "--padding-rows is for a conversion, and there is none: both sides spell names alike",
+            f"{what} is for a conversion, and there is none: both sides spell names alike",
             hint="leave it out",
         )
-
-
-def _is_maxtext(tree: Tree) -> bool:
-    return kind_of(tree).kind is not None
 
 
 def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> Counterpart:
@@ -177,7 +179,7 @@ def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> Counterpart
     head, remarks = _head(tree, options), []
     dropped = [name for name in made.notes.dropped if name != head]
     if dropped:
-        said = " or --drop says so" if options.drop else ""
+        said = f" or {option('drop')} says so" if options.drop else ""
         remarks.append(f"left out, as family {family.name} has no row for it{said}: {array_count(dropped)}")
     if head in made.notes.dropped:
         remarks.append(f"left out, as {why_headless}: the output head, {head}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Shape
 
 
@@ -23,6 +24,11 @@ class Tolerances:
     atol: float = 0.0
     rtol: float = 0.0
     ulp: int = 0
+
+    def __post_init__(self) -> None:
+        # Nothing is up to NaN, and nothing beyond it.
+        if not (self.atol >= 0 and self.rtol >= 0 and self.ulp >= 0):
+            raise UsageError("a tolerance is a number, and not below zero", got=self)
 
     @property
     def any(self) -> bool:

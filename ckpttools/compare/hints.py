@@ -11,6 +11,7 @@ from shlex import quote
 from ckpttools.array.lazy import LazyArray
 from ckpttools.compare.diff import ArrayDiff
 from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.wording import option, place
 from ckpttools.digest.canonical import parameters_among
 from ckpttools.digest.differences import Difference
 from ckpttools.roles.of_tree import Kind
@@ -29,9 +30,10 @@ def after_verify(
     rest = [each for each in found if each.name not in dtypes]
     if not _are_state(rest, mine, wanted):
         return ()
-    state = ("--parameters compares the parameters alone",) if rest else ()
+    state = (f"{option('parameters', True)} compares the parameters alone",) if rest else ()
     cast = (
-        "values were not compared where dtypes differ: --cast compares with SRC cast to the dtypes of DST",
+        f"values were not compared where dtypes differ: {option('cast', True)} compares with "
+        f"{place('against')} cast to the dtypes of {place('checkpoint')}",
     )
     return (*state, *(cast if dtypes else ()))
 
@@ -85,7 +87,7 @@ def after_diff(
         alone = f"{_verify(a, b)} --parameters compares all of them and nothing else"
         return (f"none of the parameters that were compared differs: {alone}",)
     if all(each.outcome == "dtype" for each in differing):
-        return ("the numbers are the same: with --ignore-dtype they are equal in any dtype",)
+        return (f"the numbers are the same: with {option('ignore_dtype', True)} they are equal in any dtype",)
     widths = {_widths(each) for each in differing if _is_rounded(each)}
     if all(map(_is_rounded, differing)) and widths in ({1}, {-1}):
         made, source = (b, a) if widths == {1} else (a, b)

@@ -38,7 +38,7 @@ class Refusal:
     exit_code: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
     """What was found at a path.
 
@@ -57,6 +57,13 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     fixed: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
+
+    def __repr__(self) -> str:
+        """The verdict, and what was found and done."""
+        lines = [f"fixed: {each}" for each in self.fixed]
+        lines += [f"refused: {each.place}: {each.what}" for each in self.refused]
+        lines += [f"{each.level}: {each.place}: {each.what} [{each.check}]" for each in self.findings]
+        return f"<Diagnosis of {self.path}: {'healthy' if self.healthy else 'not healthy'}{listing(lines)}>"
 
     @property
     def exit_code(self) -> int:

@@ -44,7 +44,7 @@ class ValueSummary:
     rows: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FamilySummary:
     """A family in short.
 
@@ -61,6 +61,9 @@ class FamilySummary:
     directions: tuple[str, ...]
     layers: tuple[GroupSummary, ...]
     values: tuple[ValueSummary, ...]
+
+    def __repr__(self) -> str:
+        return f"<FamilySummary {self.name}: {', '.join(self.model_types)}>"
 
 
 def summary(family: Family) -> FamilySummary:

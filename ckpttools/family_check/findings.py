@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ckpttools.core.errors import CheckpointError, ConfigError, ShapeError, near_names
+from ckpttools.core.errors import CheckpointError, ConfigError, ShapeError, listing, near_names
 from ckpttools.mapping.coverage import Coverage, NotCoveredError
 
 # Looking for a near name compares with every array that is left over.
@@ -66,6 +66,11 @@ class FamilyCheck:
     layouts: tuple[Layout, ...] = ()
     findings: tuple[Finding, ...] = ()
     hints: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """The verdict, and what is wrong."""
+        lines = [f"{each.kind}: {each.place}: {each.text}" for each in self.findings]
+        return f"<FamilyCheck of {self.family}: {'sound' if self.sound else 'not sound'}{listing(lines)}>"
 
     @property
     def sound(self) -> bool:

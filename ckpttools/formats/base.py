@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ckpttools.array.lazy import ByteSource
+from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
 from ckpttools.core.region import Shape
@@ -43,8 +44,23 @@ class ReadOptions:
     max_index_bytes: int = MAX_INDEX_BYTES
 
 
+class OtherSteps(NamedTuple):
+    """Other steps of a run that cannot be read: name of the directory -> what is missing.
+
+    Attributes:
+        unfinished: those whose save has not ended.
+        damaged: those whose save has.
+    """
+
+    unfinished: Mapping[str, str]
+    damaged: Mapping[str, str]
+
+
 class Format(Protocol):
-    """A format that can be read. The object named by the entry point has this shape."""
+    """A format that can be read. The object named by the entry point has this shape.
+
+    What is beside the arrays a format may tell by more methods: see `TellsShardings` and `TellsSteps`.
+    """
 
     @property
     def name(self) -> str:
@@ -58,6 +74,30 @@ class Format(Protocol):
 
         Raises:
             FormatError, StorageError: what is there cannot be read as this format.
+        """
+
+
+@runtime_checkable
+class TellsShardings(Protocol):
+    """A format that keeps how arrays lay on devices when they were saved."""
+
+    def shardings(self, tree: Tree) -> Mapping[TreePath, Sharding]:
+        """Path of an array -> its sharding, of a tree that this format opened; empty where none was stored.
+
+        Raises:
+            FormatError, StorageError: a file that should say it is damaged or cannot be read.
+        """
+
+
+@runtime_checkable
+class TellsSteps(Protocol):
+    """A format that keeps several steps of a run beside each other."""
+
+    def other_steps(self, tree: Tree) -> OtherSteps:
+        """Later or half-written steps of the run that a tree is of, which this format opened.
+
+        Raises:
+            StorageError: the run may not be looked into.
         """
 
 

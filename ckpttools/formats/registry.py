@@ -9,10 +9,12 @@ from pathlib import Path
 from shlex import quote
 
 import ckpttools.formats as package
+from ckpttools.array.shardings import Sharding
+from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.plugins import load_group
-from ckpttools.formats.base import Format, ReadOptions
+from ckpttools.formats.base import Format, OtherSteps, ReadOptions, TellsShardings, TellsSteps
 from ckpttools.formats.interrupted import absent, refuse_interrupted
 
 _MOST_TRIED, _MOST_NAMED = 100, 5
@@ -56,6 +58,26 @@ def open_tree(path: Path, options: ReadOptions | None = None) -> Tree:
     raise FormatError(
         f"{path} is no checkpoint of a known format{listing(list(reasons.values()))}", hint=_instead(path)
     )
+
+
+def stored_shardings(tree: Tree) -> Mapping[TreePath, Sharding]:
+    """How the arrays of a tree lay on devices, as its format tells: see `TellsShardings`; else empty."""
+    format = _format_of(tree)
+    return format.shardings(tree) if isinstance(format, TellsShardings) else {}
+
+
+def other_steps(tree: Tree) -> OtherSteps:
+    """Steps beside a tree's that cannot be read, as its format tells: see `TellsSteps`; else none."""
+    format = _format_of(tree)
+    return format.other_steps(tree) if isinstance(format, TellsSteps) else OtherSteps({}, {})
+
+
+def _format_of(tree: Tree) -> Format | None:
+    """The format that opened a tree; None for a tree that was made."""
+    name = tree.metadata.format
+    if name is None or not tree.metadata.place:
+        return None
+    return _built_in()[name] if name in _built_in() else formats().get(name)
 
 
 def _instead(path: Path) -> str:

@@ -7,10 +7,9 @@ reading chunks of each coding through tensorstore; two cores, files in the page 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from shlex import quote
 
-from ckpttools.inspect.chunks import ArrayChunks, ChunksReport
+from ckpttools.inspect.chunks import Advice, ArrayChunks, ChunksReport
 
 _MIB = 1 << 20
 _GIANT = 256 * _MIB
@@ -22,23 +21,6 @@ _OVER_READ = 1.5
 _MANY_FILES = 2000
 _DEAD_SHARE = 0.1
 _REWRITE = "ckpt convert to-orbax SRC DST"
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One thing that could be better.
-
-    Attributes:
-        subject: in a word or two.
-        paths: arrays that it is about; empty where it is about all.
-        text: what it costs.
-        command: what would change it; None where nothing need be done.
-    """
-
-    subject: str
-    paths: tuple[str, ...]
-    text: str
-    command: str | None
 
 
 Rule = Callable[[ChunksReport], Iterator[Advice]]

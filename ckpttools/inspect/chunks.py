@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from ckpttools.array.storage import Storage, StoredArray, StoredFile
 from ckpttools.array.tree import Tree
+from ckpttools.core.errors import listing
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.meshes import Mesh, Spec
 from ckpttools.inspect.reads import Reads, predict, together
@@ -87,6 +88,23 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing that could be better.
+
+    Attributes:
+        subject: in a word or two.
+        paths: arrays that it is about; empty where it is about all.
+        text: what it costs.
+        command: what would change it; None where nothing need be done.
+    """
+
+    subject: str
+    paths: tuple[str, ...]
+    text: str
+    command: str | None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class ChunksReport:
     """A checkpoint on disk.
 
@@ -99,6 +117,7 @@ class ChunksReport:
         loading: for the mesh that was given.
         arrays: those that match the pattern.
         files: all of them.
+        advice: what could be better, the costliest first.
     """
 
     path: str
@@ -113,6 +132,13 @@ class ChunksReport:
     loading: Loading | None
     arrays: tuple[ArrayChunks, ...]
     files: tuple[FileChunks, ...]
+    advice: tuple[Advice, ...] = ()
+
+    def __repr__(self) -> str:
+        """Sizes and numbers, and what could be better."""
+        held = f"{self.num_arrays:,} arrays, {self.num_chunks:,} chunks, {len(self.files):,} files"
+        lines = [each.subject for each in self.advice]
+        return f"<ChunksReport of {self.path}: {held}, {self.stored_nbytes:,} bytes{listing(lines)}>"
 
 
 def inspect_chunks(

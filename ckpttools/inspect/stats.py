@@ -13,6 +13,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.budget import names_bytes
+from ckpttools.core.errors import listing
 from ckpttools.core.region import Region, Shape
 from ckpttools.inspect import distribution as distributions
 from ckpttools.inspect import moments
@@ -73,7 +74,7 @@ class ArrayStats:
     distribution: Distribution | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StatsReport:
     """All arrays looked at.
 
@@ -92,6 +93,17 @@ class StatsReport:
     nan: int
     inf: int
     arrays: tuple[ArrayStats, ...]
+
+    @property
+    def finite(self) -> bool:
+        """Whether every element is."""
+        return not (self.nan or self.inf)
+
+    def __repr__(self) -> str:
+        """What was looked at, and the arrays in which elements are not finite."""
+        held = f"{self.num_arrays:,} arrays, {self.nbytes:,} bytes, {self.nan:,} NaN, {self.inf:,} infinite"
+        lines = [each.path for each in self.arrays if each.statistics.nan or each.statistics.inf]
+        return f"<StatsReport of {self.path}: {held}{listing(lines)}>"
 
 
 def inspect_stats(

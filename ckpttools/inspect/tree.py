@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.errors import listing
 from ckpttools.families.family import Family
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.quantization import Quantization, quantization_of
@@ -20,6 +21,9 @@ from ckpttools.maxtext.kinds import Optimizer, kind_of
 from ckpttools.maxtext.layers import LayerGroup
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
 from ckpttools.roles.of_tree import Role, roles
+
+if TYPE_CHECKING:
+    from ckpttools.inspect.comparison import Comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Total:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TreeReport:
     """A checkpoint without its numbers.
 
@@ -69,6 +73,7 @@ class TreeReport:
         companions: files of the model that lie beside the weights or are carried along, such as its
             configuration and tokenizer, and arrays that are; relative to the directory.
         quantization: how weights are quantised, of all arrays; None where they are not.
+        comparison: with what it should be; None where it was compared with nothing.
     """
 
     path: str
@@ -91,6 +96,19 @@ class TreeReport:
     warnings: tuple[TreeWarning, ...]
     companions: tuple[str, ...] = ()
     quantization: Quantization | None = None
+    comparison: Comparison | None = None
+
+    def __repr__(self) -> str:
+        """What it is, and its arrays, those that differ in numbers only on one line."""
+        what = " ".join(filter(None, (self.format, self.kind, self.path)))
+        held = f"{self.num_arrays:,} arrays, {self.num_parameters:,} parameters, {self.nbytes:,} bytes"
+        lines = [f"{each.path}: {each.dtype}[{', '.join(map(str, each.shape))}]" for each in self.arrays]
+        against = "" if self.comparison is None else f", {_verdict(self.comparison)}"
+        return f"<TreeReport of {what}: {held}{against}{listing(lines)}>"
+
+
+def _verdict(comparison: Comparison) -> str:
+    return f"{'as' if comparison.is_same else 'not as'} {comparison.against}"
 
 
 def inspect_tree(

@@ -70,6 +70,11 @@ class KindOfTree:
     warnings: tuple[str, ...] = ()
 
 
+def is_maxtext(tree: Tree) -> bool:
+    """Whether a tree is one of MaxText's; worked out at the first call."""
+    return tree.once(kind_of).kind is not None
+
+
 def kind_of(tree: Tree) -> KindOfTree:
     """The kind of a MaxText tree; all None for any other tree. Reads nothing."""
     decoder = below_decoder(parameters(tree))

@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any
 
+from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, spelled
 from ckpttools.core.budget import require_room
 from ckpttools.core.errors import FormatError
-from ckpttools.formats.base import COMPANIONS, ReadOptions
+from ckpttools.formats.base import COMPANIONS, OtherSteps, ReadOptions
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax import runs as orbax_runs
@@ -52,6 +53,14 @@ class Orbax:
         )
         leaves = _Leaves(item.directory, _arrays(item, document, options))
         return Tree({each.path: leaves.leaf(each) for each in saved}, metadata)
+
+    def shardings(self, tree: Tree) -> Mapping[Path, Sharding]:
+        from ckpttools.formats.orbax.sharding import stored_shardings
+
+        return stored_shardings(tree)
+
+    def other_steps(self, tree: Tree) -> OtherSteps:
+        return orbax_runs.not_whole_beside(tree)
 
 
 FORMAT = Orbax()

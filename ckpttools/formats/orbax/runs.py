@@ -11,10 +11,10 @@ import warnings
 from collections.abc import Collection
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import FormatError, LaterStepWarning, UsageError, listing
+from ckpttools.formats.base import OtherSteps
 from ckpttools.formats.orbax.hosts import hosts_at, not_together
 from ckpttools.formats.orbax.index import processes_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
@@ -65,19 +65,7 @@ def find_item(path: Path, step: int | None) -> Item:
         raise storage_error("cannot look at", error.filename, error) from error
 
 
-class Beside(NamedTuple):
-    """Other steps of a run that cannot be read: name of the directory -> what is missing.
-
-    Attributes:
-        unfinished: those whose save has not ended.
-        damaged: those whose save has.
-    """
-
-    unfinished: dict[str, str]
-    damaged: dict[str, str]
-
-
-def not_whole_beside(tree: Tree) -> Beside:
+def not_whole_beside(tree: Tree) -> OtherSteps:
     """Later or half-written steps of the run that a tree is of.
 
     Args:
@@ -86,17 +74,18 @@ def not_whole_beside(tree: Tree) -> Beside:
     Raises:
         StorageError: the run may not be looked into.
     """
-    found = Beside({}, {})
+    unfinished: dict[str, str] = {}
+    damaged: dict[str, str] = {}
     step = step_of(Path(tree.metadata.place))
     if tree.metadata.format != "orbax" or step.number is None:
-        return found
+        return OtherSteps({}, {})
     try:
         for each in map(Step, directories(step.path.parent)):
             if _may_be_later(each, step) and not each.others and each.why_unfinished:
-                (found.damaged if each.is_damaged else found.unfinished)[each.path.name] = each.why_unfinished
+                (damaged if each.is_damaged else unfinished)[each.path.name] = each.why_unfinished
     except OSError as error:
         raise storage_error("cannot look at", error.filename, error) from error
-    return found
+    return OtherSteps(unfinished, damaged)
 
 
 def remains_after(step: Step) -> list[Step]:

@@ -1,0 +1,54 @@
+"""What a tree is compared with, by names, shapes and dtypes: a family, a configuration or a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ckpttools.array.tree import Tree
+from ckpttools.formats.base import ReadOptions
+from ckpttools.inspect.comparison import Comparison
+
+
+def compared(
+    tree: Tree, what: str | os.PathLike[str] | Tree, pattern: str = "*", read: ReadOptions | None = None
+) -> Comparison:
+    """The arrays that match a pattern against what they should be.
+
+    Args:
+        tree: any checkpoint.
+        what: the name of a family or a file with one, a configuration, or another checkpoint.
+        pattern: shell pattern of paths.
+        read: how to open the other checkpoint.
+
+    Raises:
+        CheckpointError: it is none of them, or cannot be read.
+        UsageError: no array matches, or the pattern cannot be told of what is missing.
+    """
+    from ckpttools.families.file import SUFFIXES
+    from ckpttools.families.registry import families, family_called, family_of
+    from ckpttools.formats.json_file import read_json
+    from ckpttools.formats.registry import open_tree
+    from ckpttools.inspect.against import against_family, against_tree
+
+    if isinstance(what, Tree):
+        return against_tree(tree, what, pattern)
+    name, path = os.fspath(what), Path(what)
+    if name in families() or path.suffix in SUFFIXES or not (path.exists() or "/" in name):
+        family, own = family_called(name), tree.metadata.config
+        if own is None or own.get("model_type") not in family.model_types:
+            return against_family(tree, family, pattern=pattern)
+        return against_family(tree, family, own, "the config.json beside it", pattern)
+    config = _config_at(path)
+    if config is None:
+        return against_tree(tree, open_tree(path, read), pattern)
+    document = read_json(config)
+    return against_family(tree, family_of(document, str(config)), document, str(config), pattern)
+
+
+def _config_at(path: Path) -> Path | None:
+    """The configuration that a path means; None for a checkpoint."""
+    if path.suffix == ".json":
+        return path
+    inside = path / "config.json"
+    return inside if inside.is_file() and not any(path.glob("*.safetensors")) else None

@@ -1,0 +1,33 @@
+"""What is wrong with a checkpoint and what to do: one call, one report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckpttools.api.sources import Source, place_of, read_options
+from ckpttools.core.errors import UsageError
+from ckpttools.doctor.examine import Diagnosis, examine, mend
+from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
+
+
+def doctor(
+    source: Source, *, fix: str | Sequence[str] = (), max_index_bytes: int | str = MAX_INDEX_BYTES
+) -> Diagnosis:
+    """Looks at everything at or below a path, whole or damaged; reads indexes and metadata, no arrays.
+
+    Args:
+        source: a run, a step, an item, a file or directory; of a tree, where it was opened.
+        fix: the name of a fix, or several: each mends what it can, and deletes or overwrites nothing.
+        max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
+
+    Raises:
+        UsageError: a tree has no place.
+        StorageError: there is nothing at all, or it may not be listed.
+        FormatError: nothing there is or was going to be a checkpoint.
+        CheckpointError: no fix that was asked for could be applied anywhere; nothing was changed.
+    """
+    names = (fix,) if isinstance(fix, str) else tuple(fix)
+    place, read = place_of(source), read_options({"max_index_bytes": max_index_bytes})
+    if place is None:
+        raise UsageError("a tree that was made has no files", wanted="a path, or a tree that was opened")
+    return mend(place, *names, read=read) if names else examine(place, read)

@@ -1,0 +1,201 @@
+"""What is different between two checkpoints, how far, and why: one call, one report."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Unpack
+
+from ckpttools.api.sources import (
+    DEFAULT_MEMORY,
+    Looking,
+    Observe,
+    Reading,
+    Source,
+    looking,
+    opened,
+    read_options,
+)
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree
+from ckpttools.compare.alignment import Aligned, AlignOptions, aligned, less_padding
+from ckpttools.compare.deviation import Tolerances
+from ckpttools.compare.diff import OUTCOMES, ArrayDiff
+from ckpttools.compare.diff import diff as compare
+from ckpttools.compare.hints import after_diff
+from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.core.wording import option
+from ckpttools.maxtext.model import ModelOptions
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SideReport:
+    """One of the checkpoints."""
+
+    path: str
+    format: str | None
+    step: int | None
+    arrays: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, tree: Tree, arrays: Mapping[str, LazyArray]) -> SideReport:
+        nbytes = sum(each.nbytes for each in arrays.values())
+        return cls(tree.metadata.place, tree.metadata.format, tree.metadata.step, len(arrays), nbytes)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DiffReport:
+    """What was found.
+
+    Attributes:
+        a, b: the checkpoints, with the number of arrays that took part.
+        equal: whether nothing differs beyond the tolerances.
+        remarks: how names were brought together, and what took no part.
+        outcomes: how many arrays have which outcome, see `ckpttools.compare.diff.OUTCOMES`.
+        arrays: those that differ; all where asked for.
+        hints: which options leave all that differs out of account.
+    """
+
+    a: SideReport
+    b: SideReport
+    equal: bool
+    remarks: tuple[str, ...]
+    outcomes: Mapping[str, int]
+    arrays: tuple[ArrayDiff, ...]
+    hints: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """The verdict, and the arrays that differ, those that differ in numbers only on one line."""
+        counts = [f"{self.outcomes[each]:,} {each}" for each in OUTCOMES if each in self.outcomes]
+        farthest = max((each.deviation.max_abs for each in self.arrays if each.deviation), default=0)
+        head = ", ".join([*counts, *([f"max abs {farthest:.3g}"] if farthest else [])])
+        lines = [f"{each.name}: {_what(each)}" for each in self.arrays if not each.is_equal]
+        verdict = "equal" if self.equal else "different"
+        return f"<DiffReport of {self.a.path} and {self.b.path}: {verdict}: {head}{listing(lines, _SHOWN)}>"
+
+
+def _what(each: ArrayDiff) -> str:
+    return each.outcome if each.cause is None else f"{each.outcome} ({each.cause.name})"
+
+
+def diff(
+    a: Source,
+    b: Source,
+    *,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    ulp: int = 0,
+    ignore_dtype: bool = False,
+    filter: str = "*",
+    everything: bool = False,
+    explain: bool = True,
+    like: str | os.PathLike[str] | None = None,
+    family: str | None = None,
+    rope_layout: str | None = None,
+    padding_rows: str | None = None,
+    memory: int | str = DEFAULT_MEMORY,
+    jobs: int | None = None,
+    observe: Observe | None = None,
+    **reading: Unpack[Reading],
+) -> DiffReport:
+    """Compares two checkpoints of any format and layout number by number.
+
+    Layers are compared one by one, Hugging Face arrays against MaxText's by the rows of their family. NaN
+    equals NaN, and 0 equals -0.
+
+    Args:
+        a, b: files, items, steps or run directories, or trees.
+        atol, rtol: up to so much elements are equal: |a-b| <= atol + rtol * max(|a|,|b|).
+        ulp: or up to so many units in the last place, of the coarser dtype.
+        ignore_dtype: whether equal numbers in another dtype are equal.
+        filter: shell pattern of the names to compare; no other array is read.
+        everything: whether arrays that are equal are in the report, too.
+        explain: whether causes are looked for.
+        like: a model's directory or `config.json`, where none lies beside the arrays.
+        family: the family whose rows map names, whatever `model_type` says, or a file with one.
+        rope_layout: order of rotary pairs in MaxText's query and key: "halves" or "interleaved"; None as the
+            configuration implies.
+        padding_rows: whether rows that MaxText has beyond the vocabulary of Hugging Face's side count:
+            "keep" or "drop"; None for those that are not zeros.
+        memory: bytes that may be resident at most, as a number or as text: "4GiB".
+        jobs: workers at a time; None for one for each core, 16 at most.
+        observe: called with the bytes that were read and with all that will be.
+        reading: how a path is opened, see `ckpttools.api.sources.Reading`.
+
+    Raises:
+        CheckpointError: one of them cannot be read, the memory is too small, or no array matches.
+    """
+    options = AlignOptions(
+        ModelOptions(family, rope_layout), None if like is None else Path(like), padding_rows
+    )
+    with looking(memory, jobs, observe) as look:
+        read = read_options(reading)
+        trees = opened(a, read), opened(b, read)
+        both = aligned(*trees, options)
+        chosen = less_padding(_chosen(both, filter), padding_rows, look.memory)
+        found = _compared(chosen, look, Tolerances(atol, rtol, ulp), ignore_dtype)
+        if explain and not all(each.is_equal for each in found):
+            found = _explained(found, chosen, both, look)
+    first, second = SideReport.of(trees[0], chosen.a), SideReport.of(trees[1], chosen.b)
+    return DiffReport(
+        first,
+        second,
+        equal=all(each.is_equal for each in found),
+        remarks=chosen.remarks,
+        outcomes=dict(Counter(each.outcome for each in found)),
+        arrays=tuple(each for each in found if everything or each.outcome != "equal"),
+        hints=after_diff(found, {**chosen.a, **chosen.b}, first.path, second.path),
+    )
+
+
+def _chosen(both: Aligned, pattern: str) -> Aligned:
+    """The arrays whose names match.
+
+    Raises:
+        UsageError: none does.
+        FormatError: there are none.
+    """
+    a, b = (
+        {name: array for name, array in arrays.items() if fnmatchcase(name, pattern)}
+        for arrays in (both.a, both.b)
+    )
+    if not a and not b:
+        raise (UsageError if both.a or both.b else FormatError)(
+            "none of the arrays is meant",
+            got=f"{len(both.a)} and {len(both.b)} arrays",
+            wanted=f"names that match {pattern!r}",
+            hint=f"names are those that {option('everything', True)} lists",
+        )
+    return replace(both, a=a, b=b)
+
+
+def _compared(
+    chosen: Aligned, look: Looking, tolerances: Tolerances, ignore_dtypes: bool
+) -> tuple[ArrayDiff, ...]:
+    total = sum(a.nbytes + b.nbytes for _, a, b in chosen.pairs if a.shape == b.shape)
+    return compare(
+        chosen.a,
+        chosen.b,
+        tolerances,
+        ignore_dtypes=ignore_dtypes,
+        memory=look.memory,
+        jobs=look.jobs,
+        observe=look.observer(total),
+    )
+
+
+def _explained(
+    found: tuple[ArrayDiff, ...], chosen: Aligned, both: Aligned, look: Looking
+) -> tuple[ArrayDiff, ...]:
+    from ckpttools.compare.explain import explain
+
+    # Causes may lie in arrays that are not asked for: what was renamed is elsewhere.
+    a, b = {**both.a, **chosen.a}, {**both.b, **chosen.b}
+    return explain(found, a, b, both.sizes, memory=look.memory, jobs=look.jobs)

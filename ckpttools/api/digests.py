@@ -1,0 +1,158 @@
+"""What a checkpoint holds, in a few digits: one call, one report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Unpack
+
+from ckpttools.api.beside import check_beside
+from ckpttools.api.sources import (
+    DEFAULT_MEMORY,
+    Observe,
+    Reading,
+    Source,
+    looking,
+    opened,
+    place_of,
+    read_options,
+)
+from ckpttools.api.verification import wording_of
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import UsageError
+from ckpttools.core.region import Shape
+from ckpttools.core.wording import option
+from ckpttools.digest.canonical import Selection
+from ckpttools.digest.digest import DEFAULT_ALGORITHM
+from ckpttools.digest.hashing import hash_tree
+from ckpttools.digest.manifest import NAMES, Manifest, check_name
+from ckpttools.maxtext.model import check_choice
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayDigest:
+    """One array; `digest` is of its dtype, shape and values, as hexadecimal digits."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class HashReport:
+    """Digests of a checkpoint.
+
+    Attributes:
+        path: the checkpoint.
+        algorithm: what they were made with.
+        per_layer: whether stacked layers have a digest each.
+        digest: one of all arrays.
+        parameters: one of the parameters alone: without optimizer state, step and random states.
+        remarks: what took no part, in words.
+        arrays: those of each array, in the order of names.
+    """
+
+    path: str
+    algorithm: str
+    per_layer: bool
+    digest: str
+    parameters: str
+    remarks: tuple[str, ...]
+    arrays: tuple[ArrayDigest, ...]
+
+    def __repr__(self) -> str:
+        return (
+            f"<HashReport of {self.path}: {self.algorithm} {self.digest} of {len(self.arrays):,} arrays, "
+            f"{self.parameters} of the parameters>"
+        )
+
+
+def hash(
+    source: Source,
+    *,
+    names: str = "stored",
+    manifest: str | os.PathLike[str] | None = None,
+    algorithm: str = DEFAULT_ALGORITHM,
+    family: str | None = None,
+    rope_layout: str | None = None,
+    tied: str | None = None,
+    drop: str | Sequence[str] = (),
+    filter: str = "*",
+    per_layer: bool = True,
+    parameters: bool = False,
+    memory: int | str = DEFAULT_MEMORY,
+    jobs: int | None = None,
+    observe: Observe | None = None,
+    **reading: Unpack[Reading],
+) -> HashReport:
+    """Digests of every array, of all parameters, and of everything, which no format or layout changes.
+
+    Args:
+        source: a file, an item, a step or a run directory, or a tree.
+        names: "stored", or "maxtext" for those of the MaxText checkpoint that a Hugging Face one becomes,
+            parameters only.
+        manifest: a new file that gets the digests, for `ckpttools.verify`.
+        algorithm: "xxh3-128" tells damage and mistakes, "sha256" also what was changed on purpose.
+        family, rope_layout, tied: what is said of the conversion to MaxText; as in `ckpttools.ModelOptions`.
+        drop: patterns of Hugging Face arrays that it leaves out.
+        filter: shell pattern of the names to hash.
+        per_layer: stacked layers one by one; else as they are stored.
+        parameters: these alone, without optimizer state, step and random states.
+        memory: bytes that may be resident at most, as a number or as text: "4GiB".
+        jobs: workers at a time; None for one for each core, 16 at most.
+        observe: called with the bytes that were read and with all that will be.
+        reading: how a path is opened, see `ckpttools.api.sources.Reading`.
+
+    Raises:
+        CheckpointError: an array cannot be read, the memory is too small, or the manifest cannot be written.
+        UsageError: no array matches, or a conversion is told of and there is none.
+    """
+    check_choice("kind of names", names, NAMES)
+    if manifest is not None:
+        check_beside(Path(manifest), place_of(source) or "")
+        check_name(Path(manifest))
+    selection = Selection(filter, per_layer, parameters)
+    wording = wording_of(family, rope_layout, tied, drop)
+    with looking(memory, jobs, observe) as look:
+        tree = opened(source, read_options(reading))
+        remarks: tuple[str, ...] = ()
+        if names == "maxtext":
+            from ckpttools.compare.counterpart import in_maxtext_names
+
+            if not per_layer:
+                hint = f"leave out {option('per_layer', False)} or {option('names')}"
+                raise UsageError(f"{option('names', 'maxtext')} names single layers", hint=hint)
+            named = in_maxtext_names(tree, wording)
+            selection = replace(selection, spelling=lambda tree: named.arrays, parameters=True)
+            remarks = named.remarks
+        elif wording is not None:
+            hint = f"{option('names', 'maxtext')} asks for those of a conversion"
+            raise UsageError("names are as they are stored", hint=hint)
+        made = hash_tree(
+            tree,
+            selection,
+            algorithm=algorithm,
+            memory=look.memory,
+            jobs=look.jobs,
+            observe=look.observer(selection.nbytes(tree)),
+        )
+    if manifest is not None:
+        replace(made, names=names).write(Path(manifest))
+    return _report(tree, made, remarks)
+
+
+def _report(tree: Tree, made: Manifest, remarks: tuple[str, ...]) -> HashReport:
+    return HashReport(
+        path=tree.metadata.place,
+        algorithm=made.algorithm,
+        per_layer=made.selection.layers,
+        digest=made.digest,
+        parameters=made.parameters,
+        remarks=remarks,
+        arrays=tuple(
+            ArrayDigest(name, each.dtype, each.shape, each.digest) for name, each in made.arrays.items()
+        ),
+    )

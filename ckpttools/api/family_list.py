@@ -1,0 +1,39 @@
+"""The model families that can be converted, and proving one: one call each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckpttools.families.family import Family
+from ckpttools.families.registry import families as known_families
+from ckpttools.families.registry import family_called
+from ckpttools.families.summary import FamilySummary, summary
+from ckpttools.family_check.findings import FamilyCheck
+
+
+def families() -> tuple[FamilySummary, ...]:
+    """All families, by name: their models, their layers, and which values do not come back to the bit."""
+    return tuple(summary(each) for each in known_families().values())
+
+
+def check_family(
+    family: str | Path | Family, *, against: str | Path | None = None, config: str | Path | None = None
+) -> FamilyCheck:
+    """Whether a family's rows say one thing, go both ways, and are those of a model; reads no array.
+
+    Args:
+        family: its name, a file that describes one, or the family itself.
+        against: a checkpoint of such a model, Hugging Face's or MaxText's; None for small models made up.
+        config: the model's `config.json`, or its directory; None for the one that comes with `against`.
+
+    Raises:
+        CheckpointError: there is no such family, or `against` or `config` cannot be read.
+    """
+    from ckpttools.family_check.check import check_family as check
+
+    meant = family if isinstance(family, Family) else family_called(str(family))
+    return check(
+        meant,
+        None if against is None else Path(against),
+        None if config is None else Path(config),
+    )

@@ -1,0 +1,161 @@
+"""A checkpoint as one HTML page: one call, one report."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
+
+from ckpttools.api.beside import check_beside
+from ckpttools.api.sources import (
+    DEFAULT_MEMORY,
+    Looking,
+    Observe,
+    Reading,
+    Source,
+    looking,
+    opened,
+    place_of,
+    read_options,
+)
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import DestinationExistsError, StorageError
+from ckpttools.core.text import printable
+from ckpttools.core.wording import option
+
+_PAGES = (".html", ".htm")
+_DOCTYPE = b"<!doctype html"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Page:
+    """A report on a checkpoint that needs nothing but a browser.
+
+    Attributes:
+        output: the file that was written; None for none.
+        nbytes: its size.
+        num_arrays: arrays that it shows.
+        stats: whether it has statistics.
+        html: the page itself.
+    """
+
+    output: Path | None
+    nbytes: int
+    num_arrays: int
+    stats: bool
+    html: str
+
+    def __repr__(self) -> str:
+        where = "not written" if self.output is None else str(self.output)
+        return f"<Page of {self.num_arrays:,} arrays, {self.nbytes:,} bytes: {where}>"
+
+
+def report(
+    source: Source,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    stats: bool = True,
+    overwrite: bool = False,
+    memory: int | str = DEFAULT_MEMORY,
+    jobs: int | None = None,
+    observe: Observe | None = None,
+    **reading: Unpack[Reading],
+) -> Page:
+    """Makes a page that shows where bytes are, how norms run over layers, and how elements are distributed.
+
+    Args:
+        source: a file, an item, a step or a run directory, or a tree.
+        output: the file to write; None for none, `page.html` has it all.
+        stats: whether every element is read once, for statistics; else no array is read.
+        overwrite: whether another page of this name may be replaced.
+        memory: bytes that may be resident at most, as a number or as text: "4GiB".
+        jobs: workers at a time; None for one for each core, 16 at most.
+        observe: called with the bytes that were read and with all that will be.
+        reading: how a path is opened, see `ckpttools.api.sources.Reading`.
+
+    Raises:
+        DestinationExistsError: something has the name that may not be replaced; nothing was read.
+        CheckpointError: an array cannot be read, the memory is too small, or the page cannot be written.
+    """
+    place = None if output is None else Path(output)
+    if place is not None:
+        _check(place, place_of(source), overwrite)
+    with looking(memory, jobs, observe) as look:
+        tree = opened(source, read_options(reading))
+        html = _html(tree, look, stats=stats)
+    if place is not None:
+        _write(place, html)
+    return Page(place, len(html.encode()), len(tree.arrays), stats, html)
+
+
+def _html(tree: Tree, look: Looking, *, stats: bool) -> str:
+    from ckpttools.inspect.layer_rows import layer_rows
+    from ckpttools.inspect.report.contents import contents
+    from ckpttools.inspect.report.page import page
+    from ckpttools.inspect.stats import inspect_stats
+    from ckpttools.inspect.tree import inspect_tree
+
+    found = None
+    if stats:
+        found = inspect_stats(
+            tree,
+            memory=look.memory,
+            jobs=look.jobs,
+            per_layer=True,
+            histograms=True,
+            observe=look.observer(tree.nbytes),
+        )
+    return page(
+        contents(inspect_tree(tree), found, layer_rows(tree)), f"Report on {printable(tree.metadata.place)}"
+    )
+
+
+def _check(output: Path, source: Path | None, overwrite: bool) -> None:
+    """Refuses before anything is read."""
+    if output.is_dir():
+        raise DestinationExistsError(f"{output} is a directory", wanted="the name of a file")
+    if source is not None and output.exists() and _is_part(output.resolve(), source.resolve()):
+        raise DestinationExistsError(
+            f"{output} is a part of the checkpoint", wanted="a name outside of it, or one in .html"
+        )
+    check_beside(output, source or "")
+    # A link that leads nowhere is something, too.
+    if os.path.lexists(output) and not overwrite:
+        raise DestinationExistsError(
+            f"{output} exists",
+            wanted="a new name",
+            hint=f"choose another with {option('output')}, or allow its replacement with "
+            f"{option('overwrite', True)}",
+        )
+    if output.exists() and not _is_page(output.resolve()):
+        raise DestinationExistsError(
+            f"{output} is no page, and nothing else is replaced by one", wanted="another name"
+        )
+    if not output.absolute().parent.is_dir():
+        hint = f"make it, or choose another {option('output')}"
+        raise StorageError(f"there is no directory {output.parent}", place=output, hint=hint)
+
+
+def _is_part(output: Path, source: Path) -> bool:
+    """Whether a file is the checkpoint or lies in it, earlier pages left out."""
+    return output == source or (source in output.parents and output.suffix != ".html")
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file is named as a page, or begins as one."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return path.suffix.lower() in _PAGES or file.read(len(_DOCTYPE)).lower() == _DOCTYPE
+
+
+def _write(output: Path, text: str) -> None:
+    """Writes the page whole, so that nobody finds half of it; of a link, what it leads to."""
+    from ckpttools.stores.files import write_error, write_whole
+
+    output = output.resolve()
+    try:
+        write_whole(output, text.encode())
+    except OSError as error:
+        raise write_error(output, error) from error

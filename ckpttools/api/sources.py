@@ -1,0 +1,123 @@
+"""What every function that looks takes: a path or a tree that is open, and what looking may take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from ckpttools.array.tree import Tree
+from ckpttools.core.budget import allowing, parse_size
+from ckpttools.core.errors import UsageError
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.registry import open_tree
+
+Source = str | os.PathLike[str] | Tree
+"""A checkpoint: where it lies, or the tree that was opened."""
+
+Observe = Callable[[int, int], None]
+"""Called with the bytes that were read so far and with all that will be: first of all with 0."""
+
+DEFAULT_MEMORY = "1GiB"
+
+
+class Reading(TypedDict, total=False):
+    """How a path is opened.
+
+    Attributes:
+        step: training step; None for the latest finished one.
+        max_header_bytes: longest safetensors header that is accepted.
+        max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
+    """
+
+    step: int | None
+    max_header_bytes: int | str
+    max_index_bytes: int | str
+
+
+def read_options(said: Mapping[str, Any]) -> ReadOptions:
+    """What `Reading` says.
+
+    Raises:
+        TypeError: something else is said.
+        UsageError: a text is no size.
+    """
+    sizes = {name: parse_size(said[name]) for name in ("max_header_bytes", "max_index_bytes") if name in said}
+    return ReadOptions(**{**said, **sizes})
+
+
+def opened(source: Source, read: ReadOptions | None = None) -> Tree:
+    """The tree that is meant; reads headers and indexes, no array.
+
+    Raises:
+        CheckpointError: nothing is there, or it cannot be read.
+        UsageError: a tree is open already, of another step.
+    """
+    if not isinstance(source, Tree):
+        return open_tree(Path(source), read)
+    if read is not None and read.step not in (None, source.metadata.step):
+        raise UsageError(
+            f"there is no step {read.step} in a tree that is open",
+            place=source.metadata.place or None,
+            got=f"step {source.metadata.step}",
+            hint="open that step, or give the path of the run",
+        )
+    return source
+
+
+def place_of(source: Source) -> Path | None:
+    """Where a checkpoint lies; None for a tree that was made."""
+    if not isinstance(source, Tree):
+        return Path(source)
+    return Path(source.metadata.place) if source.metadata.place else None
+
+
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """What looking at all elements may take.
+
+    Attributes:
+        memory: bytes that may be resident at most.
+        jobs: workers at a time.
+        observe: is told how far it is; None for nobody.
+    """
+
+    memory: int
+    jobs: int
+    observe: Observe | None
+
+    def observer(self, total: int) -> Callable[[int], None]:
+        """What to give to `ckpttools.run.scanning.scan` as `observe`, where so many bytes will be read."""
+        if self.observe is None:
+            return lambda nbytes: None
+        tell, done = self.observe, 0
+        tell(0, total)
+
+        def observe(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            tell(done, total)
+
+        return observe
+
+
+@contextmanager
+def looking(memory: int | str, jobs: int | None, observe: Observe | None) -> Iterator[Looking]:
+    """What is opened inside the `with` counts as a part of the memory.
+
+    Args:
+        memory: bytes that may be resident at most, as a number or as text: "4GiB".
+        jobs: workers at a time; None for one for each core, 16 at most.
+        observe: is told how far it is.
+
+    Raises:
+        UsageError: the memory is no size.
+    """
+    from ckpttools.api.conversion import Resources
+
+    resources = Resources(parse_size(memory), jobs)
+    with allowing(resources.memory):
+        yield Looking(resources.memory, resources.readers, observe)

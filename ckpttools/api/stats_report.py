@@ -1,0 +1,73 @@
+"""What the numbers in a checkpoint are like: one call, one report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+from ckpttools.api.sources import (
+    DEFAULT_MEMORY,
+    Observe,
+    Reading,
+    Source,
+    looking,
+    opened,
+    read_options,
+)
+from ckpttools.core.errors import UsageError
+from ckpttools.inspect.stats import ArrayStats, StatsReport, inspect_stats, matching
+
+SORTS = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
+
+
+def stats(
+    source: Source,
+    *,
+    filter: str = "*",
+    sort: str | None = None,
+    per_layer: bool = False,
+    histogram: bool = False,
+    memory: int | str = DEFAULT_MEMORY,
+    jobs: int | None = None,
+    observe: Observe | None = None,
+    **reading: Unpack[Reading],
+) -> StatsReport:
+    """Extremes, mean, norm, zeros and NaN of every array; every element is read once.
+
+    Args:
+        source: a file, an item, a step or a run directory, or a tree.
+        filter: shell pattern of the paths to look at.
+        sort: one of `SORTS`, largest first; None for the checkpoint's order.
+        per_layer: also of every layer that is stacked in an array.
+        histogram: also how the elements are spread over powers of two.
+        memory: bytes that may be resident at most, as a number or as text: "4GiB".
+        jobs: workers at a time; None for one for each core, 16 at most.
+        observe: called with the bytes that were read and with all that will be.
+        reading: how a path is opened, see `ckpttools.api.sources.Reading`.
+
+    Raises:
+        CheckpointError: an array cannot be read, the memory is too small, or no array matches.
+    """
+    if sort is not None and sort not in SORTS:
+        raise UsageError(f"nothing is sorted by {sort!r}", wanted="one of " + ", ".join(SORTS))
+    with looking(memory, jobs, observe) as look:
+        tree = opened(source, read_options(reading))
+        total = sum(array.nbytes for array in matching(tree, filter).values())
+        report = inspect_stats(
+            tree,
+            filter,
+            memory=look.memory,
+            jobs=look.jobs,
+            per_layer=per_layer,
+            histograms=histogram,
+            observe=look.observer(total),
+        )
+    if sort is None:
+        return report
+    return replace(report, arrays=tuple(sorted(report.arrays, key=lambda each: _descending(each, sort))))
+
+
+def _descending(array: ArrayStats, by: str) -> tuple[bool, float]:
+    """Sorts the largest first, and what has no such number last."""
+    value = array.nbytes if by == "size" else getattr(array.statistics, by.replace("-", "_"))
+    return value is None, -(value or 0)

@@ -1,0 +1,63 @@
+"""What is in a checkpoint, without its numbers: one call, one report."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Unpack
+
+from ckpttools.api.against import compared
+from ckpttools.api.sources import Reading, Source, opened, read_options
+from ckpttools.array.tree import Tree
+from ckpttools.families.registry import families
+from ckpttools.formats.registry import other_steps, stored_shardings
+from ckpttools.inspect.comparison import arranged
+from ckpttools.inspect.folding import ordered
+from ckpttools.inspect.tree import TreeReport, inspect_tree
+from ckpttools.maxtext.model_files import companion_names
+
+
+def inspect(
+    source: Source,
+    *,
+    filter: str = "*",
+    sort: str | None = None,
+    sharding: bool = False,
+    against: str | os.PathLike[str] | Tree | None = None,
+    **reading: Unpack[Reading],
+) -> TreeReport:
+    """Names, shapes, dtypes and bytes of all arrays, and what kind of checkpoint it is; reads none of them.
+
+    Args:
+        source: a file, an item, a step or a run directory, or a tree.
+        filter: shell pattern of the paths to report; counts and bytes are of those.
+        sort: "size", largest first, or "name"; None for the checkpoint's order.
+        sharding: also how arrays lay on devices when they were saved.
+        against: what it should be: the name of a family or a file with one, a `config.json`, or another
+            checkpoint. `report.comparison` says what is missing, too much, or of another shape.
+        reading: how a path is opened, see `ckpttools.api.sources.Reading`.
+
+    Raises:
+        CheckpointError: nothing is there, or it cannot be read.
+        UsageError: there are arrays, and none matches the pattern.
+    """
+    read = read_options(reading)
+    tree = opened(source, read)
+    shardings = stored_shardings(tree) if sharding else {}
+    beside = other_steps(tree)
+    comparison = None if against is None else compared(tree, against, filter, read)
+    report = inspect_tree(
+        tree,
+        filter,
+        shardings=shardings,
+        unfinished=beside.unfinished,
+        damaged=beside.damaged,
+        families=families().values(),
+        # The pattern may mean what is missing.
+        or_none=comparison is not None,
+        companions=companion_names(tree),
+    )
+    if sort is not None:
+        report = replace(report, arrays=ordered(report.arrays, sort))
+        comparison = arranged(comparison, sort) if comparison else None
+    return replace(report, comparison=comparison)

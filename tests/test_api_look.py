@@ -1,0 +1,244 @@
+"""What looks, from Python: of paths and of trees, the same as the command line prints, and short."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from command_line import ckpt
+from hf_models import write_llama
+from trees import tree_of
+
+import ckpttools
+from ckpttools import ToMaxText, plan_to_maxtext
+from ckpttools.array.shardings import Sharding
+from ckpttools.cli.diff import _plain
+from ckpttools.cli.output import print_json
+from ckpttools.core.errors import CheckpointError, UsageError
+from ckpttools.formats import registry
+from ckpttools.formats.base import OtherSteps
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A Hugging Face model, what it is in MaxText, stacked and not, and another one of its kind."""
+    root = tmp_path_factory.mktemp("models")
+    write_llama(root / "hf", num_hidden_layers=2)
+    write_llama(root / "other", num_hidden_layers=2, seed=1)
+    plan_to_maxtext(root / "hf").run(root / "stacked")
+    plan_to_maxtext(root / "hf", ToMaxText(scan=False)).run(root / "unstacked")
+    return root
+
+
+def printed(*arguments, code=0):
+    """What the command line prints as JSON."""
+    result = ckpt(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def as_json(report, capsys):
+    capsys.readouterr()
+    print_json(_plain(report))
+    return json.loads(capsys.readouterr().out)
+
+
+def short(report, *words):
+    text = repr(report)
+    assert len(text.splitlines()) < 20 and all(word in text for word in words), text
+    assert "nbytes=" not in text
+    return True
+
+
+def both(function, path, *more, **options):
+    """What it says of a path as text, which is the same as of the tree."""
+    of_path = function(str(path), *more, **options)
+    assert function(ckpttools.open(path), *more, **options) == of_path
+    return of_path
+
+
+class TestOneCallIsTheCommand:
+    def test_inspect(self, models, capsys):
+        report = both(ckpttools.inspect, models / "stacked", filter="*mlp*", sort="size", against="llama")
+        said = as_json(report, capsys)
+        options = ("--filter", "*mlp*", "--sort", "size", "--against", "llama")
+        shown = printed("inspect", "tree", models / "stacked", *options)
+        assert shown.pop("subtrees")
+        assert shown == said
+        assert report.comparison.is_same
+        assert short(report, "stacked-inference", "3 arrays", "mlp/wi_{0..1}/kernel: bfloat16[64, 2, 128]")
+
+    def test_inspect_against_what_is_another(self, models):
+        tree = ckpttools.open(models / "hf")
+        assert ckpttools.inspect(tree, against=tree).comparison.is_same
+        assert not ckpttools.inspect(tree, against=models / "stacked").comparison.is_same
+        assert ckpttools.inspect(tree).comparison is None
+
+    def test_stats(self, models, capsys):
+        report = both(ckpttools.stats, models / "stacked", filter="*mlp*", per_layer=True, sort="norm")
+        options = ("--filter", "*mlp*", "--per-layer", "--sort", "norm")
+        assert printed("inspect", "stats", models / "stacked", *options) == as_json(report, capsys)
+        assert report.finite
+        assert short(report, "3 arrays", "0 NaN")
+
+    def test_chunks(self, models, capsys):
+        report = both(ckpttools.chunks, models / "stacked", mesh="8", spec="axis0")
+        said = as_json(report, capsys)
+        shown = printed("inspect", "chunks", models / "stacked", "--mesh", "8", "--spec", "axis0")
+        assert shown == {"advice": said.pop("advice"), "report": said}
+        assert short(report, "13 arrays", "does not divide")
+
+    def test_report(self, models, tmp_path, capsys):
+        page = both(ckpttools.report, models / "hf", stats=False)
+        assert page.output is None
+        assert "<!doctype html" in page.html.lower()
+        written = ckpttools.report(models / "hf", tmp_path / "page.html", stats=False)
+        assert (tmp_path / "page.html").read_text() == written.html == page.html
+        said = as_json(written, capsys)
+        del said["html"]
+        output = ("--output", tmp_path / "page.html", "--overwrite", "--no-stats")
+        assert printed("inspect", "report", models / "hf", *output) == said
+        assert short(page, "<Page of 21 arrays", "not written")
+
+    def test_diff(self, models, capsys):
+        options = {"filter": "*mlp*", "rtol": 1e-3, "explain": False}
+        report = ckpttools.diff(models / "hf", str(models / "other"), **options)
+        trees = (ckpttools.open(models / name) for name in ("hf", "other"))
+        assert ckpttools.diff(*trees, **options) == report
+        asked = ("--filter", "*mlp*", "--rtol", "1e-3", "--no-explain")
+        assert printed("diff", models / "hf", models / "other", *asked, code=1) == as_json(report, capsys)
+        assert not report.equal
+        assert short(report, "different: 6 differs", "layers.{0..1}", "max abs")
+        assert ckpttools.diff(models / "hf", models / "stacked").equal
+
+    def test_verify(self, models, capsys):
+        report = both(ckpttools.verify, models / "stacked", models / "hf")
+        shown = printed("verify", models / "stacked", "--against", models / "hf")
+        assert shown == as_json(report, capsys)
+        assert report.equal
+        assert short(report, "equal, 21 arrays")
+        other = ckpttools.verify(models / "stacked", ckpttools.open(models / "other"))
+        assert not other.equal
+        assert short(other, "different", ": values")
+
+    def test_hash(self, models, tmp_path, capsys):
+        manifest = tmp_path / "manifest.json"
+        report = both(ckpttools.hash, models / "stacked", parameters=True)
+        shown = printed("hash", models / "stacked", "--parameters", "--manifest", manifest)
+        assert shown == as_json(report, capsys)
+        assert short(report, f"xxh3-128 {report.digest} of 21 arrays")
+        assert ckpttools.verify(str(models / "unstacked"), manifest=manifest).equal
+        converted = ckpttools.hash(models / "hf", names="maxtext", manifest=tmp_path / "as_maxtext.json")
+        assert converted.parameters == report.parameters
+        assert ckpttools.verify(models / "unstacked", manifest=str(tmp_path / "as_maxtext.json")).equal
+
+    def test_doctor(self, models, capsys):
+        report = ckpttools.doctor(str(models / "stacked"))
+        assert printed("doctor", models / "stacked") == as_json(report, capsys)
+        assert report.healthy
+        assert short(report, "healthy")
+        item = ckpttools.open(models / "stacked")
+        assert ckpttools.doctor(item).path == item.metadata.place
+
+    def test_families(self, capsys):
+        known = ckpttools.families()
+        assert printed("families") == as_json(known, capsys)
+        assert short(known, "<FamilySummary llama: llama>")
+        checked = ckpttools.check_family("llama")
+        assert checked.sound
+        assert short(checked, "FamilyCheck of llama: sound")
+
+
+def test_progress_is_told_to_whoever_observes(models):
+    for look in (ckpttools.stats, ckpttools.hash, ckpttools.report):
+        seen = []
+        look(models / "hf", observe=lambda *each, seen=seen: seen.append(each))
+        dones, totals = zip(*seen, strict=True)
+        assert dones[0] == 0 and dones[-1] == totals[0] > 0
+        assert list(dones) == sorted(dones) and len(set(totals)) == 1
+
+
+def test_text_is_taken_where_its_meaning_is_clear_and_nothing_else(models):
+    hf = models / "hf"
+    assert ckpttools.stats(hf, memory="512MiB") == ckpttools.stats(hf, memory=1 << 29, jobs=1)
+    refused = (
+        (lambda: ckpttools.stats(hf, memory="much"), "is no size"),
+        (lambda: ckpttools.stats(hf, sort="beauty"), "nothing is sorted"),
+        (lambda: ckpttools.diff(hf, hf, atol=float("nan")), "tolerance"),
+        (lambda: ckpttools.hash(hf, names="mine"), "unknown kind of names"),
+        (lambda: ckpttools.chunks(hf, mesh="8"), "go together"),
+        (lambda: ckpttools.inspect(ckpttools.open(hf), step=7), "step 7"),
+        (lambda: ckpttools.inspect(hf, step=7), "step 7"),
+    )
+    for call, words in refused:
+        with pytest.raises(UsageError, match=words):
+            call()
+    with pytest.raises(TypeError, match="stepp"):
+        ckpttools.inspect(hf, stepp=7)
+
+
+def test_errors_name_arguments_in_python_and_flags_on_the_command_line(models, tmp_path):
+    page = tmp_path / "page.html"
+    page.touch()
+    calls = (
+        (lambda: ckpttools.verify(models / "hf"), ("verify", models / "hf"), "against"),
+        (
+            lambda: ckpttools.report(models / "hf", page),
+            ("inspect", "report", models / "hf", "-o", page),
+            "overwrite",
+        ),
+        (
+            lambda: ckpttools.hash(models / "hf", family="llama"),
+            ("hash", models / "hf", "--family", "llama"),
+            "as",
+        ),
+        (
+            lambda: ckpttools.diff(models / "hf", models / "hf", filter="no"),
+            ("diff", models / "hf", models / "hf", "--filter", "no"),
+            "all",
+        ),
+    )
+    for call, command, flag in calls:
+        with pytest.raises(CheckpointError) as caught:
+            call()
+        assert "--" not in str(caught.value)
+        assert f"--{flag}" in ckpt(*command).output
+
+
+def test_what_a_format_keeps_beside_arrays_is_asked_of_the_format(monkeypatch):
+    """A format of a plug-in tells what a checkpoint of Orbax does; one that does not is asked nothing."""
+
+    class Telling:
+        name = "telling"
+
+        def shardings(self, tree):
+            return dict.fromkeys(tree.arrays, Sharding("NamedSharding", (("data", 2),), (("data",),)))
+
+        def other_steps(self, tree):
+            return OtherSteps({"7": "no index"}, {})
+
+    class Silent:
+        name = "silent"
+
+    known = {"telling": Telling(), "silent": Silent()}
+    monkeypatch.setattr(registry, "formats", lambda: known)
+    told = tree_of(("params", "kernel"), format="telling", place="/somewhere")
+    report = ckpttools.inspect(told, sharding=True)
+    assert report.arrays[0].sharding.mesh == (("data", 2),)
+    assert [each.name for each in report.warnings] == ["unfinished-step"]
+    silent = told.with_metadata(format="silent")
+    assert registry.other_steps(silent) == OtherSteps({}, {})
+    assert registry.stored_shardings(silent) == {}
+
+
+def test_rooms_that_have_the_name_of_a_function_are_called_as_it():
+    code = """if True:
+        import sys, ckpttools
+        assert not {"numpy", "click", "jax"} & sys.modules.keys()
+        first = ckpttools.families()
+        import ckpttools.families.registry
+        assert ckpttools.families() == first == ckpttools.api.families()
+        import ckpttools.inspect.tree as tree
+        assert tree.inspect_tree and callable(ckpttools.inspect) and callable(ckpttools.api.inspect)
+        """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
