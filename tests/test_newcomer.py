@@ -251,7 +251,7 @@ class TestWhatItIs:
 
     def test_directories_of_hosts_are_put_together_as_it_says(self, tmp_path):
         told = ckpt("inspect", "tree", self.hosts(tmp_path)).output
-        command = told.partition("directory: ")[2].splitlines()[0]
+        (command,) = (line.strip() for line in told.splitlines() if line.strip().startswith("mkdir NEW"))
         subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
         whole = open_tree(FIXTURES / "lazy_2proc").arrays
         made = open_tree(tmp_path / "NEW").arrays
