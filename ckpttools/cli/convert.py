@@ -98,6 +98,8 @@ def _carry_out(conversion: Conversion, destination: Path, output: Output) -> Non
     from ckpttools.cli.plan_text import closing_line, print_notes
     from ckpttools.cli.progress import listening
 
+    # A refusal stands alone: what would be done matters to nobody then.
+    conversion.check(destination, overwrite=output.overwrite)
     print_notes(conversion.plan.notes, conversion.plan.remarks)
     with listening(output.progress) as observe:
         receipt = conversion.run(

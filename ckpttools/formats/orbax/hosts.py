@@ -106,7 +106,7 @@ def where_chunks_may_be(item: Path, may_be_old: bool) -> str:
         )
         hosts = item.parent.parent.parent
         is_all = bool(others) and all(place.parent.parent.parent == hosts for place in other_hosts(item))
-        return told + _OWN_LINE + _putting_together(hosts, item) if is_all else told
+        return f"{told}: `{_putting_together(hosts, item)}`" if is_all else told
     processes = ", ".join(place.name for place in processes_of(item))
     if processes:
         return (
