@@ -114,9 +114,7 @@ def verify(
     from ckpttools.formats.registry import open_tree
 
     if (against is None) == (manifest is None):
-        raise UsageError(
-            "what DST should be must be said once", hint="give either --against SRC or --manifest FILE"
-        )
+        raise UsageError("say what to compare with", wanted="one of: --against SRC, --manifest FILE")
     tree = open_tree(path, read)
     if against is not None:
         source = open_tree(against, replace(read, step=None))

@@ -127,8 +127,8 @@ class Staging:
             raise NoSpaceError(
                 "the destination has too little room",
                 place=place,
-                got=f"{free} bytes free",
-                wanted=f"{nbytes} bytes",
+                got=f"{free:,} bytes free",
+                wanted=f"{nbytes:,} bytes",
                 hint="free some space or choose another disk",
             )
 
