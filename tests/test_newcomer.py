@@ -271,7 +271,7 @@ class TestWhatItIs:
         shutil.rmtree(tmp_path / "NEW/ocdbt.process_0")
         findings = json.loads(ckpt("doctor", tmp_path / "NEW", "--json").stdout)["findings"]
         assert any("copy their ocdbt.process_* into this directory" in each["do"] for each in findings)
-        assert not any(each["fix"] for each in findings)
+        assert not any("--fix merge" in each["do"] for each in findings)
 
 
 class TestLines:
@@ -395,3 +395,11 @@ def test_what_has_no_place_in_maxtext_is_told_with_the_option_that_keeps_it(tmp_
     assert "with --carry the way back has them again" in told
     kept = run("convert", "hf-to-maxtext", source, tmp_path / "kept", "--carry")
     assert "--carry" not in kept
+
+
+def test_a_dry_run_tells_of_what_was_begun(model, tmp_path):
+    planned = ("convert", "to-zarr3", model, tmp_path / "out", "--dry-run")
+    assert "out.partial" not in succeed(*planned).output
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial/journal.ckpttools").touch()
+    assert "out.partial is there" in succeed(*planned).output

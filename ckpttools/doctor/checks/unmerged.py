@@ -39,6 +39,7 @@ def _unmerged(scene: Scene, item: Item) -> Finding:
             f"{', '.join(item.processes)} without a {MANIFEST} for all",
             "one index over what is here would not be whole, so --fix merge refuses to write it",
             "see to what else is said of this directory first",
+            "merge",
         )
     command = mending(scene, "merge")
     return Finding(
