@@ -403,3 +403,26 @@ def test_a_dry_run_tells_of_what_was_begun(model, tmp_path):
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial/journal.ckpttools").touch()
     assert "out.partial is there" in succeed(*planned).output
+
+
+def test_what_doctor_says_of_casts_is_so(tmp_path):
+    module = "model.layers.0.self_attn.q_proj"
+    packed = {
+        f"{module}.qweight": np.zeros((8, 64), "i4"),
+        f"{module}.qzeros": np.zeros((1, 8), "i4"),
+        f"{module}.scales": np.ones((1, 64), "f2"),
+        f"{module}.g_idx": np.zeros(64, "i4"),
+        "model.norm.weight": np.ones(64, "f2"),
+    }
+    source = tmp_path / "gptq"
+    source.mkdir()
+    save_file(packed, source / "model.safetensors")
+    said = {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (source / "config.json").write_text(json.dumps(said))
+    (found,) = json.loads(succeed("doctor", source, "--json").stdout)["findings"]
+    assert (
+        "1 weight, each" in found["what"] and "casts leave them and their scales as they are" in found["why"]
+    )
+    run("cast", source, tmp_path / "cast", "--dtype", "bfloat16")
+    dtypes = {path[-1]: array.dtype.name for path, array in open_tree(tmp_path / "cast").arrays.items()}
+    assert dtypes[f"{module}.scales"] == "float16" and dtypes["model.norm.weight"] == "bfloat16"
