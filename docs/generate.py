@@ -39,7 +39,8 @@ def commands(command: click.Command, context: click.Context) -> Iterator[tuple[s
 
 
 def commands_page() -> str:
-    root = click.Context(main, info_name="ckpt", terminal_width=100, max_content_width=100)
+    # As in a terminal of 80 columns.
+    root = click.Context(main, info_name="ckpt", **{**main.context_settings, "terminal_width": 80})
     parts = [f"## `{name}`\n\n```\n{text}\n```\n" for name, text in commands(main, root)]
     return "\n".join([COMMANDS, *parts])
 

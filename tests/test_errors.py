@@ -1,5 +1,6 @@
 import errno
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttools.cli import border
 from ckpttools.cli.main import main
 from ckpttools.core import errors
-from ckpttools.core.errors import EXIT_CODES, CheckpointError, listing, near_names
+from ckpttools.core.errors import EXIT_CODES, CheckpointError, FormatError, listing, near_names
 
 PAGE = (Path(__file__).parents[1] / "docs" / "errors.md").read_text()
 CODES = {
@@ -133,3 +135,36 @@ def test_the_same_error_at_another_place():
     assert type(moved) is errors.FormatError and str(moved) == str(error).replace("at     a", "at     b")
     assert error.at(hint="give up").details() == [*error.details()[:3], ("next", "give up")]
     assert error.place == "a" and error.hint == "copy it again"
+
+
+class TestLinesOfAnError:
+    """Sentences fit the terminal; what is to be copied, and whatever goes into a pipe, stays whole."""
+
+    ERROR = FormatError(
+        "this is a sentence that is longer than the terminal is wide" + listing(["x" * 60]),
+        place="/some/where/" + "long/" * 10,
+        wanted="words and more words, until the end of the line is reached and another begins",
+        hint="do this or that, and then `ckpt doctor '/some where/with a name' --fix merge` says more of it",
+    )
+
+    def test_in_a_terminal(self):
+        lines = border._lines(self.ERROR, 50)
+        whole = [line for line in lines if len(line) > 50]
+        assert [line.split()[0] for line in whole] == ["x" * 60, "at", "`ckpt"]
+        assert " ".join(" ".join(lines).split()) == " ".join(f"Error: {self.ERROR}".split())
+
+    def test_a_command_without_backticks_stays_whole(self):
+        hint = "ckpt convert maxtext-to-hf '/some where' DST makes a Hugging Face checkpoint of it"
+        lines = border._lines(FormatError("no", hint=hint + "\n         mkdir NEW && cp -r a b"), 40)
+        assert lines[1:] == [f"  next   {hint}", "         mkdir NEW && cp -r a b"]
+
+    def test_in_a_pipe(self):
+        assert "\n".join(border._lines(self.ERROR, None)) == f"Error: {self.ERROR}"
+
+
+def test_a_package_that_is_not_there_is_no_defect():
+    with pytest.raises(ModuleNotFoundError) as caught:
+        import_module("a_package_that_nobody_has")
+    error = border._in_our_words(caught.value)
+    assert error is not None and error.exit_code == 2
+    assert error.message == "the Python package a_package_that_nobody_has is not installed"

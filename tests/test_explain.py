@@ -170,6 +170,7 @@ class TestPlanted:
         for each_found in found.values():
             if each_found.cause:
                 assert f'rope_layout="{own}"' in each_found.cause.advice
+                assert "the Hugging Face model that B came from (or is)" in each_found.cause.advice
 
     @SCANS
     def test_layers_shifted(self, scan: bool):

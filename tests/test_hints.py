@@ -18,6 +18,7 @@ from ckpttools.testing.strategies import stored
 
 TRAIN = Path(__file__).parents[1] / "fixtures" / "train" / "llama_scanned"
 CAST = "values were not compared where dtypes differ: --cast compares with SRC cast to the dtypes of DST"
+DIFF = "`ckpt diff SRC DST` says how far they are apart, and knows common causes"
 PARAMETERS = "--parameters compares the parameters alone"
 
 
@@ -83,7 +84,7 @@ def test_training_state_on_one_side(tmp_path):
     (hint,) = hints("verify", stripped, "--manifest", manifest)
     assert hint == "ckpt hash SRC --parameters --manifest FILE writes digests of the parameters alone"
     damaged = changed(stripped, tmp_path / "damaged", "embedding")
-    assert hints("verify", damaged, "--against", TRAIN) == []
+    assert hints("verify", damaged, "--against", TRAIN) == [DIFF]
     assert hints("verify", damaged, "--manifest", manifest) == []
 
 
@@ -132,3 +133,40 @@ def test_a_manifest_refuses_what_it_cannot_obey(tmp_path):
         assert (refused.exit_code == 2) == (option != "--filter=*"), refused.output
     assert hints("verify", source, "--manifest", manifest, "--tied", "drop", code=0) == []
     assert hints("verify", source, "--manifest", manifest, "--tied", "materialize") == []
+
+
+def obeyed(hint: str, **places: Path) -> list[list[str]]:
+    """The commands in a hint, with the paths that its placeholders stand for."""
+    known = {name: str(place) for name, place in places.items()}
+    return [[known.get(word, word) for word in text.split()[1:]] for text in hint.split("`")[1::2]]
+
+
+def test_names_of_two_kinds(tmp_path):
+    source, manifest = GOLDEN / "llama3.1" / "hf", tmp_path / "m.json"
+    convert(tmp_path / "maxtext", "llama3.1")
+    assert CliRunner().invoke(main, ["hash", str(source), "--manifest", str(manifest)]).exit_code == 0
+    (hint,) = hints("verify", tmp_path / "maxtext", "--manifest", manifest)
+    again, against = obeyed(hint, SRC=source, DST=tmp_path / "maxtext", FILE=tmp_path / "again.json")
+    assert CliRunner().invoke(main, again).exit_code == 0
+    assert hints("verify", tmp_path / "maxtext", "--manifest", tmp_path / "again.json", code=0) == []
+    assert hints(*against, code=0) == []
+
+
+def test_layers_stacked_on_one_side(tmp_path):
+    stacked, single = tmp_path / "stacked", tmp_path / "single"
+    convert(stacked, "llama3.1")
+    assert CliRunner().invoke(main, ["unstack", str(stacked), str(single)]).exit_code == 0
+    for sides in ((stacked, single), (single, stacked)):
+        (hint,) = hints("verify", sides[0], "--against", sides[1], "--whole")
+        assert "without --whole" in hint
+        assert hints("verify", sides[0], "--against", sides[1], code=0) == []
+
+
+def test_another_order_of_rotary_pairs(tmp_path):
+    source, made = GOLDEN / "llama3.1" / "hf", tmp_path / "maxtext"
+    words = ["convert", "hf-to-maxtext", str(source), str(made), "--rope-layout", "halves"]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    (hint,) = hints("verify", made, "--against", source)
+    (command,) = obeyed(hint, SRC=source, DST=made)
+    told = CliRunner().invoke(main, [*command, "--no-progress"]).stdout
+    assert "rotary pairs" in told and "--rope-layout interleaved" in told

@@ -237,7 +237,18 @@ class TestWhichModel:
         shutil.rmtree(item / "hf")
         with pytest.raises(ConfigError, match="nothing tells which model this is") as error:
             plan_to_huggingface(tmp_path / "maxtext")
-        assert "--like" in str(error.value.hint)
+        # The family alone is refused, as it leaves the order of rotary pairs open.
+        assert str(error.value.hint).endswith("--like HF_DIR")
+        options = ToHuggingFace(model=ModelOptions(family="llama"))
+        with pytest.raises(ConfigError, match="rotary pairs are interleaved or in halves") as error:
+            plan_to_huggingface(tmp_path / "maxtext", options)
+        layout = str(error.value.hint).partition("--rope-layout ")[2].partition(",")[0]
+        said = ModelOptions(family="llama", rope_layout=layout)
+        assert_same(
+            tensors(back(tmp_path / "maxtext", tmp_path / "said", model=said)), tensors(hf("llama3.1"))
+        )
+        like = back(tmp_path / "maxtext", tmp_path / "like", like=hf("llama3.1"))
+        assert_same(tensors(like), tensors(hf("llama3.1")))
 
     def test_like_a_directory_that_is_not_there(self, tmp_path):
         convert(tmp_path / "maxtext", "qwen3")

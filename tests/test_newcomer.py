@@ -105,7 +105,7 @@ class TestALostFile:
         run("convert", "to-safetensors", model, tmp_path / "shards", "--max-shard-size", "100kB")
         shard = sorted((tmp_path / "shards").glob("model-*"))[1]
         shard.unlink()
-        run("hash", tmp_path / "shards", code=3)
+        assert "1 of the weight files is missing" in run("hash", tmp_path / "shards", code=3)
         shard.symlink_to("nowhere")
         run("hash", tmp_path / "shards", code=3)
         (model / "config.json").unlink()
@@ -251,13 +251,27 @@ class TestWhatItIs:
 
     def test_directories_of_hosts_are_put_together_as_it_says(self, tmp_path):
         told = ckpt("inspect", "tree", self.hosts(tmp_path)).output
-        command = told.partition("directory: ")[2].splitlines()[0]
+        (command,) = (line.strip() for line in told.splitlines() if line.strip().startswith("mkdir NEW"))
         subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+        succeed("doctor", tmp_path / "NEW", "--fix", "merge")
         whole = open_tree(FIXTURES / "lazy_2proc").arrays
         made = open_tree(tmp_path / "NEW").arrays
         assert {path: array.read().tobytes() for path, array in made.items()} == {
             path: array.read().tobytes() for path, array in whole.items()
         }
+
+    def test_one_host_is_told_of_the_others(self, tmp_path):
+        """With the command where the others lie beside it; put together alone it is not called lost."""
+        top = self.hosts(tmp_path)
+        (top / "host1/7/_CHECKPOINT_METADATA").unlink()  # it calls the item by its former name
+        told = ckpt("inspect", "tree", top / "host1").output
+        (command,) = (line.split("`")[1] for line in told.splitlines() if "mkdir NEW" in line)
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+        assert "missing" not in succeed("inspect", "tree", tmp_path / "NEW").output
+        shutil.rmtree(tmp_path / "NEW/ocdbt.process_0")
+        findings = json.loads(ckpt("doctor", tmp_path / "NEW", "--json").stdout)["findings"]
+        assert any("copy their ocdbt.process_* into this directory" in each["do"] for each in findings)
+        assert not any("--fix merge" in each["do"] for each in findings)
 
 
 class TestLines:
@@ -342,8 +356,73 @@ def test_what_is_named_otherwise_is_told_by_its_name(model, tmp_path):
     told = ckpt("inspect", "tree", tmp_path).output
     assert f"name what lies in it: '{model}', {tmp_path / 'other'}" in told
     (tmp_path / "empty").mkdir()
-    assert "`ckpt formats`" in ckpt("inspect", "tree", tmp_path / "empty").output
+    told = ckpt("inspect", "tree", tmp_path / "empty").output
+    assert "`ckpt formats`" in told and "doctor" not in told
+    shutil.copy(model / "config.json", tmp_path / "empty")
+    told = ckpt("inspect", "tree", tmp_path / "empty").output
+    assert "config.json of a model, and not its weights" in told and f"--local-dir {tmp_path}/empty" in told
     assert "Did you mean 'inspect tree'?" in ckpt("tree", model).output
     assert "There are: hf-to-maxtext, maxtext-to-hf, to-orbax" in ckpt("convert", model, "x").output
     told = run("select", model, tmp_path / "out", "--keep", "self_attn", code=2)
     assert "did you mean '*self_attn*'" in told
+
+
+def test_what_is_dropped_is_counted_by_kind_and_a_refusal_stands_alone(tmp_path):
+    source = FIXTURES.parent / "train" / "llama_scanned"
+    told = run("strip-optimizer", source, tmp_path / "out")
+    assert "arrays that are left out: 26 of the optimizer, 30 of random states" in " ".join(told.split())
+    told = run("strip-optimizer", source, tmp_path / "out", code=2)
+    assert [line.split()[0] for line in told.splitlines()] == ["Error:", "wanted", "next"]
+
+
+def test_a_size_without_its_unit(tmp_path):
+    source = FIXTURES.parent / "train" / "llama_scanned"
+    told = run("strip-optimizer", source, tmp_path / "out", "--memory", "64", code=4)
+    assert "got    --memory 64 bytes" in told and "did you mean" not in told
+    told = run("strip-optimizer", source, tmp_path / "out", "--memory", "640", code=4)
+    run(
+        "strip-optimizer",
+        source,
+        tmp_path / "out",
+        "--memory",
+        told.partition("mean --memory ")[2].split()[0],
+    )
+
+
+def test_what_has_no_place_in_maxtext_is_told_with_the_option_that_keeps_it(tmp_path):
+    source = GOLDEN / "gemma3" / "hf"
+    told = " ".join(run("convert", "hf-to-maxtext", source, tmp_path / "out").split())
+    assert "with --carry the way back has them again" in told
+    kept = run("convert", "hf-to-maxtext", source, tmp_path / "kept", "--carry")
+    assert "--carry" not in kept
+
+
+def test_a_dry_run_tells_of_what_was_begun(model, tmp_path):
+    planned = ("convert", "to-zarr3", model, tmp_path / "out", "--dry-run")
+    assert "out.partial" not in succeed(*planned).output
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial/journal.ckpttools").touch()
+    assert "out.partial is there" in succeed(*planned).output
+
+
+def test_what_doctor_says_of_casts_is_so(tmp_path):
+    module = "model.layers.0.self_attn.q_proj"
+    packed = {
+        f"{module}.qweight": np.zeros((8, 64), "i4"),
+        f"{module}.qzeros": np.zeros((1, 8), "i4"),
+        f"{module}.scales": np.ones((1, 64), "f2"),
+        f"{module}.g_idx": np.zeros(64, "i4"),
+        "model.norm.weight": np.ones(64, "f2"),
+    }
+    source = tmp_path / "gptq"
+    source.mkdir()
+    save_file(packed, source / "model.safetensors")
+    said = {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (source / "config.json").write_text(json.dumps(said))
+    (found,) = json.loads(succeed("doctor", source, "--json").stdout)["findings"]
+    assert (
+        "1 weight, each" in found["what"] and "casts leave them and their scales as they are" in found["why"]
+    )
+    run("cast", source, tmp_path / "cast", "--dtype", "bfloat16")
+    dtypes = {path[-1]: array.dtype.name for path, array in open_tree(tmp_path / "cast").arrays.items()}
+    assert dtypes[f"{module}.scales"] == "float16" and dtypes["model.norm.weight"] == "bfloat16"

@@ -193,7 +193,7 @@ class TestPlaces:
         shutil.rmtree(step / "opt")
         shutil.rmtree(step / "data")
         for path in (tmp_path, step):
-            with pytest.raises(FormatError, match="step 3 is an unfinished save: no _METADATA in ") as caught:
+            with pytest.raises(FormatError, match="step 3 is damaged: no _METADATA in ") as caught:
                 open_tree(path, ReadOptions(step=3))
             assert str(step / "state") in caught.value.hint
         assert len(open_tree(step / "state")) == 1

@@ -152,11 +152,15 @@ class TestSteps:
     def test_a_step_may_be_named(self, run, step):
         assert self.opened(run, step).step == step
 
-    @pytest.mark.parametrize(("step", "reason"), [(2, "no _METADATA"), (30, "commit timestamp null")])
+    @pytest.mark.parametrize(
+        ("step", "reason"),
+        [(2, "damaged: no _METADATA"), (30, "an unfinished save: commit timestamp null")],
+    )
     def test_an_unfinished_step_is_refused(self, run, step, reason):
         with pytest.raises(FormatError) as caught:
             self.opened(run, step)
-        assert caught.value.message == f"step {step} is an unfinished save: {reason}"
+        assert caught.value.message == f"step {step} is {reason}"
+        assert caught.value.hint.endswith(f"`ckpt doctor {run / str(step)}` says more")
 
     def test_an_unknown_step_is_refused(self, run):
         with pytest.raises(UsageError, match="no step 5") as caught:
@@ -166,8 +170,9 @@ class TestSteps:
     def test_without_a_finished_step_every_reason_is_told(self, run):
         for step in (0, 10):
             shutil.rmtree(run / str(step))
-        with pytest.raises(FormatError, match="no step is a finished save") as caught:
+        with pytest.raises(FormatError, match="no step is whole") as caught:
             self.opened(run)
+        assert caught.value.hint == f"`ckpt doctor {run}` says more"
         assert "step 2: no _METADATA" in str(caught.value)
         assert "step 30: commit timestamp null" in str(caught.value)
 

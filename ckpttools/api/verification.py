@@ -21,7 +21,7 @@ from ckpttools.api.sources import (
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import UsageError, listing
-from ckpttools.core.wording import option, place
+from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.differences import Difference
 from ckpttools.digest.manifest import Manifest
@@ -115,10 +115,8 @@ def verify(
     """
     check_choice("way with rows beyond the vocabulary", padding_rows, ("keep", "drop"))
     if (against is None) == (manifest is None):
-        raise UsageError(
-            f"what {place('checkpoint')} should be must be said once",
-            hint=f"give either {option('against', 'SRC')} or {option('manifest', 'FILE')}",
-        )
+        wanted = f"one of: {option('against', 'SRC')}, {option('manifest', 'FILE')}"
+        raise UsageError("say what to compare with", wanted=wanted)
     said = _Said(wording_of(family, rope_layout, tied, drop), cast, padding_rows)
     selection = Selection(filter, per_layer, parameters)
     with looking(memory, jobs, observe) as look:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,16 @@ from contextlib import contextmanager, suppress
 
 import click
 
-from ckpttools.cli.output import say
+from ckpttools.cli.output import error_width, say, whole_words
 from ckpttools.cli.stopping import TOLD, Stopped
-from ckpttools.core.errors import CheckpointError, MemoryBudgetError, NoSpaceError, StorageError
+from ckpttools.core.errors import (
+    CheckpointError,
+    MemoryBudgetError,
+    NoSpaceError,
+    StorageError,
+    UsageError,
+)
+from ckpttools.core.text import printable_text
 
 _DEFECT, _PIPE_CLOSED = 70, 141
 # What the system's loader says, as an ImportError, when it has no room for a library.
@@ -83,7 +91,30 @@ def _told(end: BaseException, traceback: bool) -> list[str]:
     from traceback import format_tb
 
     way = [each.rstrip("\n") for each in format_tb(end.__traceback__)] if traceback else []
-    return [*way, f"Error: {_in_our_words(end) or _defect(end)}"]
+    return [*way, *_lines(_in_our_words(end) or _defect(end), error_width())]
+
+
+def _lines(error: CheckpointError, room: int | None) -> list[str]:
+    """An error as it is shown: sentences in lines of so many columns, whatever is to be copied whole."""
+    first, *listed = printable_text(error.message).split("\n")
+    lines = [*_hanging(f"Error: {first}", 7, room), *listed]
+    for label, text in error.details():
+        sentence, *whole = printable_text(f"  {label:<7}{text}").split("\n")
+        is_prose = label != "at" and not _COMMAND.search(sentence)
+        lines += [*(_hanging(sentence, 9, room) if is_prose else [sentence]), *whole]
+    return lines
+
+
+def _hanging(line: str, column: int, room: int | None) -> list[str]:
+    """A line whose text begins at a column, and goes on there below itself."""
+    if room is None or len(line) <= room:
+        return [line]
+    first, *more = whole_words(line[column:], max(room - column, 20))
+    return [line[:column] + first, *(" " * column + each for each in more)]
+
+
+# A command that stands in a sentence without backticks is to be copied, too.
+_COMMAND = re.compile(r"(?<!`)\b(ckpt [a-z]+ |hf download |mkdir |cp -|rm -|mv )")
 
 
 def _in_our_words(end: BaseException) -> CheckpointError | None:
@@ -103,6 +134,8 @@ def _in_our_words(end: BaseException) -> CheckpointError | None:
         )
     if isinstance(end, OSError):
         return _of_the_system(end)
+    if isinstance(end, ModuleNotFoundError) and not (end.name or "").startswith("ckpttools"):
+        return _without_a_package(end)
     return None
 
 
@@ -112,6 +145,18 @@ def _is_out_of_memory(end: BaseException) -> bool:
     text = str(end).lower()
     return isinstance(end, MemoryError) or (
         isinstance(end, (ImportError, RuntimeError)) and any(each in text for each in _NO_ROOM)
+    )
+
+
+def _without_a_package(error: ModuleNotFoundError) -> CheckpointError:
+    """Of a package that ckpttools needs, or a module of the user's."""
+    return UsageError(
+        f"the Python package {error.name} is not installed"
+        if error.name
+        else "a Python package is not installed",
+        got=str(error),
+        hint="install ckpttools with all that it needs, such as with pip install ckpttools; what a module of "
+        "your own imports must be installed beside it",
     )
 
 

@@ -14,7 +14,7 @@ from ckpttools.cli.lazy import Lazy, LazyGroup
 from ckpttools.cli.options import (
     Output,
 )
-from ckpttools.cli.output import print_json, show
+from ckpttools.cli.output import print_json, say, show
 from ckpttools.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def perform(
 
 def _print_plan(conversion: Conversion, source: Path, destination: Path, output: Output) -> None:
     from ckpttools.cli.plan_text import describe, print_plan
+    from ckpttools.run.staging import begun_at
 
     report = describe(conversion.plan, source, destination)
     if output.as_json:
@@ -92,12 +93,18 @@ def _print_plan(conversion: Conversion, source: Path, destination: Path, output:
         print_plan(report)
     # What would stop the conversion is an error of its plan, too; the plan is worth seeing all the same.
     conversion.check(destination, overwrite=output.overwrite)
+    begun = begun_at(destination)
+    if begun is not None:
+        what = "begins anew" if output.overwrite else "is refused"
+        say(f"{begun} is there: the command that began it goes on from there; any other {what}")
 
 
 def _carry_out(conversion: Conversion, destination: Path, output: Output) -> None:
     from ckpttools.cli.plan_text import closing_line, print_notes
     from ckpttools.cli.progress import listening
 
+    # A refusal stands alone: what would be done matters to nobody then.
+    conversion.check(destination, overwrite=output.overwrite)
     print_notes(conversion.plan.notes, conversion.plan.remarks)
     with listening(output.progress) as observe:
         receipt = conversion.run(

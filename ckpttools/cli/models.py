@@ -92,7 +92,7 @@ _mapping_options = bundled(
         default=1,
         show_default=True,
         metavar="N",
-        help="Axis on which layers are stacked (MaxText's param_scan_axis).",
+        help="Axis on which layers are stacked, 0 or 1 (MaxText's param_scan_axis).",
     ),
     dtype_option,
     click.option(
@@ -200,7 +200,7 @@ _back_options = bundled(
         "--scan-axis",
         type=click.IntRange(0, 1),
         metavar="N",
-        help="Axis on which layers are stacked, where the arrays do not tell.",
+        help="Axis on which layers are stacked, 0 or 1, where the arrays do not tell.",
     ),
     click.option(
         "--carry",

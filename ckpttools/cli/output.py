@@ -72,6 +72,22 @@ def prose_width() -> int:
     return width() or _PROSE
 
 
+def error_width() -> int | None:
+    """Columns for sentences on stderr; None where it is no terminal: whatever reads it wants whole lines."""
+    return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+
+
+def whole_words(text: str, room: int) -> list[str]:
+    """The text in lines of so many columns, broken between words alone; commands in backticks are words."""
+    lines: list[str] = []
+    for word in _WORDS.findall(text):
+        if lines and len(lines[-1]) + 1 + len(word) <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines or [""]
+
+
 def wrapped(text: str, room: int | None) -> list[str]:
     """The text in lines that fit into so many columns, broken between words; in a path behind a `/` or `.`.
 

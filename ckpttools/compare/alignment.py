@@ -402,9 +402,11 @@ def _with_what_both_have(first: Named, second: Named) -> Aligned:
             why = "as the other side has no such random state"
         else:
             state = [name for name in arrays if role[name] != "parameter"]
-            why = "as not both are of a training"
+            one = any("optimizer" in each.values() for each in roles)
+            why = f"as {'only one of them' if one else 'neither'} is a training checkpoint"
         if state:
-            remarks.append(f"{side}: left out, {why}: {array_count(state)} beside the parameters")
+            what = "the step" if state == ["step"] else f"{array_count(state)} beside the parameters"
+            remarks.append(f"{side}: left out, {why}: {what}")
         for name in state:
             del arrays[name]
     return Aligned(a, b, tuple(remarks), {**second.sizes, **first.sizes})

@@ -211,12 +211,19 @@ def rope_layout(case: Case) -> Iterator[Hypothesis]:
                 made = _swapped_atoms(a, axis, (heads, *atoms[1:]))
                 was = "halves" if layout == "interleaved" else "interleaved"
                 text = f"rotary pairs of heads of {dim} are {_WORDS[was]} in A, {_WORDS[layout]} in B"
-                advice = f"convert B with {option('rope_layout', was)} to get what A has"
-                cause = Cause("rope-layout", text, advice)
+                cause = Cause("rope-layout", text, _again(was))
                 yield Hypothesis(cause, ((made, b),))
 
 
 _WORDS = {"halves": "in halves", "interleaved": "interleaved"}
+
+
+def _again(layout: str) -> str:
+    """Only a conversion from Hugging Face lays pairs out."""
+    return (
+        "to get what A has, convert the Hugging Face model that B came from (or is) again, with "
+        f"{option('rope_layout', layout)}"
+    )
 
 
 def _head_dims(case: Case, axis: int) -> list[int]:

@@ -5,6 +5,7 @@ Only where that is all in which they differ: what else differs is never talked a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from shlex import quote
 
@@ -29,13 +30,30 @@ def after_verify(
     dtypes = {each.name for each in found if _is_of_another_float(each, mine, wanted)}
     rest = [each for each in found if each.name not in dtypes]
     if not _are_state(rest, mine, wanted):
-        return ()
+        return _of_parameters(found)
     state = (f"{option('parameters', True)} compares the parameters alone",) if rest else ()
     cast = (
         f"values were not compared where dtypes differ: {option('cast', True)} compares with "
         f"{place('against')} cast to the dtypes of {place('checkpoint')}",
     )
     return (*state, *(cast if dtypes else ()))
+
+
+def _of_parameters(found: Collection[Difference]) -> tuple[str, ...]:
+    """What to try where parameters differ: nothing leaves that out of account, but a cause may be known."""
+    sides = [{each.name for each in found if each.reason == reason} for reason in ("missing", "extra")]
+    stacked = [{_LAYER_NUMBER.sub(r"\1", name) for name in side} for side in sides]
+    if stacked[0] & sides[1] or sides[0] & stacked[1]:
+        return (
+            "layers are stacked on one side and one by one on the other: without "
+            f"{option('per_layer', False)} they are compared one by one",
+        )
+    if any(each.reason == "values" for each in found):
+        return ("`ckpt diff SRC DST` says how far they are apart, and knows common causes",)
+    return ()
+
+
+_LAYER_NUMBER = re.compile(r"(layers)_\d+(?=/)")
 
 
 def after_manifest(
@@ -47,6 +65,12 @@ def after_manifest(
         found: all differences.
         mine, wanted: what was compared, by name.
     """
+    if mine and wanted and not mine.keys() & wanted.keys():
+        return (
+            "no array has the same name on both sides: the manifest has the names as they are stored in SRC; "
+            "`ckpt hash SRC --as maxtext --manifest FILE` writes those of MaxText, which fit either side; "
+            "`ckpt verify DST --against SRC` needs no manifest",
+        )
     if not found or not _are_state(found, mine, wanted):
         return ()
     return ("ckpt hash SRC --parameters --manifest FILE writes digests of the parameters alone",)

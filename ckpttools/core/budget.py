@@ -85,12 +85,13 @@ def require_room(arrays: int, nbytes: int, place: object) -> None:
 def does_not_fit(message: str, memory: int, needed: int, place: object = None) -> MemoryBudgetError:
     """The refusal of a budget; with `needed` bytes the same command is not refused."""
     least = f"{-(-needed >> 20)}MiB"
+    meant = f"; did you mean --memory {memory}MiB" if memory << 20 >= needed and memory < 1 << 20 else ""
     return MemoryBudgetError(
         message,
         place=place,
         got=f"--memory {size_text(memory)}",
         wanted=f"at least {least}, with --jobs 1",
-        hint=f"try --memory {least}",
+        hint=f"try --memory {least}{meant}",
     )
 
 
@@ -116,8 +117,10 @@ def _parsed(text: str) -> int:
 
 
 def size_text(nbytes: int) -> str:
-    """1 << 30 -> "1024MiB", as `--memory` takes it; what is less than that in KiB."""
-    return f"{nbytes >> 20}MiB" if nbytes >> 20 else f"{nbytes >> 10}KiB"
+    """1 << 30 -> "1024MiB", as `--memory` takes it; what is less than that in KiB, or in bytes."""
+    if nbytes >> 10:
+        return f"{nbytes >> 20}MiB" if nbytes >> 20 else f"{nbytes >> 10}KiB"
+    return f"{nbytes} byte{'s' * (nbytes != 1)}"
 
 
 def names_bytes(names: Iterable[str]) -> int:

@@ -93,6 +93,9 @@ def _missing(item: Item, tables: Sequence[ChunkTable]) -> Iterator[Finding]:
     if item.is_part_of_a_host:
         why = "this is what one host kept for itself: the others have the rest"
         yield Finding(WARNING, place, what, why, where_chunks_may_be(item.path, may_be_old=False))
+    elif item.processes and not item.leaves_out:
+        why = "they were lost, or other processes of the save kept them elsewhere; some tools read zeros"
+        yield Finding(ERROR, place, what, why, where_chunks_may_be(item.path, may_be_old=False))
     elif not item.leaves_out:
         yield Finding(ERROR, place, what, "they were lost, and some tools read zeros for them", _FETCH)
     else:

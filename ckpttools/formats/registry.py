@@ -88,9 +88,19 @@ def _instead(path: Path) -> str:
     except (CheckpointError, OSError):
         found = []
     if not found:
-        return "`ckpt formats` lists what can be read, and `ckpt doctor` says more of what is damaged"
+        return _nothing_below(path)
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return f"name what lies in it: {', '.join(quote(str(each)) for each in found[:_MOST_NAMED])}{more}"
+
+
+def _nothing_below(path: Path) -> str:
+    """What to do where nothing can be opened."""
+    if (path / "config.json").is_file():
+        return (
+            "there is the config.json of a model, and not its weights: copy its *.safetensors files, too, or "
+            "fetch them: hf download REPO --include '*.safetensors' --local-dir " + quote(str(path))
+        )
+    return "`ckpt formats` lists what can be read"
 
 
 def _with_step(tree: Tree, options: ReadOptions | None) -> Tree:

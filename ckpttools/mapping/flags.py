@@ -63,10 +63,20 @@ def refuse_open(flags: Mapping[str, Flag], place: str) -> None:
     """
     for name, flag in flags.items():
         if flag.open_key is not None:
+            what, option = _WORDS.get(name, (f"the model is {name}", ""))
             raise ConfigError(
-                f"the arrays do not tell whether the model is {name}",
+                f"the arrays do not tell whether {what}",
                 place=place,
                 got=f"{flag.open_key}, which is there either way",
                 wanted="the model's config.json",
-                hint="name a directory that has it with --like",
+                hint=f"name the directory of the model it came from, which has it: --like HF_DIR{option}",
             )
+
+
+# What a flag is called where a user is asked, and the option that says it.
+_WORDS = {
+    "interleaved": (
+        "rotary pairs are interleaved or in halves",
+        "; or say how they lie: --rope-layout interleaved, or --rope-layout halves",
+    )
+}

@@ -16,6 +16,7 @@ from ckpttools.core.text import array_count
 from ckpttools.maxtext.flavours import LINEN, NNX, Flavour, flavour_of, homes, on_first_axis
 from ckpttools.maxtext.kinds import linen_state
 from ckpttools.maxtext.layer_notes import first_axis_names, layer_notes, with_layer_notes
+from ckpttools.roles.names import is_random
 from ckpttools.roles.of_tree import roles
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.scales import refuse_parting
@@ -78,7 +79,9 @@ class StripOptimizer:
         gone = tuple(map(spelled, dropped))
         made = _dressed(leaves, tree, target, self._step(tree))
         refuse_parting(tree, made, {new: old for old, new in kept.items() if old in tree.arrays})
-        return Transformed(_noted(made, tree, kept, target), Notes(dropped=gone))
+        return Transformed(
+            _noted(made, tree, kept, target), Notes(dropped=gone, remarks=_left_out(tree, dropped))
+        )
 
     def _require_clear(self, tree: Tree) -> None:
         """Whatever may be state of an optimizer or learned is for the user to decide."""
@@ -104,6 +107,17 @@ class StripOptimizer:
         if step is None:
             raise UsageError("there is no step to keep", place=tree.metadata.place or None)
         return step
+
+
+def _left_out(tree: Tree, dropped: Sequence[Path]) -> tuple[str, ...]:
+    """How many arrays of which kind do not stay."""
+    known = roles(tree)
+    state = [path for path in dropped if known.of(path) == "optimizer"]
+    random = [path for path in dropped if known.of(path) != "optimizer" and is_random(path)]
+    others = len(dropped) - len(state) - len(random)
+    kinds = {"of the optimizer": len(state), "of random states": len(random), "besides": others}
+    counts = [f"{count:,} {kind}" for kind, count in kinds.items() if count]
+    return (f"arrays that are left out: {', '.join(counts)}",) if counts else ()
 
 
 def _pattern(head: Path, paths: Sequence[Path]) -> str:

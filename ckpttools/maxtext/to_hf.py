@@ -354,12 +354,15 @@ def _only_fitting(
     if only is not None:
         return only
     names = ", ".join(fitting)
+    hint = "name the directory of the model it came from: --like HF_DIR"
+    if fitting and None not in fitting.values():
+        hint += f"; --family NAME is enough for the arrays, but then no {CONFIG} is written"
     raise ConfigError(
         "nothing tells which model this is",
         place=tree.metadata.place,
         got=f"arrays as of {names}" if names else "arrays of no known family",
         wanted="its config.json",
-        hint="name the directory of the model it came from with --like, or its family with --family",
+        hint=hint,
     )
 
 

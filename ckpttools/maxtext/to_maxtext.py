@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
@@ -11,6 +11,7 @@ from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.notes import Note, Notes
+from ckpttools.core.text import array_count
 from ckpttools.families.family import Family
 from ckpttools.formats.base import ReadOptions
 from ckpttools.mapping.table import Mapped, Table
@@ -98,7 +99,8 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         drop = (*drop, head.head)
     mapped = table.to_left(arrays, drop, exact=options.exact)
     refuse_unmappable(mapped.arrays, config, place)
-    carried = table.left_out_of(arrays) if options.carry else {}
+    homeless = table.left_out_of(arrays)
+    carried = homeless if options.carry else {}
     made = {
         key: cast(array, options.dtype) if options.dtype else array for key, array in mapped.arrays.items()
     }
@@ -107,7 +109,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     }
     state = linen_state(parameters, 0, {"scan_layers": options.scan})
     spelling = family.spelling_of(arrays).name
-    notes = _notes(family, mapped, options, carried) + Notes(remarks=tuple(_stale(says_quantized(config))))
+    notes = _notes(family, mapped, options, carried) + Notes(
+        remarks=(*_stale(says_quantized(config)), *_lost(() if carried else homeless))
+    )
     return MaxTextState(state, carried, spelling, notes)
 
 
@@ -158,6 +162,12 @@ def _notes(family: Family, mapped: Mapped, options: ToMaxText, carried: Mapping[
     if carried:
         values.append(Note(f"{len(carried)} arrays", "carried along as they are, for the way back"))
     return Notes(tuple(inexact), tuple(values), tuple(key for key in mapped.dropped if key not in carried))
+
+
+def _lost(names: Collection[str]) -> Iterator[str]:
+    """What to say of arrays that the way back will not have."""
+    if names:
+        yield f"MaxText has no place for {array_count(names)}; with --carry the way back has them again"
 
 
 def _vocab_notes(family: Family, vocab: int | None, pad_vocab: int | None) -> Iterator[Note]:

@@ -45,6 +45,12 @@ _LONGEST_MARK = 1 << 10
 _ATTEMPTS = 100
 
 
+def begun_at(destination: Path) -> Path | None:
+    """The directory of an interrupted conversion to this destination, if there is one."""
+    directory = Staging(destination).directory
+    return directory if is_staging(directory) else None
+
+
 def _nothing_more(destination: Path) -> None:
     """Refuses nothing."""
 
@@ -127,8 +133,8 @@ class Staging:
             raise NoSpaceError(
                 "the destination has too little room",
                 place=place,
-                got=f"{free} bytes free",
-                wanted=f"{nbytes} bytes",
+                got=f"{free:,} bytes free",
+                wanted=f"{nbytes:,} bytes",
                 hint="free some space or choose another disk",
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from shlex import quote
 
 from ckpttools.array.patterns import first_match, prefixes
 from ckpttools.array.tree import Path, Tree, dotted, spelled
@@ -67,7 +68,9 @@ def require_matches(patterns: Iterable[str], paths: Iterable[Path], place: str) 
                 "nothing has a name that matches",
                 place=place or None,
                 got=pattern,
-                hint=f"did you mean {' or '.join(near)}?" if near else "see the names with ckpt inspect tree",
+                hint=f"did you mean {' or '.join(near)}?"
+                if near
+                else f"`ckpt inspect tree {quote(place or 'SRC')} --flat` shows all names",
             )
 
 

@@ -74,9 +74,15 @@ def _untrue(folder: Path, said: Mapping[str, Any]) -> Finding:
 
 
 def _whole(folder: Path, found: list[Quantized], said: Mapping[str, Any]) -> Finding:
-    what = f"the weights are quantised: {scheme(said)}; {len(found)} weights, each with its scales"
-    why = "conversions to and from MaxText refuse them, and casts: their numbers mean nothing by themselves"
-    do = "for those, dequantise it to bfloat16 first, or take a release of the model in bfloat16"
+    count = f"{len(found)} weight{'s' * (len(found) != 1)}"
+    what = f"the weights are quantised: {scheme(said)}; {count}, each with its scales"
+    casts = (
+        "and so do casts"
+        if any(each.dtype.is_float for each in found)
+        else "and casts leave them and their scales as they are"
+    )
+    why = f"their numbers mean nothing by themselves: conversions to and from MaxText refuse them, {casts}"
+    do = "to convert it, dequantise it to bfloat16 first, or take a release of the model in bfloat16"
     return Finding(INFO, str(folder), what, why, do)
 
 

@@ -32,6 +32,15 @@ def _look(scene: Scene) -> Iterator[Finding]:
 
 
 def _unmerged(scene: Scene, item: Item) -> Finding:
+    if any(each.level == ERROR for each in array_findings(item)):
+        return Finding(
+            ERROR,
+            str(item.path),
+            f"{', '.join(item.processes)} without a {MANIFEST} for all",
+            "one index over what is here would not be whole, so --fix merge refuses to write it",
+            "see to what else is said of this directory first",
+            "merge",
+        )
     command = mending(scene, "merge")
     return Finding(
         ERROR,

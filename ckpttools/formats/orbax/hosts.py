@@ -57,14 +57,13 @@ def not_together(path: Path, hosts: Mapping[Path, list[Path]]) -> FormatError:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     common = set.intersection(*({item.parent.name for item in items} for items in hosts.values()))
     hint = "copy the ocdbt.process_* of all hosts, of one step, and one _METADATA into a new directory"
+    others = [each for each in _directories(path) if each not in hosts]
+    if others:
+        hint += f"; what lies beside them is none of a host: {', '.join(each.name for each in others[:3])}"
     if common:
         step = max(common, key=lambda name: (len(name), name))
         item = next(each for each in next(iter(hosts.values())) if each.parent.name == step)
-        below = f"{quote(str(path))}/*/{quote(step)}/{quote(item.name)}"
-        hint += f": mkdir NEW && cp -r {below}/ocdbt.process_* {quote(str(item / TREE_FILE))} NEW"
-    others = [each for each in _directories(path) if each not in hosts]
-    if others:
-        hint += f". What lies beside them is none of a host: {', '.join(each.name for each in others[:3])}"
+        hint += _OWN_LINE + _putting_together(path, item)
     return FormatError(
         "this holds what several hosts kept for themselves, each a part of one checkpoint (emergency or "
         "multi-tier checkpointing)",
@@ -73,6 +72,16 @@ def not_together(path: Path, hosts: Mapping[Path, list[Path]]) -> FormatError:
         wanted="one directory with the parts of all of them, or that of one host",
         hint=hint,
     )
+
+
+# A command begins a line, so that a whole line is what there is to copy.
+_OWN_LINE = "\n         "
+
+
+def _putting_together(hosts: Path, item: Path) -> str:
+    """The command that makes one directory of what all hosts below `hosts` have of the step of `item`."""
+    below = f"{quote(str(hosts))}/*/{quote(item.parent.name)}/{quote(item.name)}"
+    return f"mkdir NEW && cp -r {below}/ocdbt.process_* {quote(str(item / TREE_FILE))} NEW"
 
 
 def _directories(path: Path) -> list[Path]:
@@ -90,11 +99,14 @@ def where_chunks_may_be(item: Path, may_be_old: bool) -> str:
         others = [quote(str(place)) for place in other_hosts(item)]
         more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
         where = f": {', '.join(others[:_MOST_NAMED])}{more}" if others else ""
-        return (
+        told = (
             "this is what one host kept for itself, the rest is in the directories of the other hosts"
             f"{where}; copy the ocdbt.process_* of all hosts and one {TREE_FILE} into a new directory, "
             "and give that"
         )
+        hosts = item.parent.parent.parent
+        is_all = bool(others) and all(place.parent.parent.parent == hosts for place in other_hosts(item))
+        return f"{told}: `{_putting_together(hosts, item)}`" if is_all else told
     processes = ", ".join(place.name for place in processes_of(item))
     if processes:
         return (

@@ -142,11 +142,14 @@ def _checked(item: Item, step: int | None, reason: str | None) -> Item:
 def _unfinished_error(step: Step, place: Path, reason: str) -> FormatError:
     subject = "this" if step.number is None else f"step {step.number}"
     is_finished = step.others and not step.is_in_progress
-    hint = "open an earlier step, or the run directory for the latest finished one"
+    is_alone = step.number is None or len(directories(step.path.parent)) < 2
+    instead = "" if is_alone else "open an earlier step, or the run directory for the latest finished one; "
+    hint = f"{instead}`ckpt doctor {quote(str(step.path))}` says more"
     if step.items and not any(step.faults(step.items)):
         hint = f"what is left can be opened by its own path: {quote(str(step.items[0].directory))}"
+    what = "damaged" if step.is_damaged else "an unfinished save"
     return FormatError(
-        f"{subject} has {reason}" if is_finished else f"{subject} is an unfinished save: {reason}",
+        f"{subject} has {reason}" if is_finished else f"{subject} is {what}: {reason}",
         place=place,
         hint=hint,
     )
@@ -166,7 +169,12 @@ def _in_run(run: Run, step: int | None) -> Item:
             return _only(each)
         reasons[number] = each.why_unfinished
     lines = [f"step {number}: {reason}" for number, reason in sorted(reasons.items())]
-    raise FormatError("no step is a finished save" + listing(lines), place=run.path)
+    damaged = any(each.is_damaged for each in run.steps.values())
+    raise FormatError(
+        f"no step is {'whole' if damaged else 'a finished save'}" + listing(lines),
+        place=run.path,
+        hint=f"`ckpt doctor {quote(str(run.path))}` says more",
+    )
 
 
 def _tell_of_later(opened: Step, later: Collection[Step]) -> None:

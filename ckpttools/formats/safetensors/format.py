@@ -210,7 +210,8 @@ def _missing_numbers(numbers: set[str], count: str) -> list[str]:
 
 def _refuse_missing(missing: Sequence[str], place: Path, wanted: str) -> NoReturn:
     raise FormatError(
-        f"{len(missing)} of the weight files missing:{listing(missing)}",
+        f"{len(missing):,} of the weight files {'is' if len(missing) == 1 else 'are'} missing:"
+        f"{listing(missing)}",
         place=place,
         wanted=wanted,
         hint="the download is not complete: fetch these files into the directory",
