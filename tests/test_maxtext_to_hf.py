@@ -13,9 +13,9 @@ from golden_data import FAMILIES, GOLDEN, SCAN_NAMES, convert, golden_checkpoint
 from safetensors.numpy import load_file, save_file
 
 from ckpttools.api.conversion import Resources
-from ckpttools.api.convert import plan_save, save
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.api.save import plan_save, save
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, FormatError, UsageError

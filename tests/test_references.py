@@ -33,6 +33,7 @@ from support.scripts import answers
 
 from ckpttools import ToMaxText, plan_to_maxtext
 from ckpttools.api.conversion import Resources
+from ckpttools.api.storing import orbax_options
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, Stored, elementwise, relayout, stack, take, window
 from ckpttools.array.tree import Metadata, Tree
@@ -411,15 +412,15 @@ def test_the_mode_is_what_the_user_says_else_what_the_command_is_for():
     ],
 )
 def test_the_mode_that_options_mean(options, copying, sharing):
-    for bundle, mode in ((storage_options, copying), (sharing_storage_options, sharing)):
+    cases = ((storage_options, False, copying), (sharing_storage_options, True, sharing))
+    for bundle, shares, mode in cases:
         seen = []
 
         @click.command()
         @click.argument("destination", type=ANY_PATH)
         @bundle
-        def command(destination, storage, seen=seen):
-            seen.append(storage.pop("references"))
-            OrbaxWriter(**storage)
+        def command(destination, storage, seen=seen, shares=shares):
+            seen.append(OrbaxWriter(**orbax_options(storage, destination, shares=shares)).references)
 
         result = CliRunner().invoke(command, ["DST", *options])
         assert result.exit_code == 0, result.output

@@ -17,6 +17,7 @@ from ckpttools.cli.command_line import remember_command
 from ckpttools.cli.lazy import Lazy, LazyGroup
 from ckpttools.cli.output import say
 from ckpttools.core.errors import LaterStepWarning
+from ckpttools.core.wording import as_flags
 
 _COMMANDS = {
     "cast": Lazy("ckpttools.cli.cast", "cast", "The same arrays in other dtypes."),
@@ -77,7 +78,7 @@ class _Root(LazyGroup):
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             warnings.simplefilter("default", LaterStepWarning)
-            with kept_from_click():
+            with kept_from_click(), as_flags():
                 super().invoke(ctx)
 
 

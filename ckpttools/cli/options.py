@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.core.budget import allowing, size_text
-from ckpttools.core.errors import MemoryBudgetError, UnknownNameError
+from ckpttools.core.budget import allowing, parse_size, size_text
+from ckpttools.core.errors import MemoryBudgetError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from ckpttools.core.dtypes import DType
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) *(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
-_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
@@ -31,15 +27,10 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2
     name = "size"
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = _SIZE.fullmatch(value.strip())
-        if match is None:
-            self.fail(f"{value!r} is no size. Write 512MiB, 2GB or a number of bytes.", param, ctx)
-        number, letter, binary = match.groups()
-        power = _POWERS[letter.lower()] if letter else 0
-        nbytes = int(float(number) * (1024 if binary else 1000) ** power) if letter else int(float(number))
-        return nbytes or self.fail("must be more than nothing.", param, ctx)
+        try:
+            return parse_size(value)
+        except UsageError as error:
+            self.fail(error.message, param, ctx)
 
 
 class DTypeName(click.ParamType):  # type: ignore[type-arg]

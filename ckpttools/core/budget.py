@@ -7,12 +7,13 @@ many arrays there are, before they read what describes them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from ckpttools.core.errors import MemoryBudgetError
+from ckpttools.core.errors import MemoryBudgetError, UsageError
 
 # What the interpreter, numpy and this package take: 40 MiB are resident after planning (Linux, CPython 3.11,
 # numpy 2.4). The rest is for what the command line and a format's decoders import, and for the allocator.
@@ -23,6 +24,8 @@ _LEAST_PER_ARRAY = 1 << 10
 _MOST_PER_ARRAY = 3584
 # What a worker needs beside that in the hint: buffers that serve any common chunk.
 _WORKER_BYTES = 16 << 20
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 @dataclass
@@ -39,7 +42,13 @@ _ALLOWED: ContextVar[_Allowed | None] = ContextVar("allowed", default=None)
 
 @contextmanager
 def allowing(memory: int) -> Iterator[None]:
-    """Checkpoints that are opened inside the `with` must fit into so many bytes, all of them together."""
+    """Checkpoints that are opened inside the `with` must fit into so many bytes, all of them together.
+
+    Inside another `with` of this kind that one counts, as it is of the whole command.
+    """
+    if _ALLOWED.get() is not None:
+        yield
+        return
     token = _ALLOWED.set(_Allowed(memory))
     try:
         yield
@@ -83,6 +92,27 @@ def does_not_fit(message: str, memory: int, needed: int, place: object = None) -
         wanted=f"at least {least}, with --jobs 1",
         hint=f"try --memory {least}",
     )
+
+
+def parse_size(size: int | str) -> int:
+    """A number of bytes, as a number or as text: 512MiB, 2GB, 1.5GiB, 1073741824.
+
+    Raises:
+        UsageError: it is no size, or less than one byte.
+    """
+    nbytes = _parsed(size) if isinstance(size, str) else size
+    if nbytes < 1:
+        raise UsageError("must be more than nothing.")
+    return nbytes
+
+
+def _parsed(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is no size. Write 512MiB, 2GB or a number of bytes.")
+    number, letter, binary = match.groups()
+    power = _POWERS[letter.lower()] if letter else 0
+    return int(float(number) * (1024 if binary else 1000) ** power) if letter else int(float(number))
 
 
 def size_text(nbytes: int) -> str:

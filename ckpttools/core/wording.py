@@ -1,0 +1,58 @@
+"""How messages call what a user can say: as an argument in Python, as a flag once the command line speaks.
+
+    hint=f"allow its replacement with {option('overwrite', True)}"      overwrite=True      --overwrite
+
+A message is spelled when it is made, as one in another language would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Switches of which one side has a name of its own.
+_FLAGS = {("zarr3", False): "--zarr2", ("reference", False): "--copy"}
+_as_flags = False
+
+
+@contextmanager
+def as_flags() -> Iterator[None]:
+    """Within it, in all threads, messages name options as the command line takes them."""
+    global _as_flags
+    before, _as_flags = _as_flags, True
+    try:
+        yield
+    finally:
+        _as_flags = before
+
+
+def option(name: str, value: object = None) -> str:
+    """An option as the user writes it.
+
+    Args:
+        name: of the argument, such as "scan_axis".
+        value: what it gets; None for the option as such.
+
+    Returns:
+        `scan_axis`, scan=False, scan_axis=0, tied="drop"; as flags --scan-axis, --no-scan, --scan-axis 0,
+        --tied drop.
+    """
+    return _flag(name, value) if _as_flags else _argument(name, value)
+
+
+def quoted(name: str, value: str) -> str:
+    """The same for a value that a shell would take for a pattern: keep='*.bias', or --keep '*.bias'."""
+    return option(name, value if not _as_flags else f"'{value}'")
+
+
+def _argument(name: str, value: object) -> str:
+    if value is None:
+        return f"`{name}`"
+    return f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
+
+
+def _flag(name: str, value: object) -> str:
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        return flag if value else _FLAGS.get((name, value), f"--no-{flag[2:]}")
+    return flag if value is None else f"{flag} {value}"
