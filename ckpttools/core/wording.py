@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 # Switches of which one side has a name of its own.
 _FLAGS = {("zarr3", False): "--zarr2", ("reference", False): "--copy"}
+_PLACES = {"source": "SRC", "destination": "DST"}
 _as_flags = False
 
 
@@ -40,9 +41,14 @@ def option(name: str, value: object = None) -> str:
     return _flag(name, value) if _as_flags else _argument(name, value)
 
 
+def place(name: str) -> str:
+    """Where something is read or written, by the name of the argument: `destination`, or DST."""
+    return _PLACES[name] if _as_flags else f"`{name}`"
+
+
 def quoted(name: str, value: str) -> str:
-    """The same for a value that a shell would take for a pattern: keep='*.bias', or --keep '*.bias'."""
-    return option(name, value if not _as_flags else f"'{value}'")
+    """The same for a value that a shell would take for a pattern: keep="*.bias", or --keep '*.bias'."""
+    return option(name, repr(value) if _as_flags else value)
 
 
 def _argument(name: str, value: object) -> str:

@@ -12,6 +12,7 @@ import ckpttools.formats as package
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.plugins import load_group
+from ckpttools.core.wording import option
 from ckpttools.formats.base import Format, ReadOptions
 from ckpttools.formats.interrupted import absent, refuse_interrupted
 
@@ -78,6 +79,6 @@ def _with_step(tree: Tree, options: ReadOptions | None) -> Tree:
             f"there is no step {options.step}",
             place=tree.metadata.place,
             got="no steps" if tree.metadata.step is None else f"step {tree.metadata.step}",
-            hint="leave --step out",
+            hint=f"leave {option('step')} out",
         )
     return tree

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpttools.core.errors import ConfigError
+from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.row import Row
 
@@ -68,5 +69,5 @@ def refuse_open(flags: Mapping[str, Flag], place: str) -> None:
                 place=place,
                 got=f"{flag.open_key}, which is there either way",
                 wanted="the model's config.json",
-                hint="name a directory that has it with --like",
+                hint=f"name a directory that has it with {option('like')}",
             )
