@@ -114,7 +114,7 @@ def _require_alike(name: str, layers: Sequence[Contents], length: int) -> None:
                 f"{name}_{number} and {name}_{first} cannot be stacked, for they differ"
                 + listing(_differences(layers[first], layer)),
                 place=f"{DECODER}/{name}_{{0..{len(layers) - 1}}}",
-                hint=f"if layers repeat in a cycle, say {option('cycle', 'N')}",
+                hint=f"if layers repeat in a cycle, say {option('cycle')} N",
             )
 
 

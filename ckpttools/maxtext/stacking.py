@@ -124,7 +124,7 @@ def _only(layouts: Mapping[Cycle, Iterable[str]], place: str, names: CycleNames 
             else "their names are those of no known family"
         ),
         place=place or None,
-        hint=f"say {option('cycle', 'N')} (1 for all in one stack) with {option('cycle_names')}, or "
+        hint=f"say {option('cycle')} N (1 for all in one stack) with {option('cycle_names')}, or "
         f"{option('family', 'NAME')}, of which `ckpt families` lists all",
     )
 
