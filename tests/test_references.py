@@ -817,7 +817,7 @@ def test_the_source_is_not_replaced_by_what_shares_its_files(model, tmp_path):
     before = digests(tmp_path / "out")
     tree = open_tree(tmp_path / "out")
     kept = Tree({path: leaf for path, leaf in tree.items() if "mlp" in path}, tree.metadata)
-    with pytest.raises(UsageError, match="DST contains SRC"):
+    with pytest.raises(UsageError, match="`destination` contains `source`"):
         execute(planned(kept, SAME), writer(SAME), tmp_path / "out", overwrite=True)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["hf", "out"]
     assert digests(tmp_path / "out") == before
