@@ -2,10 +2,10 @@
 
     import ckpttools
 
-    tree = ckpttools.open("checkpoints/llama")              # nothing is read but headers
-    conversion = ckpttools.plan_to_maxtext("hf/llama")      # everything is decided, nothing is written
-    receipt = conversion.run("maxtext/llama")
-    ckpttools.verify("maxtext/llama", "hf/llama").equal     # True
+    tree = ckpttools.open("checkpoints/llama")                               # nothing is read but headers
+    receipt = ckpttools.hf_to_maxtext("hf/llama", "maxtext/llama", dtype="bfloat16")
+    prepared = ckpttools.maxtext_to_hf.plan("maxtext/llama", "hf/again")     # decided, nothing is written
+    ckpttools.verify("maxtext/llama", "hf/llama").equal                      # True
 
 Names are loaded when they are first used: importing the package costs next to nothing.
 """
@@ -20,21 +20,31 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ckpttools.api.changes import cast as cast
+    from ckpttools.api.changes import remap as remap
+    from ckpttools.api.changes import select as select
+    from ckpttools.api.changes import stack as stack
+    from ckpttools.api.changes import strip_optimizer as strip_optimizer
+    from ckpttools.api.changes import unstack as unstack
     from ckpttools.api.chunks_report import chunks as chunks
     from ckpttools.api.conversion import Conversion as Conversion
     from ckpttools.api.conversion import Resources as Resources
     from ckpttools.api.conversion import open_checkpoint as open
     from ckpttools.api.conversion_fn import family_conversion_fn as family_conversion_fn
-    from ckpttools.api.convert import plan_save as plan_save
-    from ckpttools.api.convert import save as save
+    from ckpttools.api.convert import convert as convert
     from ckpttools.api.diagnosis import doctor as doctor
     from ckpttools.api.differing import diff as diff
     from ckpttools.api.digests import hash as hash
     from ckpttools.api.family_list import check_family as check_family
     from ckpttools.api.family_list import families as families
+    from ckpttools.api.hf_to_maxtext import hf_to_maxtext as hf_to_maxtext
     from ckpttools.api.hf_to_maxtext import plan_to_maxtext as plan_to_maxtext
+    from ckpttools.api.maxtext_to_hf import maxtext_to_hf as maxtext_to_hf
     from ckpttools.api.maxtext_to_hf import plan_to_huggingface as plan_to_huggingface
     from ckpttools.api.page import report as report
+    from ckpttools.api.prepared import Prepared as Prepared
+    from ckpttools.api.save import plan_save as plan_save
+    from ckpttools.api.save import save as save
     from ckpttools.api.stats_report import stats as stats
     from ckpttools.api.tree_report import inspect as inspect
     from ckpttools.api.verification import verify as verify
@@ -53,7 +63,7 @@ if TYPE_CHECKING:
     from ckpttools.transforms.cast import CastMap as CastMap
     from ckpttools.transforms.cast import CastTo as CastTo
     from ckpttools.transforms.functions import as_checkpoint_conversion_fn as as_checkpoint_conversion_fn
-    from ckpttools.transforms.functions import remap as remap
+    from ckpttools.transforms.functions import mapped_by as mapped_by
     from ckpttools.transforms.select import Select as Select
 
 __version__ = "0.1.0"
@@ -66,6 +76,7 @@ _HOMES = {
     "ForceUnroll": ("ckpttools.maxtext.scan", "ForceUnroll"),
     "LazyArray": ("ckpttools.array.lazy", "LazyArray"),
     "ModelOptions": ("ckpttools.maxtext.model", "ModelOptions"),
+    "Prepared": ("ckpttools.api.prepared", "Prepared"),
     "Receipt": ("ckpttools.run.events", "Receipt"),
     "Region": ("ckpttools.core.region", "Region"),
     "Resources": ("ckpttools.api.conversion", "Resources"),
@@ -77,22 +88,31 @@ _HOMES = {
     "Tree": ("ckpttools.array.tree", "Tree"),
     "UnstackLayers": ("ckpttools.maxtext.scan", "UnstackLayers"),
     "as_checkpoint_conversion_fn": ("ckpttools.transforms.functions", "as_checkpoint_conversion_fn"),
+    "cast": ("ckpttools.api.changes", "cast"),
     "check_family": ("ckpttools.api.family_list", "check_family"),
     "chunks": ("ckpttools.api.chunks_report", "chunks"),
+    "convert": ("ckpttools.api.convert", "convert"),
     "diff": ("ckpttools.api.differing", "diff"),
     "doctor": ("ckpttools.api.diagnosis", "doctor"),
     "families": ("ckpttools.api.family_list", "families"),
     "family_conversion_fn": ("ckpttools.api.conversion_fn", "family_conversion_fn"),
     "hash": ("ckpttools.api.digests", "hash"),
+    "hf_to_maxtext": ("ckpttools.api.hf_to_maxtext", "hf_to_maxtext"),
     "inspect": ("ckpttools.api.tree_report", "inspect"),
+    "mapped_by": ("ckpttools.transforms.functions", "mapped_by"),
+    "maxtext_to_hf": ("ckpttools.api.maxtext_to_hf", "maxtext_to_hf"),
     "open": ("ckpttools.api.conversion", "open_checkpoint"),
-    "plan_save": ("ckpttools.api.convert", "plan_save"),
+    "plan_save": ("ckpttools.api.save", "plan_save"),
     "plan_to_huggingface": ("ckpttools.api.maxtext_to_hf", "plan_to_huggingface"),
     "plan_to_maxtext": ("ckpttools.api.hf_to_maxtext", "plan_to_maxtext"),
-    "remap": ("ckpttools.transforms.functions", "remap"),
+    "remap": ("ckpttools.api.changes", "remap"),
     "report": ("ckpttools.api.page", "report"),
-    "save": ("ckpttools.api.convert", "save"),
+    "save": ("ckpttools.api.save", "save"),
+    "select": ("ckpttools.api.changes", "select"),
+    "stack": ("ckpttools.api.changes", "stack"),
     "stats": ("ckpttools.api.stats_report", "stats"),
+    "strip_optimizer": ("ckpttools.api.changes", "strip_optimizer"),
+    "unstack": ("ckpttools.api.changes", "unstack"),
     "verify": ("ckpttools.api.verification", "verify"),
 }
 __all__ = [
@@ -103,6 +123,7 @@ __all__ = [
     "ForceUnroll",
     "LazyArray",
     "ModelOptions",
+    "Prepared",
     "Receipt",
     "Region",
     "Resources",
@@ -114,14 +135,19 @@ __all__ = [
     "Tree",
     "UnstackLayers",
     "as_checkpoint_conversion_fn",
+    "cast",
     "check_family",
     "chunks",
+    "convert",
     "diff",
     "doctor",
     "families",
     "family_conversion_fn",
     "hash",
+    "hf_to_maxtext",
     "inspect",
+    "mapped_by",
+    "maxtext_to_hf",
     "open",
     "plan_save",
     "plan_to_huggingface",
@@ -129,7 +155,11 @@ __all__ = [
     "remap",
     "report",
     "save",
+    "select",
+    "stack",
     "stats",
+    "strip_optimizer",
+    "unstack",
     "verify",
 ]
 

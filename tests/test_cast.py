@@ -12,7 +12,7 @@ from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.api.convert import plan_save, save
+from ckpttools.api.save import plan_save, save
 from ckpttools.array.nodes import Elementwise, elementwise, relayout
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Metadata, Tree

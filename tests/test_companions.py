@@ -11,9 +11,10 @@ from golden_data import GOLDEN
 from safetensors.numpy import load_file
 
 from ckpttools.api.conversion import Conversion
-from ckpttools.api.convert import plan_any, plan_save
+from ckpttools.api.convert import plan_any
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.api.save import plan_save
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.orbax.write import OrbaxWriter

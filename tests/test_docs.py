@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hf_models import write_llama
 
 from ckpttools.core.dtypes import DTYPES
 
@@ -148,6 +149,16 @@ def test_a_family_can_be_added_by_a_package_as_the_page_says(tmp_path, tiny):
     done = ckpt_process("convert", "hf-to-maxtext", tiny, tmp_path / "out", path=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_tiny(tiny, tmp_path / "out")
+
+
+def test_the_examples_of_the_python_page_run_one_after_the_other(tmp_path, monkeypatch):
+    write_llama(tmp_path / "hf" / "llama")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "python_page"}
+    blocks = code_blocks(ROOT / "docs" / "python.md", "python")
+    assert len(blocks) >= 6
+    for block in blocks:
+        exec(block, names)
 
 
 def test_the_page_names_every_key_of_a_family_file():

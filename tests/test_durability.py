@@ -16,7 +16,7 @@ import pytest
 from stored_trees import ARRAYS, EVERYTHING
 
 from ckpttools.api.conversion import Conversion
-from ckpttools.api.convert import plan_tree
+from ckpttools.api.save import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.formats.base import PLAN_MARK, Writer
 from ckpttools.formats.orbax.write import OrbaxWriter

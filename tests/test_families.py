@@ -321,14 +321,14 @@ def test_a_configuration_of_an_unknown_model_type():
         family_of({"model_type": "qwen9"}, "config.json")
     assert caught.value.place == "config.json"
     assert "qwen2" in caught.value.wanted
-    assert "--family NAME" in caught.value.hint and "ckpt families" in caught.value.hint
+    assert 'family="NAME"' in caught.value.hint and "ckpt families" in caught.value.hint
 
 
 @pytest.mark.parametrize("config", [{}, {"model_type": None}, {"model_type": 3}, {"model_type": ["llama"]}])
 def test_a_configuration_that_says_no_model_type(config):
     with pytest.raises(ConfigError, match="does not say which model") as caught:
         family_of(config, "config.json")
-    assert "--family" in caught.value.hint
+    assert "`family`" in caught.value.hint
 
 
 def test_flag_rules():

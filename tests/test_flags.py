@@ -89,7 +89,7 @@ def test_a_flag_that_changes_no_name_is_open():
         refuse_open(flags, "here")
     assert caught.value.got == "layers_0.query, which is there either way"
     assert caught.value.place == "here"
-    assert caught.value.hint.index("--like HF_DIR") < caught.value.hint.index("--rope-layout")
+    assert caught.value.hint.index("like=") < caught.value.hint.index("rope_layout=")
     refuse_open({"tied": flags["tied"]}, "here")
 
 

@@ -319,8 +319,8 @@ def test_too_little_memory_is_an_error():
     tree = Tree({("a",): array})
     with pytest.raises(MemoryBudgetError) as caught:
         hash_tree(tree, memory=8 * MIB, jobs=1)
-    assert caught.value.got == "--memory 8MiB"
-    wanted = int(caught.value.hint.removeprefix("try --memory ").removesuffix("MiB")) * MIB
+    assert caught.value.got == 'memory="8MiB"'
+    wanted = int(caught.value.hint.removeprefix('try memory="').removesuffix('MiB"')) * MIB
     hash_tree(tree, memory=wanted, jobs=1)
     with pytest.raises(MemoryBudgetError):
         hash_tree(tree, memory=wanted - MIB, jobs=1)

@@ -9,7 +9,7 @@ import numpy as np
 from click.testing import CliRunner
 from golden_data import GOLDEN, convert
 
-from ckpttools.api.convert import save
+from ckpttools.api.save import save
 from ckpttools.array.tree import Tree
 from ckpttools.cli.main import main
 from ckpttools.core.dtypes import DTYPES

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from stored_trees import write
 
 from ckpttools.api.conversion import Resources
-from ckpttools.api.convert import plan_tree
+from ckpttools.api.save import plan_tree
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import DestinationExistsError, UsageError

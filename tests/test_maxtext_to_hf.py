@@ -13,9 +13,9 @@ from golden_data import FAMILIES, GOLDEN, SCAN_NAMES, convert, golden_checkpoint
 from safetensors.numpy import load_file, save_file
 
 from ckpttools.api.conversion import Resources
-from ckpttools.api.convert import plan_save, save
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.api.save import plan_save, save
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, FormatError, UsageError
@@ -92,10 +92,10 @@ class TestRoundTrip:
             with pytest.raises(ConfigError, match="no array is there") as error:
                 plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(**options))
             assert str(error.value.got).startswith("vision_config in ")
-            assert "--carry" in str(error.value.hint) and "--names text" in str(error.value.hint)
+            assert "carry=True" in str(error.value.hint) and 'names="text"' in str(error.value.hint)
 
     def test_a_text_model_has_no_tower_to_carry(self):
-        with pytest.raises(UsageError, match="has no place for what --carry takes"):
+        with pytest.raises(UsageError, match="has no place for what carry=True takes"):
             ToHuggingFace(spelling="text", carry=True)
 
     @pytest.mark.parametrize("carry", [True, False])
@@ -238,11 +238,11 @@ class TestWhichModel:
         with pytest.raises(ConfigError, match="nothing tells which model this is") as error:
             plan_to_huggingface(tmp_path / "maxtext")
         # The family alone is refused, as it leaves the order of rotary pairs open.
-        assert str(error.value.hint).endswith("--like HF_DIR")
+        assert str(error.value.hint).endswith('like="HF_DIR"')
         options = ToHuggingFace(model=ModelOptions(family="llama"))
         with pytest.raises(ConfigError, match="rotary pairs are interleaved or in halves") as error:
             plan_to_huggingface(tmp_path / "maxtext", options)
-        layout = str(error.value.hint).partition("--rope-layout ")[2].partition(",")[0]
+        layout = str(error.value.hint).partition('rope_layout="')[2].partition('"')[0]
         said = ModelOptions(family="llama", rope_layout=layout)
         assert_same(
             tensors(back(tmp_path / "maxtext", tmp_path / "said", model=said)), tensors(hf("llama3.1"))
@@ -281,7 +281,7 @@ class TestTwoConfigurations:
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=plain))
         assert error.value.got == f"interleaved is not set ({plain}: no rope_parameters.rope_type)"
         assert 'rope_type is "llama3"' in str(error.value.wanted)
-        assert "--rope-layout" in str(error.value.hint)
+        assert "rope_layout=" in str(error.value.hint)
         options = {"like": plain, "model": ModelOptions(rope_layout="interleaved")}
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf", **options)), tensors(hf("llama3.1")))
 
@@ -292,7 +292,7 @@ class TestTwoConfigurations:
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=other))
         assert error.value.got == 'model_type "mistral" (family mistral)'
         assert str(error.value.wanted).startswith('model_type "llama" (family llama)')
-        assert "--family" in str(error.value.hint)
+        assert "family=" in str(error.value.hint)
         options = {"like": other, "model": ModelOptions(family="llama")}
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf", **options)), tensors(hf("llama3.1")))
 
@@ -417,7 +417,7 @@ class TestDtypes:
         convert(tmp_path / "maxtext", "deepseek3")
         (told,) = plan_to_huggingface(tmp_path / "maxtext").plan.remarks
         assert told.startswith("config.json: num_nextn_predict_layers is 1, but layers that predict")
-        assert told.endswith("are not there; --like HF_DIR --carry takes them from the model")
+        assert told.endswith('are not there; like="HF_DIR" carry=True takes them from the model')
         # This model's files lack them: carrying them would change nothing.
         for carry in (True, False):
             options = ToHuggingFace(like=hf("deepseek3"), carry=carry)
@@ -574,7 +574,7 @@ class TestVocabulary:
         notes = plan_to_maxtext(source).plan.notes.values
         said = [note.text for note in notes if note.subject == "vocabulary"]
         assert said == [
-            "256000 rows, 256128 in MaxText's own configuration: --pad-vocab 256128, "
+            "256000 rows, 256128 in MaxText's own configuration: pad_vocab=256128, "
             "or give it vocab_size=256000"
         ]
 

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from orbax_items import LITTLE, write_item, zarr2, zarr3
 
-from ckpttools.api.convert import save
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.save import save
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES

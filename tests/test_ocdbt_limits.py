@@ -163,7 +163,7 @@ def test_the_limit_can_be_raised_and_is_what_is_not_accounted_for_by_the_size_on
     fetch = database(manifest, node)
     assert len(node) < 1000
     assert len(read(fetch, 7_000_000)) == count
-    with pytest.raises(FormatError, match="--max-index-bytes"):
+    with pytest.raises(FormatError, match="`max_index_bytes`"):
         read(fetch, 6_000_000)
     entries = {b"layers/%06d" % number: b"" for number in range(20_000)}
     index = encode(entries.items(), "d/n")

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckpttools
-from ckpttools.api.convert import plan_tree, writer_for
+from ckpttools.api.save import plan_tree
+from ckpttools.api.storing import writer_for
 from ckpttools.array.tree import Metadata, Tree, spelled
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
@@ -28,7 +29,7 @@ from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.testing.trees import assert_same, trees
 from ckpttools.transforms.cast import CastMap, CastTo
-from ckpttools.transforms.functions import remap
+from ckpttools.transforms.functions import mapped_by
 from ckpttools.transforms.select import Select
 
 HF = GOLDEN / "llama3.1" / "hf"
@@ -106,7 +107,7 @@ class TestOneCommand:
         made = open_tree(Path("out"))
         wanted = open_tree(HF).pipe(
             Select(drop=["model.layers.*.self_attn"]),
-            remap({"model.layers.{i}.{...}": "blocks.{i+1}.{...}"}),
+            mapped_by({"model.layers.{i}.{...}": "blocks.{i+1}.{...}"}),
             CastMap({"blocks.*": "float32"}, "float16"),
         )
         assert {spelled(path) for path in made} == {spelled(path) for path in wanted}

@@ -72,7 +72,8 @@ def least(tree, writer, jobs=1):
     """The budget that a refusal asks for, in bytes."""
     with pytest.raises(MemoryBudgetError) as caught:
         build(tree, writer, memory=0, jobs=jobs)
-    number, unit = caught.value.hint.removeprefix("try --memory ")[:-3], caught.value.hint[-3:]
+    hint = caught.value.hint.removeprefix('try memory="').removesuffix('"')
+    number, unit = hint[:-3], hint[-3:]
     assert unit == "MiB"
     return int(number) * MIB
 
@@ -167,7 +168,7 @@ def test_less_than_the_least_is_refused(tree, jobs):
     need = least(tree, writer, jobs)
     with pytest.raises(MemoryBudgetError) as caught:
         build(tree, writer, memory=need - MIB, jobs=jobs)
-    assert caught.value.hint == f"try --memory {need >> 20}MiB"
+    assert caught.value.hint == f'try memory="{need >> 20}MiB"'
     assert f"{(need >> 20) - 1}MiB" in caught.value.got
     assert caught.value.exit_code == 4
 

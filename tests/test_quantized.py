@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from ckpttools.api.convert import save
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.api.save import save
 from ckpttools.array.nodes import Stored, elementwise
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DTYPES

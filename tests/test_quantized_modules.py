@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantised_kinds import GPTQ, KINDS, MODULES, PLAIN, SAID_ONLY, Arrays, parts_of, tree_of, write
 
-from ckpttools.api.convert import save
+from ckpttools.api.save import save
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, MappingError

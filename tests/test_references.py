@@ -33,6 +33,7 @@ from support.scripts import answers
 
 from ckpttools import ToMaxText, plan_to_maxtext
 from ckpttools.api.conversion import Resources
+from ckpttools.api.storing import orbax_options
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, Stored, elementwise, relayout, stack, take, window
 from ckpttools.array.tree import Metadata, Tree
@@ -411,15 +412,15 @@ def test_the_mode_is_what_the_user_says_else_what_the_command_is_for():
     ],
 )
 def test_the_mode_that_options_mean(options, copying, sharing):
-    for bundle, mode in ((storage_options, copying), (sharing_storage_options, sharing)):
+    cases = ((storage_options, False, copying), (sharing_storage_options, True, sharing))
+    for bundle, shares, mode in cases:
         seen = []
 
         @click.command()
         @click.argument("destination", type=ANY_PATH)
         @bundle
-        def command(destination, storage, seen=seen):
-            seen.append(storage.pop("references"))
-            OrbaxWriter(**storage)
+        def command(destination, storage, seen=seen, shares=shares):
+            seen.append(OrbaxWriter(**orbax_options(storage, destination, shares=shares)).references)
 
         result = CliRunner().invoke(command, ["DST", *options])
         assert result.exit_code == 0, result.output
@@ -816,7 +817,7 @@ def test_the_source_is_not_replaced_by_what_shares_its_files(model, tmp_path):
     before = digests(tmp_path / "out")
     tree = open_tree(tmp_path / "out")
     kept = Tree({path: leaf for path, leaf in tree.items() if "mlp" in path}, tree.metadata)
-    with pytest.raises(UsageError, match="DST contains SRC"):
+    with pytest.raises(UsageError, match="`destination` contains `source`"):
         execute(planned(kept, SAME), writer(SAME), tmp_path / "out", overwrite=True)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["hf", "out"]
     assert digests(tmp_path / "out") == before

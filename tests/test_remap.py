@@ -24,7 +24,7 @@ from ckpttools.mapping.axes import parse_key
 from ckpttools.testing.strategies import noise, statements, stored
 from ckpttools.testing.trees import assert_same
 from ckpttools.transforms.cast import CastTo
-from ckpttools.transforms.functions import MapArrays, as_checkpoint_conversion_fn, mapped_by, remap
+from ckpttools.transforms.functions import MapArrays, as_checkpoint_conversion_fn, mapped_by
 from ckpttools.transforms.rename import Remap, Rule, parse_rules, read_rules, renames
 from ckpttools.transforms.templates import parse_template
 
@@ -156,7 +156,7 @@ class TestNames:
                 return stored(noise((4,), F32), F32)
             return ("moved/keys", array) if path == "rng/keys" else path
 
-        made = EVERYTHING.pipe(remap(replaced)).metadata
+        made = EVERYTHING.pipe(mapped_by(replaced)).metadata
         assert dict(made.key_impls) == {("moved", "keys"): "threefry2x32"}
         assert made.scalars == {("yes",)}
 
@@ -410,7 +410,7 @@ class TestFunctions:
 
     def test_places_in_lists(self):
         tree = tree_of(("opt", 0, "mu"), ("opt", 1, "mu"))
-        made = tree.pipe(remap(lambda path, array: path.replace("opt", "state")))
+        made = tree.pipe(mapped_by(lambda path, array: path.replace("opt", "state")))
         assert list(made) == [("state", 0, "mu"), ("state", 1, "mu")]
 
     @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ class TestFunctions:
             return take(array, 0, 1)
 
         tree = flat("a", shape=(3, 2))
-        assert np.array_equal(tree.pipe(remap(first))["a",].read(), tree["a",].read()[1])
+        assert np.array_equal(tree.pipe(mapped_by(first))["a",].read(), tree["a",].read()[1])
 
 
 # The command.

@@ -162,7 +162,7 @@ def test_a_checkpoint_that_exists_is_replaced_only_when_asked(model, tmp_path):
     out = tmp_path / "out"
     plan_to_maxtext(model, ToMaxText(scan=False)).run(out)
     before = data_digest(out)
-    with pytest.raises(DestinationExistsError, match="--overwrite"):
+    with pytest.raises(DestinationExistsError, match="overwrite=True"):
         plan_to_maxtext(model).run(out)
     assert data_digest(out) == before
     plan_to_maxtext(model).run(out, overwrite=True)

@@ -355,7 +355,7 @@ def test_the_limit_of_the_header_is_an_option(tmp_path):
     length = path.stat().st_size - 9
     assert len(opened(path, max_header_bytes=length)) == 1
     error = refusal(path, max_header_bytes=length - 1)
-    assert_says(error, f"--max-header-bytes {length}", f"{length} bytes", f"at most {length - 1} bytes")
+    assert_says(error, f"max_header_bytes={length}", f"{length} bytes", f"at most {length - 1} bytes")
 
 
 SOUND = packed(

@@ -446,7 +446,7 @@ class TestRefused:
     def test_two_paths_of_one_name(self, tmp_path):
         leaves = {("a", "b"): array(), ("a.b",): array(), ("x", 0): array(), ("x", "0"): array()}
         tree = Tree({**leaves, ("y/z",): array(), ("y", "z"): array()})
-        words = ("""["a", "b"] and ["a.b"]: 'a.b'""", """["x", 0] and ["x", "0"]: 'x.0'""", "--separator")
+        words = ("""["a", "b"] and ["a.b"]: 'a.b'""", """["x", 0] and ["x", "0"]: 'x.0'""", "`separator`")
         self.refused(tree, tmp_path, *words)
         words = ("""["y/z"] and ["y", "z"]: 'y/z'""",)
         self.refused(tree, tmp_path, *words, writer=SafetensorsWriter(separator="/"))
@@ -460,10 +460,10 @@ class TestRefused:
         assert {"int4", "float8_e3m4", "complex128", "float4_e2m1fn"} <= set(lacking)
         tree = Tree({("w", name): array(name, (4, 2)) for name in (*lacking, "float32")})
         words = (f"{len(lacking)} arrays", *(f"w/{name}: {name}\n" for name in lacking))
-        self.refused(tree, tmp_path, *words, "--dtype bfloat16", "complex128, int2, int4")
+        self.refused(tree, tmp_path, *words, 'dtype="bfloat16"', "complex128, int2, int4")
 
     def test_the_way_out_fits_the_dtype(self, tmp_path):
-        self.refused(flat_tree({"w": array("complex128")}), tmp_path, "next   --dtype leaves complex128")
+        self.refused(flat_tree({"w": array("complex128")}), tmp_path, "next   `dtype` leaves complex128")
         with pytest.raises(FormatError, match="bfloat16") as caught:
             write(flat_tree({"w": array("float8_e3m4")}), ONE, tmp_path / "out")
         assert "Orbax" not in str(caught.value)
@@ -506,7 +506,7 @@ class TestRefused:
     def test_a_header_longer_than_readers_accept(self, tmp_path, monkeypatch):
         monkeypatch.setattr(safetensors_write, "MAX_HEADER_BYTES", 1000)
         tree = flat_tree({f"w{k}": array() for k in range(100)})
-        self.refused(tree, tmp_path, "header", "at most 1000 bytes", "--max-shard-size")
+        self.refused(tree, tmp_path, "header", "at most 1000 bytes", "`max_shard_size`")
         write(tree, SafetensorsWriter(100), tmp_path / "out")
 
 

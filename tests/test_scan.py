@@ -230,7 +230,7 @@ class TestRefused:
         assert "mlp/kernel: float32[2,4] and float32[2,3]" in text.replace(", ", ",")
         assert "norm/scale: none and float32[2]" in text
         assert "other: float32[1] and none" in text
-        assert "--cycle N" in text
+        assert "say `cycle` N" in text
 
     def test_cycle_that_is_none(self):
         odd = {"mlp/kernel": (3, 3)}
@@ -254,7 +254,7 @@ class TestRefused:
         tree = StackLayers(axis=0)(single_layers(0, 1, layers_0=layer, layers_1=layer)).tree
         with pytest.raises(ShapeError, match="different numbers of layers on axis 1") as caught:
             UnstackLayers()(tree)
-        assert caught.value.hint == "they fit together on axis 0: say --scan-axis 0"
+        assert caught.value.hint == "they fit together on axis 0: say scan_axis=0"
 
     def test_leaf_with_another_number_of_layers(self):
         shapes = {"layers/a": (2, 4), "layers/b": (3, 4, 2), "layers/c": (2, 5)}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stored_trees import EVERYTHING
 from trees import tree_of
 
-from ckpttools.api.convert import save
+from ckpttools.api.save import save
 from ckpttools.array.tree import dotted, spelled
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, MappingError, UsageError

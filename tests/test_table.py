@@ -192,7 +192,7 @@ def test_the_flag_that_decides_is_named(tied, verdict):
 
 def test_left_over_arrays_may_be_dropped_by_name():
     shapes = right_shapes() | {"blocks.0.rotary": (2,), "blocks.1.rotary": (2,), "extra": (1,)}
-    assert "--drop PATTERN" in refused(shapes).hint
+    assert 'drop="PATTERN"' in refused(shapes).hint
     mapped = table().to_left(unread(shapes), ["*.rotary", "extra"])
     assert mapped.dropped == ("blocks.0.rotary", "blocks.1.rotary", "extra")
     assert not any("rotary" in key for key in mapped.arrays)

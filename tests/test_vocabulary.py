@@ -12,7 +12,7 @@ from golden_data import GOLDEN, SCAN_NAMES, convert
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.api.convert import save
+from ckpttools.api.save import save
 from ckpttools.array.tree import Tree
 from ckpttools.cli.main import main
 from ckpttools.core.dtypes import DTYPES

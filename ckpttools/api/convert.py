@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from ckpttools.api.arguments import (
+    Patterns,
+    Reading,
+    Size,
+    Source,
+    Storing,
+    opened,
+    patterns_of,
+    read_options,
+)
 from ckpttools.api.conversion import Conversion, Resources
-from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, dotted
+from ckpttools.api.prepared import Prepared, Writing, command, prepare, writing_of
+from ckpttools.api.save import plan_tree
+from ckpttools.api.storing import fitting, orbax_options, writer_for
+from ckpttools.core.budget import parse_size
+from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
-from ckpttools.core.notes import Notes
-from ckpttools.formats.base import COMPANIONS, RECORD, ReadOptions, Writer
-from ckpttools.formats.json_file import read_json
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
-from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.formats.sidecar import CARRIED, Beside, Companions
-from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.maxtext.model import CONFIG
-from ckpttools.maxtext.model_config import true_config
-from ckpttools.maxtext.model_files import ModelFiles, companions_of, config_bytes
-from ckpttools.roles.of_tree import roles
-from ckpttools.run.events import Observer, Receipt
+from ckpttools.core.wording import option
+from ckpttools.formats.base import ReadOptions, Writer
+from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.transforms.base import Transform
+from ckpttools.transforms.cast import CastMap
+from ckpttools.transforms.functions import Mapper, mapped_by
+from ckpttools.transforms.select import Select
 
-_WRITERS: Mapping[str, type[OrbaxWriter | SafetensorsWriter | ZarrWriter]] = {
-    "orbax": OrbaxWriter,
-    "safetensors": SafetensorsWriter,
-    "zarr3": ZarrWriter,
-}
+if TYPE_CHECKING:
+    from typing import Unpack
 
 
 def plan_any(
-    source: str | Path,
+    source: Source,
     writer: Writer,
     *,
     read: ReadOptions | None = None,
@@ -54,148 +56,128 @@ def plan_any(
         CheckpointError: the source cannot be read, a transform does not take it, the format cannot hold
             it, or the work does not fit into the memory.
     """
-    return plan_tree(open_tree(Path(source), read).pipe(*transforms), writer, resources)
+    return plan_tree(opened(source, read).pipe(*transforms), writer, resources)
 
 
-def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) -> Conversion:
-    """Plans writing `tree` with `writer`; errors as `plan_any`, but for those of reading."""
-    resources = resources or Resources()
-    notes = tree.metadata.notes
-    writer, said = _with_companions(writer, tree)
-    if isinstance(writer, Beside):
-        tree = writer.with_companions(tree)
-    return resources.plan(tree, writer, notes + said)
+class Changing(Reading, Storing, Writing, total=False):
+    """What calls that change a tree and write it hand on.
 
-
-def _with_companions(writer: Writer, tree: Tree) -> tuple[Writer, Notes]:
-    """The writer, and the model's configuration, tokenizer and so on where they belong in what it writes.
-
-    With them comes what there is to say of them.
+    Attributes:
+        to: format of the destination, "orbax", "safetensors" or "zarr3"; None for that of the source.
     """
-    companions = companions_of(tree)
-    if not companions:
-        return writer, Notes()
-    if isinstance(writer, ZarrWriter):
-        return writer, _left_out(companions)
-    is_model = _is_model(tree, companions)
-    files = ModelFiles(companions=companions.files)
-    made, remarks = {}, []
-    if CONFIG in companions.files:
-        config = true_config(_config(tree, companions), _weights(tree))
-        made = {CONFIG: config_bytes(files, config)}
-        remarks = [f"{CONFIG}: {change}" for change in config.changes]
-        if is_model and tree.metadata.notes.dropped:
-            remarks.append(f"{CONFIG} describes the whole model, also what is left out")
-    copied = {name: file for name, file in companions.files.items() if name not in made}
-    place = "" if is_model else COMPANIONS
-    if isinstance(writer, OrbaxWriter):
-        step = tree.metadata.step or 0 if writer.step is None else writer.step
-        place = f"{step}/{writer.item}/{COMPANIONS}"
-    notes = Notes(remarks=tuple(remarks))
-    return Beside(writer, Companions(copied, companions.arrays), place, made), notes
+
+    to: str | None
 
 
-def _is_model(tree: Tree, companions: Companions) -> bool:
-    """Whether the arrays have the model's own names, so that its files belong beside them.
+def write_changed(
+    transforms: Sequence[Transform], source: Source, destination: str | Path, said: Changing
+) -> Prepared:
+    """Prepares writing what transforms make of a source, in its format and under its step and item."""
+    read, storage = read_options(said), orbax_options(said, destination, shares=True)
 
-    Of Hugging Face's directory, and of what was made of one without another spelling: what hf-to-maxtext
-    makes is nested, and has a record of it.
-    """
-    if tree.metadata.format == "safetensors" and tree.metadata.config is not None:
-        return True
-    has_names = all(len(path) == 1 for path in tree)
-    return has_names and RECORD not in companions.files and not companions.arrays
+    def plan(resources: Resources) -> Conversion:
+        tree, to = opened(source, read), said.get("to")
+        writer = writer_for(tree, to, **fitting(storage, to or tree.metadata.format))
+        return plan_tree(tree.pipe(*transforms), writer, resources)
 
-
-def _left_out(companions: Companions) -> Notes:
-    """What to say where companions have no place."""
-    names = ", ".join(companions.files)
-    remarks = (f"left out, as plain zarr has no place for what belongs to a model: {names}",) if names else ()
-    return Notes(
-        dropped=tuple(f"{COMPANIONS}/{CARRIED}/{name}" for name in companions.arrays), remarks=remarks
-    )
+    return prepare(plan, source, destination, **writing_of(said))
 
 
-def _config(tree: Tree, companions: Companions) -> Mapping[str, Any]:
-    """The configuration that goes along."""
-    return tree.metadata.config or read_json(Path(companions.files[CONFIG].path))
+class _Common(Reading, Storing, Writing, total=False):
+    """What `convert` hands on."""
 
 
-def _weights(tree: Tree) -> dict[str, LazyArray]:
-    """The arrays that a configuration speaks of, by dotted names."""
-    known = roles(tree)
-    return {dotted(path): each for path, each in tree.arrays.items() if known.of(path) == "parameter"}
-
-
-def plan_save(
-    tree: Tree, format: str | None = None, *, resources: Resources | None = None, **options: Any
-) -> Conversion:
-    """What `save` with these arguments would do; its `run(destination)` does it."""
-    return plan_tree(tree, writer_for(tree, format, **options), resources)
-
-
-def save(
-    tree: Tree,
+@command(_Common)
+def convert(
+    source: Source,
     destination: str | Path,
-    format: str | None = None,
     *,
-    resources: Resources | None = None,
-    overwrite: bool = False,
-    observe: Observer = lambda event: None,
-    **options: Any,
-) -> Receipt:
-    """Writes `tree` to `destination`.
+    to: str | None = None,
+    strip_optimizer: bool = False,
+    keep: Patterns = (),
+    drop: Patterns = (),
+    map: Mapper | None = None,
+    strict: bool = False,
+    dtype: DType | str | None = None,
+    dtype_map: Mapping[str, DType | str] | None = None,
+    force: bool = False,
+    item: str | None = None,
+    as_step: int | None = None,
+    max_shard_size: Size | None = None,
+    separator: str | None = None,
+    **common: Unpack[_Common],
+) -> Prepared:
+    """Writes any checkpoint in another format, or in another layout of its own: no model known.
+
+    The changes apply in this order: strip, select, rename, cast.
 
     Args:
-        tree: what to write.
+        source: a file, an item, a step, a run directory, or a tree.
         destination: directory that appears when everything is written.
-        format: "orbax", "safetensors" or "zarr3"; None for the one the tree was read from.
-        resources: what it may take.
-        overwrite: whether what is at `destination` may be replaced.
-        observe: called with every event.
-        options: of the format's writer, as `writer_for` takes them.
+        to: "orbax", "safetensors" or "zarr3"; None for the format of the source.
+        strip_optimizer: leave out optimizer state; what `drop` names goes before.
+        keep, drop: as of `ckpttools.select`.
+        map, strict: as of `ckpttools.remap`.
+        dtype, dtype_map, force: as of `ckpttools.cast`.
+        item, as_step: of Orbax: name of the item, "items" without it, and number of the step, that of the
+            source without it.
+        max_shard_size, separator: of safetensors: bytes of tensors in one file at most, and what joins keys
+            to names.
+        common: `Reading`, `Storing` (`ckpttools.api.arguments`) and `Writing` (`ckpttools.api.prepared`).
 
     Raises:
-        CheckpointError: the format cannot hold the tree, the work does not fit, reading or writing fails.
+        UsageError: an option that the format does not have, or that is about another that is not given.
+        CheckpointError: the source cannot be read, a change does not fit it, the format cannot hold it, the
+            work does not fit into the memory, or reading or writing fails.
     """
-    conversion = plan_save(tree, format, resources=resources, **options)
-    return conversion.run(destination, overwrite=overwrite, observe=observe)
+    dropped = patterns_of(drop)
+    transforms = [
+        *([StripOptimizer(drop=dropped)] if strip_optimizer else []),
+        *_selected(patterns_of(keep), () if strip_optimizer else dropped),
+        *_mapped(map, strict),
+        *_cast(dtype, dtype_map, force),
+    ]
+    read, storage = read_options(common), orbax_options(common, destination, shares=False)
+    own = {
+        "item": item,
+        "step": as_step,
+        "max_shard_bytes": None if max_shard_size is None else parse_size(max_shard_size),
+        "separator": separator,
+    }
+    said = {name: value for name, value in own.items() if value is not None}
+
+    def plan(resources: Resources) -> Conversion:
+        tree = opened(source, read)
+        named = {"item": "items"} if (to or tree.metadata.format) == "orbax" else {}
+        writer = writer_for(tree, to, **{**named, **said, **storage})
+        return plan_tree(tree.pipe(*transforms), writer, resources)
+
+    return prepare(plan, source, destination, **writing_of(common))
 
 
-def writer_for(tree: Tree, format: str | None = None, **options: Any) -> Writer:
-    """The writer of a format, told by name.
+def _selected(keep: Sequence[str], drop: Sequence[str]) -> list[Transform]:
+    return [Select(keep, drop)] if keep or drop else []
 
-    Args:
-        tree: what will be written; Orbax's step and item are named as it was read.
-        format: "orbax", "safetensors" or "zarr3"; None for the one the tree was read from.
-        options: fields of `OrbaxWriter`, `SafetensorsWriter` or `ZarrWriter`.
 
-    Raises:
-        UsageError: no such format, or one that can be read only; an option that it does not have.
-    """
-    name = format or tree.metadata.format
-    if name is None or name not in _WRITERS:
+def _mapped(map: Mapper | None, strict: bool) -> list[Transform]:
+    if map is not None:
+        return [mapped_by(map, strict=strict)]
+    if strict:
         raise UsageError(
-            f"{name} cannot be written" if name else "it is not said in which format to write",
-            place=tree.metadata.place or None,
-            wanted=", ".join(_WRITERS),
-            hint="choose one of them with --to",
+            f"{option('strict')} is about the rules of {option('map')}",
+            hint=f"give {option('map')} as well",
         )
-    return _made(name, _WRITERS[name], {**_named_as_read(tree, name), **options})
+    return []
 
 
-def _named_as_read(tree: Tree, name: str) -> dict[str, Any]:
-    """Step and item of a tree, as arguments of Orbax's writer."""
-    return {"step": None, "item": tree.metadata.item or "items"} if name == "orbax" else {}
-
-
-def _made(name: str, make: Callable[..., Writer], options: Mapping[str, Any]) -> Writer:
-    known = {field.name for field in fields(_WRITERS[name])} - {"name"}
-    unknown = [option for option in options if option not in known]
-    if unknown:
+def _cast(
+    dtype: DType | str | None, dtype_map: Mapping[str, DType | str] | None, force: bool
+) -> list[Transform]:
+    if dtype is not None or dtype_map:
+        return [CastMap(dict(dtype_map or {}), dtype, force)]
+    if force:
         raise UsageError(
-            f"{name} is not stored with these options",
-            got=", ".join(unknown),
-            wanted=f"none but {', '.join(sorted(known))}",
+            f"{option('force')} is about casts",
+            hint=f"give {option('dtype')} or {option('dtype_map')} as well",
         )
-    return make(**options)
+    return []

@@ -1,22 +1,105 @@
-"""From Hugging Face to MaxText: open, map, plan. The command line does nothing but call this."""
+"""From Hugging Face to MaxText: open, map, plan, write. The command line does nothing but call this."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+from ckpttools.api.arguments import (
+    Patterns,
+    Size,
+    Source,
+    Storing,
+    dtype_of,
+    opened,
+    patterns_of,
+    read_options,
+    text_of,
+)
 from ckpttools.api.conversion import Conversion, Resources
+from ckpttools.api.prepared import Prepared, Writing, command, prepare, writing_of
+from ckpttools.api.storing import orbax_options
+from ckpttools.core.dtypes import DType
 from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.sidecar import Beside, Companions
 from ckpttools.maxtext.direction import refuse_maxtext
+from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import companions_of, record
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+
+class _Common(Storing, Writing, total=False):
+    """What `hf_to_maxtext` hands on."""
+
+
+@command(_Common)
+def hf_to_maxtext(
+    source: Source,
+    destination: str | Path,
+    *,
+    scan: bool = True,
+    scan_axis: int = 1,
+    dtype: DType | str | None = None,
+    exact: bool = False,
+    pad_vocab: int | None = None,
+    carry: bool = False,
+    drop: Patterns = (),
+    family: str | Path | None = None,
+    rope_layout: Literal["halves", "interleaved"] | None = None,
+    tied: Literal["keep", "drop", "materialize"] | None = None,
+    max_header_bytes: Size = "100MB",
+    **common: Unpack[_Common],
+) -> Prepared:
+    """Writes a Hugging Face checkpoint as one that MaxText trains and decodes from.
+
+    Args:
+        source: directory with safetensors and `config.json`, one of its safetensors files, or its tree.
+        destination: directory that appears, with `0/items` in it, when everything is written.
+        scan: stack the layers, as MaxText's `scan_layers=true` wants them.
+        scan_axis: the axis on which they are stacked (MaxText's `param_scan_axis`).
+        dtype: of all floating-point arrays, such as "bfloat16"; None keeps those stored.
+        exact: store in float32 what would otherwise not come back to the bit.
+        pad_vocab: rows that the vocabulary gets, zeros at the end.
+        carry: keep what is not converted (vision tower, prediction layers) beside the arrays.
+        drop: patterns of source arrays to leave out.
+        family: name of the family whose rows are used, or a file that describes one.
+        rope_layout: order of rotary pairs in MaxText's query and key.
+        tied: what becomes of the output head: as the arrays are, without one, or made from the embedding.
+        max_header_bytes: longest safetensors header that is accepted.
+        common: `ckpttools.api.arguments.Storing` and `ckpttools.api.prepared.Writing`.
+
+    Raises:
+        CheckpointError: the source cannot be read or does not match its configuration, the work does not fit
+            into the memory, or reading or writing fails.
+    """
+    options = ToMaxText(
+        scan=scan,
+        scan_axis=scan_axis,
+        dtype=dtype_of(dtype),
+        exact=exact,
+        pad_vocab=pad_vocab,
+        model=ModelOptions(text_of(family), rope_layout, tied),
+        drop=patterns_of(drop),
+        carry=carry,
+        read=read_options({"max_header_bytes": max_header_bytes}),
+    )
+    storage = orbax_options(common, destination, shares=False)
+    writer = OrbaxWriter(step=0, item="items", **storage)
+    return prepare(
+        lambda resources: plan_to_maxtext(source, options, resources, writer),
+        source,
+        destination,
+        **writing_of(common),
+    )
+
 
 def plan_to_maxtext(
-    source: str | Path,
+    source: Source,
     options: ToMaxText | None = None,
     resources: Resources | None = None,
     writer: OrbaxWriter | None = None,
@@ -24,7 +107,7 @@ def plan_to_maxtext(
     """Plans a conversion without reading any array or writing anything.
 
     Args:
-        source: directory with safetensors and `config.json`, or one of its safetensors files.
+        source: directory with safetensors and `config.json`, one of its safetensors files, or its tree.
         options: how to convert.
         resources: what it may take.
         writer: how Orbax stores it; None for `0/items` in one uncompressed data file.
@@ -35,7 +118,7 @@ def plan_to_maxtext(
     """
     options, resources = options or ToMaxText(), resources or Resources()
     writer = writer or OrbaxWriter(step=0, item="items")
-    tree = open_tree(Path(source), options.read)
+    tree = opened(source, options.read)
     refuse_maxtext(tree)
     refuse_adapter(tree)
     made = to_maxtext(tree, options)

@@ -1,26 +1,98 @@
-"""From MaxText back to Hugging Face: open, map, plan. The command line does nothing but call this."""
+"""From MaxText back to Hugging Face: open, map, plan, write. The command line does nothing but call this."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+from ckpttools.api.arguments import Size, Source, dtype_of, opened, read_options, text_of
 from ckpttools.api.conversion import Conversion, Resources
+from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.core.budget import parse_size
+from ckpttools.core.dtypes import DType
 from ckpttools.formats.adapters import refuse_adapter
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.sidecar import Beside, Companions
 from ckpttools.maxtext.direction import refuse_hugging_face
-from ckpttools.maxtext.model import CONFIG
+from ckpttools.maxtext.model import CONFIG, ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles, config_bytes
 from ckpttools.maxtext.to_hf import TEXT, ToHuggingFace, require_towers, to_huggingface
 from ckpttools.maxtext.vocabulary import refuse_learned
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 # Files that only a model with towers has.
 _OF_TOWERS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
+@command(Writing)
+def maxtext_to_hf(
+    source: Source,
+    destination: str | Path,
+    *,
+    like: str | Path | None = None,
+    dtype: DType | str | None = None,
+    prefix: str | None = None,
+    names: Literal["hub", "transformers", "text"] | None = None,
+    scan_axis: int | None = None,
+    carry: bool = False,
+    padding_rows: Literal["keep", "drop"] | None = None,
+    family: str | Path | None = None,
+    rope_layout: Literal["halves", "interleaved"] | None = None,
+    tied: Literal["keep", "drop", "materialize"] | None = None,
+    max_shard_size: Size = "5GB",
+    step: int | None = None,
+    max_index_bytes: Size = "256MiB",
+    **writing: Unpack[Writing],
+) -> Prepared:
+    """Writes a MaxText checkpoint as one that transformers, vLLM and others load.
+
+    Args:
+        source: a run directory, a step or an item, of any kind and flavour, or its tree.
+        destination: directory that appears, with weights, `config.json` and what else there is of the model,
+            when everything is written.
+        like: directory of the model it came from, or a `config.json`; None for what was carried along.
+        dtype: of all floating-point arrays, such as "bfloat16"; None keeps those stored.
+        prefix: path of a model within a composite one; only its arrays are written.
+        names: how tensors are named, where the hub and transformers differ; "text" writes the text model of
+            a multimodal one, with its own configuration. None as in the model it came from.
+        scan_axis: the axis on which layers are stacked, where the arrays do not tell.
+        carry: take what is not converted (vision tower, prediction layers) from `like`.
+        padding_rows: what becomes of rows beyond the vocabulary, whatever they hold; None leaves out zeros
+            and refuses others.
+        family, rope_layout, tied: as of `ckpttools.hf_to_maxtext`.
+        max_shard_size: bytes of tensors in one file at most, unless a single one has more.
+        step: the training step to open; None takes the latest finished one.
+        max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
+        writing: `ckpttools.api.prepared.Writing`.
+
+    Raises:
+        CheckpointError: as `ckpttools.plan_to_huggingface`, or reading or writing fails.
+    """
+    options = ToHuggingFace(
+        like=like,
+        dtype=dtype_of(dtype),
+        prefix=prefix,
+        spelling=names,
+        scan_axis=scan_axis,
+        model=ModelOptions(text_of(family), rope_layout, tied),
+        carry=carry,
+        padding_rows=padding_rows,
+        read=read_options({"step": step, "max_index_bytes": max_index_bytes}),
+    )
+    writer = SafetensorsWriter(parse_size(max_shard_size))
+    return prepare(
+        lambda resources: plan_to_huggingface(source, options, resources, writer),
+        source,
+        destination,
+        like=like,
+        **writing,
+    )
+
+
 def plan_to_huggingface(
-    source: str | Path,
+    source: Source,
     options: ToHuggingFace | None = None,
     resources: Resources | None = None,
     writer: SafetensorsWriter | None = None,
@@ -28,7 +100,7 @@ def plan_to_huggingface(
     """Plans a conversion without writing anything, or reading any array but the rows that are cut off.
 
     Args:
-        source: a run directory, a step or an item, of any kind and flavour.
+        source: a run directory, a step or an item, of any kind and flavour, or its tree.
         options: how to convert.
         resources: what it may take.
         writer: how safetensors are split; None for shards of 5 GB.
@@ -39,7 +111,7 @@ def plan_to_huggingface(
             or the work does not fit into the memory.
     """
     options, resources = options or ToHuggingFace(), resources or Resources()
-    tree = open_tree(Path(source), options.read)
+    tree = opened(source, options.read)
     refuse_hugging_face(tree)
     refuse_adapter(tree)
     files = ModelFiles.of(tree, options.like)

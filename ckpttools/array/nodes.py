@@ -29,6 +29,7 @@ from ckpttools.array.window import window as window
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, grid_indices, split_to
+from ckpttools.core.wording import option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,7 +109,7 @@ def stack(parts: Sequence[LazyArray], axis: int) -> Stack:
         raise ShapeError(
             "only arrays of one shape and dtype can be stacked",
             got=listed or "none",
-            hint="if only dtypes differ, cast them with --dtype",
+            hint=f"if only dtypes differ, cast them with {option('dtype')}",
         )
     ((inner, dtype),) = kinds
     return Stack((*inner[:axis], len(parts), *inner[axis:]), dtype, tuple(parts), axis)

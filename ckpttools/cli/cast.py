@@ -13,9 +13,8 @@ from ckpttools.cli.transforming import (
     force_option,
     places,
     target_options,
-    write_transformed,
+    write,
 )
-from ckpttools.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ckpttools.core.dtypes import DType
@@ -42,10 +41,6 @@ def cast(dtype: DType | None, dtype_map: tuple[tuple[str, DType], ...], force: b
       ckpt cast ~/maxtext/llama ~/maxtext/llama-bf16 --dtype bfloat16
       ckpt cast ~/llama ~/mixed --dtype-map '*norm*=float32' --dtype bfloat16
     """
-    from ckpttools.transforms.cast import CastMap
+    from ckpttools.api.changes import cast
 
-    if dtype is None and not dtype_map:
-        raise UsageError(
-            "there is nothing to cast to", hint="give --dtype DTYPE or --dtype-map PATTERN=DTYPE"
-        )
-    write_transformed([CastMap(dict(dtype_map), dtype, force)], **common)
+    write(cast.plan, dtype=dtype, dtype_map=dict(dtype_map), force=force, **common)

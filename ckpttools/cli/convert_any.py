@@ -8,11 +8,10 @@ import click
 
 from ckpttools.cli.options import SIZE
 from ckpttools.cli.storage import compression_option, storage_options
-from ckpttools.cli.transforming import common_options, places, transform_options, write_with
+from ckpttools.cli.transforming import common_options, places, transform_options, write
 
 if TYPE_CHECKING:
     from ckpttools.formats.zarr.chunk_codecs import CompressionSpec
-    from ckpttools.transforms.base import Transform
 
 
 @click.command("to-safetensors", short_help="Any format to safetensors.")
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 )
 @transform_options
 @common_options
-def to_safetensors(max_shard_size: int, separator: str, transforms: list[Transform], **common: Any) -> None:
+def to_safetensors(max_shard_size: int, separator: str, changes: dict[str, Any], **common: Any) -> None:
     """Write any checkpoint as safetensors: the same arrays under the same names, no model known.
 
     SRC may be a file, an item, a step or a run directory. DST is a directory; it gets model.safetensors,
@@ -46,9 +45,10 @@ def to_safetensors(max_shard_size: int, separator: str, transforms: list[Transfo
     Example:
       ckpt convert to-safetensors ~/maxtext/llama ~/llama --dtype bfloat16
     """
-    from ckpttools.formats.safetensors.write import SafetensorsWriter
+    from ckpttools.api.convert import convert
 
-    write_with(SafetensorsWriter(max_shard_size, separator), transforms, **common)
+    own = {**changes, "max_shard_size": max_shard_size, "separator": separator}
+    write(convert.plan, to="safetensors", **own, **common)
 
 
 @click.command("to-orbax", short_help="Any format to Orbax.")
@@ -64,7 +64,7 @@ def to_safetensors(max_shard_size: int, separator: str, transforms: list[Transfo
 @transform_options
 @common_options
 def to_orbax(
-    item: str, as_step: int | None, storage: dict[str, Any], transforms: list[Transform], **common: Any
+    item: str, as_step: int | None, storage: dict[str, Any], changes: dict[str, Any], **common: Any
 ) -> None:
     """Write any checkpoint as Orbax, or an Orbax checkpoint in another layout: no model known.
 
@@ -79,9 +79,9 @@ def to_orbax(
       ckpt convert to-orbax ~/run/checkpoints ~/smaller --compression zstd:9
       ckpt convert to-orbax weights.safetensors ~/orbax --item params --no-ocdbt
     """
-    from ckpttools.formats.orbax.write import OrbaxWriter
+    from ckpttools.api.convert import convert
 
-    write_with(OrbaxWriter(step=as_step, item=item, **storage), transforms, **common)
+    write(convert.plan, to="orbax", item=item, as_step=as_step, storage=storage, **changes, **common)
 
 
 @click.command("to-zarr3", short_help="Any format to a plain zarr v3 hierarchy.")
@@ -89,7 +89,7 @@ def to_orbax(
 @compression_option
 @transform_options
 @common_options
-def to_zarr3(compression: CompressionSpec | None, transforms: list[Transform], **common: Any) -> None:
+def to_zarr3(compression: CompressionSpec | None, changes: dict[str, Any], **common: Any) -> None:
     """Write any checkpoint as zarr v3: groups and arrays under the keys of the tree, no model known.
 
     SRC may be a file, an item, a step or a run directory. DST is the root group, which zarr.open_group of
@@ -103,6 +103,6 @@ def to_zarr3(compression: CompressionSpec | None, transforms: list[Transform], *
     Example:
       ckpt convert to-zarr3 ~/maxtext/llama ~/zarr/llama --dtype float32
     """
-    from ckpttools.formats.zarr.write import ZarrWriter
+    from ckpttools.api.convert import convert
 
-    write_with(ZarrWriter(compression), transforms, **common)
+    write(convert.plan, to="zarr3", compression=compression, **changes, **common)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.convert import beside_manifest, perform
+from ckpttools.cli.convert import perform
 from ckpttools.cli.options import (
     ANY_PATH,
     SIZE,
@@ -25,8 +25,6 @@ from ckpttools.cli.transforming import dtype_option
 
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
-    from ckpttools.maxtext.to_hf import ToHuggingFace
-    from ckpttools.maxtext.to_maxtext import ToMaxText
 
 max_shard_option = click.option(
     "--max-shard-size",
@@ -35,20 +33,6 @@ max_shard_option = click.option(
     show_default=True,
     help="Bytes of tensors in one file at most, unless one alone has more; as huggingface_hub splits them.",
 )
-
-
-def _to_maxtext(
-    max_header_bytes: int, family: str | None, rope_layout: str | None, tied: str | None, **values: Any
-) -> ToMaxText:
-    from ckpttools.formats.base import ReadOptions
-    from ckpttools.maxtext.model import ModelOptions
-    from ckpttools.maxtext.to_maxtext import ToMaxText
-
-    return ToMaxText(
-        model=ModelOptions(family, rope_layout, tied),
-        read=ReadOptions(max_header_bytes=max_header_bytes),
-        **values,
-    )
 
 
 def model_options(command: Command) -> Command:
@@ -79,7 +63,7 @@ _TIED = click.option(
 
 _mapping_options = bundled(
     "options",
-    _to_maxtext,
+    dict,
     click.option(
         "--scan/--no-scan",
         default=True,
@@ -133,7 +117,7 @@ _mapping_options = bundled(
 def hf_to_maxtext(
     source: Path,
     destination: Path,
-    options: ToMaxText,
+    options: dict[str, Any],
     storage: dict[str, Any],
     resources: Resources,
     output: Output,
@@ -150,33 +134,14 @@ def hf_to_maxtext(
     Example:
       ckpt convert hf-to-maxtext ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
     """
-    from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-    from ckpttools.formats.orbax.write import OrbaxWriter
+    from ckpttools.api.hf_to_maxtext import hf_to_maxtext
 
-    writer = OrbaxWriter(step=0, item="items", **storage)
-    limits = beside_manifest(resources, output)
-    perform(lambda: plan_to_maxtext(source, options, limits, writer), source, destination, output)
-
-
-def _to_huggingface(
-    family: str | None,
-    rope_layout: str | None,
-    tied: str | None,
-    step: int | None,
-    max_index_bytes: int,
-    **values: Any,
-) -> ToHuggingFace:
-    from ckpttools.formats.base import ReadOptions
-    from ckpttools.maxtext.model import ModelOptions
-    from ckpttools.maxtext.to_hf import ToHuggingFace
-
-    read = ReadOptions(step=step, max_index_bytes=max_index_bytes)
-    return ToHuggingFace(model=ModelOptions(family, rope_layout, tied), read=read, **values)
+    perform(hf_to_maxtext.plan, source, destination, resources, output, **options, **storage)
 
 
 _back_options = bundled(
     "options",
-    _to_huggingface,
+    dict,
     click.option(
         "--like",
         type=ANY_PATH,
@@ -191,7 +156,6 @@ _back_options = bundled(
     ),
     click.option(
         "--names",
-        "spelling",
         type=click.Choice(("hub", "transformers", "text")),
         help="How tensors are named, where the hub and transformers differ; without it as in the model "
         "it came from. 'text' writes the text model of a multimodal one, with its own config.json.",
@@ -234,7 +198,7 @@ _back_options = bundled(
 def maxtext_to_hf(
     source: Path,
     destination: Path,
-    options: ToHuggingFace,
+    options: dict[str, Any],
     max_shard_size: int,
     resources: Resources,
     output: Output,
@@ -249,16 +213,14 @@ def maxtext_to_hf(
     Example:
       ckpt convert maxtext-to-hf ~/run/checkpoints ~/tuned --like ~/Llama-3.1-8B
     """
-    from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-    from ckpttools.formats.safetensors.write import SafetensorsWriter
+    from ckpttools.api.maxtext_to_hf import maxtext_to_hf
 
-    writer = SafetensorsWriter(max_shard_size)
-    limits = beside_manifest(resources, output)
-    like = None if options.like is None else Path(options.like)
     perform(
-        lambda: plan_to_huggingface(source, options, limits, writer),
+        maxtext_to_hf.plan,
         source,
         destination,
+        resources,
         output,
-        like=like,
+        max_shard_size=max_shard_size,
+        **options,
     )

@@ -12,7 +12,7 @@ from ckpttools.cli.transforming import (
     places,
     strict_option,
     target_options,
-    write_transformed,
+    write,
 )
 from ckpttools.core.errors import UsageError
 
@@ -46,10 +46,10 @@ def remap(map_spec: str | None, strict: bool, **common: Any) -> None:
       ckpt remap ~/maxtext/llama ~/renamed --map names.toml --strict
       ckpt remap ~/llama ~/renamed --map ./names.py:rename --to safetensors
     """
-    from ckpttools.transforms.functions import mapped_by
+    from ckpttools.api.changes import remap
 
     if map_spec is None:
         raise UsageError(
             "it is not said how to rename", hint="give --map FILE.toml or --map FILE.py:function"
         )
-    write_transformed([mapped_by(map_spec, strict=strict)], **common)
+    write(remap.plan, map=map_spec, strict=strict, **common)

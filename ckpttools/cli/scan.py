@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.options import SOME_TEXT
-from ckpttools.cli.strip import casts, parameter_options
+from ckpttools.cli.strip import parameter_options
 from ckpttools.cli.transforming import (
     common_options,
     dtype_option,
     places,
     target_options,
-    write_transformed,
+    write,
 )
-from ckpttools.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ckpttools.core.dtypes import DType
     from ckpttools.maxtext.cycles import CycleNames
     from ckpttools.maxtext.strip import FlavourName
-    from ckpttools.transforms.base import Transform
 
 axis_option = click.option(
     "--scan-axis",
@@ -58,7 +56,6 @@ axis_option = click.option(
 )
 @click.option(
     "--cycle-names",
-    "names",
     type=click.Choice(("layers", "layer", "local-global")),
     help="What positions of a cycle are called: layers/layers_0, layers/layer_0 (qwen3-next), or "
     "scanned_blocks/local_layers and global_layer (gemma4). Without it told from what layers hold.",
@@ -69,7 +66,7 @@ axis_option = click.option(
 def stack(
     scan_axis: int | None,
     cycle: int | None,
-    names: CycleNames | None,
+    cycle_names: CycleNames | None,
     family: str | None,
     dtype: DType | None,
     **common: Any,
@@ -90,9 +87,17 @@ def stack(
       ckpt stack ~/maxtext/llama-unscanned ~/maxtext/llama-scanned
       ckpt stack ~/gemma3-unscanned ~/gemma3-scanned --family gemma3
     """
-    from ckpttools.maxtext.stacking import StackAsModel
+    from ckpttools.api.changes import stack
 
-    write_transformed([StackAsModel(scan_axis, cycle, names, family), *casts(dtype)], **common)
+    write(
+        stack.plan,
+        scan_axis=scan_axis,
+        cycle=cycle,
+        cycle_names=cycle_names,
+        family=family,
+        dtype=dtype,
+        **common,
+    )
 
 
 @click.command(short_help="Stacked layers to layers one by one.")
@@ -128,11 +133,14 @@ def unstack(
       ckpt unstack ~/maxtext/llama-scanned ~/maxtext/llama-unscanned
       ckpt unstack ~/run/checkpoints ~/decode --force-unroll --dtype bfloat16
     """
-    from ckpttools.maxtext.scan import ForceUnroll, UnstackLayers
+    from ckpttools.api.changes import unstack
 
-    if not force_unroll and (keep_step or flavour != "same"):
-        raise UsageError("--keep-step and --flavour are about --force-unroll", hint="give it as well")
-    change: Transform = (
-        ForceUnroll(scan_axis, keep_step, flavour) if force_unroll else UnstackLayers(scan_axis)
+    write(
+        unstack.plan,
+        scan_axis=scan_axis,
+        force_unroll=force_unroll,
+        keep_step=keep_step,
+        flavour=flavour,
+        dtype=dtype,
+        **common,
     )
-    write_transformed([change, *casts(dtype)], **common)

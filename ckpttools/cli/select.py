@@ -12,9 +12,8 @@ from ckpttools.cli.transforming import (
     keep_option,
     places,
     target_options,
-    write_transformed,
+    write,
 )
-from ckpttools.core.errors import UsageError
 
 
 @click.command(short_help="Some arrays of a checkpoint.")
@@ -35,8 +34,6 @@ def select(keep: tuple[str, ...], drop: tuple[str, ...], **common: Any) -> None:
       ckpt select ~/maxtext/run/checkpoints ~/weights --keep params
       ckpt select ~/llama ~/body --drop '*embed_tokens*' --drop lm_head.weight
     """
-    from ckpttools.transforms.select import Select
+    from ckpttools.api.changes import select
 
-    if not (keep or drop):
-        raise UsageError("there is nothing to select by", hint="give --keep PATTERN or --drop PATTERN")
-    write_transformed([Select(keep, drop)], **common)
+    write(select.plan, keep=keep, drop=drop, **common)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,7 +40,6 @@ compression_option = click.option(
     metavar="none|zstd[:N]",
     help="Compress chunks: smaller on disk, slower to write and to load.",
 )
-_ENCODING = ("ocdbt", "zarr3", "compression", "target_data_file_bytes")
 
 
 def _storage(by_default: bool) -> Decorator:
@@ -52,7 +50,7 @@ def _storage(by_default: bool) -> Decorator:
     """
     return bundled(
         "storage",
-        partial(_chosen, by_default),
+        _said,
         click.option(
             "--ocdbt/--no-ocdbt",
             default=True,
@@ -65,7 +63,6 @@ def _storage(by_default: bool) -> Decorator:
         compression_option,
         click.option(
             "--target-data-file-size",
-            "target_data_file_bytes",
             type=SIZE,
             metavar="SIZE",
             help="With OCDBT, begin another data file at this size; without it there is one.",
@@ -88,19 +85,21 @@ _COPIES = (
 )
 
 
-def _chosen(by_default: bool, reference: bool | None, **values: Any) -> dict[str, Any]:
-    from ckpttools.formats.references import NO_REFERENCES, ReferenceMode, References, reference_mode
-
+def _said(**values: Any) -> dict[str, Any]:
+    """What the user says of it: where something is said, less is shared with the source."""
     context = click.get_current_context()
-    said = (context.get_parameter_source(name) for name in _ENCODING)
-    encodes = any(source is not ParameterSource.DEFAULT for source in said)
-    mode = reference_mode(reference, by_default=by_default, encodes=encodes)
-    shared = References(mode, context.params["destination"])
-    return {**values, "references": NO_REFERENCES if mode is ReferenceMode.NONE else shared}
+    said = {
+        name: value
+        for name, value in values.items()
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    }
+    if "compression" in said:
+        said["compression"] = said["compression"] or "none"
+    return said
 
 
 storage_options = _storage(by_default=False)
-"""Hands the command the arguments of `OrbaxWriter` of the same names, as `storage`. The command has a DST."""
+"""Hands the command what the user says of it as `storage`, arguments of `ckpttools.api.arguments.Storing`."""
 
 sharing_storage_options = _storage(by_default=True)
 """The same for commands that change the tree rather than the layout: what can be shared with SRC is."""

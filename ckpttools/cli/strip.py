@@ -12,13 +12,12 @@ from ckpttools.cli.transforming import (
     dtype_option,
     places,
     target_options,
-    write_transformed,
+    write,
 )
 
 if TYPE_CHECKING:
     from ckpttools.core.dtypes import DType
     from ckpttools.maxtext.strip import FlavourName
-    from ckpttools.transforms.base import Transform
 
 
 def parameter_options(command: Command) -> Command:
@@ -35,13 +34,6 @@ def parameter_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
-
-
-def casts(dtype: DType | None) -> list[Transform]:
-    """What `--dtype` asks for."""
-    from ckpttools.transforms.cast import CastTo
-
-    return [] if dtype is None else [CastTo(dtype)]
 
 
 @click.command("strip-optimizer", short_help="Parameters of a training checkpoint.")
@@ -88,6 +80,14 @@ def strip_optimizer(
     Example:
       ckpt strip-optimizer ~/run/checkpoints ~/llama --dtype bfloat16
     """
-    from ckpttools.maxtext.strip import StripOptimizer
+    from ckpttools.api.changes import strip_optimizer
 
-    write_transformed([StripOptimizer(keep_step, flavour, keep, drop), *casts(dtype)], **common)
+    write(
+        strip_optimizer.plan,
+        keep_step=keep_step,
+        flavour=flavour,
+        keep=keep,
+        drop=drop,
+        dtype=dtype,
+        **common,
+    )

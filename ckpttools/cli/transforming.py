@@ -6,20 +6,23 @@
     @target_options
     @common_options
     def select(keep: tuple[str, ...], **common: Any) -> None:
-        write_transformed([Select(keep)], **common)
+        from ckpttools.api.changes import select
+
+        write(select.plan, keep=keep, **common)
 
 Commands that convert anyway take all transforms at once: `transform_options`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.convert import beside_manifest, perform
+from ckpttools.cli.convert import perform
 from ckpttools.cli.options import (
     ANY_PATH,
     DTYPE,
@@ -32,13 +35,12 @@ from ckpttools.cli.options import (
     resource_options,
 )
 from ckpttools.cli.storage import sharing_storage_options
-from ckpttools.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckpttools.api.conversion import Conversion, Resources
+    from ckpttools.api.conversion import Resources
+    from ckpttools.api.prepared import Prepared
     from ckpttools.core.dtypes import DType
-    from ckpttools.formats.base import ReadOptions, Writer
-    from ckpttools.transforms.base import Transform
+    from ckpttools.formats.base import ReadOptions
 
 
 def places(command: Command) -> Command:
@@ -119,44 +121,13 @@ map_option = click.option(
 strict_option = click.option("--strict", is_flag=True, help="Refuse arrays that no rule of --map matches.")
 
 
-def _transforms(
-    strip_optimizer: bool,
-    keep: tuple[str, ...],
-    drop: tuple[str, ...],
-    map_spec: str | None,
-    strict: bool,
-    dtype: DType | None,
-    dtype_map: tuple[tuple[str, DType], ...],
-    force: bool,
-) -> list[Transform]:
-    """The transforms that the options ask for, in the order in which they apply."""
-    from ckpttools.transforms.cast import CastMap
-    from ckpttools.transforms.functions import mapped_by
-    from ckpttools.transforms.select import Select
-
-    chosen: list[Transform] = []
-    if strip_optimizer:
-        from ckpttools.maxtext.strip import StripOptimizer
-
-        # What is dropped anyway need not be told apart first.
-        chosen.append(StripOptimizer(drop=drop))
-        drop = ()
-    if keep or drop:
-        chosen.append(Select(keep, drop))
-    if map_spec is not None:
-        chosen.append(mapped_by(map_spec, strict=strict))
-    elif strict:
-        raise UsageError("--strict is about the rules of --map", hint="give --map as well")
-    if dtype is not None or dtype_map:
-        chosen.append(CastMap(dict(dtype_map), dtype, force))
-    elif force:
-        raise UsageError("--force is about casts", hint="give --dtype or --dtype-map as well")
-    return chosen
+def _changes(map_spec: str | None, dtype_map: tuple[tuple[str, DType], ...], **values: Any) -> dict[str, Any]:
+    return {"map": map_spec, "dtype_map": dict(dtype_map), **values}
 
 
 transform_options = bundled(
-    "transforms",
-    _transforms,
+    "changes",
+    _changes,
     click.option("--strip-optimizer", is_flag=True, help="Leave out optimizer state; first of all."),
     keep_option,
     drop_option,
@@ -166,61 +137,20 @@ transform_options = bundled(
     dtype_map_option,
     force_option,
 )
-"""Adds all transforms, as the list `transforms`: first strip, then select, then rename, then cast."""
+"""Adds all transforms, as `changes`, arguments of `ckpttools.convert`: strip, select, rename, cast."""
 
 
-def write_transformed(
-    transforms: Sequence[Transform],
-    *,
-    source: Path,
-    destination: Path,
-    to: str | None,
-    storage: dict[str, Any],
-    read: ReadOptions,
-    resources: Resources,
-    output: Output,
-) -> None:
-    """Writes what `transforms` make of SRC; takes what `places`, `target_options`, `common_options` add."""
-    from ckpttools.api.convert import plan_tree, writer_for
-    from ckpttools.formats.registry import open_tree
-
-    def plan() -> Conversion:
-        tree = open_tree(source, read)
-        writer = writer_for(tree, to, **_chosen(storage, to or tree.metadata.format))
-        return plan_tree(tree.pipe(*transforms), writer, beside_manifest(resources, output))
-
-    perform(plan, source, destination, output)
-
-
-def write_with(
-    writer: Writer,
-    transforms: Sequence[Transform],
+def write(
+    call: Callable[..., Prepared],
     *,
     source: Path,
     destination: Path,
     read: ReadOptions,
     resources: Resources,
     output: Output,
+    storage: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> None:
-    """The same for a command that has its writer."""
-    from ckpttools.api.convert import plan_any
-
-    def plan() -> Conversion:
-        limits = beside_manifest(resources, output)
-        return plan_any(source, writer, read=read, resources=limits, transforms=transforms)
-
-    perform(plan, source, destination, output)
-
-
-def _chosen(storage: dict[str, Any], to: str | None) -> dict[str, Any]:
-    """The options that differ from Orbax's defaults: other formats need not know those."""
-    from dataclasses import fields
-
-    from ckpttools.formats.orbax.write import OrbaxWriter
-    from ckpttools.formats.references import ReferenceMode
-
-    defaults = {field.name: field.default for field in fields(OrbaxWriter)}
-    chosen = {name: value for name, value in storage.items() if value != defaults[name]}
-    if to != "orbax" and "references" in chosen and chosen["references"].mode is ReferenceMode.SAME_ORDER:
-        del chosen["references"]  # nobody asked for it; only Orbax's files can share bytes
-    return chosen
+    """Does what `call` plans; takes what `places`, `target_options`, `common_options` add."""
+    opening = {field.name: getattr(read, field.name) for field in fields(read)}
+    perform(call, source, destination, resources, output, **opening, **(storage or {}), **options)

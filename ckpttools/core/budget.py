@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ckpttools.core.errors import MemoryBudgetError, UsageError
+from ckpttools.core.wording import option
 
 # What the interpreter, numpy and this package take: 40 MiB are resident after planning (Linux, CPython 3.11,
 # numpy 2.4). The rest is for what the command line and a format's decoders import, and for the allocator.
@@ -85,13 +86,17 @@ def require_room(arrays: int, nbytes: int, place: object) -> None:
 def does_not_fit(message: str, memory: int, needed: int, place: object = None) -> MemoryBudgetError:
     """The refusal of a budget; with `needed` bytes the same command is not refused."""
     least = f"{-(-needed >> 20)}MiB"
-    meant = f"; did you mean --memory {memory}MiB" if memory << 20 >= needed and memory < 1 << 20 else ""
+    meant = (
+        f"; did you mean {option('memory', f'{memory}MiB')}"
+        if memory << 20 >= needed and memory < 1 << 20
+        else ""
+    )
     return MemoryBudgetError(
         message,
         place=place,
-        got=f"--memory {size_text(memory)}",
-        wanted=f"at least {least}, with --jobs 1",
-        hint=f"try --memory {least}{meant}",
+        got=option("memory", size_text(memory)),
+        wanted=f"at least {least}, with {option('jobs', 1)}",
+        hint=f"try {option('memory', least)}{meant}",
     )
 
 
@@ -117,7 +122,7 @@ def _parsed(text: str) -> int:
 
 
 def size_text(nbytes: int) -> str:
-    """1 << 30 -> "1024MiB", as `--memory` takes it; what is less than that in KiB, or in bytes."""
+    """1 << 30 -> "1024MiB", as `parse_size` takes it; what is less than that in KiB, or in bytes."""
     if nbytes >> 10:
         return f"{nbytes >> 20}MiB" if nbytes >> 20 else f"{nbytes >> 10}KiB"
     return f"{nbytes} byte{'s' * (nbytes != 1)}"

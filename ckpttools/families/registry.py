@@ -12,10 +12,9 @@ from typing import Any
 import ckpttools.families as package
 from ckpttools.core.errors import ConfigError, UnknownNameError, near_names
 from ckpttools.core.plugins import load_group
+from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.file import family_from_file, is_file_name
-
-_ELSE = "`ckpt families` lists what there is, and your own goes into a file: --family FILE.toml"
 
 
 @cache
@@ -64,7 +63,7 @@ def family_named(name: str) -> Family:
     raise UnknownNameError(
         f"unknown family {name!r}",
         wanted="one of " + ", ".join(families()),
-        hint=f"did you mean {near[0]}?" if near else _ELSE,
+        hint=f"did you mean {near[0]}?" if near else _else(),
     )
 
 
@@ -81,7 +80,7 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
             place=place,
             got=f"model_type {model_type!r}",
             wanted="a string such as " + ", ".join(sorted(_by_model_type())),
-            hint="name the family with --family",
+            hint=f"name the family with {option('family')}",
         )
     # All built-in families take 10 ms and looking for plug-ins 30, which most models do not need.
     family = _namesake(model_type) or _of_types(_built_in()).get(model_type)
@@ -94,9 +93,14 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
         place=place,
         wanted="one of " + ", ".join(sorted(_by_model_type())),
         # A name that is near says nothing: the next version of a model mostly has other arrays.
-        hint="`ckpt inspect tree` shows which family's names the arrays have, if any: --family NAME uses its "
-        f"rows. {_ELSE}",
+        hint="`ckpt inspect tree` shows which family's names the arrays have, if any: "
+        f"{option('family', 'NAME')} uses its rows. {_else()}",
     )
+
+
+def _else() -> str:
+    file = option("family", "FILE.toml")
+    return f"`ckpt families` lists what there is, and your own goes into a file: {file}"
 
 
 def _by_model_type() -> dict[str, Family]:

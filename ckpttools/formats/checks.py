@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.wording import option
 
 # What Linux file systems take.
 LONGEST_NAME = 255
@@ -42,5 +43,6 @@ def check_dtypes(tree: Tree, spelling: Callable[[DType], str | None], what: str)
         + listing([f"{spelled(path)}: {array.dtype}" for path, array in wrong.items()]),
         place=tree.metadata.place or None,
         # All dtypes that zarr lacks are floating-point ones of less than a byte.
-        hint="--dtype bfloat16 casts floating-point arrays, without loss for those of 8 bits and less",
+        hint=f"{option('dtype', 'bfloat16')} casts floating-point arrays, without loss for those of 8 bits "
+        "and less",
     )

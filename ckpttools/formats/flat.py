@@ -10,6 +10,7 @@ from typing import Any
 
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.wording import option
 from ckpttools.formats.json_file import DEEPEST, parse_json
 
 # The key under which the text lies among a format's own metadata.
@@ -42,7 +43,7 @@ def names(tree: Tree, separator: str) -> dict[Path, str]:
             f"different paths become the same name when their keys are joined with {separator!r}:"
             + listing(twice),
             place=tree.metadata.place,
-            hint="join them with another --separator, or rename them",
+            hint=f"join them with another {option('separator')}, or rename them",
         )
     return named
 

@@ -14,6 +14,7 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.plugins import load_group
+from ckpttools.core.wording import option
 from ckpttools.formats.base import Format, OtherSteps, ReadOptions, TellsShardings, TellsSteps
 from ckpttools.formats.interrupted import absent, refuse_interrupted
 
@@ -110,6 +111,6 @@ def _with_step(tree: Tree, options: ReadOptions | None) -> Tree:
             f"there is no step {options.step}",
             place=tree.metadata.place,
             got="no steps" if tree.metadata.step is None else f"step {tree.metadata.step}",
-            hint="leave --step out",
+            hint=f"leave {option('step')} out",
         )
     return tree

@@ -11,6 +11,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.core.errors import CoverageError, listing, near_names
 from ckpttools.core.region import Shape
 from ckpttools.core.text import folded
+from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.sizes import Size
 from ckpttools.quantized.weights import is_scale, quantized
@@ -81,7 +82,7 @@ def check_coverage(
     place: str,
     dropped: Collection[str] = (),
     remedies: Mapping[str, str] | None = None,
-    leave_out: str = "name them with --drop PATTERN",
+    leave_out: str = "",
 ) -> None:
     """Compares the arrays that are there with those that the rows name.
 
@@ -92,7 +93,7 @@ def check_coverage(
         place: for messages.
         dropped: keys that are left out on purpose.
         remedies: pattern of keys that no row takes -> what to do about such.
-        leave_out: how a user leaves arrays out.
+        leave_out: how a user leaves arrays out, where no option does.
 
     Raises:
         NotCoveredError: with every missing, left-over and misshapen array.
@@ -132,7 +133,8 @@ def check_coverage(
     if scaled:
         hints.append(f"{scaled} belongs to a quantised weight, whose numbers mean nothing without its scales")
     elif extra and not hints:
-        hints.append(f"if they are to be left out, {leave_out}")
+        way = leave_out or f"name them with {option('drop', 'PATTERN')}"
+        hints.append(f"if they are to be left out, {way}")
     raise NotCoveredError(
         "the arrays do not match the model" + "".join(parts),
         coverage,

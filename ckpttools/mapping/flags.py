@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpttools.core.errors import ConfigError
+from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.row import Row
 
@@ -63,20 +64,24 @@ def refuse_open(flags: Mapping[str, Flag], place: str) -> None:
     """
     for name, flag in flags.items():
         if flag.open_key is not None:
-            what, option = _WORDS.get(name, (f"the model is {name}", ""))
+            like = option("like", "HF_DIR")
             raise ConfigError(
-                f"the arrays do not tell whether {what}",
+                f"the arrays do not tell whether {_WORDS.get(name, f'the model is {name}')}",
                 place=place,
                 got=f"{flag.open_key}, which is there either way",
                 wanted="the model's config.json",
-                hint=f"name the directory of the model it came from, which has it: --like HF_DIR{option}",
+                hint=f"name the directory of the model it came from, which has it: {like}{_or_say(name)}",
             )
 
 
-# What a flag is called where a user is asked, and the option that says it.
-_WORDS = {
-    "interleaved": (
-        "rotary pairs are interleaved or in halves",
-        "; or say how they lie: --rope-layout interleaved, or --rope-layout halves",
+# What a flag is called where a user is asked.
+_WORDS = {"interleaved": "rotary pairs are interleaved or in halves"}
+
+
+def _or_say(name: str) -> str:
+    """The option that says what a flag is; "" where there is none."""
+    if name != "interleaved":
+        return ""
+    return (
+        f"; or say how they lie: {option('rope_layout', 'interleaved')}, or {option('rope_layout', 'halves')}"
     )
-}

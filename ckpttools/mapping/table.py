@@ -12,6 +12,7 @@ from ckpttools.array.nodes import padded, window
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Shape
+from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Key, Side
 from ckpttools.mapping.coverage import Expected, check_coverage
 from ckpttools.mapping.flags import Flag, refuse_open, told_by_names
@@ -186,7 +187,7 @@ class Table:
         all_directions: list[_Direction],
         drop: tuple[str, ...],
         exact: bool,
-        leave_out: str = "name them with --drop PATTERN",
+        leave_out: str = "",
     ) -> Mapped:
         settled = self._settled(arrays, all_directions, drop)
         kept, said, flags = settled.arrays, settled.sizes, settled.flags
@@ -392,7 +393,7 @@ def _exact(
         place=str(direction.target.key),
         got=f"{dtype}, {op.exactness(dtype).reason}",
         wanted="values of 16 bits or fewer",
-        hint="leave --exact out",
+        hint=f"leave {option('exact', True)} out",
     )
 
 

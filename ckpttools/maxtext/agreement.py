@@ -10,6 +10,7 @@ from typing import Any
 from ckpttools.array.fingerprint import Describer
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.errors import CheckpointError, ConfigError
+from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.registry import family_of
 from ckpttools.mapping.flags import Flag
@@ -18,11 +19,11 @@ from ckpttools.mapping.table import Mapped, Table
 
 # Its rows may be cut off, which is judged by what is in them.
 _VOCAB = "vocab"
-_HINTS = {
-    "interleaved": "leave --like out, or say the order of rotary pairs: --rope-layout halves or interleaved",
-    "tied": "leave --like out, or say what becomes of the output head: --tied keep, drop or materialize",
+# Flag -> what to say, and the option that says it.
+_WAYS_OUT = {
+    "interleaved": ("the order of rotary pairs", "rope_layout", "halves", " or interleaved"),
+    "tied": ("what becomes of the output head", "tied", "keep", ", drop or materialize"),
 }
-_HINT = "leave --like out, or name the model that this checkpoint came from"
 
 
 def same_family(family: Family, config: Mapping[str, Any], place: str, carried: Mapping[str, Any]) -> None:
@@ -46,7 +47,7 @@ def same_family(family: Family, config: Mapping[str, Any], place: str, carried: 
             place,
             f"{_model_type(config)} (family {family.name})",
             f"{_model_type(carried)} ({f'family {name}' if name else 'of no known family'})",
-            "leave --like out, or say which family's rows are taken: --family NAME",
+            f"leave {option('like')} out, or say which family's rows are taken: {option('family', 'NAME')}",
         )
 
 
@@ -65,7 +66,7 @@ def same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], pl
     for name, flag in mine.flags.items():
         other = carried.flags.get(name)
         if other is not None and other.value != flag.value:
-            raise _contradiction(place, _flag(name, flag), _flag(name, other), _HINTS.get(name, _HINT))
+            raise _contradiction(place, _flag(name, flag), _flag(name, other), _way_out(name))
     differing = [
         axis
         for axis, size in mine.sizes.items()
@@ -73,7 +74,7 @@ def same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], pl
     ]
     if differing and not _same_arrays(mine, carried, arrays):
         got, wanted = (_sizes(table.sizes, differing) for table in (mine, carried))
-        raise _contradiction(place, got, wanted, _HINT)
+        raise _contradiction(place, got, wanted, _way_out(""))
 
 
 def _same_arrays(mine: Table, carried: Table, arrays: Mapping[str, LazyArray]) -> bool:
@@ -89,6 +90,15 @@ def _same_arrays(mine: Table, carried: Table, arrays: Mapping[str, LazyArray]) -
 def _described(mapped: Mapped) -> list[object]:
     describer = Describer()
     return [(key, list(describer.lines(array))) for key, array in sorted(mapped.arrays.items())]
+
+
+def _way_out(flag: str) -> str:
+    """What a user can do where a flag is not as the carried configuration says; of no flag, in general."""
+    leave = f"leave {option('like')} out, or"
+    if flag not in _WAYS_OUT:
+        return f"{leave} name the model that this checkpoint came from"
+    what, name, first, others = _WAYS_OUT[flag]
+    return f"{leave} say {what}: {option(name, first)}{others}"
 
 
 def _contradiction(place: str, got: str, wanted: str, hint: str) -> ConfigError:

@@ -12,6 +12,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
 from ckpttools.core.region import Shape
 from ckpttools.core.text import ranges
+from ckpttools.core.wording import option
 from ckpttools.maxtext.layers import (
     BLOCKS,
     DECODER,
@@ -113,7 +114,7 @@ def _require_alike(name: str, layers: Sequence[Contents], length: int) -> None:
                 f"{name}_{number} and {name}_{first} cannot be stacked, for they differ"
                 + listing(_differences(layers[first], layer)),
                 place=f"{DECODER}/{name}_{{0..{len(layers) - 1}}}",
-                hint="if layers repeat in a cycle, say --cycle N",
+                hint=f"if layers repeat in a cycle, say {option('cycle')} N",
             )
 
 

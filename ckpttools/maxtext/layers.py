@@ -19,6 +19,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, spelled
 from ckpttools.core.errors import FormatError, ShapeError, listing
 from ckpttools.core.region import Shape
+from ckpttools.core.wording import option
 
 DECODER = "decoder"
 BLOCKS, LOCAL, GLOBAL = "scanned_blocks", "local_layers", "global_layer"
@@ -205,7 +206,9 @@ def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes
 
 def _hint(decoder: Mapping[Path, LazyArray], axis: int) -> str | None:
     told = scan_axis(decoder)
-    return None if told in (None, axis) else f"they fit together on axis {told}: say --scan-axis {told}"
+    if told in (None, axis):
+        return None
+    return f"they fit together on axis {told}: say {option('scan_axis', told)}"
 
 
 def _numbered_stacks(top: str, name: str, shapes: Mapping[Path, Shape], start: int) -> list[LayerStack]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ckpttools.core.errors import ConfigError, UsageError
+from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.registry import family_called, family_of
 from ckpttools.mapping.flags import Flag
@@ -81,7 +82,7 @@ def overrides(family: Family, options: ModelOptions) -> dict[str, Flag]:
         return {}
     wanted = options.rope_layout == "interleaved"
     if "interleaved" in family.flags:
-        return {"interleaved": Flag(wanted, f"--rope-layout {options.rope_layout}")}
+        return {"interleaved": Flag(wanted, option("rope_layout", options.rope_layout))}
     if wanted:
         raise UsageError(f"family {family.name} has no interleaved RoPE layout in MaxText")
     return {}

@@ -11,6 +11,7 @@ from typing import Any
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import ConfigError, FormatError, StorageError
+from ckpttools.core.wording import option
 from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
@@ -63,13 +64,14 @@ class ModelFiles:
     def _like(cls, path: Path) -> ModelFiles:
         if not path.exists():
             raise StorageError(
-                f"{path} is not there", hint="--like names a model's directory, or its config.json"
+                f"{path} is not there", hint=f"{option('like')} names a model's directory, or its config.json"
             )
         if path.is_file():
             files = {CONFIG: LocalFile.at(path)}
             return cls(read_json(path), str(path), files)
         if not (path / CONFIG).is_file():
-            raise ConfigError("there is no config.json", place=path, hint="--like names a model's directory")
+            hint = f"{option('like')} names a model's directory"
+            raise ConfigError("there is no config.json", place=path, hint=hint)
         files = files_of_model(path)
         return cls(read_json(path / CONFIG), str(path / CONFIG), files, {}, _weights(path))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree
 from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families, family_of
 from ckpttools.mapping.axes import parse_key
@@ -123,12 +124,12 @@ def _only(layouts: Mapping[Cycle, Iterable[str]], place: str, names: CycleNames 
             else "their names are those of no known family"
         ),
         place=place or None,
-        hint="say --cycle N (1 for all in one stack) with --cycle-names, or --family NAME, of which "
-        "`ckpt families` lists all",
+        hint=f"say {option('cycle')} N (1 for all in one stack) with {option('cycle_names')}, or "
+        f"{option('family', 'NAME')}, of which `ckpt families` lists all",
     )
 
 
 def _said(cycle: Cycle, names: CycleNames | None) -> str:
     if cycle.length == 1:
-        return "--cycle 1"
-    return f"--cycle {cycle.length} --cycle-names {names or cycle.names}"
+        return option("cycle", 1)
+    return f"{option('cycle', cycle.length)} {option('cycle_names', names or cycle.names)}"

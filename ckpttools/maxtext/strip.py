@@ -13,6 +13,7 @@ from ckpttools.array.tree import Leaf, Path, Tree, dotted, spelled
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
+from ckpttools.core.wording import option, quoted
 from ckpttools.maxtext.flavours import LINEN, NNX, Flavour, flavour_of, homes, on_first_axis
 from ckpttools.maxtext.kinds import linen_state
 from ckpttools.maxtext.layer_notes import first_axis_names, layer_notes, with_layer_notes
@@ -73,7 +74,8 @@ class StripOptimizer:
             raise UsageError(
                 "there is nothing to strip: no optimizer state and no random states that are known",
                 place=place,
-                hint="to cast it, use ckpt cast; to leave out what only you know, --drop PATTERN",
+                hint="to cast it, use ckpt cast; to leave out what only you know, "
+                + option("drop", "PATTERN"),
             )
         leaves = {new: left[old] for old, new in kept.items()}
         gone = tuple(map(spelled, dropped))
@@ -96,7 +98,8 @@ class StripOptimizer:
                 "it cannot be told whether this is state of an optimizer or learned, such as an average of "
                 f"parameters{beside}" + listing([_summed(tree, head) for head in heads]),
                 place=tree.metadata.place or None,
-                hint=f"--keep '{first}' if it is learned; --drop '{first}' if it is state, or{copy}",
+                hint=f"{quoted('keep', first)} if it is learned; "
+                f"{quoted('drop', first)} if it is state, or{copy}",
             )
 
     def _step(self, tree: Tree) -> LazyArray | None:
@@ -153,7 +156,8 @@ def _placed(tree: Tree, own: Flavour, target: Flavour) -> dict[Path, Path]:
             raise FormatError(
                 f"the flavour {target.name} has no place for what lies beside the parameters" + listing(odd),
                 place=tree.metadata.place or None,
-                hint="keep the flavour with --flavour same, or leave this out with --drop PATTERN",
+                hint=f"keep the flavour with {option('flavour', 'same')}, or leave this out with "
+                f"{option('drop', 'PATTERN')}",
             )
     twice = [path for path, count in Counter(placed.values()).items() if count > 1]
     if twice:

@@ -14,6 +14,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError, near_names
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import in_natural_order
+from ckpttools.core.wording import option
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families
 from ckpttools.formats.base import COMPANIONS, ReadOptions
@@ -74,8 +75,8 @@ class ToHuggingFace:
         check_choice("way with padding rows", self.padding_rows, WAYS)
         if self.carry and self.spelling == TEXT:
             raise UsageError(
-                "a text model alone has no place for what --carry takes from the model",
-                hint=f"leave out --carry, or --names {TEXT}",
+                f"a text model alone has no place for what {option('carry', True)} takes from the model",
+                hint=f"leave out {option('carry', True)}, or {option('names', TEXT)}",
             )
 
 
@@ -145,7 +146,7 @@ def _with_all_rows(bound: _Bound, arrays: Mapping[str, LazyArray]) -> _Bound:
     there = [length for length, _ in bound.table.to_right(arrays, (_VOCAB,)).cut.values()]
     if not there:
         return bound
-    sizes = {**bound.table.sizes, _VOCAB: Size(max(there), "--padding-rows keep")}
+    sizes = {**bound.table.sizes, _VOCAB: Size(max(there), option("padding_rows", "keep"))}
     return replace(bound, table=replace(bound.table, sizes=sizes))
 
 
@@ -204,16 +205,22 @@ def _remarks(config: TrueConfig | None, made: Mapping[str, LazyArray], lacking: 
         lacking: whether the model at hand has nothing but what comes from MaxText.
     """
     if config is None:
-        yield f"no {CONFIG} is written, as nothing tells it: --like takes the one of the model it came from"
+        told = f"{option('like')} takes the one of the model it came from"
+        yield f"no {CONFIG} is written, as nothing tells it: {told}"
         return
     yield from (f"{CONFIG}: {change}" for change in config.changes)
     prediction = absent_prediction(config.config, made)
     if prediction:
-        remedy = "nor in the model" if lacking else "--like HF_DIR --carry takes them from the model"
+        remedy = "nor in the model" if lacking else f"{_with_model()} takes them from the model"
         yield (
             f"{CONFIG}: {prediction} is {config.config[prediction]}, but layers that predict further tokens "
             f"are not there{', ' if lacking else '; '}{remedy}"
         )
+
+
+def _with_model() -> str:
+    """What takes arrays from the model that a checkpoint came from."""
+    return f"{option('like', 'HF_DIR')} {option('carry', True)}"
 
 
 def require_towers(model: HuggingFaceModel, files: ModelFiles, place: str) -> None:
@@ -225,13 +232,13 @@ def require_towers(model: HuggingFaceModel, files: ModelFiles, place: str) -> No
     names = [dotted(path) for path in model.tree]
     absent = absent_towers(model.config.config, names) if model.config else ()
     if absent:
-        text = f", or write the text model alone with --names {TEXT}" if model.has_text_model else ""
+        alone = f", or write the text model alone with {option('names', TEXT)}"
         raise ConfigError(
             "the model has parts of which no array is there: what loads it would begin them anew, at random",
             place=place,
             got=f"{' and '.join(absent)} in {files.place}",
             wanted="all of the model's arrays, or the configuration of a model without these parts",
-            hint=f"take them from the model with --like HF_DIR --carry{text}",
+            hint=f"take them from the model with {_with_model()}{alone if model.has_text_model else ''}",
         )
 
 
@@ -354,9 +361,9 @@ def _only_fitting(
     if only is not None:
         return only
     names = ", ".join(fitting)
-    hint = "name the directory of the model it came from: --like HF_DIR"
+    hint = f"name the directory of the model it came from: {option('like', 'HF_DIR')}"
     if fitting and None not in fitting.values():
-        hint += f"; --family NAME is enough for the arrays, but then no {CONFIG} is written"
+        hint += f"; {option('family', 'NAME')} is enough for the arrays, but then no {CONFIG} is written"
     raise ConfigError(
         "nothing tells which model this is",
         place=tree.metadata.place,
@@ -438,7 +445,9 @@ def _notes(mapped: Mapped, main: DType | None, options: ToHuggingFace, dropped: 
         if options.padding_rows is None:
             values.append(Note(axis, f"{text}, all of them zeros"))
         else:
-            inexact.append(Note(axis, f"{text}, whatever they hold, as --padding-rows drop says"))
+            inexact.append(
+                Note(axis, f"{text}, whatever they hold, as {option('padding_rows', 'drop')} says")
+            )
     if options.dtype is not None:
         inexact += cast_notes(mapped.arrays, options.dtype)
     return Notes(tuple(inexact), tuple(values), dropped)

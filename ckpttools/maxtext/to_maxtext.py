@@ -12,6 +12,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
+from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.formats.base import ReadOptions
 from ckpttools.mapping.table import Mapped, Table
@@ -56,7 +57,8 @@ class ToMaxText:
             raise UsageError("layers cannot be stacked on this axis", got=self.scan_axis, wanted="0 or 1")
         if self.exact and self.dtype is not None:
             raise UsageError(
-                "--exact chooses dtypes so that nothing is lost, --dtype casts all",
+                f"{option('exact', True)} chooses dtypes so that nothing is lost, "
+                f"{option('dtype')} casts all",
                 hint="leave one of them out",
             )
 
@@ -146,7 +148,7 @@ def _padded(table: Table, pad_vocab: int | None) -> dict[str, int]:
     if vocab and pad_vocab < vocab.length:
         raise UsageError(
             "padding cannot take rows away",
-            got=f"--pad-vocab {pad_vocab}",
+            got=option("pad_vocab", pad_vocab),
             wanted=f"at least {vocab.length} ({vocab.source})",
             hint=f"leave it out and give MaxText vocab_size={vocab.length}",
         )
@@ -178,6 +180,6 @@ def _vocab_notes(family: Family, vocab: int | None, pad_vocab: int | None) -> It
         yield Note("vocabulary", f"padded with zeros from {vocab} rows to {pad_vocab}")
     wanted = family.maxtext_vocab.get(vocab, vocab)
     if wanted != vocab and wanted != pad_vocab:
-        remedy = f"--pad-vocab {wanted}, or " if wanted > vocab else ""
+        remedy = f"{option('pad_vocab', wanted)}, or " if wanted > vocab else ""
         text = f"{vocab} rows, {wanted} in MaxText's own configuration: {remedy}give it vocab_size={vocab}"
         yield Note("vocabulary", text)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.core.wording import option
 from ckpttools.families.family import Family, Spelling
 from ckpttools.mapping.flags import Flag
 
@@ -47,4 +48,4 @@ def overrides(way: str | None, head: str | None, names: Mapping[str, LazyArray])
     if way is None or head is None:
         return {}
     tied = {"keep": head not in names, "drop": True, "materialize": False}[way]
-    return {FLAG: Flag(tied, f"--tied {way}")}
+    return {FLAG: Flag(tied, option("tied", way))}

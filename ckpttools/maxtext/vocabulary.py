@@ -13,6 +13,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import window
 from ckpttools.core.errors import ConfigError
 from ckpttools.core.region import Region, Shape, split_to
+from ckpttools.core.wording import option
 from ckpttools.plan.pieces import Tiles, fitted
 
 WAYS = ("keep", "drop")
@@ -162,10 +163,11 @@ def counted(surplus: Mapping[str, Surplus], way: str | None, memory: int) -> Cou
     """
     arrays: dict[str, LazyArray] = {}
     remarks: list[str] = []
+    dropping = option("padding_rows", "drop")
     for each in surplus.values():
         row = each.first_learned(memory=memory) if way is None else None
         if way == "drop":
-            remarks.append(f"left out, as --padding-rows drop says: {each.place}")
+            remarks.append(f"left out, as {dropping} says: {each.place}")
         elif way is None and row is None:
             remarks.append(f"left out, as a vocabulary is padded with zeros: {each.place}")
         else:
@@ -173,13 +175,13 @@ def counted(surplus: Mapping[str, Surplus], way: str | None, memory: int) -> Cou
         if row is not None:
             remarks.append(
                 f"beyond the vocabulary, and row {row} is not zero: {each.place}; "
-                "--padding-rows drop compares without it"
+                f"{dropping} compares without it"
             )
     return Counted(arrays, tuple(remarks))
 
 
 def refuse_learned(surplus: Mapping[str, Surplus], place: str, *, memory: int, reserved: int) -> None:
-    """Refuses to cut off rows that are not those of `--pad-vocab`. Reads them, as only their content tells.
+    """Refuses to cut off rows that are not those of padding. Reads them, as only their content tells.
 
     Raises:
         ConfigError: one of them is not zero.
@@ -192,7 +194,8 @@ def refuse_learned(surplus: Mapping[str, Surplus], place: str, *, memory: int, r
                 f"the last {each.count} rows of the vocabulary would be cut off, and they are not zero",
                 place=f"{each.name} in {place}",
                 got=f"{each.there} rows for a vocabulary of {each.kept}; row {row} is not zero",
-                wanted=f"zeros from row {each.kept} on, as --pad-vocab adds them",
-                hint=f"--padding-rows keep writes them, with a vocab_size of {each.there} in config.json; "
-                "--padding-rows drop leaves them out for good",
+                wanted=f"zeros from row {each.kept} on, as {option('pad_vocab')} adds them",
+                hint=f"{option('padding_rows', 'keep')} writes them, with a vocab_size of {each.there} in "
+                "config.json; "
+                f"{option('padding_rows', 'drop')} leaves them out for good",
             )

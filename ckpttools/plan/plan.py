@@ -16,6 +16,7 @@ from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.budget import BASE_BYTES, does_not_fit, names_bytes
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import ceil_div
+from ckpttools.core.wording import option, place
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.formats.placement import Referenced
 from ckpttools.plan.task import LARGEST_TASK, Task, cut
@@ -89,10 +90,11 @@ class Plan:
         remarks = (*self.notes.remarks, *self.layout.remarks)
         if not self.bytes_dead > _WORTH_A_REMARK * self.bytes_referenced:
             return remarks
+        written = place("destination")
         return (
             *remarks,
-            "the shared files hold more than DST needs, which takes room as long as DST is there, also when "
-            "SRC is deleted; --copy leaves it behind",
+            f"the shared files hold more than {written} needs, which takes room as long as {written} is "
+            f"there, also when {place('source')} is deleted; {option('reference', False)} leaves it behind",
         )
 
     @property

@@ -8,21 +8,23 @@ from pathlib import Path
 
 from ckpttools.array.lazy import ByteSource
 from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import place
 from ckpttools.run.staging import Staging, check_name
 
 
-def check_apart(source: Path, destination: Path, name: str = "SRC") -> None:
+def check_apart(source: Path, destination: Path, name: str | None = None) -> None:
     """Refuses a destination that is the source, contains it or lies in it, through links and `..` as well.
 
     Args:
         source: what is read.
         destination: what is written.
-        name: of the source in messages.
+        name: of what is read in messages; None for the source.
 
     Raises:
         UsageError: it does, or it is no name that a directory can be given.
     """
     check_name(destination)
+    name = name or place("source")
     read, written = _real(source), _real(destination)
     if read == written:
         how = f"is {name} itself"
@@ -45,15 +47,15 @@ def check_unread(sources: Iterable[ByteSource], staging: Staging) -> None:
     directories: set[Path] = set()
     for source in sources:
         name = Path(os.path.abspath(source.path))  # noqa: PTH100  links are followed below
-        for place in (name.parent, _real(name).parent):
-            if place not in directories and not kept.isdisjoint((place, *place.parents)):
+        for home in (name.parent, _real(name).parent):
+            if home not in directories and not kept.isdisjoint((home, *home.parents)):
                 raise _refused(staging.destination, "holds what is read", source.path)
-            directories.add(place)
+            directories.add(home)
 
 
 def _refused(destination: Path, how: str, source: str) -> UsageError:
     return UsageError(
-        f"DST {how}: {destination}",
+        f"{place('destination')} {how}: {destination}",
         got=source,
         wanted="a destination apart from the source, which stays as it is",
         hint="choose another destination, such as a directory beside the source",

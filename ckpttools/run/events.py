@@ -42,7 +42,7 @@ class Publishing:
     """All data is written; index and metadata follow, then the final name."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Receipt:
     """What a finished run did.
 
@@ -73,6 +73,17 @@ class Receipt:
     bytes_dead: int = 0
     bytes_unlinked: int = 0
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        parts = [f"{self.arrays:,} array{'s' * (self.arrays != 1)}"]
+        parts.append(f"{self.bytes_out:,} bytes in {self.seconds:.2f} s")
+        if self.bytes_referenced:
+            parts.append(f"{self.bytes_referenced:,} bytes shared")
+        if self.tasks_resumed:
+            parts.append(f"{self.tasks_resumed} of {self.tasks} tasks were done before")
+        if self.counts:
+            parts.append(f"values lost in {len(self.counts):,} array{'s' * (len(self.counts) != 1)}")
+        return f"Receipt({str(self.destination)!r}: {', '.join(parts)})"
 
 
 Event = Started | TaskDone | Publishing | Receipt

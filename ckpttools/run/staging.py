@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
+from ckpttools.core.wording import option
 from ckpttools.formats.base import PLAN_MARK
 from ckpttools.run.inventory import check_inventory, inventory
 from ckpttools.run.journal import Journal, Purpose
@@ -121,7 +122,7 @@ class Staging:
             raise DestinationExistsError(
                 f"{destination} exists",
                 wanted="a new name, or an empty directory",
-                hint="choose another destination, or allow its replacement with --overwrite",
+                hint=f"choose another destination, or allow its replacement with {option('overwrite', True)}",
             )
 
     def _check_room(self, nbytes: int) -> None:
@@ -258,7 +259,7 @@ class Staging:
         rest = "" if old is None else f" ({old} is what {self.destination} was before)"
         mark = self.destination / PLAN_MARK
         keep = f"to keep it as it is, delete {mark} and {self.directory}{rest}"
-        hint = f"{keep}; to make it again, use --overwrite"
+        hint = f"{keep}; to make it again, use {option('overwrite', True)}"
         try:
             if journal.inventory is None:
                 raise DestinationExistsError(
@@ -302,7 +303,8 @@ class Staging:
         return self.content if _mark(self.content) is None else None
 
     def _anothers(self, journal: Journal, purpose: Purpose) -> UsageError:
-        begun, discard = journal.purpose, f"delete {self.directory}, or discard it with --overwrite"
+        begun = journal.purpose
+        discard = f"delete {self.directory}, or discard it with {option('overwrite', True)}"
         if begun is None:
             return UsageError(
                 f"the journal in {self.directory} is damaged, so nothing tells what was done",

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from ckpttools.core.errors import MemoryBudgetError
+from ckpttools.core.wording import option
 
 
 def start_some(start: Callable[[], threading.Thread], most: int, started: list[threading.Thread]) -> None:
@@ -32,6 +33,6 @@ def start_some(start: Callable[[], threading.Thread], most: int, started: list[t
                     "the system gives no memory to work in",
                     got=error,
                     hint="raise the limit of the process (ulimit -v, a container's memory), or ask for less "
-                    "with --memory and --jobs 1",
+                    f"with {option('memory')} and {option('jobs', 1)}",
                 ) from error
             return

@@ -13,6 +13,7 @@ from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import MappingError, listing
 from ckpttools.core.notes import Note, Notes
+from ckpttools.core.wording import option
 from ckpttools.mapping.values import Cast
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.conversion import Convert, is_lossless
@@ -94,14 +95,15 @@ class CastMap:
                 f"these arrays cannot be cast:{_listed(never, casts)}",
                 place=tree.metadata.place or None,
                 wanted="whole or floating-point numbers, and no PRNG keys",
-                hint="give --dtype-map narrower patterns",
+                hint=f"give {option('dtype_map')} narrower patterns",
             )
         lossy = [path for path, pair in casts.items() if not _keeps_numbers(*pair)]
         if lossy and not self.force:
             raise MappingError(
                 f"casting these arrays can lose whole numbers:{_listed(lossy, casts)}",
                 place=tree.metadata.place or None,
-                hint="leave them as they are (--dtype takes floating-point arrays only), or use --force",
+                hint=f"leave them as they are ({option('dtype')} takes floating-point arrays only), or use "
+                f"{option('force', True)}",
             )
 
 

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path as FilePath
 from types import ModuleType
 from typing import Any, cast
@@ -19,12 +19,15 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError, near_names
 from ckpttools.core.notes import Notes
+from ckpttools.core.wording import option
 from ckpttools.transforms.base import Transform, Transformed
 from ckpttools.transforms.held import tree_of, values_of
 from ckpttools.transforms.moves import Move, moved
 from ckpttools.transforms.rename import Remap, read_rules, renames
 
 Function = Callable[[str, LazyArray], "str | LazyArray | tuple[str, LazyArray] | None"]
+Mapper = str | FilePath | Mapping[str, str | None] | Remap | Function
+"""What says what becomes of each array; see `mapped_by`."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +86,42 @@ def _path(name: str, source: Path) -> Path:
     return tuple(places.get(key, key) for key in name.split("/"))
 
 
-def mapped_by(spec: str, *, strict: bool = False) -> Transform:
-    """The transform that `--map` names: a file of rules, `module:function` or `file.py:function`.
+def mapped_by(by: Mapper, *, strict: bool = False) -> Transform:
+    """The transform of rules or of a function, as they are or by name.
+
+    Args:
+        by: one of
+            a file of rules, `module:function` or `file.py:function`, as text or a path;
+            template -> template, where None drops: `{"a.{layer}.w": "b.{layer}.w", "rope.{...}": None}`;
+            rules as `ckpttools.transforms.rename` reads them;
+            a function over (path, array).
+        strict: refuse arrays that no rule matches.
 
     Raises:
         StorageError: the file is not there.
         FormatError: running it fails.
         UsageError: there is no such function; `strict`, which is for rules, with one.
+        MappingError: a template is not in the row language.
         CheckpointError: as `ckpttools.transforms.rename.read_rules`, for files.
     """
+    match by:
+        case str() | FilePath():
+            return _named(str(by), strict)
+        case Remap():
+            return replace(by, strict=strict or by.strict)
+        case Mapping():
+            return replace(renames(by), strict=strict)
+        case _:
+            name = getattr(by, "__qualname__", repr(by))
+            _refuse_strict(name, strict)
+            return MapArrays(by, name)
+
+
+def _named(spec: str, strict: bool) -> Transform:
     home, colon, name = spec.rpartition(":")
     if not colon:
         return read_rules(FilePath(spec), strict=strict)
-    if strict:
-        raise UsageError("a function decides about every array itself", got=f"--strict with {spec}")
+    _refuse_strict(spec, strict)
     function = getattr(_module(home, spec), name, None)
     if not callable(function):
         known = [each for each, value in vars(_module(home, spec)).items() if callable(value)]
@@ -107,6 +132,11 @@ def mapped_by(spec: str, *, strict: bool = False) -> Transform:
             hint=f"did you mean {near[0]}?" if near else None,
         )
     return MapArrays(function, spec)
+
+
+def _refuse_strict(name: str, strict: bool) -> None:
+    if strict:
+        raise UsageError("a function decides about every array itself", got=f"{option('strict')} with {name}")
 
 
 def _module(home: str, spec: str) -> ModuleType:
@@ -142,30 +172,13 @@ def _loaded(file: FilePath) -> ModuleType:
     return module
 
 
-def remap(by: Function | Mapping[str, str | None] | Remap) -> Transform:
-    """The transform of a function over (path, array), of rules, or of templates by templates.
-
-    Args:
-        by: a function; rules as `ckpttools.transforms.rename` reads them; or template -> template, where
-            None drops: `{"layers.{layer}.w": "blocks.{layer}.w", "rope.{...}": None}`.
-
-    Raises:
-        MappingError: a template is not in the row language.
-    """
-    if isinstance(by, Remap):
-        return by
-    if isinstance(by, Mapping):
-        return renames(by)
-    return MapArrays(by, getattr(by, "__qualname__", repr(by)))
-
-
 def as_checkpoint_conversion_fn(
     *makers: Transform | Function | Mapping[str, str | None],
 ) -> Callable[[Any], Any]:
     """A function over a whole checkpoint, as MaxText's `checkpoint_conversion_fn` wants it.
 
     Args:
-        makers: what to make of the checkpoint, first to last: transforms, or what `remap` takes.
+        makers: what to make of the checkpoint, first to last: transforms, or what `mapped_by` takes.
 
     Returns:
         A function from a dictionary of numpy or JAX arrays, flat or nested, to such a dictionary. Arrays
@@ -182,4 +195,4 @@ def as_checkpoint_conversion_fn(
 
 def _transform(maker: Any) -> Transform:
     """Transforms are dataclasses (`ckpttools.transforms.base`); what else can be called is a function."""
-    return cast(Transform, maker) if is_dataclass(maker) else remap(maker)
+    return cast(Transform, maker) if is_dataclass(maker) else mapped_by(maker)

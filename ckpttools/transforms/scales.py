@@ -11,6 +11,7 @@ from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, MappingError, listing
 from ckpttools.core.notes import Notes
+from ckpttools.core.wording import option
 from ckpttools.quantized.config import says_quantized, scheme, stated_dtypes
 from ckpttools.quantized.scales import scales_word, split_name
 from ckpttools.quantized.tree import by_names, quantized_in
@@ -54,7 +55,7 @@ def spared(
             "what belongs to quantised weights cannot be cast:" + listing(asked),
             place=place or None,
             got=scheme(says_quantized(config)) or None,
-            hint="name other arrays in --dtype-map; --dtype leaves these as they are",
+            hint=f"name other arrays in {option('dtype_map')}; {option('dtype')} leaves these as they are",
         )
     left = {names[side] for side in sides}
     notes = Notes(remarks=(*_left_alone(sides), *_taken(unclear)))

@@ -10,6 +10,7 @@ from ckpttools.array.patterns import first_match, prefixes
 from ckpttools.array.tree import Path, Tree, dotted, spelled
 from ckpttools.core.errors import UsageError, near_names
 from ckpttools.core.notes import Notes
+from ckpttools.core.wording import quoted
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved
 
@@ -50,8 +51,8 @@ class Select:
         return Transformed(moved(tree, left), Notes(dropped=tuple(map(spelled, dropped))))
 
     def _options(self) -> Iterator[str]:
-        yield from (f"--keep {pattern!r}" for pattern in self.keep)
-        yield from (f"--drop {pattern!r}" for pattern in self.drop)
+        yield from (quoted("keep", pattern) for pattern in self.keep)
+        yield from (quoted("drop", pattern) for pattern in self.drop)
 
 
 def require_matches(patterns: Iterable[str], paths: Iterable[Path], place: str) -> None:

@@ -21,6 +21,7 @@ from typing import NamedTuple, NoReturn
 import google_crc32c
 
 from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.wording import option
 
 MANIFEST = "manifest.ocdbt"
 _MANIFEST_MAGIC, _NODE_MAGIC = bytes.fromhex("0cdb3a2a"), bytes.fromhex("0cdb20de")
@@ -331,7 +332,8 @@ class _Reader:
         most = max(self._max_bytes, _MOST_EXPANDED * self._stored)
         if self._taken > most:
             got, wanted = f"more than {most} bytes out of {self._stored}", f"at most {most} bytes"
-            hint = f"if the checkpoint is trusted, pass a larger --max-index-bytes than {self._max_bytes}"
+            larger = f"a larger {option('max_index_bytes')} than {self._max_bytes}"
+            hint = f"if the checkpoint is trusted, pass {larger}"
             body.fail("The index takes too much memory.", got, wanted, hint)
 
     def walk(self, node: _Node, height: int, prefix: bytes) -> Entries:

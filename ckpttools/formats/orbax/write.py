@@ -16,6 +16,7 @@ from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.tree import Path, Tree, dotted, spelled
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.region import Shape, ceil_div, grid_indices
+from ckpttools.core.wording import option
 from ckpttools.formats.base import COMPANIONS, Extents, Layout
 from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, is_file_name
 from ckpttools.formats.orbax import metadata as orbax_metadata
@@ -69,12 +70,13 @@ class OrbaxWriter:
         if self.target_data_file_bytes is not None and not self.ocdbt:
             raise UsageError(
                 "without OCDBT every chunk is a file, so data files have no target size",
-                hint="leave out --no-ocdbt or --target-data-file-size",
+                hint=f"leave out {option('ocdbt', False)} or {option('target_data_file_size')}",
             )
         if self.references.mode is not ReferenceMode.NONE and not (self.ocdbt and self.zarr3):
             raise UsageError(
                 "only zarr v3 under OCDBT can refer to bytes that are there already",
-                hint="leave out --reference, or --no-ocdbt and --zarr2",
+                hint=f"leave out {option('reference', True)}, or {option('ocdbt', False)} and "
+                f"{option('zarr3', False)}",
             )
 
     def layout(self, tree: Tree, most: int) -> Layout:
@@ -292,7 +294,7 @@ def _check_directories(tree: Tree) -> None:
             "without OCDBT these arrays would need directories of names that cannot be:" + listing(wrong),
             place=tree.metadata.place or None,
             wanted=f"names without '/' and '\\', of at most {LONGEST_NAME} bytes, which nothing there has",
-            hint="write with --ocdbt, or rename them",
+            hint=f"write with {option('ocdbt', True)}, or rename them",
         )
 
 

@@ -21,6 +21,7 @@ from ckpttools.array.lazy import ByteSource
 from ckpttools.core.dtypes import DTYPES, DType, from_safetensors
 from ckpttools.core.errors import CheckpointError, FormatError, near_names
 from ckpttools.core.region import Shape
+from ckpttools.core.wording import option
 from ckpttools.formats.json_file import parse_json
 
 MAX_HEADER_BYTES = 100_000_000
@@ -126,7 +127,7 @@ def _refuse_short(source: ByteSource, head: bytes, length: int) -> NoReturn:
 
 
 def _refuse_long(source: ByteSource, length: int, most: int) -> NoReturn:
-    hint = f"if the file is meant to have so many tensors, pass --max-header-bytes {length}"
+    hint = f"if the file is meant to have so many tensors, pass {option('max_header_bytes', length)}"
     _refuse(
         "the header is longer than allowed", source.path, f"{length} bytes", f"at most {most} bytes", hint
     )

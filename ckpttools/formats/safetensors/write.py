@@ -14,6 +14,7 @@ from pathlib import Path as FilePath
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.wording import option
 from ckpttools.formats import flat
 from ckpttools.formats.base import Extents, Layout
 from ckpttools.formats.placement import DataFile, Placement
@@ -152,7 +153,7 @@ def _shard(
             place=file,
             got=f"{len(header) - _LENGTH_BYTES} bytes for {len(arrays)} arrays",
             wanted=f"at most {MAX_HEADER_BYTES} bytes",
-            hint="spread the arrays over more files with a smaller --max-shard-size",
+            hint=f"spread the arrays over more files with a smaller {option('max_shard_size')}",
         )
     return _Shard(file, header, starts, len(header) + end)
 
@@ -229,10 +230,12 @@ def _has_code(array: LazyArray) -> bool:
 def _remedies(arrays: Iterable[LazyArray]) -> Iterator[str]:
     dtypes = {array.dtype for array in arrays}
     if any(dtype.is_float for dtype in dtypes):
-        yield "--dtype bfloat16 casts floating-point arrays, without loss for those of 8 bits and less"
+        cast = option("dtype", "bfloat16")
+        yield f"{cast} casts floating-point arrays, without loss for those of 8 bits and less"
     others = sorted(dtype.name for dtype in dtypes if not dtype.is_float)
     if others:
-        yield f"--dtype leaves {', '.join(others)} as it is: choose a format that holds it, such as Orbax"
+        left = f"{option('dtype')} leaves {', '.join(others)} as it is"
+        yield f"{left}: choose a format that holds it, such as Orbax"
 
 
 def _index(shards: Sequence[_Shard], names: Mapping[Path, str], tree: Tree) -> dict[str, object]:

@@ -58,7 +58,7 @@ class Zstd:
 
 
 CompressionSpec = Zstd
-"""What `--compression` can mean, beside nothing."""
+"""What a user can have chunks compressed with."""
 
 
 def parse_compression(text: str) -> CompressionSpec | None:

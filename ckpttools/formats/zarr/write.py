@@ -17,6 +17,7 @@ from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Shape
+from ckpttools.core.wording import option
 from ckpttools.formats import flat
 from ckpttools.formats.base import Extents, Layout
 from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, is_file_name
@@ -111,7 +112,7 @@ def _check_names(tree: Tree) -> None:
             place=tree.metadata.place or None,
             wanted=f"1 to {LONGEST_NAME} bytes without '/' and '\\', not only periods, not beginning with "
             f"'__', not {DOCUMENT}",
-            hint="rename them, or write Orbax with --ocdbt, which takes any key",
+            hint=f"rename them, or write Orbax with {option('ocdbt', True)}, which takes any key",
         )
 
 

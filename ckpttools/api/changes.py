@@ -1,0 +1,215 @@
+"""Calls that change what a checkpoint holds: which arrays, under which names, in which dtypes, stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckpttools.api.arguments import Patterns, Source, dtype_of, patterns_of, text_of
+from ckpttools.api.convert import Changing, write_changed
+from ckpttools.api.prepared import Prepared, command
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
+from ckpttools.maxtext.cycles import CycleNames
+from ckpttools.maxtext.scan import ForceUnroll, UnstackLayers
+from ckpttools.maxtext.stacking import StackAsModel
+from ckpttools.maxtext.strip import FlavourName, StripOptimizer
+from ckpttools.transforms.base import Transform
+from ckpttools.transforms.cast import CastMap, CastTo
+from ckpttools.transforms.functions import Mapper, mapped_by
+from ckpttools.transforms.select import Select
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+
+@command(Changing)
+def select(
+    source: Source,
+    destination: str | Path,
+    *,
+    keep: Patterns = (),
+    drop: Patterns = (),
+    **common: Unpack[Changing],
+) -> Prepared:
+    """Writes the arrays that `keep` names (all without it), without those that `drop` names.
+
+    Args:
+        source: a file, an item, a step, a run directory, or a tree.
+        destination: directory that appears when everything is written.
+        keep, drop: patterns, such as "params/*", or a key and all below it.
+        common: `ckpttools.api.convert.Changing`.
+
+    Raises:
+        UsageError: no pattern is given, one matches nothing, or nothing is left.
+        CheckpointError: as `ckpttools.convert`.
+    """
+    chosen = Select(patterns_of(keep), patterns_of(drop))
+    if not (chosen.keep or chosen.drop):
+        hint = f"give {option('keep', 'PATTERN')} or {option('drop', 'PATTERN')}"
+        raise UsageError("there is nothing to select by", hint=hint)
+    return write_changed([chosen], source, destination, common)
+
+
+@command(Changing)
+def remap(
+    source: Source,
+    destination: str | Path,
+    *,
+    map: Mapper,
+    strict: bool = False,
+    **common: Unpack[Changing],
+) -> Prepared:
+    """Writes arrays under other names, or rearranged, by rules or by a function.
+
+    Args:
+        source: a file, an item, a step, a run directory, or a tree.
+        destination: directory that appears when everything is written.
+        map: a file of rules, "module:function", "file.py:function", a function over (path, array), or a
+            dictionary of templates: see `ckpttools.mapped_by`.
+        strict: refuse arrays that no rule matches.
+        common: `ckpttools.api.convert.Changing`.
+
+    Raises:
+        CheckpointError: as `ckpttools.mapped_by` and `ckpttools.convert`.
+    """
+    return write_changed([mapped_by(map, strict=strict)], source, destination, common)
+
+
+@command(Changing)
+def cast(
+    source: Source,
+    destination: str | Path,
+    *,
+    dtype: DType | str | None = None,
+    dtype_map: Mapping[str, DType | str] | None = None,
+    force: bool = False,
+    **common: Unpack[Changing],
+) -> Prepared:
+    """Writes a checkpoint in other dtypes: rounded to nearest even, NaN and infinity kept.
+
+    Values that a dtype cannot hold are counted in `Receipt.counts`.
+
+    Args:
+        source: a file, an item, a step, a run directory, or a tree.
+        destination: directory that appears when everything is written.
+        dtype: of floating-point arrays, such as "bfloat16"; None to leave them.
+        dtype_map: pattern -> dtype, also of whole numbers; the first that matches counts, `dtype` is for the
+            rest.
+        force: cast also where whole numbers can be lost, and float8 that may have lost its scales.
+        common: `ckpttools.api.convert.Changing`.
+
+    Raises:
+        UsageError: no dtype is given, or a pattern matches nothing.
+        CheckpointError: as `ckpttools.CastMap` and `ckpttools.convert`.
+    """
+    if dtype is None and not dtype_map:
+        hint = f"give {option('dtype', 'DTYPE')} or {option('dtype_map')} PATTERN=DTYPE"
+        raise UsageError("there is nothing to cast to", hint=hint)
+    casts = CastMap(dict(dtype_map or {}), dtype_of(dtype), force)
+    return write_changed([casts], source, destination, common)
+
+
+@command(Changing)
+def strip_optimizer(
+    source: Source,
+    destination: str | Path,
+    *,
+    keep_step: bool = False,
+    flavour: FlavourName = "same",
+    keep: Patterns = (),
+    drop: Patterns = (),
+    dtype: DType | str | None = None,
+    **common: Unpack[Changing],
+) -> Prepared:
+    """Writes the parameters of a training checkpoint and nothing else.
+
+    Args:
+        source: a run directory, a step, an item, or a tree.
+        destination: directory that appears when everything is written.
+        keep_step: keep the training step; without it the destination has step 0.
+        flavour: how parameters are nested: "same", "linen" (`params/params/…`) or "nnx" (`…/value`).
+        keep: patterns of what stays whatever it is.
+        drop: patterns of what goes whatever it is.
+        dtype: of floating-point arrays, such as "bfloat16"; None to leave them.
+        common: `ckpttools.api.convert.Changing`.
+
+    Raises:
+        CheckpointError: as `ckpttools.StripOptimizer` and `ckpttools.convert`.
+    """
+    stripped = StripOptimizer(keep_step, flavour, patterns_of(keep), patterns_of(drop))
+    return write_changed([stripped, *_casts(dtype)], source, destination, common)
+
+
+@command(Changing)
+def stack(
+    source: Source,
+    destination: str | Path,
+    *,
+    scan_axis: int | None = None,
+    cycle: int | None = None,
+    cycle_names: CycleNames | None = None,
+    family: str | Path | None = None,
+    dtype: DType | str | None = None,
+    **common: Unpack[Changing],
+) -> Prepared:
+    """Stacks layers that are one by one (layers_0, layers_1, …), as MaxText's `scan_layers=true` wants them.
+
+    Args:
+        source: a run directory, a step, an item, or a tree.
+        destination: directory that appears when everything is written.
+        scan_axis: axis of parameters on which layers are stacked; None for that from which `unstack` took
+            them, else 1.
+        cycle: layers after which their kinds repeat; None as they were before `unstack`, else as in the
+            model's family.
+        cycle_names: what positions of a cycle are called: "layers", "layer" or "local-global"; None to tell.
+        family: the model's family, or a file that describes one; None to tell.
+        dtype: of floating-point arrays, such as "bfloat16"; None to leave them.
+        common: `ckpttools.api.convert.Changing`.
+
+    Raises:
+        CheckpointError: as `ckpttools.StackLayers` and `ckpttools.convert`; several layouts fit.
+    """
+    stacked = StackAsModel(scan_axis, cycle, cycle_names, text_of(family))
+    return write_changed([stacked, *_casts(dtype)], source, destination, common)
+
+
+@command(Changing)
+def unstack(
+    source: Source,
+    destination: str | Path,
+    *,
+    scan_axis: int = 1,
+    force_unroll: bool = False,
+    keep_step: bool = False,
+    flavour: FlavourName = "same",
+    dtype: DType | str | None = None,
+    **common: Unpack[Changing],
+) -> Prepared:
+    """Writes stacked layers one by one (layers_0, layers_1, …), as MaxText's `scan_layers=false` wants them.
+
+    Args:
+        source: a run directory, a step, an item, or a tree.
+        destination: directory that appears when everything is written.
+        scan_axis: axis of parameters on which layers are stacked.
+        force_unroll: also leave out all training state, as MaxText's `force_unroll`.
+        keep_step, flavour: with `force_unroll`, as of `strip_optimizer`.
+        dtype: of floating-point arrays, such as "bfloat16"; None to leave them.
+        common: `ckpttools.api.convert.Changing`.
+
+    Raises:
+        CheckpointError: as `ckpttools.UnstackLayers` and `ckpttools.convert`.
+    """
+    if not force_unroll and (keep_step or flavour != "same"):
+        said = f"{option('keep_step')} and {option('flavour')} are about {option('force_unroll')}"
+        raise UsageError(said, hint="give it as well")
+    change: Transform = (
+        ForceUnroll(scan_axis, keep_step, flavour) if force_unroll else UnstackLayers(scan_axis)
+    )
+    return write_changed([change, *_casts(dtype)], source, destination, common)
+
+
+def _casts(dtype: DType | str | None) -> list[Transform]:
+    return [] if dtype is None else [CastTo(dtype)]

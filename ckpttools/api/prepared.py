@@ -1,0 +1,221 @@
+"""What every call that writes shares: the checks before it, the plan, and carrying it out.
+
+    @command(Writing)
+    def save_as(source: Source, destination: str | Path, **writing: Unpack[Writing]) -> Prepared:
+        return prepare(lambda resources: …, source, destination, **writing)
+
+makes two calls of one function: `save_as(…)` writes and returns a `Receipt`, `save_as.plan(…)` returns what
+is to be done, of which nothing has been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from inspect import signature
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypedDict, cast
+
+from ckpttools.api.arguments import Size, Source
+from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
+from ckpttools.array.tree import Tree
+from ckpttools.core.budget import allowing, parse_size, size_text
+from ckpttools.core.errors import UsageError, near_names
+from ckpttools.core.text import array_count
+from ckpttools.core.wording import option
+from ckpttools.plan.plan import Plan
+from ckpttools.run.events import Observer, Receipt
+
+P = ParamSpec("P")
+
+
+class Writing(TypedDict, total=False):
+    """How a call that writes goes about it.
+
+    Attributes:
+        memory: bytes that may be resident at most, such as "512MiB"; 1 GiB without it.
+        jobs: workers at a time; None for as many as suit the work.
+        overwrite: replace what is at the destination; it goes last, when all is written.
+        resume: insist on going on with an interrupted conversion; the same call does so anyway.
+        manifest: file that gets digests of all arrays, for `ckpt verify`.
+        observe: called with every event (`ckpttools.run.events`).
+        command: what the user typed, for whoever finds the work unfinished.
+    """
+
+    memory: Size
+    jobs: int | None
+    overwrite: bool
+    resume: bool
+    manifest: str | Path | None
+    observe: Observer
+    command: str
+
+
+def writing_of(said: Mapping[str, Any]) -> Writing:
+    """What of several groups of keyword arguments is `Writing`."""
+    return cast(Writing, {name: said[name] for name in Writing.__annotations__ if name in said})
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Prepared:
+    """What is to be done, decided in all details: nothing is written yet, and no array was read.
+
+    Attributes:
+        conversion: the plan and the writer that it was made for.
+        destination: where the checkpoint will be.
+        overwrite, manifest, observe, command: as `Writing`.
+    """
+
+    conversion: Conversion
+    destination: Path
+    overwrite: bool = False
+    manifest: Path | None = None
+    observe: Observer = field(default=lambda event: None)
+    command: str = ""
+
+    @property
+    def plan(self) -> Plan:
+        """Tasks, files, memory, and what there is to say of them."""
+        return self.conversion.plan
+
+    def check(self) -> None:
+        """Raises what would stop `run` before it writes anything."""
+        self.conversion.check(self.destination, overwrite=self.overwrite)
+
+    def run(self, observe: Observer | None = None) -> Receipt:
+        """Carries it out; errors as `Conversion.run`.
+
+        Args:
+            observe: called with every event, in place of `self.observe`.
+        """
+        return self.conversion.run(
+            self.destination,
+            overwrite=self.overwrite,
+            observe=observe or self.observe,
+            manifest=self.manifest,
+            command=self.command,
+        )
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        return (
+            f"Prepared({str(self.destination)!r}: {array_count(plan.tree.arrays)}, {plan.bytes_out:,} bytes, "
+            f"{size_text(plan.projected_peak)} of memory at most)"
+        )
+
+
+def prepare(
+    plan: Callable[[Resources], Conversion],
+    source: Source,
+    destination: str | Path,
+    *,
+    like: str | Path | None = None,
+    memory: Size = DEFAULT_MEMORY,
+    jobs: int | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    manifest: str | Path | None = None,
+    observe: Observer = lambda event: None,
+    command: str = "",
+) -> Prepared:
+    """Checks what can be checked beforehand, then plans.
+
+    Args:
+        plan: makes the plan within the resources.
+        source, destination: what is read and what is written; they must be apart.
+        like: what is read beside the source.
+        memory, jobs, overwrite, resume, manifest, observe, command: as `Writing`.
+
+    Raises:
+        UsageError: the destination is where something is read, there is nothing to go on with, or the
+            manifest cannot have its name.
+        CheckpointError: as `plan`.
+    """
+    from ckpttools.api.beside import check_beside
+    from ckpttools.digest import manifest as digests
+    from ckpttools.run.apart import check_apart
+
+    place, written = Path(destination), None if manifest is None else Path(manifest)
+    read = _place(source)
+    if read is not None:
+        check_apart(read, place)
+    if like is not None:
+        check_apart(Path(like), place, option("like"))
+    if resume:
+        _require_partial(place)
+    if written is not None:
+        check_beside(written, read or "", place)
+        digests.check_name(written, overwrite=overwrite)
+    resources = Resources(parse_size(memory), jobs, manifest=written is not None)
+    with allowing(resources.memory):
+        conversion = plan(resources)
+    return Prepared(conversion, place, overwrite, written, observe, command)
+
+
+def _place(source: Source) -> Path | None:
+    """Where a source lies; None for a tree that was not read from files."""
+    if not isinstance(source, Tree):
+        return Path(source)
+    place = Path(source.metadata.place)
+    return place if source.metadata.place and place.exists() else None
+
+
+def _require_partial(destination: Path) -> None:
+    from ckpttools.run.staging import Staging
+
+    directory = Staging(destination).directory
+    if not directory.exists():
+        raise UsageError(
+            "there is nothing to go on with",
+            wanted=f"{directory}, which an interrupted conversion leaves",
+            hint=f"run the command without {option('resume')}",
+        )
+
+
+class Command(Protocol[P]):
+    """A call that writes at once, and its plan."""
+
+    __name__: str
+
+    def __call__(self, *args: P.args, **options: P.kwargs) -> Receipt:
+        """Writes; what it takes and raises is said of each."""
+
+    def plan(self, *args: P.args, **options: P.kwargs) -> Prepared:
+        """What the same call would do."""
+
+
+def command(*groups: type) -> Callable[[Callable[P, Prepared]], Command[P]]:
+    """Makes a call that writes of one that plans.
+
+    Args:
+        groups: the `TypedDict`s of keyword arguments that the function hands on.
+    """
+
+    def make(plan: Callable[P, Prepared]) -> Command[P]:
+        own = signature(plan)
+        named = [each.name for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        known = [*named, *(name for group in groups for name in group.__annotations__)]
+
+        @wraps(plan)
+        def planned(*args: P.args, **options: P.kwargs) -> Prepared:
+            _check_names(plan.__name__, options, known)
+            return plan(*args, **options)
+
+        @wraps(plan)
+        def run(*args: P.args, **options: P.kwargs) -> Receipt:
+            return planned(*args, **options).run()
+
+        called = cast(Any, run)
+        called.plan, called.__signature__ = planned, own.replace(return_annotation="Receipt")
+        return cast(Command[P], run)
+
+    return make
+
+
+def _check_names(call: str, options: Iterable[str], known: list[str]) -> None:
+    for name in options:
+        if name not in known:
+            near = near_names(name, known, 1)
+            more = f": did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{more}")
