@@ -233,9 +233,7 @@ class _Run:
             except BaseException as error:
                 self._fail(error)
 
-        thread = threading.Thread(target=guarded)
-        thread.start()
-        return thread
+        return threading.Thread(target=guarded)
 
     def _sync_last(self) -> None:
         # After a sync that failed the system may call bytes durable that it has dropped (fsync(2)).

@@ -141,7 +141,7 @@ class _Scan(Generic[Result]):
     def seen(self, observe: Callable[[int], None]) -> Iterator[Seen[Result]]:
         workers: list[threading.Thread] = []
         try:
-            start_some(self._start, self._fit.jobs, workers)
+            start_some(self._thread, self._fit.jobs, workers)
             while (batch := self._first()) is not None:
                 for (index, region), result in zip(batch.pieces, batch.results, strict=False):
                     observe(self._nbytes(index, region))
@@ -157,11 +157,9 @@ class _Scan(Generic[Result]):
             for worker in workers:
                 worker.join()
 
-    def _start(self) -> threading.Thread:
+    def _thread(self) -> threading.Thread:
         blocks = Scratch(self._fit.buffer_bytes), Scratch(self._fit.scratch_bytes)
-        worker = threading.Thread(target=self._worker, args=blocks)
-        worker.start()
-        return worker
+        return threading.Thread(target=self._worker, args=blocks)
 
     def _first(self) -> _Batch[Result] | None:
         """Waits for the batch in front; None when there is none left."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import mmap
+import resource
 import threading
 from collections.abc import Callable
 
@@ -10,11 +12,16 @@ from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.wording import option
 
 
-def start_some(start: Callable[[], threading.Thread], most: int, started: list[threading.Thread]) -> None:
+# What a thread takes before it can say that it has begun, beside its stack.
+_BEGINNING_BYTES = 8 << 20
+_USUAL_STACK = 8 << 20
+
+
+def start_some(make: Callable[[], threading.Thread], most: int, started: list[threading.Thread]) -> None:
     """Starts threads until there are so many, or the system gives no memory for another one.
 
     Args:
-        start: allocates what one needs, and starts it.
+        make: allocates what one needs.
         most: how many are wanted.
         started: gets them, also where an error is raised.
 
@@ -23,7 +30,10 @@ def start_some(start: Callable[[], threading.Thread], most: int, started: list[t
     """
     for _ in range(most):
         try:
-            started.append(start())
+            thread = make()
+            _require_room()
+            thread.start()
+            started.append(thread)
         # What CPython raises where pthread_create fails is a RuntimeError.
         except (MemoryError, OSError, RuntimeError) as error:
             if isinstance(error, OSError) and error.errno not in (errno.ENOMEM, errno.EAGAIN):
@@ -36,3 +46,10 @@ def start_some(start: Callable[[], threading.Thread], most: int, started: list[t
                     f"with {option('memory')} and {option('jobs', 1)}",
                 ) from error
             return
+
+
+def _require_room() -> None:
+    """Raises OSError where a thread would find no memory: one that does not get to its first line is waited
+    for without end (CPython's `Thread.start`)."""
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    mmap.mmap(-1, (_USUAL_STACK if stack == resource.RLIM_INFINITY else stack) + _BEGINNING_BYTES).close()

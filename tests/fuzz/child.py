@@ -1,4 +1,4 @@
-"""One target in a process of its own: `python child.py TARGET SECONDS SEED CORPUS FOUND`.
+"""One target in a process of its own: `python child.py TARGET SECONDS RUNS SEED CORPUS FOUND`.
 
 With atheris, coverage-guided, where it is installed; else seeded mutations without coverage. The first input
 that raises anything but a CheckpointError, takes longer than 20 s or more than 1 GiB is kept in FOUND.
@@ -19,16 +19,16 @@ from pathlib import Path
 SECONDS, MEGABYTES, LARGEST = 20, 1024, 1 << 20
 
 
-def main(name: str, seconds: float, seed: int, corpus: Path, found: Path) -> None:
+def main(name: str, seconds: float, runs: int, seed: int, corpus: Path, found: Path) -> None:
     try:
         import atheris
     except ImportError:
         _by_mutation(name, seconds, seed, found)
     else:
-        _by_coverage(atheris, name, seconds, seed, corpus, found)
+        _by_coverage(atheris, name, seconds, runs, seed, corpus, found)
 
 
-def _by_coverage(atheris, name: str, seconds: float, seed: int, corpus: Path, found: Path) -> None:
+def _by_coverage(atheris, name: str, seconds: float, runs: int, seed: int, corpus: Path, found: Path) -> None:
     with atheris.instrument_imports(include=["ckpttools"]):
         import targets
     from mutate import mutated
@@ -46,6 +46,7 @@ def _by_coverage(atheris, name: str, seconds: float, seed: int, corpus: Path, fo
 
     options = [
         f"-max_total_time={max(1, round(seconds))}",
+        f"-runs={runs}",
         f"-seed={seed}",
         f"-timeout={SECONDS}",
         f"-rss_limit_mb={MEGABYTES}",
@@ -128,6 +129,6 @@ def alarmed():
 
 
 if __name__ == "__main__":
-    name, seconds, seed, corpus, found = sys.argv[1:]
+    name, seconds, runs, seed, corpus, found = sys.argv[1:]
     Path(found).mkdir(parents=True, exist_ok=True)
-    main(name, float(seconds), int(seed), Path(corpus), Path(found))
+    main(name, float(seconds), int(runs), int(seed), Path(corpus), Path(found))

@@ -7,7 +7,10 @@ tests/fuzz/found, where tests/test_fuzz.py runs it from then on.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,9 +22,9 @@ _LAST_LINES = 25
 _STARTING = 120  # seconds that a target may take beside its own
 
 
-def fuzz(name: str, seconds: float, seed: int, corpus: Path) -> tuple[str, int, str]:
+def fuzz(name: str, seconds: float, runs: int, seed: int, corpus: Path) -> tuple[str, int, str]:
     """Runs one target: its name, exit status and last words."""
-    words = [sys.executable, HERE / "child.py", name, seconds, seed, corpus / name, HERE / "found"]
+    words = [sys.executable, HERE / "child.py", name, seconds, runs, seed, corpus / name, HERE / "found"]
     try:
         ended = subprocess.run(
             list(map(str, words)),
@@ -29,6 +32,8 @@ def fuzz(name: str, seconds: float, seed: int, corpus: Path) -> tuple[str, int, 
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            # The order of sets is part of what is run through.
+            env={**os.environ, "PYTHONHASHSEED": "0"},
             check=False,
             timeout=seconds + _STARTING,
         )
@@ -44,6 +49,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
     parser.add_argument("--seconds", type=float, default=60, help="of each target")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        help="JSON with a number of inputs for each target, at most: with the same seed these are the same,\n"
+        "so that what is found depends on no machine's speed; --record writes it anew",
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="write --runs with what the seconds sufficed for"
+    )
     parser.add_argument("--seed", type=int, default=None, help="a fixed one, so that runs are alike")
     parser.add_argument("--jobs", type=int, default=1, help="targets at a time")
     parser.add_argument("--corpus", type=Path, help="where inputs that reach new code are kept between runs")
@@ -54,11 +68,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(asked.jobs) as pool:
         corpus = asked.corpus or Path(temporary)
         names = asked.targets or list(TARGETS)
+        most = json.loads(asked.runs.read_text()) if asked.runs and not asked.record else {}
+        done: dict[str, int] = {}
         failed = 0
-        for name, status, words in pool.map(lambda name: fuzz(name, asked.seconds, seed, corpus), names):
+
+        def one(name: str) -> tuple[str, int, str]:
+            return fuzz(name, asked.seconds, most.get(name, -1), seed, corpus)
+
+        for name, status, words in pool.map(one, names):
             failed += status != 0
+            executed = re.search(r"number_of_executed_units: (\d+)", words)
+            done[name] = int(executed[1]) if executed else 0
             sys.stdout.write(f"{name}: {'nothing found' if status == 0 else words}\n")
             sys.stdout.flush()
+    if asked.record and asked.runs and not failed:
+        asked.runs.write_text(json.dumps(done, indent=1) + "\n")
     sys.stdout.write(f"seed {seed}, {asked.seconds:g} s each\n")
     return int(failed > 0)
 
