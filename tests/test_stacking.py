@@ -77,8 +77,8 @@ class TestLayoutsThatCannotBeTold:
     def test_no_family_has_the_names(self):
         with pytest.raises(FormatError, match="no known family") as caught:
             StackAsModel()(some_layers(4, "mixer.kernel", "norm.scale"))
-        assert "--cycle" in caught.value.hint
-        assert "--family" in caught.value.hint
+        assert "`cycle`" in caught.value.hint
+        assert "family=" in caught.value.hint
 
     def test_several_families_have_them_and_stack_them_differently(self, monkeypatch):
         """A family of the user with the names of llama's and another cycle."""
@@ -89,8 +89,8 @@ class TestLayoutsThatCannotBeTold:
         tree = without_note(UnstackLayers()(golden_tree("llama3.1", True)).tree)
         with pytest.raises(FormatError, match="these layouts fit") as caught:
             StackAsModel()(tree)
-        assert "--cycle 1, as in llama" in caught.value.message
-        assert "--cycle 4 --cycle-names layers, as in odd" in caught.value.message
+        assert "cycle=1, as in llama" in caught.value.message
+        assert 'cycle=4 cycle_names="layers", as in odd' in caught.value.message
         assert kind_of(StackAsModel(cycle=4)(tree).tree).layers[0].cycle == 4
         assert kind_of(StackAsModel(cycle=1)(tree).tree).layers[0].layout == "stacked"
 

@@ -178,10 +178,14 @@ def read_file(file: LocalFile) -> bytes:
     """A companion's content, as it was when it was looked at.
 
     Raises:
-        FormatError: it was changed since then.
-        StorageError: it cannot be read.
+        SourceChangedError: it was changed since then.
+        FormatError, StorageError: it cannot be read.
     """
-    content = file.read(0, file.size)
-    file.close()
+    try:
+        content = file.read(0, file.size)
+        file.close()
+    except FormatError:
+        check_unchanged([file])
+        raise
     check_unchanged([file])
     return content

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.wording import option
 
-
 # What a thread takes before it can say that it has begun, beside its stack.
 _BEGINNING_BYTES = 8 << 20
 _USUAL_STACK = 8 << 20

@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpttools.core.errors import CheckpointError, FormatError, StorageError
+from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
 from ckpttools.stores.descriptors import Reopened
 from ckpttools.stores.times import iso_time
 
@@ -161,10 +161,10 @@ class _Opener:
             raise self._changed(now)
         return descriptor
 
-    def _changed(self, now: tuple[int, ...]) -> FormatError:
+    def _changed(self, now: tuple[int, ...]) -> SourceChangedError:
         first = self._first or now
         what = "ends too early" if now[2] < first[2] else "was changed while it was read"
-        return FormatError(
+        return SourceChangedError(
             f"{self._path} {what}",
             got="another file has the name" if now[:2] != first[:2] else _described(now),
             wanted=f"the file that was read before: {_described(first)}",
