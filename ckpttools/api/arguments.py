@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from ckpttools.api.sources import Reading as Reading
+from ckpttools.api.sources import Source as Source
 from ckpttools.array.tree import Tree
 from ckpttools.core.budget import parse_size
 from ckpttools.core.dtypes import DType, parse_dtype
@@ -14,26 +16,10 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr.chunk_codecs import CompressionSpec, parse_compression
 
-Source = str | Path | Tree
-"""A checkpoint: a path of any format, or a tree that is open already."""
 Size = int | str
 """Bytes: a number, or text such as "512MiB" and "2GB"."""
 Patterns = str | Sequence[str]
 """A glob of paths, or several; see `ckpttools.array.patterns`."""
-
-
-class Reading(TypedDict, total=False):
-    """How a source is opened.
-
-    Attributes:
-        step: training step; without it the latest finished one.
-        max_header_bytes: longest safetensors header that is accepted.
-        max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
-    """
-
-    step: int | None
-    max_header_bytes: Size
-    max_index_bytes: Size
 
 
 class Storing(TypedDict, total=False):

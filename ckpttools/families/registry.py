@@ -82,7 +82,7 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
             wanted="a string such as " + ", ".join(sorted(_by_model_type())),
             hint=f"name the family with {option('family')}",
         )
-    # All built-in families take 10 ms and looking for plug-ins 30, which most models do not need.
+    # All built-in families take 50 ms and looking for plug-ins 30, which most models do not need.
     family = _namesake(model_type) or _of_types(_built_in()).get(model_type)
     if family is not None:
         return family
