@@ -103,6 +103,11 @@ def grid_indices(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Shape]:
     return itertools.product(*map(range, grid_shape(shape, chunk)))
 
 
+def grid_cells(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Region]:
+    """Every cell of the grid, in C order of their indices: they tile the array."""
+    return (grid_cell(shape, chunk, index) for index in grid_indices(shape, chunk))
+
+
 def grid_index(grid: Sequence[int], position: int) -> Shape:
     """The cell index at a position in C order, of a grid of so many cells along each axis."""
     index: Shape = ()

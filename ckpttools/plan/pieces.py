@@ -17,9 +17,10 @@ from ckpttools.array.nodes import Chunked, Elementwise, Stack, Take
 from ckpttools.array.scratch import rounded_up
 from ckpttools.core.budget import BASE_BYTES, does_not_fit
 from ckpttools.core.errors import ShapeError
-from ckpttools.core.region import Region, Shape, ceil_div, grid_cell, grid_indices, split_to
+from ckpttools.core.region import Region, Shape, grid_cells, split_to
 from ckpttools.plan.plan import BYTES_PER_NODE
 from ckpttools.plan.task import LARGEST_TASK
+from ckpttools.plan.tiles import tile_shape
 
 Item = tuple[LazyArray, ...]
 Cut = Callable[[Item, int], Iterator[Region]]
@@ -132,7 +133,7 @@ class Tiles:
         if kind not in self._shapes:
             self._shapes[kind] = _cheapest(item, most, self._piece_bytes)
         tile = self._shapes[kind]
-        yield from map(partial(grid_cell, shape, tile), grid_indices(shape, tile))
+        yield from grid_cells(shape, tile)
 
 
 def _kind(array: LazyArray) -> Hashable:
@@ -154,21 +155,9 @@ def _element_bytes(item: Item) -> int:
 
 
 def _tile(item: Item, shape: Shape, most: int) -> Shape:
-    """A shape of at most `most` elements: the axis is halved, again and again, whose halving costs least."""
-    grains = [grain(array) for array in item]
-    while prod(shape) > most:
-        halves = [_halved(shape, axis, grains) for axis, length in enumerate(shape) if length > 1]
-        shape = min(halves, key=partial(_cost, item))
-    return shape
-
-
-def _halved(shape: Shape, axis: int, grains: Sequence[Shape]) -> Shape:
-    """The shape with one axis halved: to whole cells of the grid, where the axis spans several."""
-    length = shape[axis]
-    cell = max((each[axis] for each in grains if each[axis] < length), default=1)
-    half = ceil_div(ceil_div(length, 2), cell) * cell
-    half = half if half < length else half - cell
-    return (*shape[:axis], half, *shape[axis + 1 :])
+    """A shape of at most `most` elements, or of one."""
+    cells = [grain(array) for array in item]
+    return tile_shape(shape, max(1, most), cells, partial(_cost, item)) or (1,) * len(shape)
 
 
 def _cost(item: Item, shape: Shape) -> float:
