@@ -46,6 +46,7 @@ fuzz: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/convert.py
+	$(BIN)/python benchmarks/bare_copy.py
 	$(BIN)/python benchmarks/formats.py
 	$(BIN)/python benchmarks/deepseek.py
 	$(BIN)/python benchmarks/references.py
