@@ -56,7 +56,7 @@ def ckpt_process(*arguments: object, path: Path | None = None) -> subprocess.Com
     return subprocess.run(command, capture_output=True, text=True, env=with_path(path), check=False)
 
 
-@pytest.mark.parametrize("name", ["cli.md", "families.md"])
+@pytest.mark.parametrize("name", ["cli.md", "families.md", "reference.md"])
 def test_generated_pages_are_fresh(name):
     done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check", name], check=False)
     assert done.returncode == 0, "run `make docs`"
