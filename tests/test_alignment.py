@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden_data import FAMILIES, GOLDEN, golden_checkpoint
-from trees import hugging_face, lazy, parameters_of, values_of
+from support.golden_data import FAMILIES, golden_checkpoint
+from support.places import GOLDEN, TRAINED
+from support.trees import hugging_face, lazy, parameters_of, values_of
 
 from ckpttools.array.tree import Tree, dotted, spelled
 from ckpttools.compare.alignment import Aligned, AlignOptions, aligned, as_maxtext
@@ -26,7 +27,6 @@ from ckpttools.testing.strategies import noise, stored
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unscanned"])
-TRAIN = Path(__file__).parents[1] / "fixtures" / "train" / "llama_scanned"
 
 
 def assert_equal(both: Aligned) -> None:
@@ -190,7 +190,7 @@ class TestMaxTextAgainstMaxText:
         } <= set(both.remarks)
 
     def test_training_state_against_parameters(self):
-        training = open_tree(TRAIN)
+        training = open_tree(TRAINED)
         stripped = training.pipe(StripOptimizer())
         both = aligned(training, stripped)
         assert_equal(both)
@@ -203,14 +203,14 @@ class TestMaxTextAgainstMaxText:
         assert any("opt_state" in name for name in whole.a)
 
     def test_random_states_of_one_side_are_left_out(self):
-        training = open_tree(TRAIN)
+        training = open_tree(TRAINED)
         gone = next(path for path in training.arrays if "rngs" in path)
         both = aligned(training, Tree({p: leaf for p, leaf in training.items() if p != gone}))
         assert_equal(both)
         assert any("as the other side has no such random state" in each for each in both.remarks)
 
     def test_flavours_of_training_state(self):
-        training = open_tree(TRAIN)
+        training = open_tree(TRAINED)
         other = with_parameters(training, parameters(training), LINEN)
         assert_equal(aligned(training, other))
 

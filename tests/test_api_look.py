@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from command_line import ckpt
-from hf_models import write_llama
-from trees import tree_of
+from support.command_line import ckpt
+from support.hf_models import write_llama
+from support.trees import tree_of
 
 import ckpttools
 from ckpttools import ToMaxText, plan_to_maxtext

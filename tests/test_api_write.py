@@ -10,10 +10,11 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
-from command_line import ckpt, run
-from golden_data import GOLDEN, golden_checkpoint
 from safetensors.numpy import load_file
-from stored_trees import contents
+from support.command_line import ckpt, run
+from support.golden_data import golden_checkpoint
+from support.places import HF, ROOT
+from support.stored_trees import contents
 
 import ckpttools
 from ckpttools.core.dtypes import DTYPES
@@ -21,8 +22,6 @@ from ckpttools.core.errors import CheckpointError, DestinationExistsError, Memor
 from ckpttools.core.wording import as_flags, option, quoted
 from ckpttools.run.events import Started, TaskDone
 
-ROOT = Path(__file__).parents[1]
-HF = GOLDEN / "llama3.1" / "hf"
 STACKED, SINGLE = golden_checkpoint(True), golden_checkpoint(False)
 TRAINING = ROOT / "fixtures" / "train" / "llama_scanned"
 RULES = {"model.{...}": "base.{...}"}

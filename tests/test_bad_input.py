@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hf_models import write_llama
 from safetensors.numpy import save_file
+from support.hf_models import write_llama
 
 from ckpttools.cli.main import main
 

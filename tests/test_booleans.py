@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from command_line import run
+from support.command_line import run
 
 from ckpttools.array.tree import Metadata, Tree, spelled
 from ckpttools.core.dtypes import DTYPES

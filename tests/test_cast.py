@@ -7,10 +7,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from command_line import ended as run
-from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command_line import ended as run
+from support.golden_data import golden_checkpoint
+from support.places import HF
 
 from ckpttools.api.save import plan_save, save
 from ckpttools.array.nodes import Elementwise, elementwise, relayout
@@ -31,7 +32,6 @@ FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]
 WHOLE = [dtype for dtype in DTYPES.values() if dtype.kind in ("int", "uint")]
 # Significant bits, written down apart from the package; largest power of two below infinity.
 DIGITS = {"bfloat16": (8, 127), "float16": (11, 15), "float32": (24, 127), "float64": (53, 1023)}
-HF = GOLDEN / "llama3.1" / "hf"
 
 
 def converted(values, dtype, to):

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, write_item, zarr2, zarr3
+from support.orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, write_item, zarr2, zarr3
 
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.registry import open_tree

@@ -13,7 +13,7 @@ import zarr
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
+from support.orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
 
 from ckpttools.doctor.examine import examine
 from ckpttools.formats.zarr.chunk_ends import Encoded, is_whole

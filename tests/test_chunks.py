@@ -16,9 +16,10 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from orbax_items import FIXTURES, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
 from safetensors.numpy import save_file
-from stored_trees import write
+from support.orbax_items import LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
+from support.places import HF, ORBAX
+from support.stored_trees import write
 
 from ckpttools.array.storage import Storage, StoredArray, StoredFile
 from ckpttools.array.tree import Metadata, Tree, spelled
@@ -36,7 +37,6 @@ from ckpttools.inspect.reads import predict
 from ckpttools.testing.strategies import stored
 
 F32 = np.dtype("float32")
-HF = Path(__file__).parents[1] / "fixtures" / "golden" / "llama3.1" / "hf"
 READABLE = [
     "pytree_ocdbt1_zarr31",
     "pytree_ocdbt0_zarr30",
@@ -223,7 +223,7 @@ def bytes_read(ts):
 class TestSurvey:
     @pytest.mark.parametrize("name", READABLE)
     def test_every_byte_is_accounted_for(self, name):
-        tree = open_tree(FIXTURES / name)
+        tree = open_tree(ORBAX / name)
         storage = survey(tree)
         for file in storage.files:
             assert file.nbytes == (Path(storage.root) / file.name).stat().st_size
@@ -235,7 +235,7 @@ class TestSurvey:
         assert not any(each.missing for each in storage.arrays)
 
     def test_files_for_each_chunk(self):
-        storage = survey(open_tree(FIXTURES / "llama3.1_scanned_zarr3_noocdbt"))
+        storage = survey(open_tree(ORBAX / "llama3.1_scanned_zarr3_noocdbt"))
         on_disk = sum(file.nbytes for file in storage.files if file.kind == "data")
         assert sum(each.nbytes for each in storage.arrays) == on_disk
         assert sum(file.live for file in storage.files) == on_disk
@@ -289,7 +289,7 @@ class TestSurvey:
         assert advice(found)[0].subject == "missing data"
 
     def test_unmerged_processes(self, tmp_path):
-        item = shutil.copytree(FIXTURES / "lazy_2proc" / "7" / "items", tmp_path / "items")
+        item = shutil.copytree(ORBAX / "lazy_2proc" / "7" / "items", tmp_path / "items")
         merged = survey(open_tree(item))
         (item / "manifest.ocdbt").unlink()
         storage = survey(open_tree(item))
@@ -396,7 +396,7 @@ class TestAdvice:
         assert self.subjects(array((8, 8), (8, 8)), mesh="2", spec=spec) == []
 
     def test_layers_are_cut_where_they_are_stacked_only(self):
-        tree = open_tree(FIXTURES / "maxtext_run")
+        tree = open_tree(ORBAX / "maxtext_run")
         mesh = Mesh({"0": 2})
         report = inspect_chunks(tree, survey(tree), "params/*", mesh, parse_spec("layer", mesh))
         cut = {each.path.rpartition("decoder/")[2]: each.reads.cut for each in report.arrays}
@@ -411,7 +411,7 @@ class TestCommand:
     @pytest.mark.parametrize("name", READABLE)
     @pytest.mark.parametrize("columns", ["80", "200"])
     def test_text(self, name, columns):
-        result = self.run(FIXTURES / name, "--mesh", "4x2", "--spec", "axis0=0,axis1=1", columns=columns)
+        result = self.run(ORBAX / name, "--mesh", "4x2", "--spec", "axis0=0,axis1=1", columns=columns)
         assert result.exit_code == 0
         table = [line for line in result.output.splitlines() if line.startswith(("array ", "    "))]
         assert table and max(map(len, table)) <= int(columns)
@@ -433,7 +433,7 @@ class TestCommand:
         assert "39 arrays in 39 chunks" in output
 
     def test_json(self):
-        result = self.run(FIXTURES / "maxtext_run", "--json", "--mesh", "fsdp=4", "--spec", "P('fsdp')")
+        result = self.run(ORBAX / "maxtext_run", "--json", "--mesh", "fsdp=4", "--spec", "P('fsdp')")
         report = json.loads(result.output)["report"]
         assert report["loading"]["mesh"] == {"fsdp": 4}
         assert report["num_arrays"] == len(report["arrays"]) == 17
@@ -449,9 +449,7 @@ class TestCommand:
         assert "0 arrays in 0 chunks" in result.stdout
 
     def test_filter(self):
-        report = json.loads(self.run(FIXTURES / "maxtext_run", "--json", "--filter", "*/mlp/*").output)[
-            "report"
-        ]
+        report = json.loads(self.run(ORBAX / "maxtext_run", "--json", "--filter", "*/mlp/*").output)["report"]
         assert {each["path"].split("/")[-3] for each in report["arrays"]} == {"mlp"}
 
     @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import click
 import pytest
-from command_line import ckpt, succeed
-from hf_models import write_llama
+from support.command_line import ckpt, succeed
+from support.hf_models import write_llama
+from support.places import ORBAX
 
 from ckpttools.cli import units
 from ckpttools.cli.lazy import LazyGroup
@@ -487,7 +488,7 @@ class TestLines:
 class TestLaterSteps:
     """Whatever command opens a run says on stderr which later step it has passed over."""
 
-    RUN = Path(__file__).parents[1] / "fixtures" / "orbax" / "unfinished_commit_file"
+    RUN = ORBAX / "unfinished_commit_file"
     COMMANDS = (
         ("inspect", "tree"),
         ("inspect", "stats"),

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from golden_data import GOLDEN
 from safetensors.numpy import load_file
+from support.places import GOLDEN
 
 from ckpttools.api.conversion import Conversion
 from ckpttools.api.convert import plan_any

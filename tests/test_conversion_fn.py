@@ -6,8 +6,9 @@ import json
 
 import numpy as np
 import pytest
-from golden_data import FAMILIES, GOLDEN, SCAN_NAMES, described, golden_arrays
 from safetensors.numpy import load_file
+from support.golden_data import FAMILIES, SCAN_NAMES, described, golden_arrays
+from support.places import GOLDEN
 
 import ckpttools
 from ckpttools.core.errors import CoverageError

@@ -8,8 +8,9 @@ import shutil
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from golden_data import FAMILIES, GOLDEN, SCAN_NAMES, convert
-from stored_trees import write
+from support.golden_data import FAMILIES, SCAN_NAMES, convert
+from support.places import GOLDEN
+from support.stored_trees import write
 
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext

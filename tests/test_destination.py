@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from mounts import while_mounted
 from safetensors.numpy import save_file
+from support.mounts import while_mounted
+from support.places import FIXTURES
 
 from ckpttools.cli.main import main
 from ckpttools.testing.models import LlamaSizes, write_llama
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
 SIZES = LlamaSizes(layers=2, hidden=64, mlp=128, heads=4, kv_heads=2, head_dim=16, vocab=256)
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from command_line import ended
-from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
-from stored_trees import write
+from support.command_line import ended
+from support.golden_data import golden_checkpoint
+from support.places import GOLDEN, HF
+from support.stored_trees import write
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored, take
@@ -43,7 +44,6 @@ PLENTY = {"memory": 512 << 20, "jobs": 2}
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]
 SMALL_FLOATS = [dtype for dtype in FLOATS if dtype.bits <= 16]
 WHOLE = [dtype for dtype in DTYPES.values() if dtype.kind in ("int", "uint")]
-HF = GOLDEN / "llama3.1" / "hf"
 
 
 def of_pair(a: LazyArray, b: LazyArray, tolerances: Tolerances | None = None) -> ArrayDiff:

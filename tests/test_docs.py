@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hf_models import write_llama
+from support.hf_models import write_llama
+from support.places import ROOT
 
 from ckpttools.core.dtypes import DTYPES
 
-ROOT = Path(__file__).parent.parent
 FAMILY_PAGE = ROOT / "docs" / "add-a-family.md"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from orbax_items import (
+from safetensors.numpy import save_file
+from support.orbax_items import (
     EXPECTED,
-    FIXTURES,
     LITTLE,
     ZSTD,
     change_index,
@@ -27,7 +27,7 @@ from orbax_items import (
     write_item,
     zarr3,
 )
-from safetensors.numpy import save_file
+from support.places import GOLDEN, HF, ORBAX
 
 from ckpttools.array.tree import spelled
 from ckpttools.cli.main import main
@@ -39,8 +39,6 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.databases import read_database
 from ckpttools.formats.registry import open_tree
 
-GOLDEN = Path(__file__).parents[1] / "fixtures" / "golden"
-HF = GOLDEN / "llama3.1" / "hf"
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 F32 = np.dtype("float32")
 # What is not sound in the fixtures: level and check.
@@ -79,26 +77,26 @@ def content(top):
 
 
 class TestSound:
-    @pytest.mark.parametrize("name", sorted(path.name for path in FIXTURES.iterdir() if path.is_dir()))
+    @pytest.mark.parametrize("name", sorted(path.name for path in ORBAX.iterdir() if path.is_dir()))
     def test_orbax(self, name):
-        assert told(FIXTURES / name) == UNSOUND.get(name, set())
+        assert told(ORBAX / name) == UNSOUND.get(name, set())
 
     @pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
     def test_golden(self, path):
         assert told(path) == set()
 
     def test_the_fixtures_are_known(self):
-        assert {name.split("/")[0] for name in EXPECTED} - {path.name for path in FIXTURES.iterdir()} == set()
-        assert set(UNSOUND) <= {path.name for path in FIXTURES.iterdir()}
+        assert {name.split("/")[0] for name in EXPECTED} - {path.name for path in ORBAX.iterdir()} == set()
+        assert set(UNSOUND) <= {path.name for path in ORBAX.iterdir()}
 
     def test_levels_of_a_run(self):
-        run = FIXTURES / "maxtext_run"
+        run = ORBAX / "maxtext_run"
         for path in (run, run / "checkpoints", run / "checkpoints/4", run / "checkpoints/4/items"):
             assert examine(path).findings == ()
 
     def test_where_one_stands_says_the_same(self, monkeypatch):
         """What is above a place counts, however it is written."""
-        (item,) = (FIXTURES / "emergency").glob("local_host2/*/state")
+        (item,) = (ORBAX / "emergency").glob("local_host2/*/state")
         wanted = examine(item)
         monkeypatch.chdir(item)
         found = examine(Path())
@@ -123,14 +121,14 @@ class TestOrbax:
         return write_item(tmp_path / "item", arrays, use_ocdbt=use_ocdbt, **more)
 
     def test_unmerged(self, tmp_path):
-        item = copy(FIXTURES / "lazy_2proc", tmp_path) / "7" / "items"
+        item = copy(ORBAX / "lazy_2proc", tmp_path) / "7" / "items"
         (item / "manifest.ocdbt").unlink()
         found = only(item, "unmerged")
         assert found.fix == "merge"
         assert f"ckpt doctor {item} --fix merge" in found.do
 
     def test_partly_merged(self, tmp_path):
-        item = copy(FIXTURES / "lazy_2proc", tmp_path) / "7" / "items"
+        item = copy(ORBAX / "lazy_2proc", tmp_path) / "7" / "items"
         change_index(item, lambda entries: entries.pop(b"params.params.w/c/1/0"))
         checks_that_speak = told(item, "error")
         assert checks_that_speak == {"chunks", "unmerged"}
@@ -201,7 +199,7 @@ class TestOrbax:
 
     @pytest.mark.parametrize("says", [True, False])
     def test_the_wrong_version_of_zarr(self, tmp_path, says):
-        source = FIXTURES / ("pytree_ocdbt1_zarr30" if says else "pytree_ocdbt1_zarr31")
+        source = ORBAX / ("pytree_ocdbt1_zarr30" if says else "pytree_ocdbt1_zarr31")
         item = copy(source, tmp_path)
         change_json(item / "_METADATA", use_zarr3=says)
         found = only(item, "chunks")
@@ -211,20 +209,20 @@ class TestOrbax:
 
     @pytest.mark.parametrize("says", [True, False])
     def test_an_index_where_none_is_said_to_be(self, tmp_path, says):
-        item = copy(FIXTURES / ("pytree_ocdbt0_zarr31" if says else "pytree_ocdbt1_zarr31"), tmp_path)
+        item = copy(ORBAX / ("pytree_ocdbt0_zarr31" if says else "pytree_ocdbt1_zarr31"), tmp_path)
         change_json(item / "_METADATA", use_ocdbt=says)
         found = only(item, "chunks")
         assert os.system(found.do) == 0
         assert examine(item).findings == ()
 
     def test_an_item_without_its_index(self, tmp_path):
-        item = copy(FIXTURES / "maxtext_converted", tmp_path)
+        item = copy(ORBAX / "maxtext_converted", tmp_path)
         for path in [*item.rglob("*.ocdbt"), *item.rglob("ocdbt.process_*")]:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         assert "index" in told(item, "error")
 
     def test_a_copy_without_dot_files(self, tmp_path):
-        item = copy(FIXTURES / "pytree_ocdbt0_zarr30", tmp_path)
+        item = copy(ORBAX / "pytree_ocdbt0_zarr30", tmp_path)
         for file in item.rglob(".*"):
             file.unlink()
         assert "start with a dot" in only(item, "chunks").do
@@ -250,12 +248,12 @@ class TestOrbax:
     @pytest.mark.parametrize("file", ["_METADATA", "_sharding", "array_metadatas/process_0"])
     @pytest.mark.parametrize("text", [b"{", b"\xff\xfe", b"[]", b"[" * 100_000, b""])
     def test_unreadable_json(self, tmp_path, file, text):
-        item = copy(FIXTURES / "pytree_ocdbt1_zarr31", tmp_path)
+        item = copy(ORBAX / "pytree_ocdbt1_zarr31", tmp_path)
         (item / file).write_bytes(text)
         assert told(item, "error") == {"metadata"}
 
     def test_unreadable_metadata_of_a_step(self, tmp_path):
-        run = copy(FIXTURES / "maxtext_run", tmp_path)
+        run = copy(ORBAX / "maxtext_run", tmp_path)
         (run / "checkpoints/4/_CHECKPOINT_METADATA").write_text("{")
         assert told(run, "error") == {"metadata"}
 
@@ -266,19 +264,19 @@ class TestOrbax:
         assert "both stored as 'w'" in only(item, "metadata").what
 
     def test_missing_strings(self, tmp_path):
-        item = copy(FIXTURES / "tree_zoo", tmp_path)
+        item = copy(ORBAX / "tree_zoo", tmp_path)
         (item / "_strings.json").write_text("{}")
         assert "no text for" in only(item, "metadata").what
 
     def test_a_host_has_its_part(self):
-        found = examine(FIXTURES / "replicator").findings
+        found = examine(ORBAX / "replicator").findings
         assert [each.level for each in found] == ["warning"]
         assert "one host" in found[0].why
 
 
 class TestSteps:
     def test_no_commit_marker(self, tmp_path):
-        run = copy(FIXTURES / "cm_default", tmp_path)
+        run = copy(ORBAX / "cm_default", tmp_path)
         for path in run.rglob("commit_success.txt"):
             path.unlink()
         found = examine(run)
@@ -290,12 +288,12 @@ class TestSteps:
         assert examine(run).findings == ()
 
     def test_items_of_v1_have_no_marker_of_their_own(self):
-        item = FIXTURES / "v1_save_pytree" / "state"
+        item = ORBAX / "v1_save_pytree" / "state"
         assert not (item / "commit_success.txt").exists()
         assert examine(item.parent).findings == ()
 
     def test_no_marker_where_something_is_an_error(self, tmp_path):
-        step = copy(FIXTURES / "maxtext_run" / "checkpoints" / "4", tmp_path)
+        step = copy(ORBAX / "maxtext_run" / "checkpoints" / "4", tmp_path)
         (step / "commit_success.txt").unlink()
         (step / "items" / "_METADATA").write_text("{")
         with pytest.raises(FormatError, match="cannot be said to be whole"):
@@ -304,7 +302,7 @@ class TestSteps:
 
     def unmarked(self, tmp_path):
         """Two steps without markers; the first that is mended is whole, the second is not."""
-        run = copy(FIXTURES / "cm_default", tmp_path)
+        run = copy(ORBAX / "cm_default", tmp_path)
         for path in run.rglob("commit_success.txt"):
             path.unlink()
         (run / "5" / "default" / "_METADATA").write_text("{")
@@ -351,7 +349,7 @@ class TestSteps:
     def test_an_unfinished_step_is_set_aside(self, tmp_path):
         import orbax.checkpoint as ocp
 
-        run = copy(FIXTURES / "unfinished_commit_file", tmp_path)
+        run = copy(ORBAX / "unfinished_commit_file", tmp_path)
         before = content(run)
         (run / "2" / "items").touch()
         with pytest.raises(FormatError, match="may still be running"):
@@ -366,7 +364,7 @@ class TestSteps:
         assert ocp.CheckpointManager(run).latest_step() == 1
 
     def test_what_was_set_aside_is_still_told(self, tmp_path):
-        run = copy(FIXTURES / "unfinished_commit_file", tmp_path)
+        run = copy(ORBAX / "unfinished_commit_file", tmp_path)
         (run / "2").rename(run / "2.unfinished")
         assert told(run) == {("warning", "leftovers")}
         assert "set aside" in examine(run).findings[0].what
@@ -374,7 +372,7 @@ class TestSteps:
     @pytest.mark.parametrize("lost", ["_CHECKPOINT_METADATA", "items/_METADATA"])
     def test_a_damaged_latest_step(self, tmp_path, lost):
         """Whatever is an error in it, the run is what users give to commands."""
-        run = copy(FIXTURES / "maxtext_run", tmp_path) / "checkpoints"
+        run = copy(ORBAX / "maxtext_run", tmp_path) / "checkpoints"
         (run / "4" / lost).write_text("{") if lost[0] == "_" else (run / "4" / lost).unlink()
         found = [each for each in examine(run).findings if each.check == "latest"]
         assert [(each.level, each.place) for each in found] == [("warning", str(run))]
@@ -383,7 +381,7 @@ class TestSteps:
 
     def test_little_is_left_of_a_step(self, tmp_path):
         """Commands pass it over; of what is named otherwise nothing is said."""
-        run = copy(FIXTURES / "maxtext_run", tmp_path) / "checkpoints"
+        run = copy(ORBAX / "maxtext_run", tmp_path) / "checkpoints"
         (run / "7" / "items").mkdir(parents=True)
         (run / "finetune_9").mkdir()
         (found,) = (each for each in examine(run).findings if each.check == "latest")
@@ -392,18 +390,18 @@ class TestSteps:
         assert "latest" not in {each.check for each in examine(run).findings}
 
     def test_an_item_that_is_gone(self, tmp_path):
-        run = copy(FIXTURES / "maxtext_run", tmp_path)
+        run = copy(ORBAX / "maxtext_run", tmp_path)
         shutil.rmtree(run / "checkpoints/4/items")
         assert "'items' is not there" in only(run, "unfinished").what
 
     def test_an_item_without_metadata(self, tmp_path):
-        run = copy(FIXTURES / "maxtext_run", tmp_path)
+        run = copy(ORBAX / "maxtext_run", tmp_path)
         (run / "checkpoints/4/items/_METADATA").unlink()
         assert told(run, "error") == {"unfinished"}
 
     @pytest.mark.parametrize("name", ["copy.partial", "run/3.orbax-checkpoint-tmp-17"])
     def test_leftovers(self, tmp_path, name):
-        run = copy(FIXTURES / "cm_default", tmp_path, "run" if name.startswith("run") else "copy")
+        run = copy(ORBAX / "cm_default", tmp_path, "run" if name.startswith("run") else "copy")
         (tmp_path / name).mkdir()
         (tmp_path / name / "journal.ckpttools").write_bytes(bytes(77))
         found = [each for each in examine(run).findings if each.check == "leftovers"]
@@ -412,13 +410,13 @@ class TestSteps:
         assert f"rm -r {tmp_path / name}" in found[0].do
 
     def test_what_only_has_the_name_of_an_interrupted_conversion_is_somebody_elses(self, tmp_path):
-        run = copy(FIXTURES / "cm_default", tmp_path, "copy")
+        run = copy(ORBAX / "cm_default", tmp_path, "copy")
         (tmp_path / "copy.partial").mkdir()
         (tmp_path / "copy.partial" / "precious").touch()
         assert not [each for each in examine(run).findings if each.check == "leftovers"]
 
     def test_what_was_to_be_replaced_is_not_to_be_deleted(self, tmp_path):
-        copy(FIXTURES / "cm_default", tmp_path, "copy.partial/replaced")
+        copy(ORBAX / "cm_default", tmp_path, "copy.partial/replaced")
         (tmp_path / "copy.partial/journal.ckpttools").touch()
         result = CliRunner().invoke(main, ["doctor", str(tmp_path / "copy")])
         assert "replaced holds what it was" in " ".join(result.output.split())
@@ -577,7 +575,7 @@ class TestSafetensors:
 
 class TestMerge:
     def unmerged(self, tmp_path):
-        run = copy(FIXTURES / "lazy_2proc", tmp_path)
+        run = copy(ORBAX / "lazy_2proc", tmp_path)
         item = run / "7" / "items"
         (item / "manifest.ocdbt").unlink()
         for node in (item / "d").iterdir():
@@ -588,7 +586,7 @@ class TestMerge:
     def test_what_was_merged_is_what_was_there(self, tmp_path):
         import orbax.checkpoint as ocp
 
-        truth = read_database(FIXTURES / "lazy_2proc" / "7" / "items").entries
+        truth = read_database(ORBAX / "lazy_2proc" / "7" / "items").entries
         item = self.unmerged(tmp_path)
         before = content(item)
         diagnosis = mend(item, "merge")
@@ -597,7 +595,7 @@ class TestMerge:
         kept = content(item)
         assert {path: kept[path] for path in before} == before
         restored = ocp.PyTreeCheckpointer().restore(item)
-        wanted = ocp.PyTreeCheckpointer().restore(FIXTURES / "lazy_2proc" / "7" / "items")
+        wanted = ocp.PyTreeCheckpointer().restore(ORBAX / "lazy_2proc" / "7" / "items")
         np.testing.assert_array_equal(restored["params"]["params"]["w"], wanted["params"]["params"]["w"])
         assert {spelled(path) for path in open_tree(item)} == {"step", "params/params/w"}
 
@@ -669,7 +667,7 @@ class TestCommandsToPaste:
     def scenes(self, tmp_path):
         """Damaged things under that name, for each check that suggests a command with a path."""
         top = tmp_path / self.NAME
-        item = copy(FIXTURES / "pytree_ocdbt0_zarr31", top, "ocdbt")
+        item = copy(ORBAX / "pytree_ocdbt0_zarr31", top, "ocdbt")
         change_json(item / "_METADATA", use_ocdbt=True)
         weights = copy(SHARDED, top, "weights")
         min(weights.glob("*.safetensors")).unlink()
@@ -679,16 +677,16 @@ class TestCommandsToPaste:
         named = copy(SHARDED, top, "named")
         shards = sorted(named.glob("*.safetensors"))
         (named / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": shards[0].name}}))
-        bare = copy(FIXTURES / "handmade_bare", top, "bare")
-        several = copy(FIXTURES / "v1_checkpointables", top, "several")
-        stray = copy(FIXTURES / "standard", top, "stray")
+        bare = copy(ORBAX / "handmade_bare", top, "bare")
+        several = copy(ORBAX / "v1_checkpointables", top, "several")
+        stray = copy(ORBAX / "standard", top, "stray")
         (stray / "d" / "stray").write_bytes(bytes(50))
-        unmerged = copy(FIXTURES / "lazy_2proc", top, "unmerged") / "7" / "items"
+        unmerged = copy(ORBAX / "lazy_2proc", top, "unmerged") / "7" / "items"
         (unmerged / "manifest.ocdbt").unlink()
-        partly = copy(FIXTURES / "lazy_2proc", top, "partly") / "7" / "items"
+        partly = copy(ORBAX / "lazy_2proc", top, "partly") / "7" / "items"
         change_index(partly, lambda entries: entries.pop(b"params.params.w/c/1/0"))
-        left = copy(FIXTURES / "unfinished_atomic_rename", top, "left")
-        run = copy(FIXTURES / "maxtext_run", top, "run") / "checkpoints"
+        left = copy(ORBAX / "unfinished_atomic_rename", top, "left")
+        run = copy(ORBAX / "maxtext_run", top, "run") / "checkpoints"
         (run / "4" / "_CHECKPOINT_METADATA").write_text("{")
         return [item, weights, unnamed, named, bare, several, stray, unmerged, partly, left, run]
 
@@ -715,22 +713,22 @@ class TestCommand:
         return CliRunner(env={"COLUMNS": "80"}).invoke(main, ["doctor", *map(str, arguments)])
 
     def test_exit_codes(self, tmp_path):
-        assert self.run(FIXTURES / "standard").exit_code == 0
-        assert self.run(FIXTURES / "unfinished_atomic_rename").exit_code == 0
-        assert self.run(FIXTURES / "unfinished_commit_file").exit_code == 1
+        assert self.run(ORBAX / "standard").exit_code == 0
+        assert self.run(ORBAX / "unfinished_atomic_rename").exit_code == 0
+        assert self.run(ORBAX / "unfinished_commit_file").exit_code == 1
         assert self.run(tmp_path / "nothing").exit_code == 5
         assert self.run(tmp_path).exit_code == 3
         assert self.run().exit_code == 2
-        assert self.run(FIXTURES / "standard", "--fix", "everything").exit_code == 2
+        assert self.run(ORBAX / "standard", "--fix", "everything").exit_code == 2
 
     def test_text(self):
-        output = self.run(FIXTURES / "unfinished_commit_file").output
+        output = self.run(ORBAX / "unfinished_commit_file").output
         assert "error  " in output and "  why   " in output and "  next  " in output
         assert output.endswith("1 error\n")
-        assert self.run(FIXTURES / "standard").output.endswith("healthy: nothing found\n")
+        assert self.run(ORBAX / "standard").output.endswith("healthy: nothing found\n")
 
     def test_json(self):
-        report = json.loads(self.run(FIXTURES / "unfinished_commit_file", "--json").output)
+        report = json.loads(self.run(ORBAX / "unfinished_commit_file", "--json").output)
         assert report["healthy"] is False
         assert report["findings"][0]["level"] == "error"
         assert {"place", "what", "why", "do", "fix", "check"} <= report["findings"][0].keys()
@@ -746,7 +744,7 @@ class TestCommand:
         assert self.run(tmp_path, "--list").exit_code == 2
 
     def test_what_has_another_name_now_is_not_called_healthy(self, tmp_path):
-        run = copy(FIXTURES / "unfinished_commit_file", tmp_path)
+        run = copy(ORBAX / "unfinished_commit_file", tmp_path)
         for file in (run / "2").rglob("*"):
             os.utime(file, (0, 0))
         os.utime(run / "2", (0, 0))
@@ -754,7 +752,7 @@ class TestCommand:
         assert "is now" in result.output and "healthy" not in result.output
 
     def test_nothing_to_fix(self):
-        result = self.run(FIXTURES / "standard", "--fix", "merge")
+        result = self.run(ORBAX / "standard", "--fix", "merge")
         assert (result.exit_code, "nothing here" in result.output) == (0, True)
 
     def test_an_interrupted_conversion_where_nothing_else_is(self, tmp_path):
@@ -765,7 +763,7 @@ class TestCommand:
         assert itself.exit_code == 0 and "an interrupted conversion" in itself.output
 
     def test_what_an_interrupted_conversion_left_is_told_where_a_checkpoint_is_opened(self, tmp_path):
-        copy(FIXTURES / "standard", tmp_path, "dst.partial/content")
+        copy(ORBAX / "standard", tmp_path, "dst.partial/content")
         (tmp_path / "dst.partial/journal.ckpttools").touch()
         with pytest.raises(StorageError, match="dst is not there") as caught:
             open_tree(tmp_path / "dst")
@@ -782,7 +780,7 @@ class TestCommand:
 
 def test_no_permission(monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "_METADATA")
-    found = [each for each in examine(FIXTURES / "standard").findings if each.check == "access"]
+    found = [each for each in examine(ORBAX / "standard").findings if each.check == "access"]
     assert [(each.level, "chmod u+r" in each.do) for each in found] == [("error", True)]
 
 
@@ -808,7 +806,7 @@ def test_a_directory_that_cannot_be_listed(monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    found = examine(FIXTURES / "maxtext_run").findings
+    found = examine(ORBAX / "maxtext_run").findings
     assert {"access"} <= {each.check for each in found if each.level == "error"}
     assert not any("stopped" in each.what for each in found)
 
@@ -838,7 +836,7 @@ def test_a_pipe_is_not_waited_for(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["_strings.json", "_sharding", "array_metadatas/process_0"])
 def test_a_pipe_in_an_item_is_not_waited_for(tmp_path, name):
-    item = copy(FIXTURES / "tree_zoo", tmp_path)
+    item = copy(ORBAX / "tree_zoo", tmp_path)
     (item / name).unlink(missing_ok=True)
     os.mkfifo(item / name)
     assert told(item, "error")
@@ -865,7 +863,7 @@ CHECK = Check("greeting", "says hello", look)
     monkeypatch.setattr(checks_room, "__path__", [*checks_room.__path__, str(tmp_path)])
     checks.cache_clear()
     try:
-        assert ("info", "greeting") in told(FIXTURES / "standard")
+        assert ("info", "greeting") in told(ORBAX / "standard")
     finally:
         checks.cache_clear()
 
@@ -877,7 +875,7 @@ def test_a_check_that_fails_is_told(monkeypatch):
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr("ckpttools.doctor.examine.checks", lambda: (type(failing)("planted", "", look),))
-    found = examine(FIXTURES / "standard").findings
+    found = examine(ORBAX / "standard").findings
     assert ["ZeroDivisionError: planted" in each.what for each in found] == [True]
 
 
@@ -886,15 +884,15 @@ def extents(item):
 
 
 SOURCES = [
-    FIXTURES / "lazy_2proc",
-    FIXTURES / "maxtext_run",
-    FIXTURES / "pytree_ocdbt0_zarr30",
-    FIXTURES / "pytree_ocdbt0_zarr31",
-    FIXTURES / "pytree_ocdbt1_zarr31",
-    FIXTURES / "replicator",
-    FIXTURES / "tree_zoo",
-    FIXTURES / "unfinished_commit_file",
-    FIXTURES / "v1_training",
+    ORBAX / "lazy_2proc",
+    ORBAX / "maxtext_run",
+    ORBAX / "pytree_ocdbt0_zarr30",
+    ORBAX / "pytree_ocdbt0_zarr31",
+    ORBAX / "pytree_ocdbt1_zarr31",
+    ORBAX / "replicator",
+    ORBAX / "tree_zoo",
+    ORBAX / "unfinished_commit_file",
+    ORBAX / "v1_training",
 ]
 damages = st.lists(
     st.tuples(
@@ -995,7 +993,7 @@ class TestGarbage:
     @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
     @given(damages=damages)
     def test_fixes_never_lose_anything(self, damages, tmp_path_factory):
-        top = copy(FIXTURES / "lazy_2proc", tmp_path_factory.mktemp("garbage"))
+        top = copy(ORBAX / "lazy_2proc", tmp_path_factory.mktemp("garbage"))
         try:
             (top / "7" / "items" / "manifest.ocdbt").unlink()
             (top / "7" / "commit_success.txt").unlink()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored_trees import ARRAYS, EVERYTHING
+from support.stored_trees import ARRAYS, EVERYTHING
 
 from ckpttools.api.conversion import Conversion
 from ckpttools.api.save import plan_tree

@@ -1,19 +1,19 @@
 import errno
 import re
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from support.places import DOCS
 
 from ckpttools.cli import border
 from ckpttools.cli.main import main
 from ckpttools.core import errors
 from ckpttools.core.errors import EXIT_CODES, CheckpointError, FormatError, listing, near_names
 
-PAGE = (Path(__file__).parents[1] / "docs" / "errors.md").read_text()
+PAGE = (DOCS / "errors.md").read_text()
 CODES = {
     "UsageError": 2,
     "DestinationExistsError": 2,

@@ -14,11 +14,12 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
-from hf_models import write_llama
+from support.hf_models import write_llama
+from support.places import ORBAX
 
 from ckpttools.cli.main import main
 
-RUN = Path(__file__).parents[1] / "fixtures" / "orbax" / "maxtext_run"
+RUN = ORBAX / "maxtext_run"
 # SRC is what a cause makes bad, OUT a name that is free; the others are whole checkpoints.
 CHECKPOINTS = {
     "cast": "cast SRC OUT --dtype float16",

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_trees import write
-from trees import Values, hugging_face, lazy, parameters_of, values_of
+from support.stored_trees import write
+from support.trees import Values, hugging_face, lazy, parameters_of, values_of
 
 from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Tree, spelled

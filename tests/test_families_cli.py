@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from command_line import ckpt, succeed
-from golden_data import GOLDEN
+from support.command_line import ckpt, succeed
+from support.places import GOLDEN
 
 from ckpttools.families.registry import families
 from ckpttools.families.toml_read import family_from_toml

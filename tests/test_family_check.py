@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from golden_data import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import hugging_face
+from support.places import GOLDEN
+from support.trees import hugging_face
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Metadata, Tree

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import ml_dtypes  # noqa: F401  numpy's bfloat16
 import pytest
-from golden_data import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
+from support.places import GOLDEN
 
 import ckpttools
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext

@@ -9,9 +9,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from golden_data import (
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from support.golden_data import (
     FAMILIES,
-    GOLDEN,
     LLAMA_LINE,
     SCAN_NAMES,
     SOURCES,
@@ -24,8 +25,7 @@ from golden_data import (
     golden_leaves,
     leaves_by_package,
 )
-from safetensors import safe_open
-from safetensors.numpy import load_file
+from support.places import GOLDEN
 
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext

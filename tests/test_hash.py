@@ -7,18 +7,18 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from command_line import run
-from digests import array_digest, tree_digest
-from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
-from stored_trees import write
+from support.command_line import run
+from support.digests import array_digest, tree_digest
+from support.golden_data import golden_checkpoint
+from support.places import DOCS, GOLDEN, ORBAX
+from support.stored_trees import write
 
 from ckpttools.array.nodes import Chunked, Decoded, take
 from ckpttools.array.tree import Metadata, Tree
@@ -45,7 +45,6 @@ from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import chunked, dtypes, lazy_arrays, noise, shapes, stored, tilings
 
 MIB = 1 << 20
-ORBAX = Path(__file__).parents[1] / "fixtures" / "orbax"
 PLENTY = {"memory": 512 * MIB, "jobs": 2}
 # Blocks so small that arrays of a test have several; a multiple of every element's size.
 SMALL_BLOCK = 48
@@ -119,7 +118,7 @@ def test_empty_arrays_and_scalars():
 
 def test_the_specification_has_an_example():
     """The digests in docs/hash-and-verify.md."""
-    text = (Path(__file__).parents[1] / "docs" / "hash-and-verify.md").read_text()
+    text = (DOCS / "hash-and-verify.md").read_text()
     values = np.arange(6, dtype="<f4").reshape(2, 3)
     assert array_digest(values, "float32") in text
     assert tree_digest({"a": array_digest(values, "float32")}) in text

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 from click.testing import CliRunner
-from golden_data import GOLDEN, convert
+from support.golden_data import convert
+from support.places import GOLDEN, TRAINED
 
 from ckpttools.api.save import save
 from ckpttools.array.tree import Tree
@@ -16,7 +17,6 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
 from ckpttools.testing.strategies import stored
 
-TRAIN = Path(__file__).parents[1] / "fixtures" / "train" / "llama_scanned"
 CAST = "values were not compared where dtypes differ: --cast compares with SRC cast to the dtypes of DST"
 DIFF = "`ckpt diff SRC DST` says how far they are apart, and knows common causes"
 PARAMETERS = "--parameters compares the parameters alone"
@@ -75,43 +75,44 @@ def test_another_dtype(tmp_path):
 
 def test_training_state_on_one_side(tmp_path):
     for name in ("stripped", "manifest"):
-        arguments = ["strip-optimizer", TRAIN, tmp_path / name, "--copy"]
+        arguments = ["strip-optimizer", TRAINED, tmp_path / name, "--copy"]
         assert CliRunner().invoke(main, [*map(str, arguments)]).exit_code == 0
     stripped, manifest = tmp_path / "stripped", tmp_path / "m.json"
-    assert hints("verify", stripped, "--against", TRAIN) == [PARAMETERS]
-    assert hints("verify", stripped, "--against", TRAIN, "--parameters", code=0) == []
-    assert CliRunner().invoke(main, ["hash", str(TRAIN), "--manifest", str(manifest)]).exit_code == 0
+    assert hints("verify", stripped, "--against", TRAINED) == [PARAMETERS]
+    assert hints("verify", stripped, "--against", TRAINED, "--parameters", code=0) == []
+    assert CliRunner().invoke(main, ["hash", str(TRAINED), "--manifest", str(manifest)]).exit_code == 0
     (hint,) = hints("verify", stripped, "--manifest", manifest)
     assert hint == "ckpt hash SRC --parameters --manifest FILE writes digests of the parameters alone"
     damaged = changed(stripped, tmp_path / "damaged", "embedding")
-    assert hints("verify", damaged, "--against", TRAIN) == [DIFF]
+    assert hints("verify", damaged, "--against", TRAINED) == [DIFF]
     assert hints("verify", damaged, "--manifest", manifest) == []
 
 
 def test_both_options_where_both_are_needed(tmp_path):
-    arguments = ["cast", TRAIN, tmp_path / "cast", "--dtype", "bfloat16"]
+    arguments = ["cast", TRAINED, tmp_path / "cast", "--dtype", "bfloat16"]
     assert CliRunner().invoke(main, [*map(str, arguments)]).exit_code == 0
     arguments = ["strip-optimizer", tmp_path / "cast", tmp_path / "stripped", "--copy"]
     assert CliRunner().invoke(main, [*map(str, arguments)]).exit_code == 0
-    assert hints("verify", tmp_path / "stripped", "--against", TRAIN) == [PARAMETERS, CAST]
-    assert hints("verify", tmp_path / "stripped", "--against", TRAIN, "--parameters", "--cast", code=0) == []
+    verify = ("verify", tmp_path / "stripped", "--against", TRAINED)
+    assert hints(*verify) == [PARAMETERS, CAST]
+    assert hints(*verify, "--parameters", "--cast", code=0) == []
 
 
 def test_a_training_that_went_on_nowhere(tmp_path):
     """Of two training checkpoints with equal parameters only the state is told."""
-    tree = open_tree(TRAIN)
+    tree = open_tree(TRAINED)
     path = next(path for path in tree.arrays if path[0] == "opt_state" and "mu" in path)
     values = tree.arrays[path].read() + np.float32(1)
     later = tmp_path / "later"
     save(Tree({**tree.leaves, path: stored(values, tree.arrays[path].dtype)}, tree.metadata), later)
-    (hint,) = hints("diff", TRAIN, later)
+    (hint,) = hints("diff", TRAINED, later)
     assert hint.startswith("none of the parameters that were compared differs: ckpt verify ")
     command = hint.partition(": ckpt ")[2].removesuffix(" compares all of them and nothing else")
     assert hints(*command.split(), code=0) == []
 
 
 def test_what_only_the_tolerance_calls_equal_is_not_equal(tmp_path):
-    tree = open_tree(TRAIN)
+    tree = open_tree(TRAINED)
     state = next(path for path in tree.arrays if path[0] == "opt_state" and "mu" in path)
     norm = next(path for path in tree.arrays if path[0] == "params" and "decoder_norm" in path)
     changed = {
@@ -119,7 +120,7 @@ def test_what_only_the_tolerance_calls_equal_is_not_equal(tmp_path):
         for path, by in ((state, 1), (norm, 1e-6))
     }
     save(Tree({**tree.leaves, **changed}, tree.metadata), tmp_path / "later")
-    assert hints("diff", TRAIN, tmp_path / "later", "--atol", "1e-3") == []
+    assert hints("diff", TRAINED, tmp_path / "later", "--atol", "1e-3") == []
 
 
 def test_a_manifest_refuses_what_it_cannot_obey(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from orbax_items import LITTLE, write_item, zarr3
+from support.orbax_items import LITTLE, write_item, zarr3
 
 from ckpttools.cli.main import main
 from ckpttools.core.errors import FormatError

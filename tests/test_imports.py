@@ -274,10 +274,12 @@ def docstrings(tree):
 
 
 def test_tests_share_helpers_and_not_each_other():
-    """What two of them need is in a module of its own: command_line.py, trees.py and the like."""
-    files = sorted(Path(__file__).parent.rglob("*.py"))
+    """What two of them need is in tests/support; tests/crash and tests/fuzz have machinery of their own."""
+    tests = Path(__file__).parent
+    beside = {path.stem for path in tests.glob("*.py")} - {"conftest"}
+    assert [stem for stem in sorted(beside) if not stem.startswith("test_")] == []
     assert [
         f"{path.name} imports {module}"
-        for path in files
+        for path in sorted(tests.rglob("*.py"))
         for module in re.findall(r"^ *(?:from|import) ((?:\w+\.)*test_\w+)", path.read_text(), re.MULTILINE)
     ] == []

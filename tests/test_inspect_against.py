@@ -7,12 +7,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
-from command_line import ckpt
-from golden_data import FAMILIES, GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
-from trees import maxtext_tree, right_one, without
+from support.command_line import ckpt
+from support.golden_data import FAMILIES
+from support.places import GOLDEN
+from support.trees import maxtext_tree, right_one, without
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Path as TreePath

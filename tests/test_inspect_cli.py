@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import ckpt
-from hf_models import write_llama
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from support.command_line import ckpt
+from support.hf_models import write_llama
+from support.places import GOLDEN, ORBAX
 
 from ckpttools.array.tree import spelled
 from ckpttools.cli.output import print_json
@@ -23,9 +24,6 @@ from ckpttools.cli.tree_text import shortened
 from ckpttools.cli.units import disk
 from ckpttools.core.text import printable
 from ckpttools.formats.registry import open_tree
-
-ORBAX = Path(__file__).parents[1] / "fixtures" / "orbax"
-GOLDEN = Path(__file__).parents[1] / "fixtures" / "golden"
 
 
 def lines_of(*arguments: object, **environment: str) -> list[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from golden_data import FAMILIES, GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import maxtext_tree, right_one, without
+from support.golden_data import FAMILIES
+from support.places import GOLDEN
+from support.trees import maxtext_tree, right_one, without
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Path, Tree

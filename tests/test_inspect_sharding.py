@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.places import ORBAX
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.shardings import Sharding
@@ -21,7 +22,6 @@ from ckpttools.formats.orbax.sharding import stored_shardings
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.tree import inspect_tree
 
-ORBAX = Path(__file__).parents[1] / "fixtures" / "orbax"
 MESH_AXES = st.lists(
     st.tuples(st.sampled_from(("data", "fsdp", "tensor")), st.integers(1, 8)),
     min_size=1,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from golden_data import golden_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orbax_items import FIXTURES
-from train_data import ALL, FLAVOURS, RUN, golden_leaves, layered, lazy
+from support.golden_data import golden_checkpoint
+from support.places import ORBAX, TRAINED
+from support.train_data import ALL, FLAVOURS, golden_leaves, layered, lazy
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Empty, Tree
@@ -113,7 +113,7 @@ class TestKinds:
 
 class TestGolden:
     def test_training(self):
-        kind = kind_of(open_tree(RUN))
+        kind = kind_of(open_tree(TRAINED))
         assert kind == KindOfTree(
             kind="stacked-training",
             flavour="linen",
@@ -132,7 +132,7 @@ class TestGolden:
 
     @pytest.mark.parametrize("name", ["maxtext_nnx", "maxtext_run"])
     def test_samples(self, name):
-        tree = open_tree(FIXTURES / name)
+        tree = open_tree(ORBAX / name)
         assert kind_of(tree).kind == "stacked-training"
         assert optimizer_of(tree).name == "adamw"
 
@@ -262,7 +262,7 @@ class TestFlavours:
         assert parameters(Tree({(*kernel, "value"): array(2)})).keys() == {kernel}
 
     def test_golden(self):
-        plain = parameters(open_tree(RUN))
+        plain = parameters(open_tree(TRAINED))
         nnx = {tuple(path.split("/"))[:-1] for path in golden_leaves("paramonly_scanned_0")}
         assert set(plain) == nnx
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from trees import model
+from support.trees import model
 
 from ckpttools.core.errors import FormatError
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext

@@ -14,12 +14,13 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from command_line import run
-from digests import array_digest
-from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_trees import write
+from support.command_line import run
+from support.digests import array_digest
+from support.golden_data import golden_checkpoint
+from support.places import GOLDEN
+from support.stored_trees import write
 
 from ckpttools.api.conversion import Resources
 from ckpttools.api.save import plan_tree

@@ -9,8 +9,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from golden_data import FAMILIES, GOLDEN, SCAN_NAMES, convert, golden_checkpoint
 from safetensors.numpy import load_file, save_file
+from support.golden_data import FAMILIES, SCAN_NAMES, convert, golden_checkpoint
+from support.places import GOLDEN, TRAINED
 
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
@@ -35,7 +36,6 @@ from ckpttools.transforms.select import Select
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 # One with values that are scaled, norms in float32 and arrays that are left out; one of the plainest.
-TRAIN = Path(__file__).parents[1] / "fixtures" / "train" / "llama_scanned"
 
 
 def hf(family: str) -> Path:
@@ -134,11 +134,11 @@ class TestRoundTrip:
 class TestSource:
     def test_a_training_checkpoint_gives_its_parameters_alone(self, tmp_path):
         """Made of a training run of MaxText's, whose sizes the configuration below states."""
-        tree = open_tree(TRAIN)
+        tree = open_tree(TRAINED)
         assert any(path[0] == "opt_state" for path in tree.arrays)
         config = train_config(tree)
         (tmp_path / "config.json").write_text(json.dumps(config))
-        made = tensors(back(TRAIN, tmp_path / "hf", like=tmp_path / "config.json"))
+        made = tensors(back(TRAINED, tmp_path / "hf", like=tmp_path / "config.json"))
         assert not any("opt" in name or "mu" in name.split(".") for name in made)
         kernel = tree["params", "params", "decoder", "layers", "mlp", "wi_0", "kernel"].read()
         assert len(made) == 3 + 9 * kernel.shape[1]
@@ -147,9 +147,9 @@ class TestSource:
             assert np.array_equal(made[f"model.layers.{layer}.mlp.gate_proj.weight"], wanted)
 
     def test_no_byte_of_the_optimizer_is_read(self, tmp_path):
-        config = train_config(open_tree(TRAIN))
+        config = train_config(open_tree(TRAINED))
         (tmp_path / "config.json").write_text(json.dumps(config))
-        plan = plan_to_huggingface(TRAIN, ToHuggingFace(like=tmp_path / "config.json")).plan
+        plan = plan_to_huggingface(TRAINED, ToHuggingFace(like=tmp_path / "config.json")).plan
         assert plan.bytes_in < 2 * plan.bytes_out
 
     @pytest.mark.parametrize("wrap", ["nnx", "nnx-rl", "policy"])

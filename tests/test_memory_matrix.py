@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from orbax_items import LITTLE, write_item, zarr2, zarr3
+from support.orbax_items import LITTLE, write_item, zarr2, zarr3
 
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.save import save

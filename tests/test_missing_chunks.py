@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from golden_data import GOLDEN
-from orbax_items import FIXTURES, LITTLE, write_item, zarr3
+from support.orbax_items import LITTLE, write_item, zarr3
+from support.places import GOLDEN, ORBAX
 
 from ckpttools.array.gaps import incomplete
 from ckpttools.cli.main import main
@@ -20,7 +20,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.report.contents import contents
 from ckpttools.inspect.tree import inspect_tree
 
-HOSTS = FIXTURES / "emergency"
+HOSTS = ORBAX / "emergency"
 WRITING = (
     "strip-optimizer SRC DST",
     "cast SRC DST --dtype float16",

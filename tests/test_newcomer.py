@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click import Context, Group
-from command_line import ckpt, run, succeed
-from golden_data import GOLDEN
-from orbax_items import FIXTURES, change_index
 from safetensors.numpy import save_file
+from support.command_line import ckpt, run, succeed
+from support.orbax_items import change_index
+from support.places import GOLDEN, ORBAX
 
 from ckpttools.cli.main import main
 from ckpttools.cli.output import labelled, wrapped
@@ -133,7 +133,7 @@ def damaged_run(model: Path, place: Path) -> Path:
 class TestDoctor:
     def unmerged(self, tmp_path: Path) -> Path:
         place = tmp_path / "a run"
-        shutil.copytree(FIXTURES / "lazy_2proc", place)
+        shutil.copytree(ORBAX / "lazy_2proc", place)
         (place / "7/items/manifest.ocdbt").unlink()
         return place
 
@@ -151,7 +151,7 @@ class TestDoctor:
     def test_an_index_that_lacks_keys_is_merged_again_and_again(self, tmp_path):
         """What an earlier time has set aside is in nobody's way."""
         place = tmp_path / "a run"
-        shutil.copytree(FIXTURES / "lazy_2proc", place)
+        shutil.copytree(ORBAX / "lazy_2proc", place)
         for _ in range(2):
             change_index(place / "7/items", lambda entries: entries.pop(b"params.params.w/c/1/0"))
             findings = json.loads(ckpt("doctor", place, "--json").stdout)["findings"]
@@ -235,7 +235,7 @@ class TestWhatItIs:
         top = tmp_path / "local files"
         for number in range(2):
             step = top / f"host{number}" / "7"
-            source = FIXTURES / "lazy_2proc" / "7"
+            source = ORBAX / "lazy_2proc" / "7"
             shutil.copytree(source, step)
             (step / "items").rename(step / "state")
             (step / "process_metadata").mkdir()
@@ -254,7 +254,7 @@ class TestWhatItIs:
         (command,) = (line.strip() for line in told.splitlines() if line.strip().startswith("mkdir NEW"))
         subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
         succeed("doctor", tmp_path / "NEW", "--fix", "merge")
-        whole = open_tree(FIXTURES / "lazy_2proc").arrays
+        whole = open_tree(ORBAX / "lazy_2proc").arrays
         made = open_tree(tmp_path / "NEW").arrays
         assert {path: array.read().tobytes() for path, array in made.items()} == {
             path: array.read().tobytes() for path, array in whole.items()
@@ -301,7 +301,7 @@ class TestLines:
     @pytest.mark.parametrize("flags", [("--flat",), ("--sharding",), ("--flat", "--sharding"), ()])
     def test_rows_of_a_tree(self, flags):
         for room in (44, 60, 80):
-            shown = succeed("inspect", "tree", FIXTURES / "maxtext_run", *flags, COLUMNS=str(room)).stdout
+            shown = succeed("inspect", "tree", ORBAX / "maxtext_run", *flags, COLUMNS=str(room)).stdout
             # A path has the first line to itself, to be copied.
             assert all(len(line) <= room for line in shown.splitlines()[1:]), (flags, room)
 
@@ -368,7 +368,7 @@ def test_what_is_named_otherwise_is_told_by_its_name(model, tmp_path):
 
 
 def test_what_is_dropped_is_counted_by_kind_and_a_refusal_stands_alone(tmp_path):
-    source = FIXTURES.parent / "train" / "llama_scanned"
+    source = ORBAX.parent / "train" / "llama_scanned"
     told = run("strip-optimizer", source, tmp_path / "out")
     assert "arrays that are left out: 26 of the optimizer, 30 of random states" in " ".join(told.split())
     told = run("strip-optimizer", source, tmp_path / "out", code=2)
@@ -376,7 +376,7 @@ def test_what_is_dropped_is_counted_by_kind_and_a_refusal_stands_alone(tmp_path)
 
 
 def test_a_size_without_its_unit(tmp_path):
-    source = FIXTURES.parent / "train" / "llama_scanned"
+    source = ORBAX.parent / "train" / "llama_scanned"
     told = run("strip-optimizer", source, tmp_path / "out", "--memory", "64", code=4)
     assert "got    --memory 64 bytes" in told and "did you mean" not in told
     told = run("strip-optimizer", source, tmp_path / "out", "--memory", "640", code=4)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import zstandard
-from command_line import ckpt
+from support.command_line import ckpt
 
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.orbax import ocdbt

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden_data import described
-from orbax_items import (
+from support.golden_data import described
+from support.orbax_items import (
     BIG,
     BLOSC,
     CRC,
-    FIXTURES,
     GZIP,
     LITTLE,
     ZSTD,
@@ -26,6 +25,7 @@ from orbax_items import (
     zarr2,
     zarr3,
 )
+from support.places import ORBAX
 
 from ckpttools.array import slabs
 from ckpttools.array.nodes import Chunked, Decoded, Relayout, Stored, relayout
@@ -348,4 +348,4 @@ for array in tree.arrays.values():
     array.read()
 assert not {"tensorstore", "jax", "orbax"} & set(sys.modules), "reading"
 """
-    subprocess.run([sys.executable, "-c", code, FIXTURES / "maxtext_run"], check=True)
+    subprocess.run([sys.executable, "-c", code, ORBAX / "maxtext_run"], check=True)

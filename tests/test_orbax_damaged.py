@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from orbax_items import (
+from support.orbax_items import (
     CRC,
-    FIXTURES,
     GZIP,
     LITTLE,
     ZSTD,
@@ -24,6 +23,7 @@ from orbax_items import (
     zarr2,
     zarr3,
 )
+from support.places import ORBAX
 
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region
@@ -80,7 +80,7 @@ class TestDamaged:
 
     @pytest.mark.parametrize("file", ["_CHECKPOINT_METADATA", "_METADATA"])
     def test_custom_metadata_that_is_none(self, tmp_path, file):
-        item = shutil.copytree(FIXTURES / "standard", tmp_path / "item")
+        item = shutil.copytree(ORBAX / "standard", tmp_path / "item")
         change_json(item / file, custom_metadata=3)
         with pytest.raises(FormatError, match="no JSON object") as caught:
             open_tree(item)
@@ -210,7 +210,7 @@ class TestDamaged:
             open_tree(item)
 
     def test_a_copy_without_dot_files(self, tmp_path):
-        item = shutil.copytree(FIXTURES / "pytree_ocdbt0_zarr30", tmp_path / "item")
+        item = shutil.copytree(ORBAX / "pytree_ocdbt0_zarr30", tmp_path / "item")
         for file in item.rglob(".*"):
             file.unlink()
         with pytest.raises(FormatError, match=r"has no params\.dense\.bias/\.zarray") as caught:
@@ -218,7 +218,7 @@ class TestDamaged:
         assert "names start with a dot" in caught.value.hint
 
     def test_a_deleted_array(self, tmp_path):
-        item = shutil.copytree(FIXTURES / "pytree_ocdbt0_zarr31", tmp_path / "item")
+        item = shutil.copytree(ORBAX / "pytree_ocdbt0_zarr31", tmp_path / "item")
         shutil.rmtree(item / "params.dense.bias")
         with pytest.raises(FormatError, match=r"has no params\.dense\.bias/zarr\.json") as caught:
             open_tree(item)
@@ -262,14 +262,14 @@ class TestDamaged:
             open_tree(item)
 
     def test_a_string_that_is_missing(self, tmp_path):
-        item = shutil.copytree(FIXTURES / "tree_zoo", tmp_path / "item")
+        item = shutil.copytree(ORBAX / "tree_zoo", tmp_path / "item")
         (item / "_strings.json").write_text("{}")
         with pytest.raises(FormatError, match="a string is missing") as caught:
             open_tree(item)
         assert "'str'" in caught.value.wanted
 
     def test_array_metadata_that_is_none(self, tmp_path):
-        item = shutil.copytree(FIXTURES / "tree_zoo", tmp_path / "item")
+        item = shutil.copytree(ORBAX / "tree_zoo", tmp_path / "item")
         (item / "array_metadatas" / "process_0").write_text('{"array_metadatas": [1]}')
         with pytest.raises(FormatError, match="not the metadata of arrays"):
             open_tree(item)

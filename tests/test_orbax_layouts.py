@@ -7,15 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden_data import described, golden_leaves, leaves_by_package
-from orbax_items import (
-    EXPECTED,
-    FIXTURES,
-    LITTLE,
-    check_regions,
-    write_item,
-    zarr3,
-)
+from support.golden_data import described, golden_leaves, leaves_by_package
+from support.orbax_items import EXPECTED, LITTLE, check_regions, write_item, zarr3
+from support.places import ORBAX
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Empty, Text
@@ -49,27 +43,27 @@ def stated(leaf: dict[str, object]) -> dict[str, object]:
 class TestWrittenByOrbax:
     @ITEMS
     def test_paths_and_what_is_said_of_them(self, name):
-        tree, leaves = open_tree(FIXTURES / name), EXPECTED[name]
+        tree, leaves = open_tree(ORBAX / name), EXPECTED[name]
         assert list(tree) == [tuple(leaf["keys"]) for leaf in leaves]
         assert tree.metadata.scalars == {tuple(leaf["keys"]) for leaf in leaves if "scalar" in leaf}
         impls = {tuple(leaf["keys"]): leaf["key_impl"] for leaf in leaves if "key_impl" in leaf}
         assert tree.metadata.key_impls == impls
-        assert tree.metadata.place == str(FIXTURES / name)
+        assert tree.metadata.place == str(ORBAX / name)
 
     @pytest.mark.parametrize("name", COMPLETE)
     def test_values(self, name):
-        tree = open_tree(FIXTURES / name)
+        tree = open_tree(ORBAX / name)
         got = [as_expected(leaf) for leaf in tree.values()]
         assert got == [stated(leaf) for leaf in EXPECTED[name]]
 
     @pytest.mark.parametrize("name", COMPLETE)
     def test_regions(self, name):
-        for array in open_tree(FIXTURES / name).arrays.values():
+        for array in open_tree(ORBAX / name).arrays.values():
             check_regions(array, array.read(), 4)
 
     @pytest.mark.parametrize("name", PARTIAL)
     def test_chunks_of_other_hosts_are_missed_by_name(self, name):
-        tree = open_tree(FIXTURES / name)
+        tree = open_tree(ORBAX / name)
         missing = 0
         for leaf, array in zip(EXPECTED[name], tree.values(), strict=True):
             if "missing" not in leaf:
@@ -78,7 +72,7 @@ class TestWrittenByOrbax:
             missing += 1
             with pytest.raises(FormatError, match="a chunk is missing") as caught:
                 array.read()
-            assert str(FIXTURES / name) in caught.value.place
+            assert str(ORBAX / name) in caught.value.place
             assert "/".join(map(str, leaf["keys"])) + ", chunk c/" in caught.value.place
             with pytest.raises(FormatError, match="a chunk is missing"):
                 list(array.sources())
@@ -88,20 +82,20 @@ class TestWrittenByOrbax:
         "layout", ["scanned_zarr2_ocdbt", "scanned_zarr2_noocdbt", "scanned_zarr3_noocdbt", "scanned_1dev"]
     )
     def test_layouts_that_maxtext_writes(self, layout):
-        tree = open_tree(FIXTURES / f"llama3.1_{layout}")
+        tree = open_tree(ORBAX / f"llama3.1_{layout}")
         assert leaves_by_package(tree) == golden_leaves("llama3.1", True)
         assert (tree.metadata.step, tree.metadata.custom) == (0, {"scan_layers": True})
 
     def test_all_fixtures_are_expected(self):
-        assert {path.parent.relative_to(FIXTURES).as_posix() for path in FIXTURES.rglob("_METADATA")} == set(
+        assert {path.parent.relative_to(ORBAX).as_posix() for path in ORBAX.rglob("_METADATA")} == set(
             EXPECTED
         )
 
     def test_nested_values(self):
-        nested = open_tree(FIXTURES / "tree_zoo").nested()
+        nested = open_tree(ORBAX / "tree_zoo").nested()
         assert (nested["empty_dict"], nested["empty_list"], nested["str"]) == ({}, [], "hello")
         assert isinstance(nested["list"], list)
-        assert isinstance(open_tree(FIXTURES / "bare_leaf").nested(), LazyArray)
+        assert isinstance(open_tree(ORBAX / "bare_leaf").nested(), LazyArray)
 
 
 class TestPlaces:
@@ -129,17 +123,17 @@ class TestPlaces:
         ],
     )
     def test_what_is_taken(self, given, step, taken):
-        metadata = open_tree(FIXTURES / given).metadata
-        assert (metadata.step, metadata.place) == (step, str(FIXTURES / given / taken))
+        metadata = open_tree(ORBAX / given).metadata
+        assert (metadata.step, metadata.place) == (step, str(ORBAX / given / taken))
 
     def test_a_step_may_be_named(self):
-        assert open_tree(FIXTURES / "cm_default", ReadOptions(step=0)).metadata.custom == {"hello": 0}
+        assert open_tree(ORBAX / "cm_default", ReadOptions(step=0)).metadata.custom == {"hello": 0}
 
     def test_metadata_of_the_user_that_only_the_item_has(self):
-        assert open_tree(FIXTURES / "handmade_bare").metadata.custom == {"scan_layers": True}
+        assert open_tree(ORBAX / "handmade_bare").metadata.custom == {"scan_layers": True}
 
     def test_a_checkpoint_without_commit_files(self, tmp_path):
-        run = shutil.copytree(FIXTURES / "cm_default", tmp_path / "run")
+        run = shutil.copytree(ORBAX / "cm_default", tmp_path / "run")
         for file in run.rglob("commit_success.txt"):
             file.unlink()
         assert open_tree(run).metadata.step == 5
@@ -168,18 +162,18 @@ class TestPlaces:
     )
     def test_what_is_refused(self, given, step, message):
         with pytest.raises(FormatError) as caught:
-            open_tree(FIXTURES / given, ReadOptions(step=step))
+            open_tree(ORBAX / given, ReadOptions(step=step))
         assert caught.value.message == message
 
     def test_several_items_are_listed(self):
         with pytest.raises(FormatError) as caught:
-            open_tree(FIXTURES / "v1_checkpointables")
+            open_tree(ORBAX / "v1_checkpointables")
         assert caught.value.got == "data, opt, state"
         assert "name one of them" in caught.value.hint
 
     def test_an_item_without_metadata_says_what_it_looks_like(self):
         with pytest.raises(FormatError, match="an unfinished save, or an incomplete copy"):
-            open_tree(FIXTURES / "unfinished_commit_file" / "2" / "items")
+            open_tree(ORBAX / "unfinished_commit_file" / "2" / "items")
 
     def test_no_checkpoint_says_what_was_tried(self, tmp_path):
         (tmp_path / "notes").mkdir()
@@ -189,7 +183,7 @@ class TestPlaces:
         assert "safetensors: " in str(caught.value)
 
     def test_an_item_that_is_gone(self, tmp_path):
-        step = shutil.copytree(FIXTURES / "v1_checkpointables", tmp_path / "3")
+        step = shutil.copytree(ORBAX / "v1_checkpointables", tmp_path / "3")
         shutil.rmtree(step / "opt")
         shutil.rmtree(step / "data")
         for path in (tmp_path, step):
@@ -199,13 +193,13 @@ class TestPlaces:
         assert len(open_tree(step / "state")) == 1
 
     def test_a_finished_save_is_preferred_to_one_in_progress(self, tmp_path):
-        run = shutil.copytree(FIXTURES / "unfinished_atomic_rename", tmp_path / "run")
+        run = shutil.copytree(ORBAX / "unfinished_atomic_rename", tmp_path / "run")
         (run / "2.orbax-checkpoint-tmp").rename(run / "1.orbax-checkpoint-tmp")
         assert open_tree(run, ReadOptions(step=1)).metadata.place == str(run / "1" / "items")
 
     def test_an_unknown_step(self):
         with pytest.raises(UsageError, match="no step 9"):
-            open_tree(FIXTURES / "cm_default", ReadOptions(step=9))
+            open_tree(ORBAX / "cm_default", ReadOptions(step=9))
 
     def test_permission_denied(self, monkeypatch):
         def denied(path):
@@ -213,7 +207,7 @@ class TestPlaces:
 
         monkeypatch.setattr(Path, "iterdir", denied)
         with pytest.raises(StorageError, match="cannot list") as caught:
-            open_tree(FIXTURES / "cm_default")
+            open_tree(ORBAX / "cm_default")
         assert caught.value.got == "Permission denied (errno 13)"
 
     def test_permission_denied_below(self, monkeypatch):
@@ -221,7 +215,7 @@ class TestPlaces:
             raise PermissionError(13, "Permission denied", str(path))
 
         monkeypatch.setattr(Path, "is_file", denied)
-        place = FIXTURES / "cm_default"
+        place = ORBAX / "cm_default"
         assert FORMAT.why_not(place) == f"cannot look at {place / '_METADATA'}: Permission denied"
         with pytest.raises(StorageError, match="cannot look at") as caught:
             FORMAT.open(place, ReadOptions())
@@ -236,7 +230,7 @@ class TestUnmerged:
         ["multihost_plain/5/items", "lazy_2proc/7/items", "lazy_workers/1/items", "pytree_ocdbt1_zarr30"],
     )
     def test_values(self, tmp_path, name):
-        item = shutil.copytree(FIXTURES / name, tmp_path / "item")
+        item = shutil.copytree(ORBAX / name, tmp_path / "item")
         (item / "manifest.ocdbt").unlink()
         shutil.rmtree(item / "d")
         assert [as_expected(leaf) for leaf in open_tree(item).values()] == [

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_data import (
+from support.golden_data import (
     all_described,
     arrays_by_tensorstore,
     convert,
@@ -107,7 +107,7 @@ def results(runs, every_leaf, tmp_path_factory):
         (name, str(runs[name]), golden_leaves(*how[:2]), CASES[name]) for name, how in CHECKPOINTS.items()
     ]
     jobs.append((EVERY, str(every_leaf), spelled_out(EVERY_LEAF.nested()), LOADERS))
-    return answers("orbax_loader_script.py", jobs, tmp_path_factory.mktemp("results"))
+    return answers("orbax_loader_script", jobs, tmp_path_factory.mktemp("results"))
 
 
 @pytest.mark.parametrize(("checkpoint", "case"), [(name, case) for name in CASES for case in CASES[name]])

@@ -8,8 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from golden_data import (
-    GOLDEN,
+from support.golden_data import (
     SCAN_NAMES,
     convert,
     golden_arrays,
@@ -18,6 +17,7 @@ from golden_data import (
     leaves_by_package,
     opened_by_tensorstore,
 )
+from support.places import GOLDEN
 
 from ckpttools.array.tree import Empty, spelled
 from ckpttools.core.errors import CheckpointError, FormatError, LaterStepWarning, UsageError

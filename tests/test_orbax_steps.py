@@ -14,7 +14,7 @@ import numpy as np
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orbax_items import LITTLE, change_json, write_item, zarr3
+from support.orbax_items import LITTLE, change_json, write_item, zarr3
 
 from ckpttools.cli.main import main
 from ckpttools.core.errors import CheckpointError, LaterStepWarning

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import tensorstore as ts
 import zstandard
-from golden_data import described, kvstore
 from hypothesis import given
 from hypothesis import strategies as st
-from stored_trees import ARRAYS, EVERYTHING, STEP, ZARR3, array, contents, values, write
+from support.golden_data import described, kvstore
 from support.scripts import answers
+from support.stored_trees import ARRAYS, EVERYTHING, STEP, ZARR3, array, contents, values, write
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Text, Tree, dotted
@@ -122,7 +122,7 @@ def results(runs, tmp_path_factory):
         (f"bare/{name}", str(runs / "bare" / name), 0, ITEM, False, expected(BARE), LOADERS)
         for name in COMBINATIONS
     ]
-    return answers("orbax_options_script.py", jobs, tmp_path_factory.mktemp("results"))
+    return answers("orbax_options_script", jobs, tmp_path_factory.mktemp("results"))
 
 
 class TestOrbaxFiles(FormatTests):

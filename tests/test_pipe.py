@@ -11,10 +11,11 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from command_line import run
-from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.command_line import run
+from support.golden_data import golden_checkpoint
+from support.places import DOCS, GOLDEN, HF
 
 import ckpttools
 from ckpttools.api.save import plan_tree
@@ -32,8 +33,7 @@ from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.functions import mapped_by
 from ckpttools.transforms.select import Select
 
-HF = GOLDEN / "llama3.1" / "hf"
-PAGE = Path(__file__).parents[1] / "docs" / "transforms.md"
+PAGE = DOCS / "transforms.md"
 F32 = DTYPES["float32"]
 
 

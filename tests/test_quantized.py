@@ -8,11 +8,12 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from command_line import run
-from golden_data import FAMILIES, GOLDEN, convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from support.command_line import run
+from support.golden_data import FAMILIES, convert
+from support.places import GOLDEN
 
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface

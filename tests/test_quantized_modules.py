@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import run
-from golden_data import GOLDEN, convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantised_kinds import GPTQ, KINDS, MODULES, PLAIN, SAID_ONLY, Arrays, parts_of, tree_of, write
+from support.command_line import run
+from support.golden_data import convert
+from support.places import GOLDEN
+from support.quantised_kinds import GPTQ, KINDS, MODULES, PLAIN, SAID_ONLY, Arrays, parts_of, tree_of, write
 
 from ckpttools.api.save import save
 from ckpttools.array.tree import Tree, dotted

@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from command_line import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantised_kinds import KINDS, MODULES, PLAIN, tree_of, write
 from safetensors.numpy import load_file
+from support.command_line import run
+from support.quantised_kinds import KINDS, MODULES, PLAIN, tree_of, write
 
 from ckpttools.array.nodes import Relayout, elementwise, relayout, stack
 from ckpttools.array.tree import Tree

@@ -16,20 +16,20 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from golden_data import (
-    GOLDEN,
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+from support.golden_data import (
     all_described,
     arrays_by_tensorstore,
     golden_arrays,
     golden_leaves,
     opened_by_tensorstore,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors.numpy import save_file
-from stored_trees import write
 from support.orbax_loads import some_cases
+from support.places import GOLDEN
 from support.scripts import answers
+from support.stored_trees import write
 
 from ckpttools import ToMaxText, plan_to_maxtext
 from ckpttools.api.conversion import Resources
@@ -887,7 +887,7 @@ def test_orbax_loads_what_is_shared(model, tmp_path):
     shutil.rmtree(model)
     expected = {name: golden_leaves("llama3.1", name != "unstacked") for name in runs}
     jobs = [(name, str(runs[name]), expected[name], some_cases(k)) for k, name in enumerate(runs)]
-    results = answers("orbax_loader_script.py", jobs, tmp_path)
+    results = answers("orbax_loader_script", jobs, tmp_path)
     problems = {
         f"{run} {case}": text for run, cases in results.items() for case, text in cases.items() if text
     }

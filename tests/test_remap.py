@@ -7,12 +7,13 @@ import warnings
 
 import numpy as np
 import pytest
-from command_line import run
-from golden_data import GOLDEN, described, golden_arrays, golden_checkpoint, leaves_by_package
 from hypothesis import given
 from hypothesis import strategies as st
-from stored_trees import EVERYTHING
-from trees import tree_of
+from support.command_line import run
+from support.golden_data import described, golden_arrays, golden_checkpoint, leaves_by_package
+from support.places import HF
+from support.stored_trees import EVERYTHING
+from support.trees import tree_of
 
 import ckpttools
 from ckpttools.array.nodes import relayout, take
@@ -28,7 +29,6 @@ from ckpttools.transforms.functions import MapArrays, as_checkpoint_conversion_f
 from ckpttools.transforms.rename import Remap, Rule, parse_rules, read_rules, renames
 from ckpttools.transforms.templates import parse_template
 
-HF = GOLDEN / "llama3.1" / "hf"
 F32 = DTYPES["float32"]
 
 

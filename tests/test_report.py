@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chromium import Browser, browser, executable
-from command_line import ckpt
-from golden_data import GOLDEN, golden_checkpoint
 from safetensors.numpy import save_file
+from support.chromium import Browser, browser, executable
+from support.command_line import ckpt
+from support.golden_data import golden_checkpoint
+from support.places import HF
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Tree
@@ -31,7 +32,6 @@ from ckpttools.inspect.tree import inspect_tree
 from ckpttools.testing.strategies import stored
 from ckpttools.testing.trees import many_leaves
 
-HF = GOLDEN / "llama3.1" / "hf"
 SCANNED = golden_checkpoint(scan=True)
 # A name that would do something if it were taken for HTML.
 HOSTILE = "model.layers.0.</script><img src=x onerror=alert(1)>.weight"

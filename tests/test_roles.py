@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from train_data import lazy
+from support.train_data import lazy
 
 from ckpttools import save
 from ckpttools.array.tree import Metadata, Tree, spelled

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import find, given, settings
-from trees import model
+from support.trees import model
 
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.dtypes import DTYPES

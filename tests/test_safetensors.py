@@ -16,7 +16,8 @@ import pytest
 import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors_files import entry, file_of, framed, packed, small, write_index
+from support.places import ROOT
+from support.safetensors_files import entry, file_of, framed, packed, small, write_index
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES, from_safetensors
@@ -659,8 +660,7 @@ def test_opening_imports_nothing_heavy(tmp_path):
         f"FORMAT.open(Path({str(path)!r}), ReadOptions())\n"
         "print([name for name in ('numpy', 'jax', 'safetensors', 'ml_dtypes') if name in sys.modules])"
     )
-    root = Path(__file__).parents[1]
-    ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
 
 

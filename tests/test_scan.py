@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import run as ckpt
-from golden_data import described, golden_checkpoint
 from hypothesis import given
-from train_data import ALL, RUN, Layers, golden_leaves, layered, lazy
+from support.command_line import run as ckpt
+from support.golden_data import described, golden_checkpoint
+from support.places import TRAINED
+from support.train_data import ALL, Layers, golden_leaves, layered, lazy
 
 from ckpttools.array.tree import Empty, Tree, spelled
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
@@ -90,7 +91,7 @@ class TestGolden:
         assert_same(StackLayers()(single).tree, scanned)
 
     def test_training_state(self):
-        tree = open_tree(RUN)
+        tree = open_tree(TRAINED)
         apart = UnstackLayers()(tree).tree
         assert_same(StackLayers()(apart).tree, tree)
         wanted = golden_leaves("llama_unscanned_1")
@@ -121,7 +122,9 @@ class TestGolden:
 
     @pytest.mark.parametrize("name", ["paramonly_scanned_unrolled_0"])
     def test_force_unroll(self, name, tmp_path):
-        ckpt("unstack", RUN, tmp_path / "out", "--force-unroll", "--flavour", "nnx", "--dtype", "bfloat16")
+        ckpt(
+            "unstack", TRAINED, tmp_path / "out", "--force-unroll", "--flavour", "nnx", "--dtype", "bfloat16"
+        )
         tree = open_tree(tmp_path / "out")
         assert {spelled(path): described(array.read()) for path, array in tree.arrays.items()} == (
             golden_leaves(name)
@@ -308,9 +311,9 @@ class TestRefused:
 
 class TestCommands:
     def test_there_and_back(self, tmp_path):
-        ckpt("unstack", RUN, tmp_path / "single")
+        ckpt("unstack", TRAINED, tmp_path / "single")
         ckpt("stack", tmp_path / "single", tmp_path / "stacked")
-        assert_same(open_tree(tmp_path / "stacked"), open_tree(RUN))
+        assert_same(open_tree(tmp_path / "stacked"), open_tree(TRAINED))
         note = {"stacks": {"layers": {"layers": [0, 1, 2, 3]}}, "scan_axis": 1}
         assert open_tree(tmp_path / "single").metadata.custom == {"scan_layers": False, "ckpttools": note}
 
@@ -322,12 +325,12 @@ class TestCommands:
         assert list(tmp_path.iterdir()) == []
 
     def test_dry_run_as_json(self, tmp_path):
-        report = json.loads(ckpt("unstack", RUN, tmp_path / "out", "--dry-run", "--json"))
+        report = json.loads(ckpt("unstack", TRAINED, tmp_path / "out", "--dry-run", "--json"))
         assert (report["arrays"], report["bytes_out"]) == (204, report["bytes_in"])
         assert list(tmp_path.iterdir()) == []
 
     def test_options_of_unrolling_alone(self, tmp_path):
-        assert "--force-unroll" in ckpt("unstack", RUN, tmp_path / "out", "--keep-step", code=2)
+        assert "--force-unroll" in ckpt("unstack", TRAINED, tmp_path / "out", "--keep-step", code=2)
 
     def test_to_another_format(self, tmp_path):
         ckpt("unstack", golden_checkpoint(True), tmp_path / "st", "--to", "safetensors")

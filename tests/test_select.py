@@ -6,14 +6,15 @@ import json
 from fnmatch import fnmatchcase
 from functools import partial
 
-import command_line
 import numpy as np
 import pytest
-from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from stored_trees import EVERYTHING
-from trees import tree_of
+from support import command_line
+from support.golden_data import golden_checkpoint
+from support.places import HF
+from support.stored_trees import EVERYTHING
+from support.trees import tree_of
 
 from ckpttools.api.save import save
 from ckpttools.array.tree import dotted, spelled
@@ -25,7 +26,6 @@ from ckpttools.transforms.select import Select
 
 run = partial(command_line.run, "select")
 
-HF = GOLDEN / "llama3.1" / "hf"
 F32 = DTYPES["float32"]
 
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from golden_data import FAMILIES, convert, golden_leaves, leaves_by_package
 from hypothesis import given, settings
-from train_data import TRAIN, layered
+from support.golden_data import FAMILIES, convert, golden_leaves, leaves_by_package
+from support.places import TRAIN
+from support.train_data import layered
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Empty, Metadata, Tree

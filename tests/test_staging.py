@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mounts import while_mounted
+from support.mounts import while_mounted
 
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.cli.main import main

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import ckpt
-from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from support.command_line import ckpt
+from support.golden_data import golden_checkpoint
+from support.places import GOLDEN
 
 from ckpttools.array.elements import table, widen
 from ckpttools.array.lazy import LazyArray

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from command_line import run as ckpt
-from golden_data import described, golden_checkpoint, leaves_by_package
 from hypothesis import given
+from support.command_line import run as ckpt
+from support.golden_data import described, golden_checkpoint, leaves_by_package
+from support.places import TRAINED
 from support.scripts import answers
-from train_data import ALL, RUN, golden_leaves, layered, lazy
+from support.train_data import ALL, golden_leaves, layered, lazy
 
 from ckpttools.array.nodes import Chunked, LazyArray
 from ckpttools.array.tree import Empty, Tree, spelled
@@ -46,14 +47,14 @@ def contents(directory: Path) -> dict[str, str]:
 class TestGolden:
     def test_as_maxtext_writes_it(self, tmp_path):
         """Tree and values; the training run was NNX, so that is the flavour of MaxText's result."""
-        ckpt("strip-optimizer", RUN, tmp_path / "out", "--flavour", "nnx", "--dtype", "bfloat16")
+        ckpt("strip-optimizer", TRAINED, tmp_path / "out", "--flavour", "nnx", "--dtype", "bfloat16")
         tree = open_tree(tmp_path / "out")
         assert leaves_by_package(tree) == golden_leaves("paramonly_scanned_0")
         assert tree.metadata.step == 0
 
     def test_linen_has_the_nodes_that_maxtext_writes(self):
         wanted = golden_leaves("paramonly_scanned_linen_0")
-        made = leaves_by_package(narrow(StripOptimizer()(open_tree(RUN)).tree))
+        made = leaves_by_package(narrow(StripOptimizer()(open_tree(TRAINED)).tree))
         assert set(made) == set(wanted)
         for path in ("step", "opt_state"):
             assert made[path] == wanted[path]
@@ -62,7 +63,7 @@ class TestGolden:
                 assert (leaf["shape"], leaf["dtype"]) == (wanted[path]["shape"], wanted[path]["dtype"])
 
     def test_parameters_to_the_bit(self):
-        made = leaves_by_package(StripOptimizer()(open_tree(RUN)).tree)
+        made = leaves_by_package(StripOptimizer()(open_tree(TRAINED)).tree)
         wanted = golden_leaves("llama_scanned_1")
         kept = {path: leaf for path, leaf in made.items() if path.startswith("params/")}
         assert kept == {path: leaf for path, leaf in wanted.items() if path.startswith("params/")}
@@ -138,9 +139,9 @@ class TestEveryState:
 
 class TestCommand:
     def test_leaves_the_source_alone(self, tmp_path):
-        before = contents(RUN)
-        ckpt("strip-optimizer", RUN, tmp_path / "out")
-        assert contents(RUN) == before
+        before = contents(TRAINED)
+        ckpt("strip-optimizer", TRAINED, tmp_path / "out")
+        assert contents(TRAINED) == before
 
     def test_nothing_to_strip(self, tmp_path):
         output = ckpt("strip-optimizer", golden_checkpoint(True), tmp_path / "out", code=2)
@@ -149,7 +150,7 @@ class TestCommand:
         assert list(tmp_path.iterdir()) == []
 
     def test_keeps_the_step(self, tmp_path):
-        ckpt("strip-optimizer", RUN, tmp_path / "out", "--keep-step")
+        ckpt("strip-optimizer", TRAINED, tmp_path / "out", "--keep-step")
         tree = open_tree(tmp_path / "out")
         assert (tmp_path / "out" / "1" / "items").is_dir()
         assert tree["step",].read().item() == 2
@@ -173,10 +174,12 @@ class TestCommand:
 
     def test_chunks_stay_in_sight(self):
         """Nothing is laid over the arrays, so that a writer can refer to the bytes that are there."""
-        assert all(isinstance(a, Chunked) for a in parameters(StripOptimizer()(open_tree(RUN)).tree).values())
+        assert all(
+            isinstance(a, Chunked) for a in parameters(StripOptimizer()(open_tree(TRAINED)).tree).values()
+        )
 
     def test_json(self, tmp_path):
-        arguments = ["strip-optimizer", str(RUN), str(tmp_path / "out"), "--json", "--no-progress"]
+        arguments = ["strip-optimizer", str(TRAINED), str(tmp_path / "out"), "--json", "--no-progress"]
         receipt = json.loads(CliRunner().invoke(main, arguments).stdout)
         assert receipt["arrays"] == 13
 
@@ -197,14 +200,14 @@ def loaded(tmp_path_factory):
     }
     jobs = []
     for name, ((command, *options), cases) in commands.items():
-        ckpt(command, RUN, directory / name, *options)
+        ckpt(command, TRAINED, directory / name, *options)
         jobs.append([name, str(directory / name), leaves_by_package(open_tree(directory / name)), cases])
     # A training state lies in a step of its own number; the script's loaders look for 0.
-    ckpt("unstack", RUN, directory / "single")
+    ckpt("unstack", TRAINED, directory / "single")
     (directory / "single" / "1").rename(directory / "single" / "0")
     nested = open_tree(directory / "single").nested()
     jobs.append(["single", str(directory / "single"), spelled_out(nested), ["restore", "resume"]])
-    return answers("train_loader_script.py", jobs, directory)
+    return answers("train_loader_script", jobs, directory)
 
 
 def spelled_out(node: object) -> object:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from pathlib import Path
 
-import command_line
 import pytest
-from golden_data import golden_arrays, golden_checkpoint, golden_leaves, leaves_by_package
-from safetensors_files import packed
-from stored_trees import EVERYTHING, STEP, array, write
+from support import command_line
+from support.golden_data import golden_arrays, golden_checkpoint, golden_leaves, leaves_by_package
+from support.places import HF
+from support.safetensors_files import packed
+from support.stored_trees import EVERYTHING, STEP, array, write
 
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
@@ -93,9 +93,6 @@ class TestZarr:
         tree = open_tree(tmp_path / "z")
         assert leaves_by_package(tree) == golden_leaves("llama3.1", True)
         assert len(tree.arrays) == len(golden_arrays("llama3.1", True))
-
-
-HF = Path(__file__).parents[1] / "fixtures" / "golden" / "llama3.1" / "hf"
 
 
 @pytest.mark.parametrize("options", STORAGE.values(), ids=STORAGE)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import ckpt, succeed
-from golden_data import GOLDEN
 from safetensors import safe_open
+from support.command_line import ckpt, succeed
+from support.places import GOLDEN, HF
 
 from ckpttools.api.conversion import Resources, open_checkpoint
 from ckpttools.api.convert import plan_any
@@ -27,7 +27,6 @@ from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.testing.trees import assert_same
 
-HF = GOLDEN / "llama3.1" / "hf"
 MIB = 1 << 20
 
 

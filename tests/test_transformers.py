@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from golden_data import FAMILIES, GOLDEN, convert
+from support.golden_data import FAMILIES, convert
+from support.places import GOLDEN
 
 from ckpttools.api.conversion import Resources
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface

@@ -8,14 +8,15 @@ import subprocess
 import sys
 from functools import partial
 
-import command_line
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from golden_data import GOLDEN, golden_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
-from stored_trees import write
+from support import command_line
+from support.golden_data import golden_checkpoint
+from support.places import GOLDEN
+from support.stored_trees import write
 
 from ckpttools.array.nodes import stack, take
 from ckpttools.array.tree import Metadata, Tree

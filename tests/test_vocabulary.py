@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from golden_data import GOLDEN, SCAN_NAMES, convert
 from hypothesis import given
 from hypothesis import strategies as st
+from support.golden_data import SCAN_NAMES, convert
+from support.places import GOLDEN
 
 from ckpttools.api.save import save
 from ckpttools.array.tree import Tree

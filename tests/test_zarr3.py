@@ -12,10 +12,10 @@ import tensorstore as ts
 import zarr
 import zarr.codecs
 import zarr.storage
-from golden_data import described
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from stored_trees import EVERYTHING, ZARR3, array, contents, write
+from support.golden_data import described
+from support.stored_trees import EVERYTHING, ZARR3, array, contents, write
 
 from ckpttools.array.tree import Empty, Metadata, Text, Tree
 from ckpttools.core.errors import CheckpointError, FormatError

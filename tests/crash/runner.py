@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.places import TESTS
+
 from crash.handlers import Fault
 from crash.jobs import Job, Notes
 
@@ -85,12 +87,11 @@ class Runner:
 @contextmanager
 def runner(root: Path, notes: Path) -> Iterator[Runner]:
     """A runner, as long as the block lasts."""
-    here = Path(__file__).parents[1]
-    known = os.pathsep.join((str(here), *filter(None, sys.path)))
+    known = os.pathsep.join((str(TESTS), *filter(None, sys.path)))
     environment = {**os.environ, "PYTHONPATH": known, "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "crash.zygote"]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=here
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=TESTS
     ) as zygote:
         yield Runner(zygote, root, notes)
         assert zygote.stdin is not None

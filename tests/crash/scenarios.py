@@ -6,11 +6,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import hf_models
+from support import hf_models
+from support.places import TRAINED
 
 from crash.runner import Ended, Runner
 
-TRAIN = Path(__file__).parents[2] / "fixtures" / "train" / "llama_scanned"
 SOURCES, PLACE = "src", "place"
 _SIZES = {
     "num_hidden_layers": 2,
@@ -103,7 +103,7 @@ def make_sources(runner: Runner) -> None:
         _done(runner.run(*_TO_MAXTEXT.split(), hf, str(sources / f"unscanned-{model}"), "--no-scan"))
     for model, dtype in ((MODEL, "float32"), (OTHER, "bfloat16"), (OLD, "float16")):
         target = str(sources / f"train-{model}")
-        _done(runner.run("cast", str(TRAIN), target, "--dtype", dtype, "--copy"))
+        _done(runner.run("cast", str(TRAINED), target, "--dtype", dtype, "--copy"))
 
 
 def _done(ended: Ended) -> None:

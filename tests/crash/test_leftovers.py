@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.places import TESTS
 
 from crash.crashes import crashes
 from crash.disk import lay_out
@@ -16,7 +17,6 @@ _BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 _NEW = _BY_NAME["hf-to-maxtext"]
 _OVER = _BY_NAME["hf-to-maxtext-overwrite"]
 _OVER_TWO_RENAMES = _BY_NAME["hf-to-maxtext-overwrite-no-exchange"]
-TESTS = Path(__file__).parents[1]
 _MARK, _JOURNAL = ".ckpttools-plan", "journal.ckpttools"
 _REFUSED, _MADE = "refused", "made"
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
+from support.places import TESTS
 
 
 def answers(script: str, jobs: Sequence[Any], directory: Path) -> Any:
-    """What a script beside the tests says of a list of jobs, both as JSON in a directory that is there."""
+    """What a script of this package says of a list of jobs, both as JSON in a directory that is there."""
     asked, said = directory / "jobs.json", directory / "results.json"
     asked.write_text(json.dumps(jobs))
-    command = [sys.executable, str(TESTS / script), str(asked), str(said)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    command = [sys.executable, "-m", f"support.{script}", str(asked), str(said)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=TESTS, timeout=500, check=False)
     assert ended.returncode == 0, ended.stderr
     return json.loads(said.read_bytes())

@@ -23,9 +23,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
-from golden_data import described
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp_v1
+
+from support.golden_data import described
 from support.orbax_loads import EVERY_CASE
 
 Expected = dict[str, Any]

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from golden_data import GOLDEN, golden_arrays
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant
@@ -19,6 +18,8 @@ from ckpttools.maxtext.scan import StackLayers
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.testing.models import shapes_of
 from ckpttools.testing.strategies import noise, stored
+from support.golden_data import golden_arrays
+from support.places import GOLDEN
 
 Values = dict[str, np.ndarray]
 

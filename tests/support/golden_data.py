@@ -16,8 +16,8 @@ from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.array.tree import Empty, Text, Tree, spelled
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.to_maxtext import ToMaxText
+from support.places import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "fixtures" / "golden"
 # One group of layers, nothing in float32, every tensor mapped.
 LLAMA_LINE = ("llama3.1", "llama3.2-tied", "mistral-7b", "qwen2.5", "qwen2.5-tied", "qwen3", "qwen3-tied")
 FAMILIES = (

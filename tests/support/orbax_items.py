@@ -15,9 +15,9 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.region import Region
 from ckpttools.formats.orbax import ocdbt
+from support.places import ORBAX
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "orbax"
-EXPECTED: dict[str, list[dict[str, Any]]] = json.loads((FIXTURES / "expected.json").read_bytes())
+EXPECTED: dict[str, list[dict[str, Any]]] = json.loads((ORBAX / "expected.json").read_bytes())
 
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 BIG = {"name": "bytes", "configuration": {"endian": "big"}}

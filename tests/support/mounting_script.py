@@ -9,10 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from command_line import ckpt
-
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.files import remove_tree
+from support.command_line import ckpt
 
 
 def _run(arguments: list[str]) -> tuple[int, str]:

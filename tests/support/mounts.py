@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-_SCRIPT = Path(__file__).with_name("mounting_script.py")
+from support.places import TESTS
+
 # Mounts in a namespace of its own are gone with the process; an ordinary user is root there alone.
 _ALONE = ("unshare", "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
 
@@ -26,15 +27,16 @@ def while_mounted(*cases: tuple[Path, Path, Sequence[object]]) -> list[tuple[int
     if not _may_mount():
         pytest.skip("nothing may be mounted here")
     given = [(str(what), str(where), [str(each) for each in arguments]) for what, where, arguments in cases]
-    command = [*_ALONE, sys.executable, str(_SCRIPT)]
-    ended = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
+    command = [*_ALONE, sys.executable, "-m", "support.mounting_script"]
+    asked = json.dumps(given)
+    ended = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=TESTS, check=False)
     assert ended.returncode == 0, ended.stderr
     return [(code, output) for code, output in json.loads(ended.stdout)]
 
 
 @cache
 def _may_mount() -> bool:
-    command = [*_ALONE, "sh", "-c", 'mount --bind "$0" "$0"', str(_SCRIPT.parent)]
+    command = [*_ALONE, "sh", "-c", 'mount --bind "$0" "$0"', str(TESTS)]
     try:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:

@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import orbax_loader_script as loaders
+
+from support import orbax_loader_script as loaders
 
 
 def spelled(tree: Any) -> Any:

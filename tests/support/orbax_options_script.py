@@ -20,9 +20,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from golden_data import described
 from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp_v1
+
+from support.golden_data import described
 
 jax.config.update("jax_enable_x64", True)
 MESH = jax.sharding.Mesh(np.array(jax.devices()), ("all",))

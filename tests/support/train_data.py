@@ -20,12 +20,9 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.maxtext.flavours import LINEN, NNX, PLAIN, Flavour
 from ckpttools.testing.strategies import noise, stored
+from support.places import TRAIN
 
-TRAIN = Path(__file__).parents[1] / "fixtures" / "train"
-GOLDEN = Path(__file__).parents[1] / "fixtures" / "golden"
 ALL = Path(os.environ["CKPTTOOLS_GOLDEN"]) if "CKPTTOOLS_GOLDEN" in os.environ else None
-# MaxText's own training run, step 1, with moments cast to bfloat16.
-RUN = TRAIN / "llama_scanned"
 
 # Longer than any other axis, so that norms tell on which axis layers are stacked.
 EMBED = 13
