@@ -6,11 +6,9 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import save_file
+from support.command_line import ckpt
 from support.hf_models import write_llama
-
-from ckpttools.cli.main import main
 
 
 @pytest.fixture
@@ -31,7 +29,7 @@ def broken(tmp_path):
 
 def convert(source, tmp_path, options=()):
     arguments = ["convert", "hf-to-maxtext", str(source), str(tmp_path / "out"), *options]
-    result = CliRunner().invoke(main, arguments)
+    result = ckpt(*arguments)
     if result.exit_code:
         assert not (tmp_path / "out").exists()
         assert not (tmp_path / "out.partial").exists()

@@ -13,17 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from support.command_line import ckpt
 from support.orbax_items import LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
 from support.places import HF, ORBAX
 from support.stored_trees import write
 
 from ckpttools.array.storage import Storage, StoredArray, StoredFile
 from ckpttools.array.tree import Metadata, Tree, spelled
-from ckpttools.cli.main import main
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, ceil_div, count_runs, grid_cell, grid_indices
@@ -406,7 +405,7 @@ class TestAdvice:
 
 class TestCommand:
     def run(self, *arguments, columns="80"):
-        return CliRunner(env={"COLUMNS": columns}).invoke(main, ["inspect", "chunks", *map(str, arguments)])
+        return ckpt("inspect", "chunks", *arguments, COLUMNS=columns)
 
     @pytest.mark.parametrize("name", READABLE)
     @pytest.mark.parametrize("columns", ["80", "200"])
@@ -442,9 +441,7 @@ class TestCommand:
     @pytest.mark.parametrize("columns", [80, 200])
     def test_no_arrays_at_all(self, tmp_path, columns):
         save_file({}, tmp_path / "empty.safetensors")
-        result = CliRunner(env={"COLUMNS": str(columns)}).invoke(
-            main, ["inspect", "chunks", str(tmp_path / "empty.safetensors")]
-        )
+        result = ckpt("inspect", "chunks", tmp_path / "empty.safetensors", COLUMNS=str(columns))
         assert result.exit_code == 0
         assert "0 arrays in 0 chunks" in result.stdout
 

@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from support.command_line import ckpt
 from support.golden_data import FAMILIES, SCAN_NAMES, convert
 from support.places import GOLDEN
 from support.stored_trees import write
@@ -16,7 +16,6 @@ from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.array.tree import Tree
-from ckpttools.cli.main import main
 from ckpttools.compare.counterpart import counterpart, in_maxtext_names
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
@@ -35,11 +34,11 @@ def hf(family):
 
 def verify(made, source, *options):
     arguments = ["verify", made, "--against", source, "--no-progress", *options]
-    return CliRunner().invoke(main, [str(each) for each in arguments])
+    return ckpt(*arguments)
 
 
 def digest(path, *options):
-    result = CliRunner().invoke(main, ["hash", str(path), "--no-progress", "--parameters", *options])
+    result = ckpt("hash", path, "--no-progress", "--parameters", *options)
     assert result.exit_code == 0, result.stderr
     return result.stdout.splitlines()[-2]
 
@@ -113,7 +112,7 @@ def test_what_was_dropped_is_named(tmp_path):
     manifest = str(tmp_path / "m.json")
     digest(source, "--as", "maxtext", *drop, "--manifest", manifest)
     for place, more in ((source, drop), (tmp_path / "maxtext", ())):
-        result = CliRunner().invoke(main, ["verify", str(place), "--manifest", manifest, *more])
+        result = ckpt("verify", place, "--manifest", manifest, *more)
         assert result.exit_code == 0, result.output
 
 
@@ -135,7 +134,7 @@ def test_what_has_no_place_is_told(tmp_path):
     assert "left out, as family gemma3 has no row for it: 34 arrays\n" in result.stdout
     remarks = json.loads(verify(tmp_path / "maxtext", hf("gemma3"), "--json").stdout)["remarks"]
     assert len(remarks) == 1
-    hashed = CliRunner().invoke(main, ["hash", str(hf("gemma3")), "--as", "maxtext", "--no-progress"])
+    hashed = ckpt("hash", hf("gemma3"), "--as", "maxtext", "--no-progress")
     assert "34 arrays" in hashed.stderr and "34 arrays" not in hashed.stdout
 
 
@@ -156,9 +155,9 @@ def test_what_would_be_ignored_is_refused(tmp_path, option):
     refused = [
         verify(made, made, option),
         verify(source, source, option),
-        CliRunner().invoke(main, ["verify", str(made), "--manifest", manifest, option]),
-        CliRunner().invoke(main, ["hash", str(source), option]),
-        CliRunner().invoke(main, ["hash", str(made), "--as", "maxtext", option]),
+        ckpt("verify", made, "--manifest", manifest, option),
+        ckpt("hash", source, option),
+        ckpt("hash", made, "--as", "maxtext", option),
     ]
     assert [each.exit_code for each in refused] == [2] * 5, [each.output for each in refused]
 

@@ -43,7 +43,7 @@ def shards(directory, count=SHARDS):
     return directory
 
 
-def ckpt(*arguments, limit=64):
+def limited(*arguments, limit=64):
     """Runs a command that may have so many files open and no more."""
     code = (
         "import resource, sys; from ckpttools.cli.main import main; "
@@ -62,13 +62,13 @@ def test_every_command_with_fewer_open_files_than_shards(tmp_path):
         ("diff", source, tmp_path / "again"),
     ]
     for command in commands:
-        done = ckpt(*command, "--jobs", "8")
+        done = limited(*command, "--jobs", "8")
         assert done.returncode == 0, (command, done.stderr)
     assert len(list((tmp_path / "again").glob("*.safetensors"))) == SHARDS
 
 
 def test_two_thousand_shards_at_a_hard_limit_of_1024(tmp_path):
-    done = ckpt("hash", shards(tmp_path / "model", 2000), "--json", limit=1024)
+    done = limited("hash", shards(tmp_path / "model", 2000), "--json", limit=1024)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["arrays"]) == 2000
 

@@ -8,19 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import save_file
+from support.command_line import ckpt
 from support.mounts import while_mounted
 from support.places import FIXTURES
 
-from ckpttools.cli.main import main
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 SIZES = LlamaSizes(layers=2, hidden=64, mlp=128, heads=4, kv_heads=2, head_dim=16, vocab=256)
-
-
-def ckpt(*arguments):
-    return CliRunner().invoke(main, [str(each) for each in arguments])
 
 
 @pytest.fixture(scope="module")

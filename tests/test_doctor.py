@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from support.command_line import ckpt
 from support.orbax_items import (
     EXPECTED,
     LITTLE,
@@ -30,7 +30,6 @@ from support.orbax_items import (
 from support.places import GOLDEN, HF, ORBAX
 
 from ckpttools.array.tree import spelled
-from ckpttools.cli.main import main
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.doctor import checks as checks_room
 from ckpttools.doctor.base import LEVELS, pasted
@@ -321,12 +320,12 @@ class TestSteps:
 
     def test_a_refusal_is_told_beside_what_was_fixed(self, tmp_path):
         run = self.unmarked(tmp_path / "text")
-        result = CliRunner().invoke(main, ["doctor", str(run), "--fix", "commit-marker"])
+        result = ckpt("doctor", run, "--fix", "commit-marker")
         assert (result.exit_code, result.stderr) == (3, "")
         assert f"fixed: {run}/0/commit_success.txt was written" in result.stdout
         assert f"refused: {run}/5:\n" in result.stdout
         run = self.unmarked(tmp_path / "json")
-        result = CliRunner().invoke(main, ["doctor", str(run), "--fix", "commit-marker", "--json"])
+        result = ckpt("doctor", run, "--fix", "commit-marker", "--json")
         report = json.loads(result.stdout)
         assert (result.exit_code, report["healthy"]) == (3, False)
         assert [len(report["fixed"]), len(report["refused"])] == [2, 2]
@@ -418,7 +417,7 @@ class TestSteps:
     def test_what_was_to_be_replaced_is_not_to_be_deleted(self, tmp_path):
         copy(ORBAX / "cm_default", tmp_path, "copy.partial/replaced")
         (tmp_path / "copy.partial/journal.ckpttools").touch()
-        result = CliRunner().invoke(main, ["doctor", str(tmp_path / "copy")])
+        result = ckpt("doctor", tmp_path / "copy")
         assert "replaced holds what it was" in " ".join(result.output.split())
 
 
@@ -710,7 +709,7 @@ class TestCommandsToPaste:
 
 class TestCommand:
     def run(self, *arguments):
-        return CliRunner(env={"COLUMNS": "80"}).invoke(main, ["doctor", *map(str, arguments)])
+        return ckpt("doctor", *arguments, COLUMNS="80")
 
     def test_exit_codes(self, tmp_path):
         assert self.run(ORBAX / "standard").exit_code == 0
@@ -984,7 +983,7 @@ class TestGarbage:
             diagnosis = outcome(top)
             if diagnosis is not None and diagnosis.healthy and source.name not in ("replicator",):
                 open_tree(top)
-            result = CliRunner().invoke(main, ["doctor", str(top)])
+            result = ckpt("doctor", top)
             assert result.exit_code in (0, 1, 3)
             assert result.exception is None or isinstance(result.exception, SystemExit)
         finally:

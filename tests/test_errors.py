@@ -3,13 +3,12 @@ import re
 from importlib import import_module
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command_line import ckpt
 from support.places import DOCS
 
 from ckpttools.cli import border
-from ckpttools.cli.main import main
 from ckpttools.core import errors
 from ckpttools.core.errors import EXIT_CODES, CheckpointError, FormatError, listing, near_names
 
@@ -56,7 +55,7 @@ class TestCodes:
             assert set(re.findall(r"`(\w+Error)`", named)) == errors
 
     def test_the_help_lists_them(self):
-        text = " ".join(CliRunner().invoke(main, ["--help"]).stdout.split())
+        text = " ".join(ckpt("--help").stdout.split())
         said = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
         assert f"Exit codes: {said}." in text
 
@@ -84,13 +83,13 @@ class TestCodes:
             raise end
 
         monkeypatch.setattr("ckpttools.formats.registry.formats", fail)
-        result = CliRunner().invoke(main, ["formats"])
+        result = ckpt("formats")
         assert (result.exit_code, text in result.stderr) == (code, True)
         assert "Traceback" not in result.stderr
 
     def test_the_way_of_a_defect_comes_on_demand(self, monkeypatch):
         monkeypatch.setattr("ckpttools.formats.registry.formats", lambda: 1 // 0)
-        assert "in <lambda>" in CliRunner().invoke(main, ["--traceback", "formats"]).stderr
+        assert "in <lambda>" in ckpt("--traceback", "formats").stderr
 
 
 @pytest.mark.parametrize("kind", LEAVES.values(), ids=LEAVES)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from support.command_line import ckpt
 from support.hf_models import write_llama
 from support.places import ORBAX
 
@@ -95,10 +96,6 @@ class Place:
             assert "a defect" not in result.stderr, result.stderr
             found[command] = result.exit_code
         return found
-
-
-def ckpt(*words: object) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 def all_of(commands: Iterable[str], code: int) -> dict[str, int]:

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-from click.testing import CliRunner
+from support.command_line import ckpt
 from support.golden_data import convert
 from support.places import GOLDEN, TRAINED
 
 from ckpttools.api.save import save
 from ckpttools.array.tree import Tree
-from ckpttools.cli.main import main
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
 from ckpttools.testing.strategies import stored
@@ -24,7 +23,7 @@ PARAMETERS = "--parameters compares the parameters alone"
 
 def hints(command: str, *arguments: object, code: int = 1) -> list[str]:
     arguments = (command, *arguments, "--json", "--no-progress")
-    result = CliRunner().invoke(main, [*map(str, arguments)])
+    result = ckpt(*arguments)
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)["hints"]
 
@@ -59,9 +58,7 @@ def test_another_dtype(tmp_path):
         if path[0] == "params":
             fine[path] = stored(np.asarray(array.read() * np.float32(1 / 3)), array.dtype)
     save(Tree(fine, tree.metadata), tmp_path / "fine")
-    result = CliRunner().invoke(
-        main, ["cast", str(tmp_path / "fine"), str(tmp_path / "rounded"), "--dtype", "bfloat16"]
-    )
+    result = ckpt("cast", tmp_path / "fine", tmp_path / "rounded", "--dtype", "bfloat16")
     assert result.exit_code == 0, result.output
     for sides in (("fine", "rounded"), ("rounded", "fine")):
         (hint,) = hints("diff", *(tmp_path / side for side in sides))
@@ -76,11 +73,11 @@ def test_another_dtype(tmp_path):
 def test_training_state_on_one_side(tmp_path):
     for name in ("stripped", "manifest"):
         arguments = ["strip-optimizer", TRAINED, tmp_path / name, "--copy"]
-        assert CliRunner().invoke(main, [*map(str, arguments)]).exit_code == 0
+        assert ckpt(*arguments).exit_code == 0
     stripped, manifest = tmp_path / "stripped", tmp_path / "m.json"
     assert hints("verify", stripped, "--against", TRAINED) == [PARAMETERS]
     assert hints("verify", stripped, "--against", TRAINED, "--parameters", code=0) == []
-    assert CliRunner().invoke(main, ["hash", str(TRAINED), "--manifest", str(manifest)]).exit_code == 0
+    assert ckpt("hash", TRAINED, "--manifest", manifest).exit_code == 0
     (hint,) = hints("verify", stripped, "--manifest", manifest)
     assert hint == "ckpt hash SRC --parameters --manifest FILE writes digests of the parameters alone"
     damaged = changed(stripped, tmp_path / "damaged", "embedding")
@@ -90,9 +87,9 @@ def test_training_state_on_one_side(tmp_path):
 
 def test_both_options_where_both_are_needed(tmp_path):
     arguments = ["cast", TRAINED, tmp_path / "cast", "--dtype", "bfloat16"]
-    assert CliRunner().invoke(main, [*map(str, arguments)]).exit_code == 0
+    assert ckpt(*arguments).exit_code == 0
     arguments = ["strip-optimizer", tmp_path / "cast", tmp_path / "stripped", "--copy"]
-    assert CliRunner().invoke(main, [*map(str, arguments)]).exit_code == 0
+    assert ckpt(*arguments).exit_code == 0
     verify = ("verify", tmp_path / "stripped", "--against", TRAINED)
     assert hints(*verify) == [PARAMETERS, CAST]
     assert hints(*verify, "--parameters", "--cast", code=0) == []
@@ -128,9 +125,9 @@ def test_a_manifest_refuses_what_it_cannot_obey(tmp_path):
     source, manifest = GOLDEN / "llama3.2-tied" / "hf", tmp_path / "m.json"
     convert(tmp_path / "maxtext", "llama3.2-tied")
     made = ["hash", str(tmp_path / "maxtext"), "--as", "maxtext", "--manifest", str(manifest)]
-    assert CliRunner().invoke(main, made).exit_code == 0
+    assert ckpt(*made).exit_code == 0
     for option in ("--cast", "--parameters", "--filter=*"):
-        refused = CliRunner().invoke(main, ["verify", str(source), "--manifest", str(manifest), option])
+        refused = ckpt("verify", source, "--manifest", manifest, option)
         assert (refused.exit_code == 2) == (option != "--filter=*"), refused.output
     assert hints("verify", source, "--manifest", manifest, "--tied", "drop", code=0) == []
     assert hints("verify", source, "--manifest", manifest, "--tied", "materialize") == []
@@ -145,10 +142,10 @@ def obeyed(hint: str, **places: Path) -> list[list[str]]:
 def test_names_of_two_kinds(tmp_path):
     source, manifest = GOLDEN / "llama3.1" / "hf", tmp_path / "m.json"
     convert(tmp_path / "maxtext", "llama3.1")
-    assert CliRunner().invoke(main, ["hash", str(source), "--manifest", str(manifest)]).exit_code == 0
+    assert ckpt("hash", source, "--manifest", manifest).exit_code == 0
     (hint,) = hints("verify", tmp_path / "maxtext", "--manifest", manifest)
     again, against = obeyed(hint, SRC=source, DST=tmp_path / "maxtext", FILE=tmp_path / "again.json")
-    assert CliRunner().invoke(main, again).exit_code == 0
+    assert ckpt(*again).exit_code == 0
     assert hints("verify", tmp_path / "maxtext", "--manifest", tmp_path / "again.json", code=0) == []
     assert hints(*against, code=0) == []
 
@@ -156,7 +153,7 @@ def test_names_of_two_kinds(tmp_path):
 def test_layers_stacked_on_one_side(tmp_path):
     stacked, single = tmp_path / "stacked", tmp_path / "single"
     convert(stacked, "llama3.1")
-    assert CliRunner().invoke(main, ["unstack", str(stacked), str(single)]).exit_code == 0
+    assert ckpt("unstack", stacked, single).exit_code == 0
     for sides in ((stacked, single), (single, stacked)):
         (hint,) = hints("verify", sides[0], "--against", sides[1], "--whole")
         assert "without --whole" in hint
@@ -166,8 +163,8 @@ def test_layers_stacked_on_one_side(tmp_path):
 def test_another_order_of_rotary_pairs(tmp_path):
     source, made = GOLDEN / "llama3.1" / "hf", tmp_path / "maxtext"
     words = ["convert", "hf-to-maxtext", str(source), str(made), "--rope-layout", "halves"]
-    assert CliRunner().invoke(main, words).exit_code == 0
+    assert ckpt(*words).exit_code == 0
     (hint,) = hints("verify", made, "--against", source)
     (command,) = obeyed(hint, SRC=source, DST=made)
-    told = CliRunner().invoke(main, [*command, "--no-progress"]).stdout
+    told = ckpt(*command, "--no-progress").stdout
     assert "rotary pairs" in told and "--rope-layout interleaved" in told

@@ -8,12 +8,11 @@ import subprocess
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command_line import ckpt
 from support.orbax_items import LITTLE, write_item, zarr3
 
-from ckpttools.cli.main import main
 from ckpttools.core.errors import FormatError
 from ckpttools.core.text import printable, printable_text
 from ckpttools.formats.json_file import DEEPEST, parse_json, read_json
@@ -22,10 +21,6 @@ from ckpttools.formats.orbax.entries import Indexed
 STEERING = "a\x1b[2Jb\x1b]0;title\x07c\x9bd\u202ee\u2066f\rg\nError: all is lost"
 ONES = (zarr3([LITTLE], [2]), np.ones(4, "float32"))
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def run(*words):
-    return CliRunner().invoke(main, list(map(str, words)), catch_exceptions=False)
 
 
 def header_file(path, header):
@@ -75,13 +70,13 @@ class TestDeepJson:
         for file, content in damages.items():
             before = (item / file).read_bytes() if (item / file).exists() else None
             (item / file).write_bytes(content)
-            shown = run("inspect", "tree", item, "--sharding")
+            shown = ckpt("inspect", "tree", item, "--sharding")
             assert shown.exit_code == 3, file
             assert file.rpartition("/")[2] in shown.output, shown.output
-            assert run("doctor", item).exit_code in (0, 1), file
-            assert "stopped:" not in run("doctor", item).output, file
+            assert ckpt("doctor", item).exit_code in (0, 1), file
+            assert "stopped:" not in ckpt("doctor", item).output, file
             (item / file).unlink() if before is None else (item / file).write_bytes(before)
-        assert run("inspect", "tree", item, "--sharding").exit_code == 0
+        assert ckpt("inspect", "tree", item, "--sharding").exit_code == 0
 
     @pytest.mark.parametrize("levels", [DEEPEST + 1, 5000])
     def test_in_other_files(self, tmp_path, levels):
@@ -95,11 +90,11 @@ class TestDeepJson:
             "family.toml": ["families", "check", tmp_path / "family.toml"],
         }.items():
             (tmp_path / name).write_bytes(nested if name.endswith("json") else b"x = " + deep(levels))
-            assert run(*command).exit_code == 3, name
-            assert name in run(*command).output, run(*command).output
+            assert ckpt(*command).exit_code == 3, name
+            assert name in ckpt(*command).output, ckpt(*command).output
             (tmp_path / name).unlink()
         header_file(weights, nested)
-        assert run("inspect", "tree", weights).exit_code == 3
+        assert ckpt("inspect", "tree", weights).exit_code == 3
 
     def test_groups_in_groups(self, tmp_path):
         place = tmp_path / "groups"
@@ -120,10 +115,10 @@ class TestDeepJson:
             os.close(descriptor)
             descriptor = inner
         os.close(descriptor)
-        shown = run("inspect", "tree", place)
+        shown = ckpt("inspect", "tree", place)
         assert shown.exit_code == 3
         assert "groups are nested too deep" in shown.output
-        assert run("doctor", place).exit_code in (0, 1)
+        assert ckpt("doctor", place).exit_code in (0, 1)
 
 
 class TestNames:
@@ -154,10 +149,12 @@ class TestNames:
             "hash",
             "doctor",
         ):
-            self.check(run(*command.split(), path).output, command)
+            self.check(ckpt(*command.split(), path).output, command)
         for words in (("remap", path, tmp_path / "out", "--map", tmp_path), ("diff", path, path)):
-            self.check(run(*words).output, words)
-        names = [each["path"] for each in json.loads(run("inspect", "tree", path, "--json").output)["arrays"]]
+            self.check(ckpt(*words).output, words)
+        names = [
+            each["path"] for each in json.loads(ckpt("inspect", "tree", path, "--json").output)["arrays"]
+        ]
         assert names == [STEERING]
 
     def test_names_of_files_and_what_is_damaged(self, tmp_path):
@@ -178,7 +175,7 @@ class TestNames:
             ("convert", "to-safetensors", item, place / "out"),
             ("convert", "to-orbax", item, place / STEERING),
         ):
-            self.check(run(*words).output, words)
+            self.check(ckpt(*words).output, words)
 
     def check(self, output, what):
         shown = COLOUR.sub("", output)
@@ -193,7 +190,7 @@ def test_keys_that_are_no_text(tmp_path):
     entry = metadata["tree_metadata"]["('w',)"]
     entry["key_metadata"][0]["key"] = "\ud800"
     (item / "_METADATA").write_text(json.dumps(metadata))
-    shown = run("inspect", "tree", item)
+    shown = ckpt("inspect", "tree", item)
     assert shown.exit_code == 3
     assert "half a surrogate pair" in shown.output
     index = Indexed(item, {b"a/\xff": b"1", b"a/\xfe": b"2", "a/é".encode(): b"3"})

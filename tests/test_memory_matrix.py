@@ -57,7 +57,7 @@ class Ended:
         return int(re.search(r"try --memory (\d+)MiB$", self.said, re.MULTILINE)[1])
 
 
-def ckpt(*words, mib, limit=""):
+def within(*words, mib, limit=""):
     """Runs a command with so much memory."""
     return measured(*words, "--memory", f"{mib}MiB", "--no-progress", limit=limit)
 
@@ -186,7 +186,7 @@ QUICK = ("hash", "diff", "stats", "orbax")
 @pytest.mark.parametrize("mib", [64, 128])
 def test_a_refusal_stays_within_the_budget(many, tmp_path, mib):
     for name in NAMES if EVERYTHING else QUICK:
-        ended = ckpt(*spelled_out(COMMANDS[name], many, tmp_path), mib=mib)
+        ended = within(*spelled_out(COMMANDS[name], many, tmp_path), mib=mib)
         assert ended.code == 4, (name, ended.said)
         assert ended.peak <= mib * MIB, name
         assert mib < ended.hint <= 900, name
@@ -195,10 +195,10 @@ def test_a_refusal_stays_within_the_budget(many, tmp_path, mib):
 
 @pytest.mark.parametrize("name", NAMES if EVERYTHING else ("hash", "diff", "orbax"))
 def test_what_a_refusal_names_is_enough(several, tmp_path, name):
-    refused = ckpt(*spelled_out(COMMANDS[name], several, tmp_path), mib=100)
+    refused = within(*spelled_out(COMMANDS[name], several, tmp_path), mib=100)
     assert refused.code == 4, refused.said
     assert refused.peak <= 100 * MIB
-    ended = ckpt(*spelled_out(COMMANDS[name], several, tmp_path), mib=refused.hint)
+    ended = within(*spelled_out(COMMANDS[name], several, tmp_path), mib=refused.hint)
     assert ended.code == 0, ended.said
     assert ended.peak <= refused.hint * MIB
 
@@ -207,11 +207,11 @@ def test_what_a_refusal_names_is_enough(several, tmp_path, name):
 @pytest.mark.parametrize("mib", [256, 300, 400, 512])
 @pytest.mark.parametrize("name", NAMES)
 def test_many_tensors(many, tmp_path, name, mib):
-    ended = ckpt(*spelled_out(COMMANDS[name], many, tmp_path), mib=mib)
+    ended = within(*spelled_out(COMMANDS[name], many, tmp_path), mib=mib)
     assert ended.peak <= mib * MIB, ended.said
     if ended.code:
         assert ended.code == 4, ended.said
-        again = ckpt(*spelled_out(COMMANDS[name], many, tmp_path), mib=ended.hint)
+        again = within(*spelled_out(COMMANDS[name], many, tmp_path), mib=ended.hint)
         assert again.code == 0, again.said
         assert again.peak <= ended.hint * MIB
 
@@ -265,13 +265,13 @@ def test_giant_chunks(tmp_path, codec):
     for mib in (64, 128, 512) if EVERYTHING else (64,):
         words = [("convert", "to-safetensors", source, tmp_path / f"{mib}.safetensors"), ("hash", source)]
         for command in words if EVERYTHING else words[:1]:
-            ended = ckpt(*command, mib=mib)
+            ended = within(*command, mib=mib)
             assert ended.peak <= mib * MIB, (command, ended.said)
             if ended.code:
                 assert ended.code == 4, ended.said
                 # tensorstore decodes gzip and blosc with four copies of a chunk, and two chunks may be open.
                 assert ended.hint <= 100 + 9 * 72
-                again = ckpt(*command, mib=ended.hint)
+                again = within(*command, mib=ended.hint)
                 assert again.code == 0, again.said
                 assert again.peak <= ended.hint * MIB, (command, ended.hint)
 
@@ -304,7 +304,7 @@ def test_a_process_that_may_have_little_memory(tmp_path, limit):
     source = write_tiny(tmp_path / "model.safetensors", 50)
     commands = [("hash", source), ("convert", "to-zarr3", source, tmp_path / "out")]
     for command in commands:
-        ended = ckpt(*command, "--jobs", "16", mib=2000, limit=LIMITED.format(limit * MIB))
+        ended = within(*command, "--jobs", "16", mib=2000, limit=LIMITED.format(limit * MIB))
         assert ended.code in (0, 4), ended.said
         assert ended.code == 4 or limit > 100
         assert "ulimit -v" in ended.said or ended.code == 0

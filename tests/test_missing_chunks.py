@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from support.command_line import ckpt
 from support.orbax_items import LITTLE, write_item, zarr3
 from support.places import GOLDEN, ORBAX
 
 from ckpttools.array.gaps import incomplete
-from ckpttools.cli.main import main
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.report.contents import contents
@@ -33,9 +32,9 @@ WRITING = (
 F32 = np.dtype("float32")
 
 
-def run(*words):
+def wide(*words):
     # No path is broken, however long it is.
-    return CliRunner(env={"COLUMNS": "1000"}).invoke(main, list(map(str, words)), catch_exceptions=False)
+    return ckpt(*words, COLUMNS="1000")
 
 
 def without_saying_so(host: Path) -> None:
@@ -51,14 +50,14 @@ def test_one_host_of_several(tmp_path, says_left_out):
     host, other = tmp_path / "run/local_host2", tmp_path / "run/local_host3/3/state"
     if says_left_out:
         without_saying_so(host)
-    shown = run("inspect", "tree", host)
+    shown = wide("inspect", "tree", host)
     # Where lines break depends on how long the path is.
     text = " ".join(shown.output.split())
     assert "6 of 12 chunks of 3 arrays are missing" in text
     assert f"the rest is in the directories of the other hosts: {other}" in text
     (warning,) = (
         each
-        for each in json.loads(run("inspect", "tree", host, "--json").output)["warnings"]
+        for each in json.loads(wide("inspect", "tree", host, "--json").output)["warnings"]
         if each["name"] == "missing-chunks"
     )
     assert set(warning["arrays"]) == {
@@ -66,21 +65,21 @@ def test_one_host_of_several(tmp_path, says_left_out):
         "params/params/decoder/w_col",
         "params/params/decoder/w_fsdp",
     }
-    assert str(other) in run("doctor", host).output
+    assert str(other) in wide("doctor", host).output
     page = contents(inspect_tree(open_tree(host)), None, {})
     assert any("6 of 12 chunks" in text for text in page["facts"]["warnings"])
-    assert "6 missing" in run("inspect", "chunks", host).output
+    assert "6 missing" in wide("inspect", "chunks", host).output
     before = sorted(tmp_path.iterdir())
     for command in WRITING:
         words = {"SRC": host, "DST": tmp_path / "out"}
-        ended = run(*(words.get(word, word) for word in command.split()))
+        ended = wide(*(words.get(word, word) for word in command.split()))
         assert ended.exit_code == 3, command
         assert "are missing" in ended.output, command
         assert str(other) in ended.output, command
         assert "fill_value" not in ended.output, command
         assert sorted(tmp_path.iterdir()) == before, command
     for command in ("hash", "inspect stats"):
-        assert run(*command.split(), host).exit_code == 3
+        assert wide(*command.split(), host).exit_code == 3
 
 
 def test_what_the_hint_says_makes_it_whole(tmp_path):
@@ -91,7 +90,7 @@ def test_what_the_hint_says_makes_it_whole(tmp_path):
     shutil.copy(HOSTS / "local_host2/3/state/_METADATA", whole)
     tree = open_tree(whole)
     assert incomplete(tree.arrays.values()) is None
-    assert run("convert", "to-safetensors", whole, tmp_path / "out").exit_code == 0
+    assert wide("convert", "to-safetensors", whole, tmp_path / "out").exit_code == 0
     shutil.rmtree(whole / "ocdbt.process_3")
     with pytest.raises(FormatError) as caught:
         open_tree(whole).arrays["params", "params", "decoder", "w_col"].read()
@@ -151,8 +150,8 @@ def test_a_damaged_shape_is_of_more_chunks_than_can_be_counted_through(tmp_path)
 
     def looked_at(length: int) -> None:
         (item / "w/zarr.json").write_text(json.dumps(document | {"shape": [length]}))
-        assert f"of {length:,} chunks" in run("inspect", "tree", item).output
-        assert run("convert", "to-safetensors", item, tmp_path / "out").exit_code == 3
+        assert f"of {length:,} chunks" in wide("inspect", "tree", item).output
+        assert wide("convert", "to-safetensors", item, tmp_path / "out").exit_code == 3
 
     looked_at(3)  # imports
     few = calls_of(lambda: looked_at(3))
@@ -167,7 +166,7 @@ def test_a_data_file_that_does_not_hold_what_the_index_has_in_it(tmp_path, nbyte
         file.unlink()
     else:
         os.truncate(file, nbytes)
-    found = json.loads(run("inspect", "tree", source, "--json").output)
+    found = json.loads(wide("inspect", "tree", source, "--json").output)
     (warning,) = (each for each in found["warnings"] if each["name"] == "missing-chunks")
     assert str(file) in warning["text"]
     assert f" of {len(warning['arrays'])} array" in warning["text"]
@@ -179,7 +178,7 @@ def test_a_data_file_that_does_not_hold_what_the_index_has_in_it(tmp_path, nbyte
                 array.read()
         else:
             array.read()
-    assert file.name in run("inspect", "tree", source).output
+    assert file.name in wide("inspect", "tree", source).output
     page = contents(inspect_tree(open_tree(source)), None, {})
     assert any(file.name in text for text in page["facts"]["warnings"])
     before = sorted(tmp_path.iterdir())
@@ -187,7 +186,7 @@ def test_a_data_file_that_does_not_hold_what_the_index_has_in_it(tmp_path, nbyte
         ("convert", "to-safetensors", source, tmp_path / "out"),
         ("convert", "maxtext-to-hf", source, tmp_path / "out", "--like", GOLDEN / "llama3.1/hf"),
     ):
-        ended = run(*words)
+        ended = wide(*words)
         assert ended.exit_code == code
         assert file.name in ended.output
         assert sorted(tmp_path.iterdir()) == before

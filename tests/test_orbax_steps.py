@@ -11,12 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
 import numpy as np
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.command_line import ckpt
 from support.orbax_items import LITTLE, change_json, write_item, zarr3
 
-from ckpttools.cli.main import main
 from ckpttools.core.errors import CheckpointError, LaterStepWarning
 from ckpttools.doctor.examine import examine
 from ckpttools.formats.base import ReadOptions
@@ -147,7 +146,7 @@ def is_sound(path: Path) -> bool:
 
 
 def inspected(path: Path) -> dict[str, object] | int:
-    shown = CliRunner().invoke(main, ["inspect", "tree", "--json", str(path)], catch_exceptions=False)
+    shown = ckpt("inspect", "tree", "--json", path)
     return json.loads(shown.stdout) if shown.exit_code == 0 else shown.exit_code
 
 

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from support.command_line import ckpt
 from support.golden_data import (
     all_described,
     arrays_by_tensorstore,
@@ -37,7 +38,6 @@ from ckpttools.api.storing import orbax_options
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, Stored, elementwise, relayout, stack, take, window
 from ckpttools.array.tree import Metadata, Tree
-from ckpttools.cli.main import main
 from ckpttools.cli.options import ANY_PATH
 from ckpttools.cli.storage import sharing_storage_options, storage_options
 from ckpttools.core.dtypes import DTYPES
@@ -431,17 +431,17 @@ def test_the_mode_that_options_mean(options, copying, sharing):
 
 def test_the_command_line_says_what_is_shared(model, tmp_path):
     command = ["convert", "hf-to-maxtext", str(model), str(tmp_path / "out"), "--reference"]
-    plan = json.loads(CliRunner().invoke(main, [*command, "--dry-run", "--json"]).stdout)
+    plan = json.loads(ckpt(*command, "--dry-run", "--json").stdout)
     assert list(plan["links"].values()) == [str(model / "model.safetensors")]
     assert [*sorted(path.name for path in tmp_path.iterdir())] == ["hf"]
-    text = CliRunner().invoke(main, [*command, "--dry-run"]).stdout
+    text = ckpt(*command, "--dry-run").stdout
     assert "\nshare " in text
     assert "slower" in text
-    receipt = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
+    receipt = json.loads(ckpt(*command, "--json").stdout)
     assert receipt["bytes_referenced"] == plan["bytes_referenced"] > 0
     assert receipt["bytes_dead"] == plan["bytes_dead"] > 0
     plain = ["convert", "to-orbax", str(tmp_path / "out"), str(tmp_path / "plain"), "--copy"]
-    assert " shared" not in CliRunner().invoke(main, plain).stdout
+    assert " shared" not in ckpt(*plain).stdout
     assert_same(open_tree(tmp_path / "plain"), open_tree(tmp_path / "out"))
 
 
@@ -797,7 +797,7 @@ def test_a_file_of_weights_is_not_shared_for_a_scalar(model, tmp_path):
     """All is cast but the step, which would keep the old weights on the disk."""
     plan_to_maxtext(model).run(tmp_path / "old")
     arguments = ["cast", str(tmp_path / "old"), str(tmp_path / "new"), "--dtype", "float32", "--json"]
-    result = CliRunner().invoke(main, arguments)
+    result = ckpt(*arguments)
     assert json.loads(result.stdout)["bytes_referenced"] == 0
     assert not list((tmp_path / "new").rglob("linked-*"))
 

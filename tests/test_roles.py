@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.command_line import run, succeed
 from support.train_data import lazy
 
 from ckpttools import save
 from ckpttools.array.tree import Metadata, Tree, spelled
-from ckpttools.cli.main import main
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.flavours import flavour_of, parameters
@@ -503,7 +502,7 @@ class TestRouterBias:
 
     def test_commands(self, tmp_path):
         save(tree_of(router()), tmp_path / "run", format="orbax")
-        shown = json.loads(run("inspect", "tree", tmp_path / "run", "--json"))
+        shown = json.loads(succeed("inspect", "tree", tmp_path / "run", "--json").stdout)
         of = {each["path"]: each["role"] for each in shown["arrays"]}
         assert of[spelled(("nnx_aux", "model", *BIAS))] == "parameter"
         assert sorted(of.values()).count("optimizer") == 9
@@ -511,12 +510,6 @@ class TestRouterBias:
         run("diff", tmp_path / "run", tmp_path / "out")
         hashes = [run("hash", tmp_path / name, "--json", "--parameters") for name in ("run", "out")]
         assert len({json.loads(each)["parameters"] for each in hashes}) == 1
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(main, [str(each) for each in arguments])
-    assert result.exit_code == code, result.output
-    return result.stdout
 
 
 MODEL = {("decoder", "layers", "w"): np.ones((2, 3), np.float32), ("norm",): np.ones(4, np.float32)}
@@ -531,7 +524,7 @@ class TestCommands:
         return tmp_path / "run"
 
     def test_inspect_counts_parameters_alone(self, tuple_of_nnx):
-        shown = json.loads(run("inspect", "tree", tuple_of_nnx, "--json"))
+        shown = json.loads(succeed("inspect", "tree", tuple_of_nnx, "--json").stdout)
         assert (shown["num_parameters"], shown["kind"], shown["flavour"]) == (10, "stacked-training", "nnx")
         assert shown["optimizer"]["name"] == "adamw"
 
@@ -547,7 +540,7 @@ class TestCommands:
         leaves = {**below(inner, MODEL), **below(outer, OPTIMIZERS["adam"](MODEL)), **rest}
         leaves |= below(("ema_params",), MODEL)
         save(tree_of(leaves), tmp_path / "run", format="orbax")
-        warnings = json.loads(run("inspect", "tree", tmp_path / "run", "--json"))["warnings"]
+        warnings = json.loads(succeed("inspect", "tree", tmp_path / "run", "--json").stdout)["warnings"]
         assert [each["name"] for each in warnings if each["name"] == "unclear-state"]
         run("strip-optimizer", tmp_path / "run", tmp_path / "out", code=3)
         assert not (tmp_path / "out").exists()

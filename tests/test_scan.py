@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given
-from support.command_line import run as ckpt
+from support.command_line import run
 from support.golden_data import described, golden_checkpoint
 from support.places import TRAINED
 from support.train_data import ALL, Layers, golden_leaves, layered, lazy
@@ -122,9 +122,7 @@ class TestGolden:
 
     @pytest.mark.parametrize("name", ["paramonly_scanned_unrolled_0"])
     def test_force_unroll(self, name, tmp_path):
-        ckpt(
-            "unstack", TRAINED, tmp_path / "out", "--force-unroll", "--flavour", "nnx", "--dtype", "bfloat16"
-        )
+        run("unstack", TRAINED, tmp_path / "out", "--force-unroll", "--flavour", "nnx", "--dtype", "bfloat16")
         tree = open_tree(tmp_path / "out")
         assert {spelled(path): described(array.read()) for path, array in tree.arrays.items()} == (
             golden_leaves(name)
@@ -311,8 +309,8 @@ class TestRefused:
 
 class TestCommands:
     def test_there_and_back(self, tmp_path):
-        ckpt("unstack", TRAINED, tmp_path / "single")
-        ckpt("stack", tmp_path / "single", tmp_path / "stacked")
+        run("unstack", TRAINED, tmp_path / "single")
+        run("stack", tmp_path / "single", tmp_path / "stacked")
         assert_same(open_tree(tmp_path / "stacked"), open_tree(TRAINED))
         note = {"stacks": {"layers": {"layers": [0, 1, 2, 3]}}, "scan_axis": 1}
         assert open_tree(tmp_path / "single").metadata.custom == {"scan_layers": False, "ckpttools": note}
@@ -320,20 +318,20 @@ class TestCommands:
     @pytest.mark.parametrize("command", ["stack", "unstack"])
     def test_of_the_wanted_kind(self, command, tmp_path):
         source = golden_checkpoint(command == "stack")
-        output = ckpt(command, source, tmp_path / "out", code=2)
+        output = run(command, source, tmp_path / "out", code=2)
         assert "stacked" in output
         assert list(tmp_path.iterdir()) == []
 
     def test_dry_run_as_json(self, tmp_path):
-        report = json.loads(ckpt("unstack", TRAINED, tmp_path / "out", "--dry-run", "--json"))
+        report = json.loads(run("unstack", TRAINED, tmp_path / "out", "--dry-run", "--json"))
         assert (report["arrays"], report["bytes_out"]) == (204, report["bytes_in"])
         assert list(tmp_path.iterdir()) == []
 
     def test_options_of_unrolling_alone(self, tmp_path):
-        assert "--force-unroll" in ckpt("unstack", TRAINED, tmp_path / "out", "--keep-step", code=2)
+        assert "--force-unroll" in run("unstack", TRAINED, tmp_path / "out", "--keep-step", code=2)
 
     def test_to_another_format(self, tmp_path):
-        ckpt("unstack", golden_checkpoint(True), tmp_path / "st", "--to", "safetensors")
+        run("unstack", golden_checkpoint(True), tmp_path / "st", "--to", "safetensors")
         assert (tmp_path / "st" / "model.safetensors").exists()
-        ckpt("stack", tmp_path / "st", tmp_path / "orbax", "--to", "orbax")
+        run("stack", tmp_path / "st", tmp_path / "orbax", "--to", "orbax")
         assert_same(open_tree(Path(tmp_path / "orbax")), open_tree(golden_checkpoint(True)))

@@ -7,15 +7,14 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
+from support.command_line import ckpt
 from support.golden_data import FAMILIES, convert, golden_leaves, leaves_by_package
 from support.places import TRAIN
 from support.train_data import layered
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Empty, Metadata, Tree
-from ckpttools.cli.main import main
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
 from ckpttools.families.registry import family_named
@@ -143,8 +142,8 @@ def test_another_scan_axis_is_noted():
 def test_the_note_is_in_the_checkpoint_and_shown(tmp_path):
     convert(tmp_path / "scanned", "gemma3")
     shutil.rmtree(next((tmp_path / "scanned").rglob("hf")))
-    CliRunner().invoke(main, ["unstack", str(tmp_path / "scanned"), str(tmp_path / "single")])
-    shown = CliRunner().invoke(main, ["inspect", "tree", str(tmp_path / "single"), "--json"]).stdout
+    ckpt("unstack", tmp_path / "scanned", tmp_path / "single")
+    shown = ckpt("inspect", "tree", tmp_path / "single", "--json").stdout
     note = json.loads(shown)["custom_metadata"]["ckpttools"]
     assert note["stacks"]["layers/layers_0"] == {"layers": [0]}
     assert note["stacks"]["layers_remainder/layers_1"] == {"layers": 7}
@@ -155,7 +154,7 @@ def test_the_note_is_in_the_checkpoint_and_shown(tmp_path):
 
 def stack(source, target, *options):
     arguments = ["stack", source, target, "--no-progress", *options]
-    result = CliRunner().invoke(main, [str(each) for each in arguments])
+    result = ckpt(*arguments)
     assert result.exit_code == 0, result.output
     return open_tree(target)
 

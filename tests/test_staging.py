@@ -9,13 +9,12 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.command_line import ckpt
 from support.mounts import while_mounted
 
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.cli.main import main
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, StorageError, UsageError
 from ckpttools.formats.base import PLAN_MARK
 from ckpttools.maxtext.to_maxtext import ToMaxText
@@ -651,7 +650,7 @@ class TestASourceThatChanges:
         monkeypatch.setattr(LocalFile, "read_into", changing)
         both = [tmp_path / "hf"] * (2 if command[0] in ("verify", "diff") else 1)
         words = [*command[:1], both[0], *command[1:], both[1]] if len(both) == 2 else [*command, *both]
-        result = CliRunner().invoke(main, [str(word) for word in words])
+        result = ckpt(*words)
         assert (result.exit_code, "was changed while it was read" in result.stderr) == (3, True), (
             result.output
         )

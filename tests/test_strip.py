@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
-from support.command_line import run as ckpt
+from support.command_line import ended, run
 from support.golden_data import described, golden_checkpoint, leaves_by_package
 from support.places import TRAINED
 from support.scripts import answers
@@ -18,7 +17,6 @@ from support.train_data import ALL, golden_leaves, layered, lazy
 
 from ckpttools.array.nodes import Chunked, LazyArray
 from ckpttools.array.tree import Empty, Tree, spelled
-from ckpttools.cli.main import main
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import open_tree
@@ -47,7 +45,7 @@ def contents(directory: Path) -> dict[str, str]:
 class TestGolden:
     def test_as_maxtext_writes_it(self, tmp_path):
         """Tree and values; the training run was NNX, so that is the flavour of MaxText's result."""
-        ckpt("strip-optimizer", TRAINED, tmp_path / "out", "--flavour", "nnx", "--dtype", "bfloat16")
+        run("strip-optimizer", TRAINED, tmp_path / "out", "--flavour", "nnx", "--dtype", "bfloat16")
         tree = open_tree(tmp_path / "out")
         assert leaves_by_package(tree) == golden_leaves("paramonly_scanned_0")
         assert tree.metadata.step == 0
@@ -140,17 +138,17 @@ class TestEveryState:
 class TestCommand:
     def test_leaves_the_source_alone(self, tmp_path):
         before = contents(TRAINED)
-        ckpt("strip-optimizer", TRAINED, tmp_path / "out")
+        run("strip-optimizer", TRAINED, tmp_path / "out")
         assert contents(TRAINED) == before
 
     def test_nothing_to_strip(self, tmp_path):
-        output = ckpt("strip-optimizer", golden_checkpoint(True), tmp_path / "out", code=2)
+        output = run("strip-optimizer", golden_checkpoint(True), tmp_path / "out", code=2)
         assert "nothing to strip" in output
         assert "ckpt cast" in output
         assert list(tmp_path.iterdir()) == []
 
     def test_keeps_the_step(self, tmp_path):
-        ckpt("strip-optimizer", TRAINED, tmp_path / "out", "--keep-step")
+        run("strip-optimizer", TRAINED, tmp_path / "out", "--keep-step")
         tree = open_tree(tmp_path / "out")
         assert (tmp_path / "out" / "1" / "items").is_dir()
         assert tree["step",].read().item() == 2
@@ -179,8 +177,8 @@ class TestCommand:
         )
 
     def test_json(self, tmp_path):
-        arguments = ["strip-optimizer", str(TRAINED), str(tmp_path / "out"), "--json", "--no-progress"]
-        receipt = json.loads(CliRunner().invoke(main, arguments).stdout)
+        arguments = ["strip-optimizer", str(TRAINED), str(tmp_path / "out"), "--json"]
+        receipt = json.loads(ended(*arguments).stdout)
         assert receipt["arrays"] == 13
 
 
@@ -200,10 +198,10 @@ def loaded(tmp_path_factory):
     }
     jobs = []
     for name, ((command, *options), cases) in commands.items():
-        ckpt(command, TRAINED, directory / name, *options)
+        run(command, TRAINED, directory / name, *options)
         jobs.append([name, str(directory / name), leaves_by_package(open_tree(directory / name)), cases])
     # A training state lies in a step of its own number; the script's loaders look for 0.
-    ckpt("unstack", TRAINED, directory / "single")
+    run("unstack", TRAINED, directory / "single")
     (directory / "single" / "1").rename(directory / "single" / "0")
     nested = open_tree(directory / "single").nested()
     jobs.append(["single", str(directory / "single"), spelled_out(nested), ["restore", "resume"]])

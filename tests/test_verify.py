@@ -10,17 +10,16 @@ from functools import partial
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from support import command_line
+from support.command_line import ckpt
 from support.golden_data import golden_checkpoint
 from support.places import GOLDEN
 from support.stored_trees import write
 
 from ckpttools.array.nodes import stack, take
 from ckpttools.array.tree import Metadata, Tree
-from ckpttools.cli.main import main
 from ckpttools.compare.verify import compare
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.digest.canonical import Selection
@@ -139,8 +138,8 @@ def model(tmp_path_factory):
 
 
 def test_conversions_are_proven(model, tmp_path):
-    CliRunner().invoke(main, ["unstack", str(model), str(tmp_path / "apart")], catch_exceptions=False)
-    CliRunner().invoke(main, ["convert", "to-safetensors", str(model), str(tmp_path / "st")])
+    ckpt("unstack", model, tmp_path / "apart")
+    ckpt("convert", "to-safetensors", model, tmp_path / "st")
     assert run(tmp_path / "apart", "--against", model) == (
         f"{tmp_path / 'apart' / '0' / 'items'}\nequal to {model / '0' / 'items'}: 4 arrays, 5.81 kB\n"
     )

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command_line import run
 from support.golden_data import SCAN_NAMES, convert
 from support.places import GOLDEN
 
 from ckpttools.api.save import save
 from ckpttools.array.tree import Tree
-from ckpttools.cli.main import main
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.formats.registry import open_tree
@@ -28,12 +27,6 @@ EMBEDDING = (*PARAMS, "token_embedder", "embedding")
 HEAD = (*PARAMS, "decoder", "logits_dense", "kernel")
 PLENTY = 512 << 20
 FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3fn")
-
-
-def ckpt(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(main, [*map(str, arguments)])
-    assert result.exit_code == code, (arguments, result.output)
-    return result.output
 
 
 @given(st.data(), st.integers(0, 1), st.sampled_from(FLOATS))
@@ -94,8 +87,8 @@ class TestPadded:
     def test_zeros_are_left_out_with_a_word(self, tmp_path, family, scan):
         source, made, manifest = GOLDEN / family / "hf", tmp_path / "maxtext", tmp_path / "m.json"
         convert(made, family, scan=scan, pad_vocab=300)
-        ckpt("convert", "maxtext-to-hf", made, tmp_path / "hf")
-        ckpt("hash", source, "--as", "maxtext", "--manifest", manifest)
+        run("convert", "maxtext-to-hf", made, tmp_path / "hf")
+        run("hash", source, "--as", "maxtext", "--manifest", manifest)
         for command in (
             ("verify", made, "--against", source),
             ("verify", tmp_path / "hf", "--against", made),
@@ -103,13 +96,13 @@ class TestPadded:
             ("diff", made, source),
             ("diff", source, made),
         ):
-            told = json.loads(ckpt(*command, "--json", "--no-progress"))
+            told = json.loads(run(*command, "--json"))
             assert told["equal"]
             rows = [text for text in told["remarks"] if "[256:300]" in text]
             assert len(rows) == 1 and "left out, as a vocabulary is padded with zeros" in rows[0]
             head = [text for text in told["remarks"] if "kernel[:, 256:300]" in text]
             assert len(head) == (family == "llama3.1")
-            counted = json.loads(ckpt(*command, "--padding-rows", "keep", "--json", "--no-progress", code=1))
+            counted = json.loads(run(*command, "--padding-rows", "keep", "--json", code=1))
             assert not counted["equal"]
 
     def test_what_was_learned_is_a_difference_that_names_the_rows(self, tmp_path, family, scan):
@@ -118,7 +111,7 @@ class TestPadded:
         path = HEAD if family == "llama3.1" else EMBEDDING
         rows = f"{'/'.join(path[2:])}[{':, ' * (path == HEAD)}256:300]"
         with_learned(tmp_path / "maxtext", made, path)
-        ckpt("hash", source, "--as", "maxtext", "--manifest", manifest)
+        run("hash", source, "--as", "maxtext", "--manifest", manifest)
         for command, name, reason in (
             (("verify", made, "--against", source), rows, "extra"),
             (("verify", source, "--against", made), rows.replace("/", "."), "missing"),
@@ -126,16 +119,16 @@ class TestPadded:
             (("diff", made, source), rows, "only in A"),
             (("diff", source, made), rows, "only in B"),
         ):
-            told = json.loads(ckpt(*command, "--json", "--no-progress", code=1))
+            told = json.loads(run(*command, "--json", code=1))
             (found,) = told["differences"] if command[0] == "verify" else told["arrays"]
             assert (found["name"], found.get("reason", found.get("outcome"))) == (name, reason)
             (remark,) = [text for text in told["remarks"] if "row 299 is not zero" in text]
             assert name in remark and "--padding-rows drop" in remark
-            said = json.loads(ckpt(*command, "--padding-rows", "drop", "--json", "--no-progress"))
+            said = json.loads(run(*command, "--padding-rows", "drop", "--json"))
             assert any("as --padding-rows drop says" in text and name in text for text in said["remarks"])
         if path == EMBEDDING:
             # What is not asked for is not read.
-            filtered = ckpt("diff", made, source, "--filter", "*norm*", "--no-progress")
+            filtered = run("diff", made, source, "--filter", "*norm*")
             assert "256:300" not in filtered
 
     def test_a_conversion_keeps_or_drops_them_only_when_that_is_said(self, tmp_path, family, scan):
@@ -143,31 +136,31 @@ class TestPadded:
         convert(tmp_path / "maxtext", family, scan=scan, pad_vocab=300)
         like = ("--like", source)
         with_learned(tmp_path / "maxtext", made, EMBEDDING)
-        refused = ckpt("convert", "maxtext-to-hf", made, out, *like, code=3)
+        refused = run("convert", "maxtext-to-hf", made, out, *like, code=3)
         assert "--padding-rows keep" in refused and "row 299 is not zero" in refused
         assert not out.exists()
-        dropped = ckpt("convert", "maxtext-to-hf", made, out, *like, "--padding-rows", "drop")
+        dropped = run("convert", "maxtext-to-hf", made, out, *like, "--padding-rows", "drop")
         assert "the last 44 are cut off, whatever they hold, as --padding-rows drop says" in " ".join(
             dropped.split()
         )
-        ckpt("verify", out, "--against", source)
+        run("verify", out, "--against", source)
         assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
-        kept = ckpt("convert", "maxtext-to-hf", made, tmp_path / "kept", *like, "--padding-rows", "keep")
+        kept = run("convert", "maxtext-to-hf", made, tmp_path / "kept", *like, "--padding-rows", "keep")
         assert "config.json: vocab_size is 300, as all rows are kept; it was 256" in kept
         config = json.loads((tmp_path / "kept" / "config.json").read_bytes())
         assert config == {**json.loads((source / "config.json").read_bytes()), "vocab_size": 300}
         wanted = open_tree(made).arrays[EMBEDDING].read()
         there = open_tree(tmp_path / "kept").arrays["model.embed_tokens.weight",].read()
         assert there.tobytes() == wanted.tobytes()
-        ckpt("verify", tmp_path / "kept", "--against", made)
+        run("verify", tmp_path / "kept", "--against", made)
         # And there again, all rows.
-        ckpt("convert", "hf-to-maxtext", tmp_path / "kept", tmp_path / "again")
-        ckpt("verify", tmp_path / "again", "--against", made, "--parameters")
+        run("convert", "hf-to-maxtext", tmp_path / "kept", tmp_path / "again")
+        run("verify", tmp_path / "again", "--against", made, "--parameters")
 
 
 def test_a_multimodal_configuration_says_it_where_it_says_it(tmp_path):
     convert(tmp_path / "maxtext", "gemma3", pad_vocab=300, carry=True)
-    ckpt("convert", "maxtext-to-hf", tmp_path / "maxtext", tmp_path / "hf", "--padding-rows", "keep")
+    run("convert", "maxtext-to-hf", tmp_path / "maxtext", tmp_path / "hf", "--padding-rows", "keep")
     config = json.loads((tmp_path / "hf" / "config.json").read_bytes())
     original = json.loads((GOLDEN / "gemma3" / "hf" / "config.json").read_bytes())
     assert config["text_config"] == {**original["text_config"], "vocab_size": 300}
@@ -176,10 +169,10 @@ def test_a_multimodal_configuration_says_it_where_it_says_it(tmp_path):
 
 def test_where_nothing_is_converted_it_is_refused(tmp_path):
     source = GOLDEN / "qwen3" / "hf"
-    ckpt("hash", source, "--manifest", tmp_path / "m.json")
+    run("hash", source, "--manifest", tmp_path / "m.json")
     for command in (
         ("verify", source, "--against", source),
         ("verify", source, "--manifest", tmp_path / "m.json"),
         ("diff", source, source),
     ):
-        assert "--padding-rows is for" in ckpt(*command, "--padding-rows", "drop", code=2)
+        assert "--padding-rows is for" in run(*command, "--padding-rows", "drop", code=2)

@@ -8,8 +8,9 @@ from ckpttools.cli.main import main
 
 
 def ckpt(*arguments: object, **environment: str) -> Result:
-    """Whatever becomes of it."""
-    return CliRunner(env=environment).invoke(main, [str(each) for each in arguments])
+    """Whatever becomes of it, but an exception that would be a traceback."""
+    words = [str(each) for each in arguments]
+    return CliRunner(env=environment).invoke(main, words, catch_exceptions=False)
 
 
 def ended(*arguments: object, code: int = 0, **environment: str) -> Result:
