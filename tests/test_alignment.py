@@ -17,12 +17,13 @@ from ckpttools.compare.verify import compare
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, UnknownNameError
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.flavours import LINEN, NNX, parameters, with_parameters
+from ckpttools.maxtext.flavours import LINEN, NNX
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.view import view_of, with_parameters
 from ckpttools.testing.strategies import noise, stored
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}
@@ -181,7 +182,7 @@ class TestMaxTextAgainstMaxText:
 
     def test_linen_against_nnx(self):
         tree = to_maxtext(hugging_face("qwen3"), ToMaxText()).state
-        nnx = Tree({NNX.wrapped(path): array for path, array in parameters(tree).items()})
+        nnx = Tree({NNX.wrapped(path): array for path, array in view_of(tree).parameters.items()})
         both = aligned(tree, nnx)
         assert_equal(both)
         assert {
@@ -211,7 +212,7 @@ class TestMaxTextAgainstMaxText:
 
     def test_flavours_of_training_state(self):
         training = open_tree(TRAINED)
-        other = with_parameters(training, parameters(training), LINEN)
+        other = with_parameters(training, view_of(training).parameters, LINEN)
         assert_equal(aligned(training, other))
 
     @pytest.mark.parametrize("joint", ["/", "."])

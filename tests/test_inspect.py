@@ -20,8 +20,8 @@ from ckpttools.core.errors import UsageError
 from ckpttools.inspect.folding import Branch, fold, natural, ordered
 from ckpttools.inspect.tree import ArrayReport, Total, TreeReport, inspect_tree
 from ckpttools.inspect.warnings import TreeWarning
-from ckpttools.maxtext.kinds import Optimizer
 from ckpttools.maxtext.layers import LayerGroup
+from ckpttools.maxtext.optimizer import Optimizer
 
 
 def constant(*shape: int, dtype: str = "bfloat16") -> Constant:

@@ -16,14 +16,13 @@ from ckpttools.array.tree import Path, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.kinds import kind_of
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
 
 NUMBERS = re.compile("[0-9]+")
 
 
 def guessed(tree: Tree) -> dict[str, FamilyGuess]:
-    return {each.name: each for each in guess_families(tree, kind_of(tree), families().values())}
+    return {each.name: each for each in guess_families(tree, families().values())}
 
 
 @pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unscanned"])
@@ -92,7 +91,7 @@ def test_taking_arrays_away_takes_their_names_from_the_matched(data: st.DataObje
     parameters = [path for path in tree if path[0] == "params"]
     gone = data.draw(st.sets(st.sampled_from(parameters), max_size=5))
     left = Tree({path: leaf for path, leaf in tree.items() if path not in gone})
-    fits = guess_families(left, kind_of(left), [families()["qwen3"]])
+    fits = guess_families(left, [families()["qwen3"]])
     # The head is there or not, as the model is tied or not: that it is gone is no fault.
     needed = [path for path in gone if "logits_dense" not in path]
     (guess,) = fits

@@ -14,7 +14,6 @@ from ckpttools.array.nodes import Chunked, Constant
 from ckpttools.array.tree import Metadata, Path, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.inspect.warnings import TreeWarning, warnings_of
-from ckpttools.maxtext.kinds import kind_of
 
 LENGTHS = st.integers(1, 1 << 12)
 LAYER: Path = ("params", "params", "decoder", "layers", "mlp", "wi_0", "kernel")
@@ -38,7 +37,7 @@ def said(
     leaves: Mapping[Path, LazyArray], unfinished: Mapping[str, str] | None = None, **metadata: Any
 ) -> tuple[TreeWarning, ...]:
     tree = Tree(leaves, Metadata("orbax", step=4, **metadata))
-    return warnings_of(tree, kind_of(tree), unfinished or {})
+    return warnings_of(tree, unfinished or {})
 
 
 def test_nothing_to_say():

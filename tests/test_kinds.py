@@ -14,9 +14,10 @@ from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Empty, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.flavours import LINEN, NNX, PLAIN, flavour_of, parameters, with_parameters
-from ckpttools.maxtext.kinds import KindOfTree, Optimizer, kind_of, linen_state, optimizer_of
+from ckpttools.maxtext.flavours import LINEN, NNX, PLAIN, linen_state
 from ckpttools.maxtext.layers import LayerGroup, below_decoder, layer_stacks, numbered
+from ckpttools.maxtext.optimizer import Optimizer
+from ckpttools.maxtext.view import view_of, with_parameters
 from ckpttools.roles.of_tree import role
 from ckpttools.testing.trees import trees
 
@@ -50,58 +51,59 @@ class TestKinds:
         assert tree.metadata.step == 7
         assert tree["step",].read().item() == 7
         leaves = dict(tree.leaves) | ({("opt_state", "mu", "x"): array(2)} if trained else {})
-        kind = kind_of(Tree(leaves, tree.metadata))
+        view = view_of(Tree(leaves, tree.metadata))
         name = f"{'stacked' if stacked else 'unstacked'}-{'training' if trained else 'inference'}"
-        assert (kind.kind, kind.flavour, kind.scan_axis) == (name, "linen", axis if stacked else None)
-        assert kind.layers == (LayerGroup("decoder/layers", 3, "stacked" if stacked else "unstacked"),)
-        assert kind.step == 7
-        assert kind.warnings == ()
+        assert (view.kind, view.flavour.name, view.scan_axis) == (name, "linen", axis if stacked else None)
+        assert view.layers == (LayerGroup("decoder/layers", 3, "stacked" if stacked else "unstacked"),)
+        assert view.contradictions == ()
 
     @given(layered())
     def test_every_layout(self, case):
-        stacked, single = kind_of(case.stacked), kind_of(case.single)
+        stacked, single = view_of(case.stacked), view_of(case.single)
         suffix = "training" if case.trained else "inference"
         assert (stacked.kind, single.kind) == (f"stacked-{suffix}", f"unstacked-{suffix}")
-        assert stacked.flavour == single.flavour == case.flavour.name
+        assert stacked.flavour == single.flavour == case.flavour
         assert [group.length for group in stacked.layers] == [group.length for group in single.layers]
         assert {group.cycle for group in stacked.layers} == {case.cycle}
         assert single.scan_axis is None
         assert {group.layout for group in single.layers} == {"unstacked"}
         layout = {"plain": "stacked", "local-global": "blocks"}.get(case.names, "cycle")
         assert {group.layout for group in stacked.layers} == {layout}
-        assert stacked.warnings == single.warnings == ()
+        assert stacked.contradictions == single.contradictions == ()
 
     @given(layered())
     def test_numbers_of_layers_are_those_of_the_other_side(self, case):
-        stacks = layer_stacks(below_decoder(parameters(case.stacked)), case.axis)
+        stacks = layer_stacks(below_decoder(view_of(case.stacked).parameters), case.axis)
         keys = [key for each in stacks for key in each.layer_keys]
-        singles = {path[:1] for path in below_decoder(parameters(case.single)) if numbered(path[0])}
+        singles = {path[:1] for path in below_decoder(view_of(case.single).parameters) if numbered(path[0])}
         assert sorted(keys) == sorted(singles)
 
     @settings(max_examples=50)
     @given(trees())
     def test_any_tree_at_all(self, tree):
-        assert kind_of(tree).kind is None or "decoder" in str(list(tree))
+        assert view_of(tree).kind is None or "decoder" in str(list(tree))
 
     @pytest.mark.parametrize("leaves", [{}, {("model.norm.weight",): array(3)}, {(): array(3)}])
     def test_others_have_none(self, leaves):
-        assert kind_of(Tree(leaves)) == KindOfTree()
+        view = view_of(Tree(leaves))
+        assert (view.kind, view.scan_axis, view.optimizer) == (None, None, None)
+        assert view.layers == view.contradictions == ()
 
     @pytest.mark.parametrize("stacked", [True, False])
     def test_a_contradiction_is_said(self, stacked):
-        kind = kind_of(linen_state(model(stacked), 0, {"scan_layers": not stacked}))
-        assert kind.kind == ("stacked-inference" if stacked else "unstacked-inference")
-        (warning,) = kind.warnings
+        view = view_of(linen_state(model(stacked), 0, {"scan_layers": not stacked}))
+        assert view.kind == ("stacked-inference" if stacked else "unstacked-inference")
+        (warning,) = view.contradictions
         assert f"scan_layers={str(not stacked).lower()}" in warning
 
     def test_layers_that_do_not_fit_together_are_said(self):
         leaves = {("decoder", "layers", name): array(2, n) for name, n in (("a", 3), ("b", 3), ("c", 4))}
-        kind = kind_of(linen_state(leaves, 0, {}))
-        assert (kind.kind, kind.scan_axis) == ("stacked-inference", 0)
+        view = view_of(linen_state(leaves, 0, {}))
+        assert (view.kind, view.scan_axis) == ("stacked-inference", 0)
         leaves = {("decoder", "layers", name): array(k + 2, 3 + (k == 2)) for k, name in enumerate("abc")}
-        kind = kind_of(linen_state(leaves, 0, {}))
-        assert (kind.kind, kind.scan_axis, kind.layers) == ("stacked-inference", 1, ())
-        assert "different numbers of layers" in kind.warnings[0]
+        view = view_of(linen_state(leaves, 0, {}))
+        assert (view.kind, view.scan_axis, view.layers) == ("stacked-inference", 1, ())
+        assert "different numbers of layers" in view.contradictions[0]
 
     def test_leading_layers_count_on(self):
         leaves = {("decoder", f"layers_{k}", "a"): array(2) for k in range(3)}
@@ -113,28 +115,23 @@ class TestKinds:
 
 class TestGolden:
     def test_training(self):
-        kind = kind_of(open_tree(TRAINED))
-        assert kind == KindOfTree(
-            kind="stacked-training",
-            flavour="linen",
-            scan_axis=1,
-            layers=(LayerGroup("decoder/layers", 4, "stacked"),),
-            optimizer=Optimizer("adamw", ("opt_state/0/mu", "opt_state/0/nu")),
-            step=1,
-            random_states=30,
-        )
+        view = view_of(open_tree(TRAINED))
+        assert (view.kind, view.flavour, view.scan_axis) == ("stacked-training", LINEN, 1)
+        assert view.layers == (LayerGroup("decoder/layers", 4, "stacked"),)
+        assert view.optimizer == Optimizer("adamw", ("opt_state/0/mu", "opt_state/0/nu"))
+        assert (view.metadata.step, view.random_states, view.contradictions) == (1, 30, ())
 
     @pytest.mark.parametrize("scan", [True, False])
     def test_converted(self, scan):
-        kind = kind_of(open_tree(golden_checkpoint(scan)))
-        assert kind.kind == f"{'stacked' if scan else 'unstacked'}-inference"
-        assert (kind.optimizer, kind.warnings, kind.layers[0].length) == (None, (), 4)
+        view = view_of(open_tree(golden_checkpoint(scan)))
+        assert view.kind == f"{'stacked' if scan else 'unstacked'}-inference"
+        assert (view.optimizer, view.contradictions, view.layers[0].length) == (None, (), 4)
 
     @pytest.mark.parametrize("name", ["maxtext_nnx", "maxtext_run"])
     def test_samples(self, name):
         tree = open_tree(ORBAX / name)
-        assert kind_of(tree).kind == "stacked-training"
-        assert optimizer_of(tree).name == "adamw"
+        assert view_of(tree).kind == "stacked-training"
+        assert view_of(tree).optimizer.name == "adamw"
 
     @pytest.mark.skipif(ALL is None, reason="CKPTTOOLS_GOLDEN names no directory")
     @pytest.mark.parametrize(
@@ -155,8 +152,8 @@ class TestGolden:
         ],
     )
     def test_all_families(self, family, wanted):
-        kind = kind_of(open_tree(ALL / family / "maxtext_scanned"))
-        assert (list(kind.layers), kind.scan_axis, kind.warnings) == (wanted, 1, ())
+        view = view_of(open_tree(ALL / family / "maxtext_scanned"))
+        assert (list(view.layers), view.scan_axis, view.contradictions) == (wanted, 1, ())
 
 
 MODEL = {("decoder", "layers", "mlp", "kernel"): array(2, 3), ("embedding",): array(4)}
@@ -172,12 +169,12 @@ def mirrored(head, *wrapping):
 
 class TestOptimizers:
     def test_none(self):
-        assert optimizer_of(state()) is None
+        assert view_of(state()).optimizer is None
 
     def test_flat_adam(self):
         moments = [*mirrored(("opt_state", "mu"), "params"), *mirrored(("opt_state", "nu"), "params")]
         tree = state((("opt_state", "count"), array()), *moments)
-        assert optimizer_of(tree) == Optimizer("adam_pax", ("opt_state/mu", "opt_state/nu"))
+        assert view_of(tree).optimizer == Optimizer("adam_pax", ("opt_state/mu", "opt_state/nu"))
 
     def test_chain_beside_its_module(self):
         head = ("optimizer", "opt_state", 0)
@@ -188,81 +185,81 @@ class TestOptimizers:
             | {("optimizer", "step", "value"): array(), (*head, "count", "value"): array()}
             | dict(leaves)
         )
-        assert optimizer_of(tree) == Optimizer(
+        assert view_of(tree).optimizer == Optimizer(
             "adamw", ("optimizer/opt_state/0/mu", "optimizer/opt_state/0/nu")
         )
-        assert kind_of(tree).flavour == "nnx"
+        assert view_of(tree).flavour.name == "nnx"
 
     @pytest.mark.parametrize("momentum", [True, False])
     def test_descent(self, momentum):
         trace = mirrored(("opt_state", 0, "trace"), "params") if momentum else []
         tree = state((("opt_state", 0), Empty("None")), (("opt_state", 1, "count"), array()), *trace)
-        assert optimizer_of(tree) == Optimizer("sgd", ("opt_state/0/trace",) if momentum else ())
+        assert view_of(tree).optimizer == Optimizer("sgd", ("opt_state/0/trace",) if momentum else ())
 
     def test_descent_without_any_state_is_training(self):
         tree = state((("opt_state", 0), Empty("None")), (("opt_state", 1), Empty("None")))
-        assert kind_of(tree).kind == "stacked-training"
+        assert view_of(tree).kind == "stacked-training"
 
     def test_unknown(self):
         odd = ("opt_state", 0, "v_row", "params", "embedding"), array(1)
-        assert optimizer_of(state(odd)) == Optimizer("unknown", ("opt_state/0/v_row",), mirrored=False)
+        assert view_of(state(odd)).optimizer == Optimizer("unknown", ("opt_state/0/v_row",), mirrored=False)
 
 
 class TestFlavours:
     @given(layered(), st.sampled_from([None, *FLAVOURS]))
     def test_taking_off_and_putting_on_are_inverse(self, case, other):
         for tree in (case.single, case.stacked):
-            inner = parameters(tree)
+            inner = view_of(tree).parameters
             assert with_parameters(tree, inner).leaves == tree.leaves
             changed = with_parameters(tree, inner, other)
             if other in (None, LINEN, NNX, case.flavour):
-                assert list(parameters(changed)) == list(inner)
+                assert list(view_of(changed).parameters) == list(inner)
                 assert with_parameters(changed, inner, case.flavour).leaves == tree.leaves
 
     @settings(max_examples=50)
     @given(trees())
     def test_any_tree_at_all(self, tree):
-        assert with_parameters(tree, parameters(tree)).leaves == tree.leaves
+        assert with_parameters(tree, view_of(tree).parameters).leaves == tree.leaves
 
     @given(layered())
     def test_parameters_alone(self, case):
-        wrapped = {case.flavour.wrapped(path) for path in parameters(case.stacked)}
+        wrapped = {case.flavour.wrapped(path) for path in view_of(case.stacked).parameters}
         rest = {path for path in case.stacked if path[0] in ("opt_state", "nnx_aux", "step")}
         assert wrapped | rest == set(case.stacked)
         assert wrapped.isdisjoint(rest)
-        assert all(path[0] == "decoder" for path in parameters(case.stacked))
+        assert all(path[0] == "decoder" for path in view_of(case.stacked).parameters)
 
     @pytest.mark.parametrize("flavour", FLAVOURS)
     def test_names(self, flavour):
         tree = Tree({flavour.wrapped(path): each for path, each in MODEL.items()})
-        assert flavour_of(tree) == flavour
-        assert parameters(tree) == MODEL
+        assert view_of(tree).flavour == flavour
+        assert view_of(tree).parameters == MODEL
 
     def test_other_models_stay(self):
         other = {("critic", "decoder", "x"): array(2), ("step",): array()}
         tree = Tree({("base", *path): each for path, each in MODEL.items()} | other)
-        assert parameters(tree) == MODEL
+        assert view_of(tree).parameters == MODEL
         changed = with_parameters(tree, {("y",): array(1)})
         assert set(changed) == {("base", "y"), *other}
 
     def test_random_states_are_no_parameters(self):
         rngs = {("model", "decoder", "dropout", "rngs", "params", "key", "value"): words(4)}
         tree = Tree({("model", *path, "value"): each for path, each in MODEL.items()} | rngs)
-        assert parameters(tree) == MODEL
+        assert view_of(tree).parameters == MODEL
 
     def test_names_without_a_tree_are_as_they_are(self):
         tree = Tree({("model.layers.0.self_attn.value",): array(2), ("params",): array(1)})
-        assert flavour_of(tree) == PLAIN
-        assert parameters(tree) == tree.arrays
+        assert view_of(tree).flavour == PLAIN
+        assert view_of(tree).parameters == tree.arrays
         bare = Tree({(): array(3)})
-        assert parameters(bare) == bare.arrays
+        assert view_of(bare).parameters == bare.arrays
 
     def test_an_attention_value_is_no_suffix(self):
         kernel = ("decoder", "layers", "self_attention", "value", "kernel")
-        assert parameters(Tree({(*kernel, "value"): array(2)})).keys() == {kernel}
+        assert view_of(Tree({(*kernel, "value"): array(2)})).parameters.keys() == {kernel}
 
     def test_golden(self):
-        plain = parameters(open_tree(TRAINED))
+        plain = view_of(open_tree(TRAINED)).parameters
         nnx = {tuple(path.split("/"))[:-1] for path in golden_leaves("paramonly_scanned_0")}
         assert set(plain) == nnx
 

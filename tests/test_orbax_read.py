@@ -26,7 +26,7 @@ from ckpttools.formats.orbax import ocdbt
 from ckpttools.formats.orbax.runs import DamagedStepError, not_whole_beside
 from ckpttools.formats.orbax.write import INDEX_FILE
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.kinds import kind_of
+from ckpttools.maxtext.view import view_of
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 LEVELS = pytest.mark.parametrize("level", ["", "0", "0/items"], ids=["run", "step", "item"])
@@ -81,7 +81,7 @@ class TestWrittenByMaxText:
         assert open_tree(golden_checkpoint(scan)).metadata.scalars == {("step",)}
 
     def test_kind(self):
-        stacked, unstacked = (kind_of(open_tree(golden_checkpoint(scan))) for scan in (True, False))
+        stacked, unstacked = (view_of(open_tree(golden_checkpoint(scan))) for scan in (True, False))
         assert (stacked.kind, stacked.flavour, stacked.scan_axis) == ("stacked-inference", "linen", 1)
         assert (unstacked.kind, unstacked.flavour) == ("unstacked-inference", "linen")
 

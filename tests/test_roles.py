@@ -16,10 +16,9 @@ from ckpttools import save
 from ckpttools.array.tree import Metadata, Tree, spelled
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.flavours import flavour_of, parameters
-from ckpttools.maxtext.kinds import kind_of
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.strip import StripOptimizer
+from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import roles
 from ckpttools.testing.trees import assert_same
 
@@ -478,10 +477,10 @@ class TestRouterBias:
         # (layers, experts): of what was tried, the one place and shape that both of MaxText's loaders take.
         assert np.array_equal(made["params", "params", *BIAS].read(), stored)
         assert not [path for path in made if path[0] == "nnx_aux"]
-        assert kind_of(tree).warnings == ()
+        assert view_of(tree).contradictions == ()
         # Seen as a parameter, its layers are where those of others are.
-        assert np.array_equal(parameters(tree)[BIAS].read(), stored.T)
-        assert flavour_of(made) == flavour_of(tree)
+        assert np.array_equal(view_of(tree).parameters[BIAS].read(), stored.T)
+        assert view_of(made).flavour == view_of(tree).flavour
 
     @pytest.mark.parametrize("sizes", [(2, 4), (4, 4)])
     def test_layers_go_apart_and_together(self, sizes):
@@ -498,7 +497,7 @@ class TestRouterBias:
         assert np.array_equal(
             apart["params", "params", "decoder", "moe_layers_1", *BIAS[2:]].read(), bias.read()
         )
-        assert parameters(apart).keys() == parameters(StripOptimizer()(single).tree).keys()
+        assert view_of(apart).parameters.keys() == view_of(StripOptimizer()(single).tree).parameters.keys()
 
     def test_commands(self, tmp_path):
         save(tree_of(router()), tmp_path / "run", format="orbax")
@@ -532,7 +531,7 @@ class TestCommands:
     def test_strip(self, tuple_of_nnx, tmp_path, flavour):
         run("strip-optimizer", tuple_of_nnx, tmp_path / "out", "--flavour", flavour, "--no-progress")
         tree = open_tree(tmp_path / "out")
-        assert parameters(tree).keys() == MODEL.keys()
+        assert view_of(tree).parameters.keys() == MODEL.keys()
         assert len(tree.arrays) == 2 + (flavour == "linen")
 
     def test_an_average_is_said_and_refused(self, tmp_path):

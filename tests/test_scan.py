@@ -16,10 +16,10 @@ from support.train_data import ALL, Layers, golden_leaves, layered, lazy
 from ckpttools.array.tree import Empty, Tree, spelled
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.flavours import LINEN, parameters
-from ckpttools.maxtext.kinds import kind_of, linen_state
+from ckpttools.maxtext.flavours import LINEN, linen_state
 from ckpttools.maxtext.scan import ForceUnroll, StackLayers, UnstackLayers
 from ckpttools.maxtext.strip import StripOptimizer
+from ckpttools.maxtext.view import view_of
 from ckpttools.testing.trees import assert_same
 
 
@@ -69,16 +69,16 @@ class TestEveryLayout:
         stack, unstack, strip = stack_of(case), UnstackLayers(case.axis), StripOptimizer()
         scanned, single = case.stacked, case.single
         if not case.trained:
-            assert kind_of(scanned).kind == "stacked-inference"
+            assert view_of(scanned).kind == "stacked-inference"
             return
-        assert kind_of(scanned).kind == "stacked-training"
-        assert kind_of(single).kind == "unstacked-training"
+        assert view_of(scanned).kind == "stacked-training"
+        assert view_of(single).kind == "unstacked-training"
         plain_scanned, plain_single = strip(scanned).tree, strip(single).tree
         assert_same(unnoted(unstack(plain_scanned).tree), plain_single)
         assert_same(stack(plain_single).tree, plain_scanned)
         assert_same(unnoted(ForceUnroll(case.axis)(scanned).tree), plain_single)
         assert_same(strip(stack(single).tree).tree, plain_scanned)
-        assert {kind_of(plain_scanned).kind, kind_of(plain_single).kind} == {
+        assert {view_of(plain_scanned).kind, view_of(plain_single).kind} == {
             "stacked-inference",
             "unstacked-inference",
         }
@@ -157,7 +157,7 @@ class TestGolden:
 def assert_decoders_same(got: Tree, wanted: Tree) -> None:
     """MaxText's scripts leave out other models, such as a vision encoder, one way."""
     made, due = (
-        Tree({path: leaf for path, leaf in parameters(tree).items() if path[0] == "decoder"})
+        Tree({path: leaf for path, leaf in view_of(tree).parameters.items() if path[0] == "decoder"})
         for tree in (got, wanted)
     )
     assert_same(made, due)
@@ -236,7 +236,7 @@ class TestRefused:
     def test_cycle_that_is_none(self):
         odd = {"mlp/kernel": (3, 3)}
         tree = single_layers(0, 1, 2, 3, layers_1=odd, layers_3=odd)
-        assert kind_of(StackLayers()(tree).tree).layers[0].cycle == 2
+        assert view_of(StackLayers()(tree).tree).layers[0].cycle == 2
         with pytest.raises(ShapeError, match="layers_3 and layers_0"):
             StackLayers(cycle=3)(tree)
 
@@ -244,7 +244,7 @@ class TestRefused:
         tree = decoder_tree({"dense_layers_0/kernel": (2,), "moe_layers_0/kernel": (3,)})
         with pytest.raises(UsageError, match="repeat"):
             StackLayers(cycle=2)(tree)
-        assert kind_of(StackLayers()(tree).tree).kind == "stacked-inference"
+        assert view_of(StackLayers()(tree).tree).kind == "stacked-inference"
 
     def test_too_few_axes(self):
         with pytest.raises(ShapeError, match="cannot be stacked"):

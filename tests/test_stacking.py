@@ -21,10 +21,11 @@ from ckpttools.families.registry import family_named
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext import stacking
 from ckpttools.maxtext.cycles import Cycle
-from ckpttools.maxtext.kinds import kind_of, linen_state
+from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.layers import LayerGroup
 from ckpttools.maxtext.scan import UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel, cycle_of
+from ckpttools.maxtext.view import view_of
 from ckpttools.testing.trees import assert_same
 
 GOLDEN = [path.parent.name for path in sorted(TRAIN.with_name("golden").glob("*/leaves_scanned.json"))]
@@ -91,18 +92,18 @@ class TestLayoutsThatCannotBeTold:
             StackAsModel()(tree)
         assert "cycle=1, as in llama" in caught.value.message
         assert 'cycle=4 cycle_names="layers", as in odd' in caught.value.message
-        assert kind_of(StackAsModel(cycle=4)(tree).tree).layers[0].cycle == 4
-        assert kind_of(StackAsModel(cycle=1)(tree).tree).layers[0].layout == "stacked"
+        assert view_of(StackAsModel(cycle=4)(tree).tree).layers[0].cycle == 4
+        assert view_of(StackAsModel(cycle=1)(tree).tree).layers[0].layout == "stacked"
 
     def test_a_cycle_that_the_user_names_goes_before_the_note(self):
         apart = UnstackLayers()(golden_tree("gemma3", True)).tree
-        assert kind_of(StackAsModel(cycle=1)(apart).tree).layers[0].layout == "stacked"
+        assert view_of(StackAsModel(cycle=1)(apart).tree).layers[0].layout == "stacked"
 
     def test_a_note_about_other_layers_counts_for_nothing(self):
         apart = UnstackLayers()(golden_tree("gemma3", True)).tree
         fewer = {path: leaf for path, leaf in apart.items() if "layers_7" not in path}
         back = StackAsModel()(Tree(fewer, apart.metadata)).tree
-        assert kind_of(back).layers == (LayerGroup("decoder/layers", 7, "cycle", 6, 1),)
+        assert view_of(back).layers == (LayerGroup("decoder/layers", 7, "cycle", 6, 1),)
 
     @pytest.mark.parametrize("stacks", [3, {"layers": 3}, {"layers": {"layers": [[0], 1]}}, {"layers": {}}])
     def test_a_note_that_is_none_of_ours(self, stacks):

@@ -20,10 +20,10 @@ from ckpttools.array.tree import Empty, Tree, spelled
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.flavours import LINEN, NNX, flavour_of, parameters
-from ckpttools.maxtext.kinds import kind_of, linen_state
+from ckpttools.maxtext.flavours import LINEN, NNX, linen_state
 from ckpttools.maxtext.scan import ForceUnroll
 from ckpttools.maxtext.strip import StripOptimizer
+from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import role
 from ckpttools.testing.trees import assert_same
 from ckpttools.transforms.cast import cast
@@ -106,14 +106,14 @@ class TestEveryState:
                 StripOptimizer()(case.stacked)
             return
         done = StripOptimizer()(case.stacked)
-        assert parameters(done.tree) == parameters(case.stacked)
-        assert flavour_of(done.tree) == case.flavour
+        assert view_of(done.tree).parameters == view_of(case.stacked).parameters
+        assert view_of(done.tree).flavour == case.flavour
         assert not [
             path for path in done.tree.arrays if role(done.tree, path) != "parameter" and path != ("step",)
         ]
         left_out = set(map(spelled, case.stacked.arrays)) - set(map(spelled, done.tree)) - {"step"}
         assert set(done.notes.dropped) == left_out
-        assert kind_of(done.tree).kind == "stacked-inference"
+        assert view_of(done.tree).kind == "stacked-inference"
         assert done.tree.metadata.step is None
 
     @given(layered())
@@ -121,8 +121,8 @@ class TestEveryState:
         for name, flavour in (("linen", LINEN), ("nnx", NNX)):
             if case.trained or case.flavour != flavour:
                 made = StripOptimizer(flavour=name)(case.single).tree
-                assert flavour_of(made) == flavour
-                assert parameters(made) == parameters(case.single)
+                assert view_of(made).flavour == flavour
+                assert view_of(made).parameters == view_of(case.single).parameters
                 assert (("step",) in made) == (("opt_state",) in made) == (name == "linen")
 
     @given(layered())
@@ -172,9 +172,8 @@ class TestCommand:
 
     def test_chunks_stay_in_sight(self):
         """Nothing is laid over the arrays, so that a writer can refer to the bytes that are there."""
-        assert all(
-            isinstance(a, Chunked) for a in parameters(StripOptimizer()(open_tree(TRAINED)).tree).values()
-        )
+        made = view_of(StripOptimizer()(open_tree(TRAINED)).tree)
+        assert all(isinstance(each, Chunked) for each in made.parameters.values())
 
     def test_json(self, tmp_path):
         arguments = ["strip-optimizer", str(TRAINED), str(tmp_path / "out"), "--json"]

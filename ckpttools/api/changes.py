@@ -15,7 +15,7 @@ from ckpttools.core.wording import option
 from ckpttools.maxtext.cycles import CycleNames
 from ckpttools.maxtext.scan import ForceUnroll, UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
-from ckpttools.maxtext.strip import FlavourName, StripOptimizer
+from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.functions import Mapper, mapped_by
@@ -118,7 +118,7 @@ def strip_optimizer(
     destination: str | Path,
     *,
     keep_step: bool = False,
-    flavour: FlavourName = "same",
+    flavour: NewFlavour = "same",
     keep: Patterns = (),
     drop: Patterns = (),
     dtype: DType | str | None = None,
@@ -184,7 +184,7 @@ def unstack(
     scan_axis: int = 1,
     force_unroll: bool = False,
     keep_step: bool = False,
-    flavour: FlavourName = "same",
+    flavour: NewFlavour = "same",
     dtype: DType | str | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:

@@ -28,7 +28,7 @@ from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr.zarr2 import DOCUMENT as ZARR2_DOCUMENT
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3_DOCUMENT
-from ckpttools.maxtext.kinds import optimizer_of
+from ckpttools.maxtext.view import view_of
 from ckpttools.stores.files import names_in
 
 _SHARD = re.compile(r"(.*?)(-\d{5}-of-\d{5})?\.safetensors", re.DOTALL)
@@ -66,8 +66,8 @@ def check_replaceable(destination: Path, tree: Tree, format_name: str) -> None:
             f"holds what is no part of the checkpoint: {', '.join(strangers[:_SHOWN])}{more}",
             "one checkpoint, laid out as this command writes it, and nothing else",
         )
-    optimizer = optimizer_of(old)
-    if optimizer and not optimizer_of(tree):
+    optimizer = view_of(old).optimizer
+    if optimizer and not view_of(tree).optimizer:
         step = "" if old.metadata.step is None else f" of step {old.metadata.step}"
         raise _refused(
             destination,

@@ -220,7 +220,7 @@ def _by_digests(tree: Tree, path: Path, said: _Said, selection: Selection, look:
 def _as_in(manifest: Manifest, tree: Tree, said: _Said, memory: int) -> Counterpart:
     """The arrays that a manifest means, under the names that it gives them."""
     from ckpttools.compare.counterpart import Counterpart, in_maxtext_names, require_no_padding, require_none
-    from ckpttools.maxtext.kinds import is_maxtext
+    from ckpttools.maxtext.view import view_of
     from ckpttools.maxtext.vocabulary import less_padding
 
     selection = manifest.selection
@@ -232,7 +232,7 @@ def _as_in(manifest: Manifest, tree: Tree, said: _Said, memory: int) -> Counterp
     arrays = selection.chosen(named.arrays, tree.metadata.place)
     shapes = {name: each.shape for name, each in manifest.arrays.items()}
     # A Hugging Face model has no rows beyond its own vocabulary.
-    way = said.padding_rows if is_maxtext(tree) else "keep"
+    way = said.padding_rows if view_of(tree).is_maxtext else "keep"
     less = less_padding(arrays, shapes, way, memory)
     return Counterpart(less.arrays, (*named.remarks, *less.remarks))
 

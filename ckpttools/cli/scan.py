@@ -19,7 +19,7 @@ from ckpttools.cli.transforming import (
 if TYPE_CHECKING:
     from ckpttools.core.dtypes import DType
     from ckpttools.maxtext.cycles import CycleNames
-    from ckpttools.maxtext.strip import FlavourName
+    from ckpttools.maxtext.strip import NewFlavour
 
 axis_option = click.option(
     "--scan-axis",
@@ -116,7 +116,7 @@ def unstack(
     scan_axis: int,
     force_unroll: bool,
     keep_step: bool,
-    flavour: FlavourName,
+    flavour: NewFlavour,
     dtype: DType | None,
     **common: Any,
 ) -> None:

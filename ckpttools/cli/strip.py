@@ -17,7 +17,7 @@ from ckpttools.cli.transforming import (
 
 if TYPE_CHECKING:
     from ckpttools.core.dtypes import DType
-    from ckpttools.maxtext.strip import FlavourName
+    from ckpttools.maxtext.strip import NewFlavour
 
 
 def parameter_options(command: Command) -> Command:
@@ -56,7 +56,7 @@ def parameter_options(command: Command) -> Command:
 @common_options
 def strip_optimizer(
     keep_step: bool,
-    flavour: FlavourName,
+    flavour: NewFlavour,
     keep: tuple[str, ...],
     drop: tuple[str, ...],
     dtype: DType | None,

@@ -27,11 +27,9 @@ from ckpttools.mapping.axes import parse_key
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped
 from ckpttools.maxtext import tying, vocabulary
-from ckpttools.maxtext.flavours import flavour_of, parameters
-from ckpttools.maxtext.kinds import is_maxtext
-from ckpttools.maxtext.layers import below_decoder, stacked_keys
 from ckpttools.maxtext.model import CONFIG, ModelOptions, overrides
 from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Role, roles_of
 
 
@@ -117,14 +115,14 @@ def aligned(a: Tree, b: Tree, options: AlignOptions | None = None) -> Aligned:
     """
     options = options or AlignOptions()
     trees = (_with_keys(a), _with_keys(b))
-    first, second = (_plain(tree) if is_maxtext(tree) else None for tree in trees)
+    first, second = (_plain(tree) if view_of(tree).is_maxtext else None for tree in trees)
     if first is not None and second is None:
         second = as_maxtext(trees[1], options, trees[0])
     elif second is not None and first is None:
         first = as_maxtext(trees[0], options, trees[1])
     elif first is None or second is None:
         first, second = _spelled_alike(trees[0], trees[1], options)
-    of_maxtext = [is_maxtext(tree) for tree in trees]
+    of_maxtext = [view_of(tree).is_maxtext for tree in trees]
     converted = None if of_maxtext[0] == of_maxtext[1] else "b" if of_maxtext[0] else "a"
     of_both = {"rope_layout": options.model.rope_layout, "padding_rows": options.padding_rows}
     said = [name for name, value in of_both.items() if value is not None]
@@ -175,7 +173,7 @@ def as_maxtext(tree: Tree, options: AlignOptions | None = None, other: Tree | No
         CheckpointError: what `options` name is not there.
     """
     options, tree = options or AlignOptions(), _with_keys(tree)
-    if is_maxtext(tree):
+    if view_of(tree).is_maxtext:
         return _plain(tree)
     arrays = {dotted(path): array for path, array in tree.arrays.items()}
     config, refusal = _configuration(tree, options, other), ""
@@ -191,32 +189,37 @@ def as_maxtext(tree: Tree, options: AlignOptions | None = None, other: Tree | No
 
 def _with_keys(tree: Tree) -> Tree:
     """A tree whose keys were joined to names, with keys again, where that makes a MaxText tree of it."""
-    if is_maxtext(tree):
-        return tree
+    split = None if view_of(tree).is_maxtext else tree.once(_split)
+    return tree if split is None else split
+
+
+def _split(tree: Tree) -> Tree | None:
     for joint in "/.":
         paths: dict[TreePath, TreePath] = {path: tuple(spelled(path).split(joint)) for path in tree}
         if len(set(paths.values())) == len(tree):
             split = Tree({paths[path]: leaf for path, leaf in tree.items()}, tree.metadata)
-            if is_maxtext(split):
+            if view_of(split).is_maxtext:
                 return split
-    return tree
+    return None
 
 
 def _plain(tree: Tree) -> Named:
     """A tree's own names, without flavour and with layers one by one."""
+    return tree.once(_named)
+
+
+def _named(tree: Tree) -> Named:
     remarks: list[str] = []
-    flavour = flavour_of(tree).name
-    if flavour:
-        remarks.append(f"the wrapping of parameters is left away: {flavour}")
-    known = parameters(tree)
-    stacked = bool(stacked_keys(below_decoder(known)))
+    view = view_of(tree)
+    if view.flavour.name:
+        remarks.append(f"the wrapping of parameters is left away: {view.flavour.name}")
     try:
         arrays = per_layer(tree)
     except CheckpointError as error:
         arrays = as_stored(tree)
         remarks.append(f"stacked layers are compared as they are stored: {error.message}")
     else:
-        if stacked:
+        if view.is_stacked:
             remarks.append(f"stacked layers are taken apart: {len(tree.arrays)} arrays become {len(arrays)}")
     return Named(arrays, tuple(remarks))
 

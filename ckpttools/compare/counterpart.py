@@ -15,12 +15,12 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.digest.canonical import per_layer
-from ckpttools.maxtext.kinds import is_maxtext
 from ckpttools.maxtext.model import ModelOptions, family_for
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.maxtext.tying import right_head
+from ckpttools.maxtext.view import view_of
 from ckpttools.maxtext.vocabulary import Surplus, counted, less_padding
 
 _HEAD = "decoder/logits_dense/kernel"
@@ -61,7 +61,7 @@ def in_maxtext_names(tree: Tree, wording: Wording | None = None) -> Counterpart:
         UsageError: a conversion is told of, and there is none.
         CheckpointError: as `to_maxtext`.
     """
-    if is_maxtext(tree):
+    if view_of(tree).is_maxtext:
         require_none(wording, "the names are MaxText's")
         return Counterpart(per_layer(tree))
     wording = wording or Wording()
@@ -85,11 +85,11 @@ def counterpart(source: Tree, made: Tree, wording: Wording | None = None) -> Cou
         UsageError: a conversion is told of that cannot be the one between these.
         CheckpointError: the one cannot have become the other; as `to_maxtext` and `to_huggingface`.
     """
-    if is_maxtext(made) == is_maxtext(source):
+    if view_of(made).is_maxtext == view_of(source).is_maxtext:
         require_none(wording, "both sides spell names alike")
         return None
     wording = wording or Wording()
-    if is_maxtext(source):
+    if view_of(source).is_maxtext:
         if wording.drop:
             raise UsageError(
                 f"{option('drop')} is for arrays of Hugging Face that were left out",

@@ -13,7 +13,8 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.compare.samples import sampled
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Shape
-from ckpttools.maxtext.layers import LAYERS, numbered
+from ckpttools.maxtext.layers import numbered
+from ckpttools.maxtext.layout import LAYERS
 
 _SWAP = "rename the arrays of one side with ckpt remap, or convert again with the right rows"
 _SHOWN = 8

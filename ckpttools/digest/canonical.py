@@ -13,10 +13,10 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.text import in_natural_order
-from ckpttools.maxtext.flavours import homes, parameters
-from ckpttools.maxtext.layers import LayerStack, below_decoder, layer_stacks, scan_axis, stacked_keys
+from ckpttools.maxtext.layers import LayerStack
 from ckpttools.maxtext.restack import unstacked
-from ckpttools.roles.of_tree import Kind, roles, roles_of
+from ckpttools.maxtext.view import view_of
+from ckpttools.roles.of_tree import Kind, roles_of
 
 Canonical = Callable[[Tree], Mapping[str, LazyArray]]
 """Names the arrays of a tree. What trees have in common gets the same names, shapes and dtypes."""
@@ -47,7 +47,7 @@ def per_layer(tree: Tree) -> dict[str, LazyArray]:
 
 def as_stored(tree: Tree) -> dict[str, LazyArray]:
     """All arrays as they are; otherwise as `per_layer`."""
-    known = {home: inner for inner, home in homes(tree).items()}
+    known = {home: inner for inner, home in view_of(tree).homes.items()}
     made: dict[str, LazyArray] = {}
     for path, array in tree.arrays.items():
         name = spelled(known.get(path, path))
@@ -58,19 +58,17 @@ def as_stored(tree: Tree) -> dict[str, LazyArray]:
 
 
 def _unstacked(tree: Tree) -> Tree:
-    decoder = below_decoder(parameters(tree))
-    axis = scan_axis(decoder)
-    if axis is None or not stacked_keys(decoder):
+    view = view_of(tree)
+    if view.scan_axis is None or not view.is_stacked:
         return tree
-    stacks = layer_stacks(decoder, axis)
     try:
-        return unstacked(tree, stacks, axis)
+        return unstacked(tree, view.stacks, view.scan_axis)
     except ShapeError:
-        return _unstacked_but_the_optimizer(tree, stacks, axis)
+        return _unstacked_but_the_optimizer(tree, view.stacks, view.scan_axis)
 
 
 def _unstacked_but_the_optimizer(tree: Tree, stacks: tuple[LayerStack, ...], axis: int) -> Tree:
-    state = {path: leaf for path, leaf in tree.items() if roles(tree).of(path) == "optimizer"}
+    state = {path: tree[path] for path in view_of(tree).of_role("optimizer")}
     rest = Tree({path: leaf for path, leaf in tree.items() if path not in state}, tree.metadata)
     return Tree({**unstacked(rest, stacks, axis), **state}, tree.metadata)
 

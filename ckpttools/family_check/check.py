@@ -20,9 +20,9 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.flags import told_by_names
 from ckpttools.mapping.sizes import Size, derive
 from ckpttools.mapping.table import Mapped, Table
-from ckpttools.maxtext.flavours import parameters
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.view import view_of
 
 Arrays = Mapping[str, LazyArray]
 
@@ -205,7 +205,7 @@ def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[
         CheckpointError: the configuration has no such sizes.
     """
     names = {dotted(path): array for path, array in tree.arrays.items()}
-    inner = {dotted(path): array for path, array in parameters(tree).items()}
+    inner = view_of(tree).named
     right = family.table(config, CONFIG, spelling=family.spelling_of(names))
     lefts = [family.table(config, CONFIG, scan_axis=axis) for axis in (1, 0, None)]
     return [_Fit.of("huggingface", names, right), *(_Fit.of("maxtext", inner, each) for each in lefts)]

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, dotted, spelled
+from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.families.family import Family
 from ckpttools.inspect.comparison import Comparison, Different, Spec
@@ -19,10 +19,9 @@ from ckpttools.mapping.axes import Key
 from ckpttools.mapping.coverage import Coverage, Misfit, NotCoveredError
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.row import Row
-from ckpttools.maxtext.flavours import Flavour, flavour_of, parameters
 from ckpttools.maxtext.key_templates import Spelled
-from ckpttools.maxtext.kinds import KindOfTree, kind_of
 from ckpttools.maxtext.recognition import family_fits
+from ckpttools.maxtext.view import MaxTextView, view_of
 
 
 def against_tree(tree: Tree, other: Tree, pattern: str = "*") -> Comparison:
@@ -81,7 +80,7 @@ def against_family(
         ConfigError: the configuration is not one.
         UsageError: no path matches, or only names can be compared, of which some stand for many.
     """
-    check = _FamilyCheck(tree, kind_of(tree), family, config, place)
+    check = _FamilyCheck(tree, family, config, place)
     found = check.with_configuration() if config is not None else check.without()
     if pattern != "*":
         found = check.narrowed(found, pattern)
@@ -94,14 +93,17 @@ class _FamilyCheck:
     """A tree, and what it should be; attributes as the arguments of `against_family`."""
 
     tree: Tree
-    kind: KindOfTree
     family: Family
     config: Mapping[str, Any] | None
     place: str
 
-    @cached_property
-    def arrays(self) -> dict[str, LazyArray]:
-        return {dotted(path): array for path, array in parameters(self.tree).items()}
+    @property
+    def view(self) -> MaxTextView:
+        return view_of(self.tree)
+
+    @property
+    def arrays(self) -> Mapping[str, LazyArray]:
+        return self.view.named
 
     def narrowed(self, found: Comparison, pattern: str) -> Comparison:
         """What was found, of the names that match a pattern."""
@@ -127,15 +129,11 @@ class _FamilyCheck:
 
     def _in_tree(self, name: str) -> str:
         """How the tree spells the path of a parameter, or would spell it."""
-        return spelled(self._flavour.wrapped(tuple(name.split(".")))) if self._is_nested else name
+        return spelled(self.view.flavour.wrapped(tuple(name.split(".")))) if self._is_nested else name
 
     @cached_property
     def _is_nested(self) -> bool:
-        return any(len(path) > 1 for path in parameters(self.tree))
-
-    @cached_property
-    def _flavour(self) -> Flavour:
-        return flavour_of(self.tree)
+        return any(len(path) > 1 for path in self.view.parameters)
 
     def with_configuration(self) -> Comparison:
         said = f"family {self.family.name} with {self.place}"
@@ -148,7 +146,7 @@ class _FamilyCheck:
     def without(self) -> Comparison:
         """What the rows say of shapes; of names only, where shapes and numbers in names do not tell sizes."""
         said = f"family {self.family.name}"
-        fit = min(family_fits(self.tree, self.kind, [self.family]), key=lambda each: each.badness)
+        fit = min(family_fits(self.tree, [self.family]), key=lambda each: each.badness)
         others = {name for names in fit.others.values() for name in names}
         try:
             self._map()
@@ -175,7 +173,7 @@ class _FamilyCheck:
 
     def untold(self) -> tuple[str, ...]:
         """That there may be more layers than those that were found."""
-        counts = {each.path: each.length for each in self.kind.layers}
+        counts = {each.path: each.length for each in self.view.layers}
         for before, numbers in _layers(self.arrays).items() if not counts else ():
             counts[before.rstrip("._")] = len(numbers)
         found = " and ".join(f"{number:,} in {place}" for place, number in counts.items())
@@ -198,11 +196,10 @@ class _FamilyCheck:
 
     def _map(self) -> None:
         """Spells the arrays the other way, for what that says of them."""
-        stacked = self.kind.kind and self.kind.kind.startswith("stacked")
-        axis = (self.kind.scan_axis or 0) if stacked else None
+        axis = (self.view.scan_axis or 0) if self.view.is_stacked else None
         overrides = _without_names(self.family.spelled(axis)) if self.config is None else {}
         place = self.place or self.tree.metadata.place
-        if self.kind.kind:
+        if self.view.is_maxtext:
             table = self.family.table(self.config, place, scan_axis=axis, overrides=overrides)
             table.to_right(self.arrays)
         else:

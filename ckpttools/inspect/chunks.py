@@ -13,7 +13,7 @@ from ckpttools.core.errors import listing
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.meshes import Mesh, Spec
 from ckpttools.inspect.reads import Reads, predict, together
-from ckpttools.maxtext.kinds import kind_of
+from ckpttools.maxtext.view import view_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def inspect_chunks(
     Raises:
         UsageError: there are arrays, and none matches the pattern.
     """
-    axis = kind_of(tree).scan_axis
+    axis = view_of(tree).scan_axis
     arrays = tuple(
         _array(each, mesh, spec, axis if _is_stacked(each.path) else None)
         for each in filtered(storage.arrays, attrgetter("path"), pattern)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.region import Region, Shape
-from ckpttools.maxtext.flavours import parameters
-from ckpttools.maxtext.layers import DECODER, LayerStack, below_decoder, layer_stacks, scan_axis
+from ckpttools.maxtext.layers import LayerStack, key_of_layers
+from ckpttools.maxtext.view import view_of
 
 # A layer's number in models of other frameworks: model.layers.3, transformer.h.3, encoder/block_3.
 _NUMBERED = re.compile(
@@ -58,10 +58,10 @@ class LayerRow:
 
 def layer_rows(tree: Tree) -> dict[Path, LayerRow]:
     """The layers of every array that has some, those of its optimizer's state as well. Reads nothing."""
-    decoder = below_decoder(parameters(tree))
-    axis = scan_axis(decoder) or 0
+    view = view_of(tree)
+    axis = view.scan_axis or 0
     try:
-        stacks = {stack.key: stack for stack in layer_stacks(decoder, axis)}
+        stacks = {stack.key: stack for stack in view.stacks}
     except CheckpointError:
         # A layout that contradicts itself; `ckpt inspect tree` says so.
         stacks = {}
@@ -70,16 +70,12 @@ def layer_rows(tree: Tree) -> dict[Path, LayerRow]:
 
 
 def _row(path: Path, shape: Shape, stacks: Mapping[Path, LayerStack], axis: int) -> LayerRow | None:
-    if stacks and DECODER in path:
-        at = path.index(DECODER) + 1
-        for length in (2, 1):
-            stack = stacks.get(path[at : at + length])
-            if stack is not None:
-                axes = tuple(range(axis, axis + len(stack.shape)))
-                if shape[axis : axis + len(axes)] != stack.shape:
-                    return None
-                name = spelled((*path[:at], stack.name, *path[at + length :]))
-                return LayerRow(name, axes, stack.numbers)
+    if stacks and (place := key_of_layers(path, stacks)):
+        stack = stacks[path[place]]
+        axes = tuple(range(axis, axis + len(stack.shape)))
+        if shape[axis : axis + len(axes)] != stack.shape:
+            return None
+        return LayerRow(spelled((*path[: place.start], stack.name, *path[place.stop :])), axes, stack.numbers)
     found = numbered_layer(spelled(path))
     if found is None:
         return None

@@ -17,10 +17,12 @@ from ckpttools.families.family import Family
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.quantization import Quantization, quantization_of
 from ckpttools.inspect.warnings import TreeWarning, warnings_of
-from ckpttools.maxtext.kinds import Optimizer, kind_of
 from ckpttools.maxtext.layers import LayerGroup
+from ckpttools.maxtext.layout import FlavourName, Kind
+from ckpttools.maxtext.optimizer import Optimizer
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
-from ckpttools.roles.of_tree import Role, roles
+from ckpttools.maxtext.view import view_of
+from ckpttools.roles.of_tree import Role
 
 if TYPE_CHECKING:
     from ckpttools.inspect.comparison import Comparison
@@ -60,12 +62,13 @@ class TreeReport:
     Attributes:
         path: what was opened, down to the item.
         format: name of the format.
-        kind, flavour, scan_axis: as `ckpttools.maxtext.kinds.KindOfTree`; None where they cannot be told.
+        kind, flavour, scan_axis: as `ckpttools.maxtext.view.MaxTextView` has them; None for what is none of
+            MaxText's.
         step: training step, or None.
         num_arrays, num_parameters, nbytes: of `arrays`; parameters are the elements of those of that role.
         custom_metadata: what the user stored beside the arrays.
         arrays: in the checkpoint's order.
-        layers, optimizer, random_states: as `ckpttools.maxtext.kinds.KindOfTree`.
+        layers, optimizer, random_states: as `ckpttools.maxtext.view.MaxTextView` has them.
         families: the model families that fit best, of those that were given.
         roles: role -> total of the arrays of that role; roles without arrays are left out.
         parameter_dtypes: dtype -> total of the parameters of that dtype, most bytes first.
@@ -78,8 +81,8 @@ class TreeReport:
 
     path: str
     format: str | None
-    kind: str | None
-    flavour: str | None
+    kind: Kind | None
+    flavour: FlavourName | None
     scan_axis: int | None
     step: int | None
     num_arrays: int
@@ -139,33 +142,33 @@ def inspect_tree(
     """
     arrays = filtered(_reports(tree, shardings), attrgetter("path"), pattern, or_none=or_none)
     parameters = [each for each in arrays if each.role == "parameter"]
-    kind, metadata = kind_of(tree), tree.metadata
+    view, metadata = view_of(tree), tree.metadata
     return TreeReport(
         path=metadata.place,
         format=metadata.format,
-        kind=kind.kind,
-        flavour=kind.flavour,
-        scan_axis=kind.scan_axis,
+        kind=view.kind,
+        flavour=view.flavour.name if view.is_maxtext else None,
+        scan_axis=view.scan_axis,
         step=metadata.step,
         num_arrays=len(arrays),
         num_parameters=sum(prod(each.shape) for each in parameters),
         nbytes=sum(each.nbytes for each in arrays),
         custom_metadata=dict(metadata.custom),
         arrays=arrays,
-        layers=kind.layers,
-        optimizer=kind.optimizer,
-        random_states=kind.random_states,
-        families=guess_families(tree, kind, families),
+        layers=view.layers,
+        optimizer=view.optimizer if view.is_maxtext else None,
+        random_states=view.random_states if view.is_maxtext else 0,
+        families=guess_families(tree, families),
         roles=_totals((each.role, each) for each in arrays),
         parameter_dtypes=_totals((each.dtype, each) for each in parameters),
-        warnings=warnings_of(tree, kind, unfinished, damaged),
+        warnings=warnings_of(tree, unfinished, damaged),
         companions=tuple(companions),
         quantization=quantization_of(tree),
     )
 
 
 def _reports(tree: Tree, shardings: Mapping[Path, Sharding]) -> Iterator[ArrayReport]:
-    known = roles(tree)
+    known = view_of(tree).roles
     for path, array in tree.arrays.items():
         # What nothing stores, a constant, counts as it would in memory.
         nbytes = -(-array.size * (array.stored_bits or 8 * array.dtype.itemsize) // 8)

@@ -12,8 +12,8 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked
 from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.region import grid_shape
-from ckpttools.maxtext.kinds import KindOfTree
-from ckpttools.roles.of_tree import roles
+from ckpttools.maxtext.layout import SCAN_LAYERS
+from ckpttools.maxtext.view import view_of
 
 # A whole array as one chunk is read at a third of the speed at which it is read cut by 16 (1.6 GB of bfloat16
 # onto 8 devices), and every host holds all of it for its part; below this size neither matters.
@@ -39,16 +39,12 @@ class TreeWarning:
 
 
 def warnings_of(
-    tree: Tree,
-    kind: KindOfTree,
-    unfinished: Mapping[str, str],
-    damaged: Mapping[str, str] = MappingProxyType({}),
+    tree: Tree, unfinished: Mapping[str, str], damaged: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[TreeWarning, ...]:
     """All that is to say of a tree, what hinders most first.
 
     Args:
         tree: any checkpoint.
-        kind: of the tree.
         unfinished: later steps of its run that are no finished saves: directory name -> what is missing.
         damaged: those that were finished, and are not whole any more.
     """
@@ -56,8 +52,8 @@ def warnings_of(
         *_missing_chunks(tree),
         *_other_steps(tree, "damaged-step", "is damaged", damaged),
         *_other_steps(tree, "unfinished-step", "is an unfinished save", unfinished),
-        *(TreeWarning("contradiction", text) for text in kind.warnings),
-        *_no_scan_layers(tree, kind),
+        *(TreeWarning("contradiction", text) for text in view_of(tree).contradictions),
+        *_no_scan_layers(tree),
         *_giant_chunks(tree),
         *_fine_chunks(tree),
         *_mixed_dtypes(tree),
@@ -77,10 +73,11 @@ def _other_steps(tree: Tree, name: str, what: str, steps: Mapping[str, str]) -> 
         yield TreeWarning(name, f"{directory}, beside step {tree.metadata.step}, {what}: {reason}")
 
 
-def _no_scan_layers(tree: Tree, kind: KindOfTree) -> Iterator[TreeWarning]:
-    if kind.kind and tree.metadata.format == "orbax" and "scan_layers" not in tree.metadata.custom:
-        value = "true" if kind.kind.startswith("stacked") else "false"
-        text = f"the metadata has no scan_layers: MaxText must be told scan_layers={value}"
+def _no_scan_layers(tree: Tree) -> Iterator[TreeWarning]:
+    view = view_of(tree)
+    if view.is_maxtext and tree.metadata.format == "orbax" and SCAN_LAYERS not in tree.metadata.custom:
+        value = "true" if view.is_stacked else "false"
+        text = f"the metadata has no {SCAN_LAYERS}: MaxText must be told {SCAN_LAYERS}={value}"
         yield TreeWarning("no-scan-layers", text)
 
 
@@ -123,7 +120,7 @@ def _chunks(array: LazyArray) -> int:
 
 
 def _unclear_state(tree: Tree) -> Iterator[TreeWarning]:
-    known = roles(tree)
+    known = view_of(tree).roles
     if known.unclear:
         heads = ", ".join(map(spelled, known.unclear))
         text = f"{heads}: counted as parameters, but may be state of an optimizer or an average of parameters"
@@ -133,10 +130,10 @@ def _unclear_state(tree: Tree) -> Iterator[TreeWarning]:
 
 def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
     """Parameters of several float dtypes; the arrays named are those of all but the commonest."""
-    known = roles(tree)
     by_dtype: dict[str, list[Path]] = {}
-    for path, array in tree.arrays.items():
-        if known.of(path) == "parameter" and array.dtype.is_float:
+    for path in view_of(tree).of_role("parameter"):
+        array = tree.arrays.get(path)
+        if array is not None and array.dtype.is_float:
             by_dtype.setdefault(array.dtype.name, []).append(path)
     ordered = sorted(by_dtype.items(), key=lambda item: -len(item[1]))
     if len(ordered) > 1:

@@ -13,16 +13,8 @@ from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
 from ckpttools.core.region import Shape
 from ckpttools.core.text import ranges
 from ckpttools.core.wording import option
-from ckpttools.maxtext.layers import (
-    BLOCKS,
-    DECODER,
-    GLOBAL,
-    LAYERS,
-    LOCAL,
-    REMAINDER,
-    LayerStack,
-    single_layers,
-)
+from ckpttools.maxtext.layers import LayerStack, single_layers
+from ckpttools.maxtext.layout import BLOCKS, DECODER, GLOBAL, LAYERS, LOCAL, REMAINDER
 
 CycleNames = Literal["layers", "layer", "local-global"]
 # What one layer holds: path below the layer -> shape and dtype.

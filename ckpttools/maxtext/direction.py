@@ -6,7 +6,7 @@ from shlex import quote
 
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import FormatError
-from ckpttools.maxtext.flavours import parameters
+from ckpttools.maxtext.view import view_of
 
 _MAXTEXT, _HUGGING_FACE = "token_embedder.embedding", "embed_tokens.weight"
 
@@ -25,7 +25,7 @@ def refuse_hugging_face(tree: Tree) -> None:
 
 def _is_of(tree: Tree, embedding: str) -> bool:
     """Whether the embedding has the name that it has on one side, be it within a composite model."""
-    return any(f".{dotted(path)}".endswith(f".{embedding}") for path in parameters(tree))
+    return any(f".{dotted(path)}".endswith(f".{embedding}") for path in view_of(tree).parameters)
 
 
 def _other_way(tree: Tree, this: str, command: str, other: str, rewrite: str) -> FormatError:

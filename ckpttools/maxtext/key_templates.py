@@ -10,7 +10,7 @@ from itertools import product
 from ckpttools.families.family import Family
 from ckpttools.mapping.axes import Field, Key
 from ckpttools.mapping.row import Row
-from ckpttools.maxtext.kinds import KindOfTree
+from ckpttools.maxtext.view import MaxTextView
 
 Form = tuple[str, tuple[str | None, ...]]
 """A name as text with "#" for each number in it, and these numbers; None for one that may be any."""
@@ -100,13 +100,13 @@ class Spelled:
         return {form: text for group in (first, *(live or layers)) for form, text in group.required.items()}
 
 
-def spellings(family: Family, kind: KindOfTree) -> Iterator[Spelled]:
-    """The family's key templates as a tree of this kind would spell them, in each way that there is."""
-    scan_axis = (kind.scan_axis or 0) if kind.kind and kind.kind.startswith("stacked") else None
+def spellings(family: Family, view: MaxTextView) -> Iterator[Spelled]:
+    """The family's key templates as such a tree would spell them, in each way that there is."""
+    scan_axis = (view.scan_axis or 0) if view.is_stacked else None
     # A row below a group has the group's flags, too; here its own are what matters.
     layers = [list(zip(each.spelled(scan_axis), each.rows, strict=True)) for each in family.layers]
     groups = [[(row, row) for row in family.rows], *layers]
-    if kind.kind:
+    if view.is_maxtext:
         yield Spelled(family, tuple(Group.of([(a.left.key, b) for a, b in rows]) for rows in groups), ())
         return
     # A pattern with a number in it ignores some layers only; a configuration tells which.

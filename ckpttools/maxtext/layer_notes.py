@@ -41,9 +41,9 @@ class LayerNotes:
     first_axis: frozenset[str] = frozenset()
 
 
-def layer_notes(tree: Tree) -> LayerNotes:
-    """What is noted; nothing where the note is none of ours."""
-    note = tree.metadata.custom.get(KEY)
+def layer_notes(custom: Mapping[str, object]) -> LayerNotes:
+    """What custom metadata notes; nothing where the note is none of ours."""
+    note = custom.get(KEY)
     if not isinstance(note, Mapping):
         return LayerNotes()
     axis, first = note.get(_AXIS), note.get(_FIRST)

@@ -11,20 +11,29 @@ A `LayerStack` says for one key which layers its arrays hold, so that the same l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, spelled
 from ckpttools.core.errors import FormatError, ShapeError, listing
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
+from ckpttools.maxtext.layout import (
+    BLOCKS,
+    DECODER,
+    FINAL_NORM,
+    GLOBAL,
+    LAYER,
+    LAYERS,
+    LOCAL,
+    REMAINDER,
+    SCAN_AXIS,
+)
 
-DECODER = "decoder"
-BLOCKS, LOCAL, GLOBAL = "scanned_blocks", "local_layers", "global_layer"
-LAYERS = "layers"
-REMAINDER = "_remainder"
+Layout = Literal["unstacked", "stacked", "cycle", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +65,15 @@ class LayerGroup:
     Attributes:
         path: where they are: "decoder/layers".
         length: number of layers, counted as they are one by one.
-        layout: "unstacked", "stacked", "cycle" (a stack for each position of a cycle) or "blocks" (positions
-            of one kind stacked on an axis of their own).
+        layout: how they lie; "cycle" has a stack for each position of a cycle, "blocks" has positions of one
+            kind stacked on an axis of their own.
         cycle: layers in one repetition.
         remainder: layers after the last whole repetition, which lie apart.
     """
 
     path: str
     length: int
-    layout: str
+    layout: Layout
     cycle: int = 1
     remainder: int = 0
 
@@ -72,6 +81,14 @@ class LayerGroup:
 def below_decoder(parameters: Mapping[Path, LazyArray]) -> dict[Path, LazyArray]:
     """Parameters of the decoder, under their paths below it."""
     return {path[path.index(DECODER) + 1 :]: each for path, each in parameters.items() if DECODER in path}
+
+
+def key_of_layers(path: Path, known: Collection[Path]) -> slice | None:
+    """Where in a path the key is that its layers are under, if that is one of `known`."""
+    if DECODER not in path:
+        return None
+    start = path.index(DECODER) + 1
+    return next((slice(start, end) for end in (start + 2, start + 1) if path[start:end] in known), None)
 
 
 def numbered(key: str | int) -> tuple[str, int] | None:
@@ -112,7 +129,7 @@ def _keys_in(top: str, keys: set[str]) -> dict[Path, int]:
 
 def _is_position(key: str) -> bool:
     named = numbered(key)
-    return named is not None and named[0] in ("layer", LAYERS)
+    return named is not None and named[0] in (LAYER, LAYERS)
 
 
 def _position(key: str | int) -> int:
@@ -124,18 +141,18 @@ def scan_axis(decoder: Mapping[Path, LazyArray]) -> int | None:
     """The axis on which layers are stacked: where most arrays of a stack agree on a length.
 
     Where several axes are equal in this, a stacked norm tells, which has the final norm's axis and one more;
-    then MaxText's own default, 1. None where nothing is stacked.
+    then MaxText's own default. None where nothing is stacked.
     """
     stacked = {key: axes for key, axes in stacked_keys(decoder).items() if axes}
     held = {key: [a.shape for path, a in decoder.items() if path[: len(key)] == key] for key in stacked}
     rank = max((len(shape) for shapes in held.values() for shape in shapes), default=0)
     votes = {axis: _votes(held, stacked, axis) for axis in range(rank)}
     best = [axis for axis in votes if votes[axis] == max(votes.values()) > 0]
-    final = next((a.shape for path, a in decoder.items() if path[:1] == ("decoder_norm",)), None)
+    final = next((a.shape for path, a in decoder.items() if path[:1] == (FINAL_NORM,)), None)
     norms = {shape for shapes in held.values() for shape in shapes if len(shape) == 2}
     told = [axis for axis in best if any(final == shape[:axis] + shape[axis + 1 :] for shape in norms)]
     choice = told or best
-    return 1 if 1 in choice else min(choice, default=None)
+    return SCAN_AXIS if SCAN_AXIS in choice else min(choice, default=None)
 
 
 def _votes(held: Mapping[Path, list[Shape]], stacked: Mapping[Path, int], axis: int) -> int:
@@ -272,5 +289,5 @@ def _group(top: str, stacks: list[LayerStack]) -> LayerGroup:
     if main[0].key == (top,):
         return LayerGroup(path, length, "stacked")
     cycle = (length - left) // main[0].shape[0]
-    layout = "blocks" if main[0].key[1] in (LOCAL, GLOBAL) else "cycle"
+    layout: Layout = "blocks" if main[0].key[1] in (LOCAL, GLOBAL) else "cycle"
     return LayerGroup(path, length, layout, cycle, left)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, dotted
+from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import folded
 from ckpttools.families.family import Family
-from ckpttools.maxtext.flavours import parameters
 from ckpttools.maxtext.key_templates import Form, Spelled, forms_of_names, meets, spellings
-from ckpttools.maxtext.kinds import KindOfTree
+from ckpttools.maxtext.view import view_of
+
+NameSide = Literal["maxtext", "huggingface"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class FamilyGuess:
 
     Attributes:
         name: of the family.
-        side: whose names were compared: "maxtext" or "huggingface".
+        side: whose names were compared.
         named: whether the configuration's `model_type` is one of the family's.
         matched, wanted: names that every such model has, layers counted once: how many of them are there.
         missing: those that are not, as key templates.
@@ -31,7 +33,7 @@ class FamilyGuess:
     """
 
     name: str
-    side: str
+    side: NameSide
     named: bool
     matched: int
     wanted: int
@@ -40,27 +42,27 @@ class FamilyGuess:
     num_others: int
 
 
-def guess_families(tree: Tree, kind: KindOfTree, families: Iterable[Family]) -> tuple[FamilyGuess, ...]:
+def guess_families(tree: Tree, families: Iterable[Family]) -> tuple[FamilyGuess, ...]:
     """The families that fit best, several where they fit equally well; none where not even half fits.
 
     What the configuration says goes before what names say.
 
     Args:
-        tree: any checkpoint.
-        kind: of the tree; MaxText's names are compared where it is one of MaxText's, else Hugging Face's.
+        tree: any checkpoint. MaxText's names are compared where it is one of MaxText's, else Hugging Face's.
         families: those to choose from.
     """
-    fits = [fit for fit in family_fits(tree, kind, families) if fit.is_likely]
+    fits = [fit for fit in family_fits(tree, families) if fit.is_likely]
     best = min((fit.badness for fit in fits), default=None)
     found = {fit.spelled.family.name: fit for fit in fits if fit.badness == best}
-    side = "maxtext" if kind.kind else "huggingface"
+    side: NameSide = "maxtext" if view_of(tree).is_maxtext else "huggingface"
     return tuple(fit.guess(side) for fit in found.values())
 
 
-def family_fits(tree: Tree, kind: KindOfTree, families: Iterable[Family]) -> list[Fit]:
+def family_fits(tree: Tree, families: Iterable[Family]) -> list[Fit]:
     """How well each family fits, in each of its spellings; arguments as those of `guess_families`."""
-    spelled = [each for family in families for each in spellings(family, kind)]
-    arrays = {dotted(path): array for path, array in parameters(tree).items()}
+    view = view_of(tree)
+    spelled = [each for family in families for each in spellings(family, view)]
+    arrays = view.named
     names = forms_of_names(arrays, spelled)
     config = tree.metadata.config or {}
     return [
@@ -141,7 +143,7 @@ class Fit:
         absent = sum(len(group.forms - self.met) for group in self.spelled.groups)
         return not self.named, len(self.required) - self.matched + len(self.others), absent
 
-    def guess(self, side: str) -> FamilyGuess:
+    def guess(self, side: NameSide) -> FamilyGuess:
         others = [name for names in self.others.values() for name in names]
         return FamilyGuess(
             name=self.spelled.family.name,

@@ -14,21 +14,9 @@ from ckpttools.array.nodes import stack, take
 from ckpttools.array.tree import Leaf, Path, Tree, spelled
 from ckpttools.core.errors import FormatError, ShapeError, listing
 from ckpttools.core.region import Shape
-from ckpttools.maxtext.flavours import flavour_of, homes, parameters
-from ckpttools.maxtext.layers import DECODER, LayerStack
-from ckpttools.roles.of_tree import roles
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A path taken apart: `head` ends with `decoder`, `below` is what follows the layer's key."""
-
-    head: Path
-    key: Path
-    below: Path
-
-    def at(self, key: Path) -> Path:
-        return (*self.head, *key, *self.below)
+from ckpttools.maxtext.layers import LayerStack, key_of_layers
+from ckpttools.maxtext.layout import DECODER, STATE_AXIS
+from ckpttools.maxtext.view import MaxTextView, view_of
 
 
 def unstacked(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
@@ -43,12 +31,13 @@ def unstacked(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
         ShapeError: an array that belongs to the layers does not have as many as the parameters have.
         FormatError: two arrays would get one path.
     """
-    by_key, axis_of = {each.key: each for each in stacks}, _axes(tree, axis)
+    by_key, axis_of = {each.key: each for each in stacks}, _axes(view_of(tree), axis)
     made: dict[Path, Leaf] = {}
     origins: dict[Path, Path] = {}
     for path, leaf in tree.items():
-        place = _place(path, by_key)
-        parts = {path: leaf} if place is None else _apart(place, by_key[place.key], leaf, axis_of(path))
+        place = key_of_layers(path, by_key)
+        stack = by_key[path[place]] if place else _ALONE
+        parts = _apart(path, place, stack, leaf, axis_of(path)) if place else {path: leaf}
         if twice := parts.keys() & made.keys():
             raise _collision(min(twice))
         made |= parts
@@ -73,15 +62,15 @@ def stacked(tree: Tree, stacks: Sequence[LayerStack], axis: int, first_axis: Col
         ShapeError: what belongs together has different shapes or dtypes.
     """
     spots = {key: (each, spot) for each in stacks for spot, key in enumerate(each.layer_keys)}
-    axis_of, known = _axes(tree, axis), roles(tree)
+    view = view_of(tree)
+    axis_of, known = _axes(view, axis), view.roles
     gathered: dict[Path, _Gathered] = {}
     for path, leaf in tree.items():
-        place = _place(path, spots)
-        held, spot = spots[place.key] if place else (_ALONE, 0)
-        target = place.at(held.key) if place else path
-        into = gathered.setdefault(
-            target, _Gathered(held, 0 if first_axis and spelled(target) in first_axis else axis_of(path))
-        )
+        place = key_of_layers(path, spots)
+        held, spot = spots[path[place]] if place else (_ALONE, 0)
+        target = _replaced(path, place, held.key) if place else path
+        first = first_axis and spelled(target) in first_axis
+        into = gathered.setdefault(target, _Gathered(held, STATE_AXIS if first else axis_of(path)))
         if spot in into.leaves:
             raise _collision(target)
         into.leaves[spot], into.paths[spot] = leaf, path
@@ -116,42 +105,36 @@ class _Gathered:
 _ALONE = LayerStack((), "", (), (0,))
 
 
-def _place(path: Path, known: Mapping[Path, object]) -> _Place | None:
-    """Where a leaf is, if below a key that is known."""
-    if DECODER not in path:
-        return None
-    start = path.index(DECODER) + 1
-    ends = (end for end in (start + 2, start + 1) if path[start:end] in known)
-    end = next(ends, None)
-    return None if end is None else _Place(path[:start], path[start:end], path[end:])
+def _replaced(path: Path, place: slice, key: Path) -> Path:
+    """A path with another key of its layers."""
+    return (*path[: place.start], *key, *path[place.stop :])
 
 
-def _axes(tree: Tree, axis: int) -> Callable[[Path], int]:
+def _axes(view: MaxTextView, axis: int) -> Callable[[Path], int]:
     """Path -> the axis on which its layers are stacked."""
-    arrays, known, flavour = parameters(tree), roles(tree), flavour_of(tree)
     # Those that lie elsewhere, or are seen with their layers moved to this axis, have them on axis 0.
     there = {
         home
-        for inner, home in homes(tree).items()
-        if home == flavour.wrapped(inner) and arrays[inner] is tree[home]
+        for inner, home in view.homes.items()
+        if home == view.flavour.wrapped(inner) and home not in view.on_first_axis
     }
 
     def axis_of(path: Path) -> int:
-        return axis if path in there or known.of(path) == "optimizer" else 0
+        return axis if path in there or view.roles.of(path) == "optimizer" else STATE_AXIS
 
     return axis_of
 
 
-def _apart(place: _Place, held: LayerStack, leaf: Leaf, axis: int) -> dict[Path, Leaf]:
+def _apart(path: Path, place: slice, held: LayerStack, leaf: Leaf, axis: int) -> dict[Path, Leaf]:
     """A leaf of stacked layers as one of each layer; what holds no data is the same in all."""
-    paths = [place.at(key) for key in held.layer_keys]
+    paths = [_replaced(path, place, key) for key in held.layer_keys]
     if not isinstance(leaf, LazyArray):
         return dict.fromkeys(paths, leaf)
     axes = range(axis, axis + len(held.shape))
     if leaf.shape[axes.start : axes.stop] != held.shape:
         raise ShapeError(
             f"the layers of this array are not those of the parameters beside it, on axis {axis}",
-            place=spelled(place.at(place.key)),
+            place=spelled(path),
             got=list(leaf.shape),
             wanted=f"{' and '.join(map(str, held.shape))} on {' and '.join(f'axis {a}' for a in axes)}",
         )
@@ -223,11 +206,12 @@ def check_moments(tree: Tree) -> None:
 
 
 def _odd_moments(tree: Tree) -> Iterator[str]:
-    flavour, known = flavour_of(tree), parameters(tree)
-    shapes = {path[path.index(DECODER) :]: a.shape for path, a in known.items() if DECODER in path}
+    view = view_of(tree)
+    shapes = {(DECODER, *path): each.shape for path, each in view.decoder.items()}
     for path, array in tree.arrays.items():
-        if roles(tree).of(path) == "optimizer" and DECODER in path:
-            inner = path[: -len(flavour.suffix)] if path[-1:] == flavour.suffix else path
+        if view.roles.of(path) == "optimizer" and DECODER in path:
+            suffix = view.flavour.suffix
+            inner = path[: -len(suffix)] if path[-1:] == suffix else path
             wanted = shapes.get(inner[inner.index(DECODER) :])
             if array.shape != wanted:
                 beside = "no such parameter" if wanted is None else f"the parameter is {list(wanted)}"

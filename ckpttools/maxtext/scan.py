@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path, Tree
+from ckpttools.array.tree import Tree
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.maxtext.cycles import CycleNames, stacks_to_make
-from ckpttools.maxtext.flavours import on_first_axis, parameters
-from ckpttools.maxtext.kinds import kind_of
-from ckpttools.maxtext.layer_notes import (
-    LayerNotes,
-    first_axis_names,
-    fits,
-    layer_notes,
-    with_layer_notes,
-)
-from ckpttools.maxtext.layers import below_decoder, layer_stacks, single_layers, stacked_keys
+from ckpttools.maxtext.layer_notes import LayerNotes, first_axis_names, fits, with_layer_notes
+from ckpttools.maxtext.layers import layer_stacks
+from ckpttools.maxtext.layout import DECODER, PIPELINE, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.restack import check_moments, stacked, unstacked
-from ckpttools.maxtext.strip import FlavourName, StripOptimizer
+from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
+from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.transforms.base import Transformed
-
-_PIPELINE = "pipeline_module"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +29,7 @@ class StackLayers:
         names: how the model spells a cycle, as `ckpttools.maxtext.cycles.Cycle`; None to tell.
     """
 
-    axis: int = 1
+    axis: int = SCAN_AXIS
     cycle: int | None = None
     names: CycleNames | None = None
 
@@ -50,16 +41,16 @@ class StackLayers:
             FormatError: there are no layers, numbers are missing, or layers hold different arrays.
             ShapeError: layers differ in shapes or dtypes, or moments do not mirror parameters.
         """
-        decoder = _decoder(tree)
-        if stacked_keys(decoder):
+        view = _with_layers(tree)
+        if view.is_stacked:
             raise UsageError(
                 "layers are stacked already",
                 place=tree.metadata.place or None,
                 hint="nothing need be done; ckpt unstack takes them apart",
             )
-        notes = layer_notes(tree)
-        noted = self.cycle is None and self.names is None and fits(notes, single_layers(decoder))
-        stacks = notes.stacks if noted else stacks_to_make(decoder, self.cycle, self.names)
+        notes = view.notes
+        noted = self.cycle is None and self.names is None and fits(notes, view.single_layers)
+        stacks = notes.stacks if noted else stacks_to_make(view.decoder, self.cycle, self.names)
         check_moments(tree)
         made = stacked(tree, stacks, self.axis, notes.first_axis)
         done = LayerNotes(first_axis=notes.first_axis if self.axis else frozenset())
@@ -76,7 +67,7 @@ class UnstackLayers:
         axis: of parameters, on which layers are stacked.
     """
 
-    axis: int = 1
+    axis: int = SCAN_AXIS
 
     def __call__(self, tree: Tree) -> Transformed:
         """The unstacked tree.
@@ -86,17 +77,17 @@ class UnstackLayers:
             FormatError: there are no layers, or positions of a cycle are missing.
             ShapeError: groups of unequal length, another scan axis, moments that do not mirror parameters.
         """
-        decoder = _decoder(tree)
-        if not stacked_keys(decoder):
+        view = _with_layers(tree)
+        if not view.is_stacked:
             raise UsageError(
                 "layers are not stacked",
                 place=tree.metadata.place or None,
                 hint="nothing need be done; ckpt stack puts them together",
             )
-        stacks = layer_stacks(decoder, self.axis)
+        stacks = layer_stacks(view.decoder, self.axis)
         check_moments(tree)
         singles = [each for each in stacks if each.shape or len(each.key) > 1]
-        notes = LayerNotes(tuple(singles), self.axis, first_axis_names(on_first_axis(tree)))
+        notes = LayerNotes(tuple(singles), self.axis, first_axis_names(view.on_first_axis))
         made = with_layer_notes(unstacked(tree, stacks, self.axis), notes)
         return Transformed(_said(made, scan_layers=False))
 
@@ -110,9 +101,9 @@ class ForceUnroll:
         keep_step, flavour: as `StripOptimizer`.
     """
 
-    axis: int = 1
+    axis: int = SCAN_AXIS
     keep_step: bool = False
-    flavour: FlavourName = "same"
+    flavour: NewFlavour = "same"
 
     def __call__(self, tree: Tree) -> Transformed:
         """The parameters, unstacked.
@@ -121,7 +112,7 @@ class ForceUnroll:
             UsageError: this is no stacked training checkpoint.
             CheckpointError: as the two transforms that this is made of.
         """
-        kind = kind_of(tree).kind
+        kind = view_of(tree).kind
         if kind is not None and kind != "stacked-training":
             raise UsageError(
                 "only a stacked training checkpoint can be unrolled for inference",
@@ -134,17 +125,17 @@ class ForceUnroll:
         return Transformed(then.tree, first.notes + then.notes)
 
 
-def _decoder(tree: Tree) -> dict[Path, LazyArray]:
-    """The decoder's parameters, with layers among them."""
-    decoder = below_decoder(parameters(tree))
-    if any(path[:1] == (_PIPELINE,) for path in decoder):
+def _with_layers(tree: Tree) -> MaxTextView:
+    """The view of a tree that has layers."""
+    view = view_of(tree)
+    if any(path[:1] == (PIPELINE,) for path in view.decoder):
         raise FormatError(
             "layers are stacked by pipeline stages, which cannot be told apart here",
             place=tree.metadata.place or None,
-            got=f"decoder/{_PIPELINE}",
+            got=f"{DECODER}/{PIPELINE}",
             hint="save it from MaxText without pipeline parallelism",
         )
-    if not stacked_keys(decoder) and not single_layers(decoder):
+    if not view.is_maxtext:
         raise FormatError(
             "there are no layers",
             place=tree.metadata.place or None,
@@ -154,9 +145,9 @@ def _decoder(tree: Tree) -> dict[Path, LazyArray]:
             if tree.metadata.format == "safetensors"
             else "ckpt inspect tree SRC shows what is there",
         )
-    return decoder
+    return view
 
 
 def _said(tree: Tree, *, scan_layers: bool) -> Tree:
     """The custom metadata says what the tree is; MaxText reads it there."""
-    return tree.with_metadata(custom={**tree.metadata.custom, "scan_layers": scan_layers})
+    return tree.with_metadata(custom={**tree.metadata.custom, SCAN_LAYERS: scan_layers})

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path, Tree
+from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families, family_of
 from ckpttools.mapping.axes import parse_key
 from ckpttools.maxtext.cycles import Cycle, CycleNames
-from ckpttools.maxtext.flavours import parameters
-from ckpttools.maxtext.kinds import kind_of
-from ckpttools.maxtext.layer_notes import fits, layer_notes
-from ckpttools.maxtext.layers import DECODER, LAYERS, below_decoder, single_layers
+from ckpttools.maxtext.layer_notes import fits
+from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LAYERS, SCAN_AXIS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for
 from ckpttools.maxtext.recognition import Fit, family_fits
 from ckpttools.maxtext.scan import StackLayers
+from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
 
-_LAYERS = "decoder.layers_"
+_LAYERS = f"{DECODER}.{LAYERS}_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,11 @@ class StackAsModel:
             UnknownNameError: there is no such family.
             FormatError: nothing tells which layout it is, or what tells disagrees.
         """
-        notes, singles = layer_notes(tree), single_layers(below_decoder(parameters(tree)))
-        noted = notes.scan_axis if fits(notes, singles) else None
-        axis = self.axis if self.axis is not None else 1 if noted is None else noted
+        view = view_of(tree)
+        noted = view.notes.scan_axis if fits(view.notes, view.single_layers) else None
+        axis = self.axis if self.axis is not None else SCAN_AXIS if noted is None else noted
         said = self.family is not None or self.cycle is not None or self.names is not None
-        if LAYERS not in singles or (noted is not None and not said):
+        if LAYERS not in view.single_layers or (noted is not None and not said):
             return StackLayers(axis, self.cycle, self.names)(tree)
         cycle = self._cycle(tree) if self.cycle is None else Cycle(self.cycle, None)
         return StackLayers(axis, cycle.length, self.names or cycle.names)(tree)
@@ -80,27 +78,25 @@ def cycle_of(family: Family) -> Cycle:
 
 
 def _names(scanned: list[str]) -> CycleNames:
-    if any("scanned_blocks" in key for key in scanned):
+    if any(BLOCKS in key for key in scanned):
         return "local-global"
-    return "layer" if any(".layer_" in key for key in scanned) else "layers"
+    return "layer" if any(f".{LAYER}_" in key for key in scanned) else "layers"
 
 
 def _layouts(tree: Tree) -> dict[Cycle, list[str]]:
     """The layouts of the families whose layers have exactly the names of these, with the families' names."""
-    layers = _one_of_each(tree)
-    kind = kind_of(Tree(layers))
     found: dict[Cycle, list[str]] = {}
-    for fit in family_fits(Tree(layers), kind, families().values()):
+    for fit in family_fits(_layers_alone(tree), families().values()):
         if fit.matched and not fit.others and not _missing(fit):
             names = found.setdefault(cycle_of(fit.spelled.family), [])
             names += [fit.spelled.family.name] if fit.spelled.family.name not in names else []
     return found
 
 
-def _one_of_each(tree: Tree) -> Mapping[Path, LazyArray]:
+def _layers_alone(tree: Tree) -> Tree:
     """The parameters of the layers, which alone tell how layers are stacked."""
-    found = below_decoder(parameters(tree))
-    return {(DECODER, *path): each for path, each in found.items() if path and LAYERS in str(path[0])}
+    found = view_of(tree).decoder
+    return Tree({(DECODER, *path): each for path, each in found.items() if path and LAYERS in str(path[0])})
 
 
 def _missing(fit: Fit) -> list[str]:

@@ -14,19 +14,17 @@ from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option, quoted
-from ckpttools.maxtext.flavours import LINEN, NNX, Flavour, flavour_of, homes, on_first_axis
-from ckpttools.maxtext.kinds import linen_state
-from ckpttools.maxtext.layer_notes import first_axis_names, layer_notes, with_layer_notes
+from ckpttools.maxtext.flavours import LINEN, NNX, Flavour, linen_state
+from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
+from ckpttools.maxtext.layout import NNX_AUX, OPTIMIZER, STEP, STEPS
+from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.roles.names import is_random
-from ckpttools.roles.of_tree import roles
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.scales import refuse_parting
 from ckpttools.transforms.select import require_matches
 
-FlavourName = Literal["same", "linen", "nnx"]
-_AUXILIARY: Path = ("nnx_aux",)
-_STEP: Path = ("step",)
-_STEPS: tuple[Path, ...] = (_STEP, ("optimizer", "step"), ("optimizer", "step", "value"))
+NewFlavour = Literal["same", "linen", "nnx"]
+_AUXILIARY: Path = (NNX_AUX,)
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class StripOptimizer:
     """
 
     keep_step: bool = False
-    flavour: FlavourName = "same"
+    flavour: NewFlavour = "same"
     keep: Sequence[str] = ()
     drop: Sequence[str] = ()
 
@@ -60,16 +58,17 @@ class StripOptimizer:
         """
         require_matches((*self.keep, *self.drop), tree, tree.metadata.place)
         left = Tree({p: each for p, each in tree.items() if not first_match(p, self.drop)}, tree.metadata)
-        own, place = flavour_of(left), tree.metadata.place or None
+        view, place = view_of(left), tree.metadata.place or None
+        own = view.flavour
         target = {"linen": LINEN, "nnx": NNX}.get(self.flavour, own)
         self._require_clear(left)
-        if not any(roles(left).of(path) == "parameter" for path in left.arrays):
+        if not any(path in left.arrays for path in view.of_role("parameter")):
             raise FormatError(
                 "there are no parameters", place=place, wanted="more than state of an optimizer"
             )
-        new_paths = _placed(left, own, target)
+        new_paths = _placed(view, target)
         kept = {path: path for path in left if first_match(path, self.keep)} | new_paths
-        dropped = [path for path in tree.arrays if path not in kept and path not in _STEPS]
+        dropped = [path for path in tree.arrays if path not in kept and path not in STEPS]
         if not dropped and target == own:
             raise UsageError(
                 "there is nothing to strip: no optimizer state and no random states that are known",
@@ -82,12 +81,12 @@ class StripOptimizer:
         made = _dressed(leaves, tree, target, self._step(tree))
         refuse_parting(tree, made, {new: old for old, new in kept.items() if old in tree.arrays})
         return Transformed(
-            _noted(made, tree, kept, target), Notes(dropped=gone, remarks=_left_out(tree, dropped))
+            _noted(made, view_of(tree), kept, target), Notes(dropped=gone, remarks=_left_out(tree, dropped))
         )
 
     def _require_clear(self, tree: Tree) -> None:
         """Whatever may be state of an optimizer or learned is for the user to decide."""
-        known = roles(tree)
+        known = view_of(tree).roles
         left = [path for path in tree.arrays if known.unclear_of(path) and not first_match(path, self.keep)]
         heads = dict.fromkeys(head for path in left if (head := known.unclear_of(path)))
         if heads:
@@ -106,7 +105,7 @@ class StripOptimizer:
         """The array of the step if it stays."""
         if not self.keep_step:
             return None
-        step = next((tree.arrays[path] for path in _STEPS if path in tree.arrays), None)
+        step = next((tree.arrays[path] for path in STEPS if path in tree.arrays), None)
         if step is None:
             raise UsageError("there is no step to keep", place=tree.metadata.place or None)
         return step
@@ -114,7 +113,7 @@ class StripOptimizer:
 
 def _left_out(tree: Tree, dropped: Sequence[Path]) -> tuple[str, ...]:
     """How many arrays of which kind do not stay."""
-    known = roles(tree)
+    known = view_of(tree).roles
     state = [path for path in dropped if known.of(path) == "optimizer"]
     random = [path for path in dropped if known.of(path) != "optimizer" and is_random(path)]
     others = len(dropped) - len(state) - len(random)
@@ -130,19 +129,19 @@ def _pattern(head: Path, paths: Sequence[Path]) -> str:
 
 
 def _summed(tree: Tree, head: Path) -> str:
-    arrays = [spelled(path) for path in tree.arrays if roles(tree).unclear_of(path) == head]
+    arrays = [spelled(path) for path in tree.arrays if view_of(tree).roles.unclear_of(path) == head]
     return f"{spelled(head)}: {array_count(arrays)}"
 
 
-def _placed(tree: Tree, own: Flavour, target: Flavour) -> dict[Path, Path]:
+def _placed(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
     """Where what is learned comes to lie: path -> path in the new tree.
 
     Raises:
         FormatError: another flavour has no place for what is not of the model, or two would get one path.
     """
-    model = {home: inner for inner, home in homes(tree).items()}
-    learned = [path for path in tree if roles(tree).of(path) == "parameter"]
-    empty = {path for path in learned if path not in tree.arrays}
+    own, model = view.flavour, {home: inner for inner, home in view.homes.items()}
+    learned = view.of_role("parameter")
+    empty = {path for path in learned if path not in view.arrays}
     if target == own:
         # In a collection of its own it is where MaxText looks for it.
         moved = {
@@ -155,7 +154,7 @@ def _placed(tree: Tree, own: Flavour, target: Flavour) -> dict[Path, Path]:
         if odd:
             raise FormatError(
                 f"the flavour {target.name} has no place for what lies beside the parameters" + listing(odd),
-                place=tree.metadata.place or None,
+                place=view.metadata.place or None,
                 hint=f"keep the flavour with {option('flavour', 'same')}, or leave this out with "
                 f"{option('drop', 'PATTERN')}",
             )
@@ -165,13 +164,13 @@ def _placed(tree: Tree, own: Flavour, target: Flavour) -> dict[Path, Path]:
     return placed
 
 
-def _noted(made: Tree, tree: Tree, kept: Mapping[Path, Path], target: Flavour) -> Tree:
+def _noted(made: Tree, view: MaxTextView, kept: Mapping[Path, Path], target: Flavour) -> Tree:
     """The tree that was made, with a note of the arrays in it whose layers are, or were, on axis 0."""
-    notes = layer_notes(tree)
+    notes = view.notes
     were: list[Path] = [tuple(name.split("/")) for name in notes.first_axis]
     # Of layers that were taken apart only the note says it.
     moved = [target.wrapped(path[2:]) for path in were if path[:1] == _AUXILIARY]
-    there = [kept[path] for path in on_first_axis(tree) if path in kept]
+    there = [kept[path] for path in view.on_first_axis if path in kept]
     stay = [path for path in were if path[:1] != _AUXILIARY]
     return with_layer_notes(made, replace(notes, first_axis=first_axis_names([*there, *moved, *stay])))
 
@@ -181,10 +180,10 @@ def _dressed(kept: Mapping[Path, Leaf], tree: Tree, target: Flavour, step: LazyA
     leaves, scalars, source = dict(kept), tree.metadata.scalars, tree.metadata
     if target == LINEN:
         around = linen_state({}, 0, {})
-        leaves = {_STEP: around[_STEP], **leaves, ("opt_state",): around["opt_state",]}
+        leaves = {STEP: around[STEP], **leaves, OPTIMIZER: around[OPTIMIZER]}
         scalars = scalars | around.metadata.scalars if step is None else scalars
     if step is not None and target.name != "nnx":
-        leaves[_STEP] = step
+        leaves[STEP] = step
     return Tree(
         leaves,
         replace(

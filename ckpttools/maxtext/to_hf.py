@@ -23,8 +23,7 @@ from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped, Table, ValueNote
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.agreement import same_family, same_values
-from ckpttools.maxtext.flavours import parameters
-from ckpttools.maxtext.kinds import kind_of
+from ckpttools.maxtext.layout import SCAN_AXIS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, check_choice, family_for, overrides
 from ckpttools.maxtext.model_config import (
     TrueConfig,
@@ -34,6 +33,7 @@ from ckpttools.maxtext.model_config import (
     true_config,
 )
 from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.view import view_of
 from ckpttools.maxtext.vocabulary import WAYS, Surplus
 from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
 from ckpttools.transforms.cast import cast, cast_notes
@@ -254,7 +254,7 @@ def _parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
     Raises:
         UsageError: nothing lies below the prefix.
     """
-    found = parameters(tree)
+    found = view_of(tree).parameters
     if prefix is not None:
         keys: TreePath = tuple(key for key in prefix.replace(".", "/").split("/") if key)
         below = {path[len(keys) :]: array for path, array in found.items() if path[: len(keys)] == keys}
@@ -400,12 +400,14 @@ def _scan_axis(family: Family, arrays: Mapping[str, LazyArray], asked: int | Non
     """The axis on which layers are stacked, None where each has arrays of its own."""
     stacked, single = (
         sum(key.first() in arrays for key in {row.left.key for row in family.spelled(axis)})
-        for axis in (1, None)
+        for axis in (SCAN_AXIS, None)
     )
     if stacked <= single:
         return None
-    told = kind_of(Tree({tuple(key.split(".")): array for key, array in arrays.items()})).scan_axis
-    return asked if asked is not None else 1 if told is None else told
+    if asked is not None:
+        return asked
+    found = view_of(Tree({tuple(key.split(".")): array for key, array in arrays.items()})).scan_axis
+    return SCAN_AXIS if found is None else found
 
 
 def _main_dtype(arrays: Mapping[str, LazyArray], mapped: Mapped) -> DType | None:

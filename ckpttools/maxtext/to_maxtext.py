@@ -17,7 +17,8 @@ from ckpttools.families.family import Family
 from ckpttools.formats.base import ReadOptions
 from ckpttools.mapping.table import Mapped, Table
 from ckpttools.maxtext import tying
-from ckpttools.maxtext.kinds import linen_state
+from ckpttools.maxtext.flavours import linen_state
+from ckpttools.maxtext.layout import SCAN_AXES, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, overrides, required
 from ckpttools.quantized.config import says_quantized, scheme
 from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
@@ -42,7 +43,7 @@ class ToMaxText:
     """
 
     scan: bool = True
-    scan_axis: int = 1
+    scan_axis: int = SCAN_AXIS
     dtype: DType | None = None
     exact: bool = False
     pad_vocab: int | None = None
@@ -52,9 +53,9 @@ class ToMaxText:
     read: ReadOptions = field(default_factory=ReadOptions)
 
     def __post_init__(self) -> None:
-        # Norms have one axis, so the stacked ones have two: MaxText knows no third place for layers.
-        if self.scan and self.scan_axis not in (0, 1):
-            raise UsageError("layers cannot be stacked on this axis", got=self.scan_axis, wanted="0 or 1")
+        if self.scan and self.scan_axis not in SCAN_AXES:
+            wanted = " or ".join(map(str, SCAN_AXES))
+            raise UsageError("layers cannot be stacked on this axis", got=self.scan_axis, wanted=wanted)
         if self.exact and self.dtype is not None:
             raise UsageError(
                 f"{option('exact', True)} chooses dtypes so that nothing is lost, "
@@ -109,7 +110,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     parameters: dict[TreePath, LazyArray] = {
         tuple(key.split(".")): array for key, array in sorted(made.items())
     }
-    state = linen_state(parameters, 0, {"scan_layers": options.scan})
+    state = linen_state(parameters, 0, {SCAN_LAYERS: options.scan})
     spelling = family.spelling_of(arrays).name
     notes = _notes(family, mapped, options, carried) + Notes(
         remarks=(*_stale(says_quantized(config)), *_lost(() if carried else homeless))

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import window
+from ckpttools.array.tree import spelled
 from ckpttools.core.errors import ConfigError
 from ckpttools.core.region import Region, Shape, split_to
 from ckpttools.core.wording import option
+from ckpttools.maxtext.layout import VOCABULARY
 from ckpttools.plan.pieces import Tiles, fitted
 
 WAYS = ("keep", "drop")
 """What a user may want of such rows, whatever they hold."""
-
-AXES: Mapping[str, int] = {"token_embedder/embedding": 0, "decoder/logits_dense/kernel": 1}
-"""The arrays in which MaxText has a row for each token, and the axis of these rows."""
 
 _BYTES_AT_ONCE = 4 << 20
 # What is noted of elements takes a byte for each.
@@ -105,7 +104,7 @@ def surpluses(arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape]) -> d
         shapes: by the same names those that the others have.
     """
     found: dict[str, Surplus] = {}
-    for name, axis in AXES.items():
+    for name, axis in ((spelled(path), axis) for path, axis in VOCABULARY.items()):
         array, shape = arrays.get(name), shapes.get(name)
         if array is None or shape is None or len(shape) != len(array.shape) or len(shape) <= axis:
             continue

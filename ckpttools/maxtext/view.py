@@ -1,0 +1,233 @@
+"""What a tree is to MaxText: kind, flavour, layers, parameters; each worked out once for a tree.
+
+    view = view_of(open_tree(path))
+    view.kind, view.flavour.name, view.scan_axis            "stacked-training", "linen", 1
+    view.parameters["decoder", "layers", "mlp", "wi_0", "kernel"]
+
+Told from paths, shapes and custom metadata alone; nothing is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import is_
+from types import MappingProxyType
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Leaf, Metadata, Path, Tree, dotted, spelled
+from ckpttools.core.errors import CheckpointError
+from ckpttools.maxtext.flavours import Flavour, flavour_of
+from ckpttools.maxtext.layer_notes import LayerNotes, layer_notes
+from ckpttools.maxtext.layers import (
+    LayerGroup,
+    LayerStack,
+    below_decoder,
+    layer_groups,
+    layer_stacks,
+    scan_axis,
+    single_layers,
+    stacked_keys,
+)
+from ckpttools.maxtext.layout import RANDOM, SCAN_LAYERS, Kind
+from ckpttools.maxtext.optimizer import Optimizer, optimizer_of
+from ckpttools.maxtext.parameters import homes_of, on_the_scan_axis
+from ckpttools.roles.of_tree import Role, Roles, roles
+
+
+def view_of(tree: Tree) -> MaxTextView:
+    """The view of a tree, made at the first call and kept with the tree."""
+    return tree.once(_view)
+
+
+def _view(tree: Tree) -> MaxTextView:
+    # Not of the tree itself, which would then keep itself alive.
+    return MaxTextView(tree.leaves, MappingProxyType(tree.arrays), tree.metadata, roles(tree))
+
+
+@dataclass(frozen=True, eq=False)
+class MaxTextView:
+    """A tree as one of MaxText's.
+
+    Attributes:
+        leaves, arrays, metadata: the tree's.
+        roles: of its leaves.
+    """
+
+    leaves: Mapping[Path, Leaf] = field(repr=False)
+    arrays: Mapping[Path, LazyArray] = field(repr=False)
+    metadata: Metadata = field(repr=False)
+    roles: Roles = field(repr=False)
+
+    @cached_property
+    def kind(self) -> Kind | None:
+        """Whether layers are stacked, and whether there is training state; None for what has no layers."""
+        if not (self.is_stacked or self.single_layers):
+            return None
+        if self.is_stacked:
+            return "stacked-training" if self.optimizer else "stacked-inference"
+        return "unstacked-training" if self.optimizer else "unstacked-inference"
+
+    @property
+    def is_maxtext(self) -> bool:
+        """Whether it has layers as MaxText names them."""
+        return self.kind is not None
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether layers are stacked."""
+        return bool(self.stacked_keys)
+
+    @cached_property
+    def flavour(self) -> Flavour:
+        """How parameters are nested; `PLAIN` where they are not wrapped in any known way."""
+        return flavour_of(self._learned, self.roles.mirrored)
+
+    def of_role(self, role: Role) -> Sequence[Path]:
+        """Paths of the leaves of a role, in order."""
+        return self._by_role.get(role, ())
+
+    @cached_property
+    def _by_role(self) -> Mapping[Role, Sequence[Path]]:
+        found: dict[Role, list[Path]] = {}
+        for path in self.leaves:
+            found.setdefault(self.roles.of(path), []).append(path)
+        return found
+
+    @property
+    def _learned(self) -> list[Path]:
+        """Paths of the arrays that are parameters."""
+        return [path for path in self.of_role("parameter") if path in self.arrays]
+
+    @cached_property
+    def homes(self) -> Mapping[Path, Path]:
+        """Where the arrays of `parameters` are: path in the model -> path in the tree."""
+        return homes_of(self._learned, self.flavour)
+
+    @cached_property
+    def parameters(self) -> Mapping[Path, LazyArray]:
+        """The model's parameters alone, under their paths without the flavour's wrapping, in order.
+
+        Optimizer state, step and random states are left out, and so is what lies beside the model: other
+        collections than `params`, other models than `base`. What is stacked on axis 0 and lies beside the
+        others (`ckpttools.maxtext.parameters`) has its layers on the scan axis here.
+        """
+        if all(map(is_, self.homes, self.homes.values())) and len(self.homes) == len(self.arrays):
+            return self.arrays
+        arrays = {inner: self.arrays[home] for inner, home in self.homes.items()}
+        noted = self.notes.first_axis
+        odd = frozenset(
+            inner
+            for inner, home in self.homes.items()
+            if home != self.flavour.wrapped(inner) or (noted and spelled(home) in noted)
+        )
+        return MappingProxyType(arrays | dict(on_the_scan_axis(arrays, odd)))
+
+    @cached_property
+    def named(self) -> Mapping[str, LazyArray]:
+        """The parameters by dotted names, as rows of families spell them."""
+        return {dotted(path): array for path, array in self.parameters.items()}
+
+    @cached_property
+    def on_first_axis(self) -> frozenset[Path]:
+        """Paths of the parameters that have their layers on axis 0 where the others have them elsewhere."""
+        seen = self.parameters
+        return frozenset(home for inner, home in self.homes.items() if seen[inner] is not self.arrays[home])
+
+    @cached_property
+    def notes(self) -> LayerNotes:
+        """What the custom metadata says of layers."""
+        return layer_notes(self.metadata.custom)
+
+    @cached_property
+    def decoder(self) -> Mapping[Path, LazyArray]:
+        """Parameters of the decoder, under their paths below it."""
+        return below_decoder(self.parameters)
+
+    @cached_property
+    def stacked_keys(self) -> Mapping[Path, int]:
+        """Keys below `decoder` that hold stacks or what is left over of them -> number of stacked axes."""
+        return stacked_keys(self.decoder)
+
+    @cached_property
+    def single_layers(self) -> Mapping[str, list[int]]:
+        """Numbers of the layers that are there one by one, ascending, under their names."""
+        return single_layers(self.decoder)
+
+    @cached_property
+    def scan_axis(self) -> int | None:
+        """The axis on which layers are stacked; None where none are."""
+        return scan_axis(self.decoder)
+
+    @cached_property
+    def stacks(self) -> tuple[LayerStack, ...]:
+        """The layout of the layers, those that are one by one among them.
+
+        Raises:
+            FormatError: positions of a cycle are missing.
+            ShapeError: arrays that belong together have different numbers of layers.
+        """
+        return layer_stacks(self.decoder, self.scan_axis or 0)
+
+    @cached_property
+    def layers(self) -> tuple[LayerGroup, ...]:
+        """Its groups of layers and how each is laid out; () where that contradicts itself."""
+        try:
+            return layer_groups(self.stacks)
+        except CheckpointError:
+            return ()
+
+    @cached_property
+    def optimizer(self) -> Optimizer | None:
+        """Whose state it holds; None where it holds none."""
+        state = {path: self.leaves[path] for path in self.of_role("optimizer")}
+        inner = [self.roles.below_optimizer(path) for path in state]
+        return optimizer_of(state, inner, self.parameters, self.flavour)
+
+    @property
+    def random_states(self) -> int:
+        """Number of arrays that are states of random number generators."""
+        return sum(RANDOM in path for path in self.of_role("other") if path in self.arrays)
+
+    @property
+    def contradictions(self) -> tuple[str, ...]:
+        """What contradicts itself, a sentence each."""
+        return tuple(self._contradictions()) if self.is_maxtext else ()
+
+    def _contradictions(self) -> Iterator[str]:
+        said = self.metadata.custom.get(SCAN_LAYERS)
+        if isinstance(said, bool) and said != self.is_stacked:
+            are = "stacked" if self.is_stacked else "not stacked"
+            yield f"custom metadata says {SCAN_LAYERS}={str(said).lower()}, but layers are {are}"
+        try:
+            _ = self.stacks
+        except CheckpointError as error:
+            place = f" ({error.place})" if error.place else ""
+            yield " ".join(error.message.split()) + place
+
+
+def with_parameters(tree: Tree, made: Mapping[Path, LazyArray], flavour: Flavour | None = None) -> Tree:
+    """`tree` with `made` in place of its parameters; all other leaves stay.
+
+    With the tree's own parameters and flavour this gives back the tree.
+
+    Args:
+        tree: where the rest is taken from.
+        made: parameters under their paths without wrapping.
+        flavour: how to wrap them; None for as in `tree`.
+    """
+    view = view_of(tree)
+    own, known, places = view.flavour, view.parameters, view.homes
+    wrap = own if flavour is None else flavour
+    same = {path for path, array in made.items() if known.get(path) is array and wrap == own}
+    new: dict[Path, Leaf] = {
+        places[path] if path in same else wrap.wrapped(path): tree[places[path]] if path in same else array
+        for path, array in made.items()
+    }
+    gone = set(places.values())
+    order = {path: place for place, path in enumerate(tree)}
+    first = min((order[path] for path in gone), default=len(tree))
+    rest = {path: leaf for path, leaf in tree.items() if path not in gone}
+    before = {path: leaf for path, leaf in rest.items() if order[path] < first}
+    return Tree(before | new | rest, tree.metadata)

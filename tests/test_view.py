@@ -1,0 +1,84 @@
+"""What a tree is to MaxText is worked out once for each tree, however many ask."""
+
+import gc
+import sys
+import weakref
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from golden_data import GOLDEN
+
+import ckpttools
+from ckpttools.maxtext.view import view_of
+
+PACKAGE = Path(ckpttools.__file__).parent
+TRAIN = GOLDEN.parent / "train" / "llama_scanned"
+# What a view has worked out, in the modules below.
+WORK = [
+    "flavour_of",
+    "homes_of",
+    "optimizer_of",
+    "scan_axis",
+    "stacked_keys",
+    "single_layers",
+    "layer_stacks",
+]
+OF_VIEWS = {f"maxtext/{name}.py" for name in ("flavours", "layers", "layer_notes", "optimizer", "parameters")}
+
+
+def calls(work):
+    """(file of the caller, file, function) -> number of calls within the package while something is done."""
+    found = Counter()
+
+    def watch(frame, event, _):
+        if event == "call" and frame.f_back is not None:
+            places = [Path(each.f_code.co_filename) for each in (frame.f_back, frame)]
+            if all(each.is_relative_to(PACKAGE) for each in places):
+                caller, called = (each.relative_to(PACKAGE).as_posix() for each in places)
+                found[caller, called, frame.f_code.co_name] += 1
+
+    sys.setprofile(watch)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def number(found, name, caller=None):
+    return sum(n for (by, _, called), n in found.items() if called == name and caller in (None, by))
+
+
+# The trees of a comparison: both sources, Hugging Face's with names split at "/" and at ".", and MaxText's
+# layer by layer. Before there were views, flavours were told 8 times and stacked keys 11 times for them.
+@pytest.mark.parametrize(
+    ("work", "trees"),
+    [
+        (lambda: ckpttools.diff(GOLDEN / "llama3.1/maxtext_scanned", GOLDEN / "llama3.1/hf"), 5),
+        (lambda: ckpttools.inspect(TRAIN), 1),
+    ],
+    ids=["diff", "inspect"],
+)
+def test_each_thing_is_worked_out_once_for_a_tree(work, trees):
+    found = calls(work)
+    assert number(found, "_view") == trees
+    assert number(found, "_roles", "array/tree.py") == number(found, "_view")
+    for name in WORK:
+        assert number(found, name, "maxtext/view.py") <= number(found, "_view"), name
+    # Nobody else asks for it past the view.
+    outside = {by for by, called, _ in found if called in OF_VIEWS and not by.startswith("maxtext/")}
+    assert outside == set()
+
+
+def test_a_view_is_kept_with_its_tree_and_does_not_keep_it():
+    tree = ckpttools.open(TRAIN)
+    view = view_of(tree)
+    assert view_of(tree) is view and view.parameters is view.parameters
+    gone = weakref.ref(tree)
+    gc.disable()
+    try:
+        del tree
+        assert gone() is None
+    finally:
+        gc.enable()
