@@ -15,7 +15,7 @@ from ckpttools.array.tree import Leaf, Path, Tree, spelled
 from ckpttools.core.errors import FormatError, ShapeError, listing
 from ckpttools.core.region import Shape
 from ckpttools.maxtext.flavours import flavour_of, homes, parameters
-from ckpttools.maxtext.layers import DECODER, LayerStack
+from ckpttools.maxtext.layers import DECODER, LayerStack, is_scale_of_layer
 from ckpttools.roles.of_tree import roles
 
 
@@ -48,7 +48,9 @@ def unstacked(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
     origins: dict[Path, Path] = {}
     for path, leaf in tree.items():
         place = _place(path, by_key)
-        parts = {path: leaf} if place is None else _apart(place, by_key[place.key], leaf, axis_of(path))
+        held = by_key[place.key] if place else _ALONE
+        on = 0 if _is_scale_of_layer(path, leaf, held.shape) else axis_of(path)
+        parts = {path: leaf} if place is None else _apart(place, held, leaf, on)
         if twice := parts.keys() & made.keys():
             raise _collision(min(twice))
         made |= parts
@@ -79,9 +81,9 @@ def stacked(tree: Tree, stacks: Sequence[LayerStack], axis: int, first_axis: Col
         place = _place(path, spots)
         held, spot = spots[place.key] if place else (_ALONE, 0)
         target = place.at(held.key) if place else path
-        into = gathered.setdefault(
-            target, _Gathered(held, 0 if first_axis and spelled(target) in first_axis else axis_of(path))
-        )
+        is_first = bool(first_axis) and spelled(target) in first_axis
+        is_first = is_first or _is_scale_of_layer(path, leaf, ())
+        into = gathered.setdefault(target, _Gathered(held, 0 if is_first else axis_of(path)))
         if spot in into.leaves:
             raise _collision(target)
         into.leaves[spot], into.paths[spot] = leaf, path
@@ -95,6 +97,10 @@ def stacked(tree: Tree, stacks: Sequence[LayerStack], axis: int, first_axis: Col
             made[target] = _together(target, each)
             origins[target] = next(iter(each.paths.values()))
     return _carried(tree, made, origins)
+
+
+def _is_scale_of_layer(path: Path, leaf: Leaf, stacked: Shape) -> bool:
+    return isinstance(leaf, LazyArray) and is_scale_of_layer(path, leaf.shape, stacked)
 
 
 @dataclass(frozen=True, slots=True)
