@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, MappingError
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.tree import inspect_tree
+from ckpttools.quantized.belongings import belongings
 from ckpttools.quantized.weights import quantized
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import CastMap, CastTo
@@ -320,9 +322,11 @@ def quantised_maxtext(tree: Tree, kind: str) -> Tree:
         shape = tree.arrays[path].shape
         scale = stored(noise((1, *shape[1:]), float32), float32)
         whole = stored(noise(shape, DTYPES["int8"]), DTYPES["int8"])
-        if kind == "fp8":
+        if kind.startswith("fp8"):
             leaves[path] = stored(noise(shape, float8), float8)
-            leaves[*path[:-1], "kernel_scale"] = scale
+            # MaxText stacks those of whole kernels on the first axis, wherever kernels have their layers.
+            each = stored(noise(shape[1:2], float32), float32) if kind.endswith("tensor") else scale
+            leaves[*path[:-1], "kernel_scale"] = each
         elif kind == "aqt":
             frozen = (*path[:-1], "AqtDotGeneral_0", "qrhs", "frozen")
             leaves |= {(*frozen, "qvalue"): whole, (*frozen, "scale", 0): scale}
@@ -332,7 +336,7 @@ def quantised_maxtext(tree: Tree, kind: str) -> Tree:
 
 
 class TestMaxText:
-    @pytest.mark.parametrize("kind", ["fp8", "aqt", "qwix"])
+    @pytest.mark.parametrize("kind", ["fp8", "fp8 per tensor", "aqt", "qwix"])
     def test_apart_and_together_again(self, kind, tmp_path):
         plain = open_tree(convert(tmp_path / "plain", "qwen3"))
         save(quantised_maxtext(plain, kind), tmp_path / "source", "orbax")
@@ -346,12 +350,76 @@ class TestMaxText:
         name = next(name for name in wanted if name.endswith(("scale", "scale.0")) and "mlp" in name)
         first = name.replace("decoder.layers", "decoder.layers_1")
         whole = {dotted(p): each for p, each in open_tree(tmp_path / "source").arrays.items()}[name]
-        second = np.ascontiguousarray(np.asarray(whole.read())[:, 1])
+        second = np.ascontiguousarray(np.moveaxis(np.asarray(whole.read()), whole.ndim > 1, 0)[1])
         assert bytes_of(tmp_path / "apart")[first][2] == second.tobytes()
         run("convert", "maxtext-to-hf", tmp_path / "source", tmp_path / "hf", code=3)
         run("select", tmp_path / "source", tmp_path / "part", "--drop", "*scale*", code=3)
         assert not (tmp_path / "hf").exists()
         assert not (tmp_path / "part").exists()
+
+
+SAID = {"quantization_config": {"quant_method": "somebody's"}}
+
+
+def arrays_of(dtypes: dict[str, str], rank: int = 2) -> Tree:
+    return Tree({(n,): stored(noise((4,) * rank, DTYPES[d]), DTYPES[d]) for n, d in dtypes.items()})
+
+
+class TestUnknownSchemes:
+    """Where the configuration says that weights are quantised, and no name tells how."""
+
+    NORM: ClassVar = {"m.norm.weight": "bfloat16", "m.down.weight": "bfloat16"}
+
+    @pytest.mark.parametrize("weight", ["m.up.weight.data.codes", "m.up.codes"])
+    def test_what_lies_far_below_a_module_is_of_it(self, weight):
+        top = weight.removesuffix(".data.codes").removesuffix(".codes")
+        sides = [f"{top}.meta.table", f"{top}.a.b.table", f"{top}.zero.a.b.c"]
+        tree = arrays_of({weight: "int32", **dict.fromkeys(sides, "float16"), **self.NORM})
+        tree = tree.with_metadata(config=SAID)
+        for name in (weight, *sides):
+            with pytest.raises(MappingError, match="each module whole"):
+                tree.pipe(Select(drop=[name]))
+        assert len(tree.pipe(Select(drop=[f"{top}.*"]))) == 2
+        assert len(tree.pipe(Select(drop=["m.norm.*"]))) == len(tree) - 1
+
+    def test_what_is_larger_than_a_layer_is_no_module(self):
+        names = {"m.order": "int32", "m.mlp.up.weight": "bfloat16", "m.mlp.up.bias": "bfloat16"}
+        tree = arrays_of(names).with_metadata(config=SAID)
+        assert len(tree.pipe(Select(drop=["m.order"]))) == 2
+
+    @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "uint8", "int32"])
+    @pytest.mark.parametrize("rank", [1, 2])
+    def test_what_lies_alone_is_not_cast(self, dtype, rank):
+        """Nothing can be parted from it; its numbers may mean anything, beside known weights as well."""
+        alone = arrays_of({"m.down.blob": dtype}, rank)
+        for beside in ({}, {"m.up.qweight": "int32", "m.up.scales": "float16"}):
+            tree = Tree({**arrays_of({**beside, **self.NORM}).leaves, **alone.leaves})
+            tree = tree.with_metadata(config=SAID)
+            with pytest.raises(FormatError, match="cannot be cast"):
+                tree.pipe(CastMap({"m.down.blob": "bfloat16"}, force=True))
+            assert len(tree.pipe(CastMap({"m.norm.weight": "float32"}))) == len(tree) if beside else True
+            if dtype == "float8_e4m3fn":
+                with pytest.raises(FormatError, match="cannot be cast"):
+                    tree.pipe(CastTo("float32"))
+
+
+def test_a_scale_belongs_to_one_weight_once():
+    names = ["m.up", "m.up_scale", "m.down", "m.down_scale", "m.up_order"]
+    scales = {"m.up": ("m.up_scale",), "m.down": ("m.down_scale",)}
+    assert belongings(names, scales, scales) == {"m.up": ("m.up_order",)}
+
+
+def test_hundreds_of_weights_beside_thousands_of_arrays():
+    """What all of them have in common is found once: it took 31 s."""
+    one = {dtype: stored(noise((1, 1), DTYPES[dtype]), DTYPES[dtype]) for dtype in ("int8", "float32")}
+    arrays = {f"m.w{i}": one["int8"] for i in range(200)}
+    arrays |= {f"m.w{i}_scale": one["float32"] for i in range(200)}
+    arrays |= {f"m.odd{i}": one["float32"] for i in range(5_000)} | {"m.w7_table": one["float32"]}
+    start = time.process_time()
+    found = quantized(arrays, SAID)
+    assert time.process_time() - start < 3
+    assert len(found["m.w7"].others) == 5_001
+    assert found["m.w0"].others == found["m.w1"].others == tuple(f"m.odd{i}" for i in range(5_000))
 
 
 def test_a_module_of_thousands_takes_no_time():

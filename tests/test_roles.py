@@ -975,3 +975,55 @@ def test_lbfgs_beside_any_name():
     learned = below(("net",), NET)
     left = refusal(tree_of({**learned, **state}))
     assert left == set(learned) or '"tx' in left.hint
+
+
+class TestNamesOfSomebodysChain:
+    """What is below an optimizer's name is told by its structure, whatever is in between."""
+
+    @pytest.mark.parametrize("head", ["params", "params/params", "net", "0"])
+    def test_states_are_not_asked_about(self, head):
+        learned = below(keys(head), NET)
+        for state in (
+            adam,
+            placeholders,
+            rows_and_columns,
+            lambda model, *head: mirrored(model, *head, "trace"),
+            lambda model, *head: (
+                mirrored(model, *head, "prev_updates") | mirrored(model, *head, "step_sizes")
+            ),
+            lambda model, *head: mirrored(model, *head, "grad_sum_sq") | mirrored(model, *head, "s"),
+        ):
+            for nest in ("model", "model/0", "weights/0", "params/0", "clip/adam", "mine/inner_state/0"):
+                tree = tree_of({**learned, **state(NET, "opt_state", *keys(nest))})
+                assert refusal(tree) == set(learned), nest
+                assert {roles(tree).of(path) for path in tree} == {"parameter", "optimizer"}
+
+    def test_weights_below_a_name_of_weights_are(self):
+        learned = below(("params",), NET)
+        state = adam(NET, "opt_state", "0") | mirrored(NET, "opt_state", "model")
+        assert '"opt_state/model"' in refusal(tree_of({**learned, **state})).hint
+
+    def test_moments_of_other_shapes_are_asked_about(self):
+        state = {("opt_state", "model", "mu", *path): np.ones((7, 2), np.float32) for path in NET}
+        tree = tree_of({**below(("net",), NET), **state})
+        assert isinstance(refusal(tree), FormatError)
+
+
+class TestRandomStates:
+    @pytest.mark.parametrize("name", ["key", "rng_key"])
+    @pytest.mark.parametrize("head", ["tx", "tx/0", "net/dropout"])
+    def test_a_key_and_its_counter_and_nothing_beside_them(self, name, head):
+        """As optax adds noise, below any name; a module may keep a weight beside them."""
+        learned = below(("net",), NET) | {(*keys(head), "kernel"): np.ones((4, 4), np.float32)}
+        state = {(*keys(head), "count"): COUNT, (*keys(head), name): np.ones(2, np.uint32)}
+        tree = tree_of({**learned, **state})
+        assert {roles(tree).of(path) for path in state} == {"other"}
+        assert refusal(tree) == set(learned)
+
+
+def test_a_copy_with_a_counter_above_it_is_not_the_model():
+    """Of two that are alike, in names that say nothing; the first is not always the model."""
+    copy = below(("average", "of"), NET) | {("average", "count"): COUNT}
+    tree = tree_of({**copy, **below(("net",), NET), **adam(NET, "opt_state")})
+    assert roles(tree).mirrored == ("net",)
+    assert roles(tree).unclear == (("average",),)

@@ -7,13 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from golden_data import GOLDEN
+from support.places import GOLDEN, TRAINED
 
 import ckpttools
 from ckpttools.maxtext.view import view_of
 
 PACKAGE = Path(ckpttools.__file__).parent
-TRAIN = GOLDEN.parent / "train" / "llama_scanned"
 # What a view has worked out, in the modules below.
 WORK = [
     "flavour_of",
@@ -56,7 +55,7 @@ def number(found, name, caller=None):
     ("work", "trees"),
     [
         (lambda: ckpttools.diff(GOLDEN / "llama3.1/maxtext_scanned", GOLDEN / "llama3.1/hf"), 5),
-        (lambda: ckpttools.inspect(TRAIN), 1),
+        (lambda: ckpttools.inspect(TRAINED), 1),
     ],
     ids=["diff", "inspect"],
 )
@@ -72,7 +71,7 @@ def test_each_thing_is_worked_out_once_for_a_tree(work, trees):
 
 
 def test_a_view_is_kept_with_its_tree_and_does_not_keep_it():
-    tree = ckpttools.open(TRAIN)
+    tree = ckpttools.open(TRAINED)
     view = view_of(tree)
     assert view_of(tree) is view and view.parameters is view.parameters
     gone = weakref.ref(tree)

@@ -17,7 +17,7 @@ from math import prod
 from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path, spelled
+from ckpttools.array.tree import Path, dotted, spelled
 from ckpttools.core.errors import FormatError, ShapeError, listing
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
@@ -32,6 +32,7 @@ from ckpttools.maxtext.layout import (
     REMAINDER,
     SCAN_AXIS,
 )
+from ckpttools.quantized.scales import scales_word
 
 Layout = Literal["unstacked", "stacked", "cycle", "blocks"]
 
@@ -208,7 +209,11 @@ def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes
         return ()
     shapes = {path: array.shape for path, array in decoder.items() if path[: len(key)] == key}
     wanted, _ = _most_common(list(shapes.values()), axis, axes)
-    odd = {path: shape for path, shape in shapes.items() if shape[axis : axis + axes] != wanted}
+    odd = {
+        path: shape
+        for path, shape in shapes.items()
+        if shape[axis : axis + axes] != wanted and not is_scale_of_layer(path, shape, wanted)
+    }
     if odd or not wanted:
         lines = [f"{spelled((DECODER, *path))} {list(shape)}" for path, shape in odd.items()]
         on = f"axis {axis}" if axes == 1 else f"axes {axis} and {axis + 1}"
@@ -219,6 +224,19 @@ def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes
             hint=_hint(decoder, axis),
         )
     return wanted
+
+
+def is_scale_of_layer(path: Path, shape: Shape, stacked: Shape) -> bool:
+    """Whether an array is one scale for each layer, of its whole weight: MaxText stacks these on axis 0.
+
+    A norm's `scale` has an axis of its own.
+
+    Args:
+        path: of the array.
+        shape: of the array.
+        stacked: lengths of the stacked axes; () of a layer by itself.
+    """
+    return shape == stacked and scales_word(dotted(path))
 
 
 def _hint(decoder: Mapping[Path, LazyArray], axis: int) -> str | None:

@@ -14,7 +14,7 @@ from ckpttools.array.nodes import stack, take
 from ckpttools.array.tree import Leaf, Path, Tree, spelled
 from ckpttools.core.errors import FormatError, ShapeError, listing
 from ckpttools.core.region import Shape
-from ckpttools.maxtext.layers import LayerStack, key_of_layers
+from ckpttools.maxtext.layers import LayerStack, is_scale_of_layer, key_of_layers
 from ckpttools.maxtext.layout import DECODER, STATE_AXIS
 from ckpttools.maxtext.view import MaxTextView, view_of
 
@@ -37,7 +37,8 @@ def unstacked(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
     for path, leaf in tree.items():
         place = key_of_layers(path, by_key)
         stack = by_key[path[place]] if place else _ALONE
-        parts = _apart(path, place, stack, leaf, axis_of(path)) if place else {path: leaf}
+        on = STATE_AXIS if _is_scale_of_layer(path, leaf, stack.shape) else axis_of(path)
+        parts = _apart(path, place, stack, leaf, on) if place else {path: leaf}
         if twice := parts.keys() & made.keys():
             raise _collision(min(twice))
         made |= parts
@@ -69,7 +70,7 @@ def stacked(tree: Tree, stacks: Sequence[LayerStack], axis: int, first_axis: Col
         place = key_of_layers(path, spots)
         held, spot = spots[path[place]] if place else (_ALONE, 0)
         target = _replaced(path, place, held.key) if place else path
-        first = first_axis and spelled(target) in first_axis
+        first = (bool(first_axis) and spelled(target) in first_axis) or _is_scale_of_layer(path, leaf, ())
         into = gathered.setdefault(target, _Gathered(held, STATE_AXIS if first else axis_of(path)))
         if spot in into.leaves:
             raise _collision(target)
@@ -84,6 +85,10 @@ def stacked(tree: Tree, stacks: Sequence[LayerStack], axis: int, first_axis: Col
             made[target] = _together(target, each)
             origins[target] = next(iter(each.paths.values()))
     return _carried(tree, made, origins)
+
+
+def _is_scale_of_layer(path: Path, leaf: Leaf, stacked: Shape) -> bool:
+    return isinstance(leaf, LazyArray) and is_scale_of_layer(path, leaf.shape, stacked)
 
 
 @dataclass(frozen=True, slots=True)

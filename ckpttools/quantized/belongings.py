@@ -9,10 +9,11 @@ weights in a module each has its own (`up_proj_blocks`, `up_proj_bias`); `weight
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 
-from ckpttools.quantized.scales import owner_words, scales_word, split_name, words_of
+from ckpttools.quantized.scales import OBJECT, owner_words, scales_word, split_name, words_of
 
 _BIAS, _QUANTISER = "bias", "quant"
 # What the names of weights have for being packed, which those of their biases do not have.
@@ -37,15 +38,20 @@ class _Modules:
     Attributes:
         weights: those of each module.
         below: module -> the weights of each module right below it, by that one's key.
-        whole: the weights to whose modules all belongs that is in them or below them; to others only what
+        objects: module -> the weights that are parts of its `weight`, an object of several arrays.
+        has_all: module -> whether all belongs to its weights that is in it or below it; to others only what
             speaks of quantisation or has their name.
+        words: module -> what the keys of its weights are made of.
         biased: what the names of biases in each module may have before `bias`.
     """
 
     weights: Mapping[str, list[_Weight]]
     below: Mapping[str, Mapping[str, list[_Weight]]]
-    whole: Collection[str]
+    objects: Mapping[str, Sequence[_Weight]]
+    has_all: Mapping[str, bool]
+    words: Mapping[str, frozenset[str]]
     biased: Mapping[str, Collection[frozenset[str]]]
+    known: dict[tuple[str, frozenset[str], str, bool, bool], Sequence[_Weight]] = field(default_factory=dict)
 
     def is_bias(self, name: str) -> bool:
         """Whether an array is added to the result of a module."""
@@ -57,24 +63,35 @@ class _Modules:
         """The weights that an array which is none belongs to."""
         module, key, index = split_name(name)
         if module in self.weights:
-            weights = self.weights[module]
-            return _owners(weights, key, index, is_alone=bool(module), has_all=self._has_all(weights))
-        return self._above(module) or self._beneath(module, key)
+            return self._owners(module, key, index, is_alone=bool(module))
+        return self._above(module) or tuple(self._beneath(module, key)) or self._within(name)
 
     def _above(self, module: str) -> Iterable[_Weight]:
         """`X.weight_quantizer._amax` is of the weight of `X`."""
         while module:
             module, _, key = module.rpartition(".")
             if module and module in self.weights:
-                weights = self.weights[module]
-                speaks = _QUANTISER in key or any(each.words <= set(words_of(key)) for each in weights)
-                has_all = self._has_all(weights)
-                found = _owners(weights, key, "", is_alone=True, has_all=has_all)
-                return found if speaks or has_all else ()
+                speaks = _QUANTISER in key or self._shares_all(module, frozenset(words_of(key)))
+                return self._owners(module, key, "", is_alone=True) if speaks or self.has_all[module] else ()
         return ()
 
-    def _has_all(self, weights: Iterable[_Weight]) -> bool:
-        return all(each.name in self.whole for each in weights)
+    def _shares_all(self, module: str, words: frozenset[str]) -> bool:
+        """Whether all words of a weight are among these."""
+        return any(each.words <= words for each in self.weights[module])
+
+    def _owners(self, module: str, key: str, index: str, *, is_alone: bool) -> Iterable[_Weight]:
+        """As `_owners`, worked out once for keys that have the same words in common with the weights."""
+        words = frozenset(words_of(key)) & self.words[module]
+        like = module, words, index, is_alone, scales_word(key)
+        if like not in self.known:
+            has_all = self.has_all[module] or like[-1]
+            self.known[like] = _owners(self.weights[module], words, index, is_alone=is_alone, has_all=has_all)
+        return self.known[like]
+
+    def _within(self, name: str) -> Sequence[_Weight]:
+        """`X.weight.meta.table` is of the object that has `X.weight.data.qdata`."""
+        found = self.objects.get(name.replace("/", ".").partition(OBJECT)[0], ())
+        return found if all(self.has_all[split_name(each.name)[0]] for each in found) else ()
 
     def _beneath(self, module: str, key: str) -> Iterator[_Weight]:
         """`self_attn.k_scale` is of the weight of `self_attn.k_proj`."""
@@ -98,14 +115,23 @@ def belongings(
         Name of a weight -> names in the order of `arrays`. One array may belong to several weights.
     """
     modules, scales = _modules(weights, whole), {scale for each in weights.values() for scale in each}
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for name in arrays:
+    # Thousands of arrays may belong to all of hundreds of weights: what has the same owners is kept once.
+    owned: defaultdict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
+    for at, name in enumerate(arrays):
         # What scales one of several weights of a module is none of the others'.
         is_known = name in weights or name in scales
         if not (is_known or modules.is_bias(name)):
-            for owner in modules.owners(name):
-                found[owner.name].append(name)
-    return {name: tuple(theirs) for name, theirs in found.items()}
+            owned[tuple(owner.name for owner in modules.owners(name))][name] = at
+    found: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for owners, names in owned.items():
+        theirs = tuple(names)
+        for owner in owners:
+            found[owner].append(theirs)
+    places = {name: at for names in owned.values() for name, at in names.items()}
+    return {
+        name: groups[0] if len(groups) == 1 else tuple(sorted(chain(*groups), key=places.__getitem__))
+        for name, groups in found.items()
+    }
 
 
 def _modules(weights: Iterable[str], whole: Collection[str]) -> _Modules:
@@ -118,7 +144,14 @@ def _modules(weights: Iterable[str], whole: Collection[str]) -> _Modules:
         above, _, key = module.rpartition(".")
         below[above][key] = theirs
     biased = {module: {*_stems(theirs)} for module, theirs in modules.items()}
-    return _Modules(modules, below, whole, biased)
+    objects: defaultdict[str, list[_Weight]] = defaultdict(list)
+    for each in chain(*modules.values()):
+        above, nested, _ = each.name.replace("/", ".").partition(OBJECT)
+        if nested:
+            objects[above].append(each)
+    has_all = {module: all(each.name in whole for each in theirs) for module, theirs in modules.items()}
+    words = {module: frozenset(chain(*(each.words for each in theirs))) for module, theirs in modules.items()}
+    return _Modules(modules, below, objects, has_all, words, biased)
 
 
 def _stems(weights: Iterable[_Weight]) -> Iterator[frozenset[str]]:
@@ -128,13 +161,14 @@ def _stems(weights: Iterable[_Weight]) -> Iterator[frozenset[str]]:
 
 
 def _owners(
-    weights: list[_Weight], key: str, index: str, *, is_alone: bool, has_all: bool = False
-) -> list[_Weight]:
+    weights: Sequence[_Weight], words: frozenset[str], index: str, *, is_alone: bool, has_all: bool
+) -> Sequence[_Weight]:
     """Those of a module's weights that an array belongs to by its last key.
 
     Args:
         weights: of the module.
-        key, index: of the array.
+        words: of the array's key, as far as weights have them.
+        index: of the array.
         is_alone: whether a weight that is the only one of the module has all of it; arrays without any
             module, as those of flat names are, need have nothing to do with each other.
         has_all: whether what has the name of none belongs to all of them.
@@ -144,9 +178,8 @@ def _owners(
     near = [each for each in weights if not (each.index and index) or each.index == index]
     if is_alone and len(near) == 1:
         return near
-    words = set(words_of(key))
     shared = [len(each.words & words) for each in near]
     most = max(shared, default=0)
     if most:
         return [each for each, count in zip(near, shared, strict=True) if count == most]
-    return near if is_alone and (has_all or scales_word(key)) else []
+    return near if is_alone and has_all else []

@@ -20,7 +20,7 @@ from ckpttools.core.region import Shape
 NNX = ".value"
 BLOCK_SCALE = "_scale_inv"
 # What lies below a weight that is an object of several arrays is of the module that has the weight.
-_WEIGHT = ".weight."
+OBJECT = ".weight."
 # How words for scales end: `scales`, `qscale`, `wscales`, `qzeros`, `absmax`, `_amax`, `SCB`, GPTQ's `g_idx`.
 _SCALES = ("scale", "zero", "absmax", "amax", "scb", "gidx")
 # Words around them that name no weight: `weight_scale_inv`, `zero_point`, `weight_global_scale`.
@@ -143,7 +143,7 @@ def split_name(name: str) -> tuple[str, str, str]:
     above, _, last = spelled.rpartition(".")
     if above and last.isdigit():
         spelled, index = above, last
-    module, nested, below = spelled.partition(_WEIGHT)
+    module, nested, below = spelled.partition(OBJECT)
     if nested and all(key.startswith("_") for key in below.split(".")[1:]):
         return module, f"weight.{below}", index
     module, _, key = spelled.rpartition(".")

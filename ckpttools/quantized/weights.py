@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -50,7 +51,7 @@ _SCALE_ENDS = (
 _WEIGHT_WORDS = frozenset(("weight", "qweight", "kernel", "embedding", "wo"))
 # Words in the names of whole numbers that no scheme stores: places, states of generators, numbers of steps.
 _NO_CODES = frozenset(("position", "positions", "token", "key", "rng", "rngs", "count", "step"))
-# How deep a linear layer goes at most, in keys below its module: `centroids.weight`.
+# How deep arrays called weights lie in a linear layer at most, in keys below its module: `centroids.weight`.
 _DEEPEST = 2
 _WANTED = "weights in bfloat16, float16 or float32 that need no scales"
 _DEQUANTIZING = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
@@ -125,9 +126,13 @@ def quantized(
     if strange:
         weights |= dict.fromkeys(strange, ())
         others = belongings(arrays, weights, whole | _of_layers(arrays, strange))
+    # Hundreds of weights may have thousands of others in common, and the same tuple of them.
+    several = {id(theirs): theirs for theirs in others.values()}
+    left = {at: tuple(name for name in theirs if not exempt.has(name)) for at, theirs in several.items()}
+    may_scale = {name for theirs in left.values() for name in theirs if scales_word(name)}
     return {
         name: _with_further_scales(
-            Quantized(name, arrays[name].dtype, theirs, _without(others.get(name, ()), exempt)), arrays
+            Quantized(name, arrays[name].dtype, theirs, left.get(id(others.get(name)), ())), arrays, may_scale
         )
         for name, theirs in weights.items()
         # Whole numbers with nothing beside them are indices.
@@ -135,13 +140,17 @@ def quantized(
     }
 
 
-def _with_further_scales(weight: Quantized, arrays: Mapping[str, Described]) -> Quantized:
+def _with_further_scales(
+    weight: Quantized, arrays: Mapping[str, Described], may_scale: AbstractSet[str]
+) -> Quantized:
     """The scales of a weight may lie below its module or above it: `X.weight_quantizer._scale`."""
+    if may_scale.isdisjoint(weight.others):
+        return weight
     module = split_name(weight.name)[0]
     further = [
         name
         for name in weight.others
-        if scales_word(name) and not of_activations(words_of(_normal(name).removeprefix(module)))
+        if name in may_scale and not of_activations(words_of(_normal(name).removeprefix(module)))
         # A float8 array that has another beside it is no weight of it.
         if not (weight.dtype.is_float and arrays[name].dtype == weight.dtype)
     ]
@@ -183,7 +192,7 @@ def _strange(
     exempt: Exempt,
 ) -> set[str]:
     """Of each module with codes that belong to no weight the array of most axes and elements."""
-    known = {*weights, *(side for each in (weights, others) for sides in each.values() for side in sides)}
+    known = {*weights}.union(*weights.values(), *others.values())
     largest: dict[str, tuple[tuple[int, int], str]] = {}
     for name, array in arrays.items():
         if name in known or not _may_be_codes(name, array) or exempt.has(name):
@@ -195,16 +204,18 @@ def _strange(
 
 
 def _of_layers(arrays: Iterable[str], weights: Collection[str]) -> set[str]:
-    """Those of the weights whose modules are no larger than a layer: all that lies below is of them."""
+    """Those of the weights whose modules are no larger than a layer: all that lies below is of them.
+
+    Modules of more than a layer have others' weights far below.
+    """
     modules = {split_name(name)[0] for name in weights} - {""}
     for name in arrays if modules else ():
-        keys = split_name(name)[0].split(".")
-        modules -= {".".join(keys[:stop]) for stop in range(1, len(keys) + 1 - _DEEPEST)}
+        module, key, _ = split_name(name)
+        keys = module.split(".")
+        far = len(keys) - _DEEPEST
+        if name in weights or not _WEIGHT_WORDS.isdisjoint(words_of(key)):
+            modules -= {".".join(keys[:stop]) for stop in range(1, far + 1)}
     return {name for name in weights if split_name(name)[0] in modules}
-
-
-def _without(names: tuple[str, ...], exempt: Exempt) -> tuple[str, ...]:
-    return tuple(name for name in names if not exempt.has(name))
 
 
 def may_be_scaled(name: str, dtype: DType) -> bool:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from ckpttools.array.tree import Path
 from ckpttools.core.region import Shape
-from ckpttools.roles.mirrors import Mirrors, below_moments
+from ckpttools.roles.mirrors import Mirrors, below_moments, is_moments_shape
 from ckpttools.roles.names import (
     ENCLOSED,
     MOMENTS,
@@ -120,6 +120,18 @@ class _Container:
             or any(is_strong(key) for path in self.inner for key in path[start:])
             or any(map(self._is_known, large))
             or any(self.mirrors.mirrors(path, start) for path in large)
+            or any(map(self._is_moment, large))
+        )
+
+    def _is_moment(self, path: Path) -> bool:
+        """Whether it is named as what is kept of a parameter, and has the path and a shape of one outside."""
+        shapes, shape = self.models.shapes, self.mirrors.arrays[path].shape
+        start = len(self.head)
+        named = ((k, tail) for k in range(start, len(path) - 1) for tail in unwrapped(path, k + 1))
+        below = ((path[k], tail) for k, tail in named if is_part(path[k]))
+        above = ((path[-1], path[k:-1]) for k in range(start, len(path) - 1) if is_part(path[-1]))
+        return any(
+            tail in shapes and is_moments_shape(name, shape, shapes[tail]) for name, tail in (*below, *above)
         )
 
     def _is_whole_state(self) -> bool:
@@ -148,11 +160,28 @@ class _Container:
             below = path[start:-1]
             if not below or below[0] not in WEIGHTS or self.head[-1] == PER_PARAMETER or _lies_in(path, odd):
                 continue
-            if not self._is_beside(path, start):
+            is_state = self._labels.get(path[: start + 1])
+            if not (is_state or self._is_beside(path, start)):
                 twice = any(self.mirrors.is_whole(tail, self.head) for tail in unwrapped(path, start + 1))
-                (odd if twice else own).add(path[: start + 1])
+                (own if is_state is None and not twice else odd).add(path[: start + 1])
         told = Found(weights=frozenset(own | odd), unclear=frozenset(odd))
         return told | self._unknown(told.weights)
+
+    @cached_property
+    def _labels(self) -> dict[Path, bool]:
+        """Keys as weights have, where somebody may have called a part of a chain so -> whether that is sure.
+
+        All below is named as parts of a state are, and as parameters outside; sure where it has their shapes.
+        """
+        named: dict[Path, list[Path]] = {}
+        for path in self._large():
+            if path[len(self.head)] in WEIGHTS:
+                named.setdefault(path[: len(self.head) + 1], []).append(path)
+        return {
+            label: all(map(self._is_moment, paths))
+            for label, paths in named.items()
+            if all(self._is_part_of_parameter(path, self.models.shapes) for path in paths)
+        }
 
     def _unknown(self, weights: frozenset[Path]) -> Found:
         """What no name tells to be state, and may be another copy of the model, or a part of one."""

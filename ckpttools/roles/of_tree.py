@@ -205,14 +205,13 @@ def _is_whole_number(array: Kind) -> bool:
 
 
 def _random_states(known: Arrays) -> Iterator[Path]:
-    """Keys of random number generators with their counters beside them, as NNX keeps them."""
+    """Keys of random number generators with their counters beside them, as NNX and optax keep them."""
     for path, array in known.items():
         if path[-1] not in KEYS or is_random(path):
             continue
         if not array.is_whole_number or array.shape[-1:] not in ((2,), (4,)):
             continue
-        beside = known.get((*path[:-1], "count"))
-        if path[-1] == LONE_KEY:
-            yield path
-        elif beside and beside.is_whole_number:
-            yield path[:-1]
+        count = (*path[:-1], "count")
+        is_counted = count in known and known[count].is_whole_number
+        yield from (path,) * (is_counted or path[-1] == LONE_KEY)
+        yield from (count,) * is_counted

@@ -13,7 +13,7 @@ from ckpttools.core.errors import FormatError, MappingError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.quantized.config import says_quantized, scheme, stated_dtypes
-from ckpttools.quantized.scales import scales_word, split_name
+from ckpttools.quantized.scales import is_plain, scales_word, split_name
 from ckpttools.quantized.tree import by_names, quantized_in
 from ckpttools.quantized.weights import Quantized, last_keys, quantized_error, refuse_unknown
 from ckpttools.transforms.rearranged import apart, rearranged, recast
@@ -39,8 +39,8 @@ def spared(
             that may have lost their scales.
     """
     found, config, place = quantized_in(tree), tree.metadata.config, tree.metadata.place
-    if wanted and says_quantized(config) and not found.weights:
-        refuse_unknown({dotted(path): each for path, each in tree.arrays.items()}, config, place, done="cast")
+    if wanted and says_quantized(config):
+        _refuse_unknown(tree, wanted)
     names = {dotted(path): path for path in wanted} if found.weights or found.unclear else {}
     hit = [each for name, each in found.weights.items() if name in names]
     if hit:
@@ -60,6 +60,15 @@ def spared(
     left = {names[side] for side in sides}
     notes = Notes(remarks=(*_left_alone(sides), *_taken(unclear)))
     return {path: dtype for path, dtype in wanted.items() if path not in left}, notes
+
+
+def _refuse_unknown(tree: Tree, wanted: Collection[Path]) -> None:
+    """Refuses casts of arrays of a scheme that is not known: of what lies alone, or of all there is."""
+    weights = quantized_in(tree).weights
+    known = {name for each in weights.values() for name in (each.name, *each.sides)}
+    arrays = {dotted(path): tree.arrays[path] for path in (wanted if weights else tree.arrays)}
+    odd = {name: each for name, each in arrays.items() if name not in known and not is_plain(each.dtype)}
+    refuse_unknown(odd if weights else arrays, tree.metadata.config, tree.metadata.place, done="cast")
 
 
 def _left_alone(sides: Mapping[str, Quantized]) -> Iterator[str]:
@@ -156,7 +165,7 @@ def _lost(before: Collection[Quantized], targets: Mapping[str, str], made: Tree)
         target = targets.get(each.name)
         if target is None:
             continue
-        sides = after[target].sides if target in after else ()
+        sides = frozenset(after[target].sides if target in after else ())
         gone = [side for side in each.sides if side not in targets]
         # A function may have put others in their places.
         missing = gone if len(gone) > sum(side not in known for side in sides) else []
