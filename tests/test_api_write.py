@@ -52,17 +52,17 @@ SAME = [
     (
         f"convert to-orbax {HF} OUT --item params --as-step 7 --keep *norm* --dtype-map *=float32",
         ("convert", HF),
-        {"to": "orbax", "item": "params", "as_step": 7, "keep": "*norm*", "dtype_map": {"*": "float32"}},
+        {"format": "orbax", "item": "params", "as_step": 7, "keep": "*norm*", "dtype_map": {"*": "float32"}},
     ),
     (
         f"convert to-zarr3 {STACKED} OUT --drop opt_state",
         ("convert", STACKED),
-        {"to": "zarr3", "drop": "opt_state"},
+        {"format": "zarr3", "drop": "opt_state"},
     ),
     (
         f"convert to-safetensors {STACKED} OUT --separator / --max-shard-size 100kB",
         ("convert", STACKED),
-        {"to": "safetensors", "separator": "/", "max_shard_size": 100_000},
+        {"format": "safetensors", "separator": "/", "max_shard_size": 100_000},
     ),
     (f"strip-optimizer {TRAINING} OUT --keep-step", ("strip_optimizer", TRAINING), {"keep_step": True}),
     (f"stack {SINGLE} OUT --family llama", ("stack", SINGLE), {"family": "llama"}),
@@ -73,7 +73,7 @@ SAME = [
         {"keep": ["*mlp*"], "drop": "*up_proj*"},
     ),
     (f"cast {STACKED} OUT --dtype float16", ("cast", STACKED), {"dtype": "float16"}),
-    (f"cast {STACKED} OUT --dtype bf16 --to zarr3", ("cast", STACKED), {"dtype": "bf16", "to": "zarr3"}),
+    (f"cast {STACKED} OUT --dtype bf16 --to zarr3", ("cast", STACKED), {"dtype": "bf16", "format": "zarr3"}),
 ]
 
 
@@ -172,9 +172,9 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_written(tmp_path):
         "unknown dtype": lambda: ckpttools.hf_to_maxtext(HF, out, dtype="bfloat17"),
         "is no size": lambda: ckpttools.hf_to_maxtext(HF, out, memory="lots"),
         "more than nothing": lambda: ckpttools.hf_to_maxtext(HF, out, memory=0),
-        "unknown compression": lambda: ckpttools.convert(HF, out, to="orbax", compression="zip"),
-        "is not stored with these options": lambda: ckpttools.convert(HF, out, to="zarr3", item="x"),
-        "npz cannot be written": lambda: ckpttools.convert(HF, out, to="npz"),
+        "unknown compression": lambda: ckpttools.convert(HF, out, format="orbax", compression="zip"),
+        "is not stored with these options": lambda: ckpttools.convert(HF, out, format="zarr3", item="x"),
+        "npz cannot be written": lambda: ckpttools.convert(HF, out, format="npz"),
         "are about `force_unroll`": lambda: ckpttools.unstack(STACKED, out, keep_step=True),
         "`strict` is about the rules of `map`": lambda: ckpttools.convert(HF, out, strict=True),
         "`force` is about casts": lambda: ckpttools.convert(HF, out, force=True),
@@ -210,7 +210,7 @@ def test_arguments_are_called_as_the_options_are():
         for each in parameters[2:-1]:
             assert each.kind is each.KEYWORD_ONLY
             flag = f"--{each.name.replace('_', '-')}"
-            assert flag in text or (name == "convert" and each.name == "to"), (name, each.name)
+            assert flag in text, (name, each.name)
         assert signature(call).return_annotation == "Receipt"
         assert call.__name__ == call.plan.__name__ == name
         assert "Raises:" in call.__doc__

@@ -19,13 +19,12 @@ from support.places import DOCS, GOLDEN, HF
 
 import ckpttools
 from ckpttools.api.save import plan_tree
-from ckpttools.api.storing import writer_for
 from ckpttools.array.tree import Metadata, Tree, spelled
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
+from ckpttools.formats.registry import open_tree, writer_for
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.testing.trees import assert_same, trees
@@ -69,7 +68,7 @@ class TestPipe:
         assert (tmp_path / "out" / "0" / "state" / "_METADATA").is_file()
         assert not list((tmp_path / "out").rglob("manifest.ocdbt"))
         with pytest.raises(UsageError, match="not stored with these options"):
-            ckpttools.save(tree, tmp_path / "st", "safetensors", compression=None)
+            ckpttools.save(tree, tmp_path / "st", "safetensors", compression="zstd")
         conversion = ckpttools.plan_save(tree, "zarr3")
         assert len(conversion.plan.tree) == 3
         assert not (tmp_path / "st").exists()
@@ -77,7 +76,7 @@ class TestPipe:
     def test_step_and_item_of_the_source_are_those_of_orbax(self):
         tree = Tree({("a",): stored(noise((2,), F32), F32)}, Metadata(format="orbax", step=5, item="params"))
         assert writer_for(tree) == OrbaxWriter(step=None, item="params")
-        assert writer_for(tree, item="x", step=1) == OrbaxWriter(step=1, item="x")
+        assert writer_for(tree, item="x", as_step=1) == OrbaxWriter(step=1, item="x")
         assert writer_for(tree.with_metadata(item=None)) == OrbaxWriter(step=None, item="items")
 
 

@@ -34,12 +34,11 @@ from support.stored_trees import write
 
 from ckpttools import ToMaxText, plan_to_maxtext
 from ckpttools.api.conversion import Resources
-from ckpttools.api.storing import orbax_options
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, Stored, elementwise, relayout, stack, take, window
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.cli.options import ANY_PATH
-from ckpttools.cli.storage import sharing_storage_options, storage_options
+from ckpttools.cli.storage import storage_options
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, NoSpaceError, UsageError
 from ckpttools.core.region import grid_cell, grid_indices
@@ -50,7 +49,7 @@ from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import Referenced
 from ckpttools.formats.references import ReferenceMode, References, reference_mode
-from ckpttools.formats.registry import open_tree
+from ckpttools.formats.registry import open_tree, writer_for
 from ckpttools.formats.zarr import chunking
 from ckpttools.formats.zarr.chunk_codecs import Zstd
 from ckpttools.formats.zarr.write import ZarrWriter
@@ -412,15 +411,14 @@ def test_the_mode_is_what_the_user_says_else_what_the_command_is_for():
     ],
 )
 def test_the_mode_that_options_mean(options, copying, sharing):
-    cases = ((storage_options, False, copying), (sharing_storage_options, True, sharing))
-    for bundle, shares, mode in cases:
+    for shares, mode in ((False, copying), (True, sharing)):
         seen = []
 
         @click.command()
         @click.argument("destination", type=ANY_PATH)
-        @bundle
+        @storage_options
         def command(destination, storage, seen=seen, shares=shares):
-            seen.append(OrbaxWriter(**orbax_options(storage, destination, shares=shares)).references)
+            seen.append(writer_for(Tree({}), "orbax", destination, shares=shares, **storage).references)
 
         result = CliRunner().invoke(command, ["DST", *options])
         assert result.exit_code == 0, result.output

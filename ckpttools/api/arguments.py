@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
-from ckpttools.api.sources import Reading as Reading
-from ckpttools.api.sources import Source as Source
-from ckpttools.array.tree import Tree
-from ckpttools.core.budget import parse_size
 from ckpttools.core.dtypes import DType, parse_dtype
-from ckpttools.core.errors import UsageError
-from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.registry import open_tree
-from ckpttools.formats.zarr.chunk_codecs import CompressionSpec, parse_compression
+from ckpttools.formats.zarr.chunk_codecs import CompressionSpec
 
 Size = int | str
 """Bytes: a number, or text such as "512MiB" and "2GB"."""
@@ -23,7 +16,7 @@ Patterns = str | Sequence[str]
 
 
 class Storing(TypedDict, total=False):
-    """How Orbax and zarr store what is written.
+    """How Orbax stores what is written: `ckpttools.formats.orbax.options.STORAGE`, for who checks types.
 
     Attributes:
         ocdbt: few data files under an index (the default), or a file for each chunk.
@@ -42,30 +35,6 @@ class Storing(TypedDict, total=False):
     reference: bool | None
 
 
-def opened(source: Source, read: ReadOptions | None = None) -> Tree:
-    """The tree of a source; headers and indexes are read, no array.
-
-    Raises:
-        UsageError: options of reading for a tree, which is open already.
-        CheckpointError: as `ckpttools.open`.
-    """
-    if not isinstance(source, Tree):
-        return open_tree(Path(source), read)
-    if read not in (None, ReadOptions()):
-        raise UsageError(
-            "the source is a tree, which is open already",
-            got=read,
-            hint="say what is to be opened to ckpttools.open",
-        )
-    return source
-
-
-def read_options(said: Mapping[str, Any]) -> ReadOptions:
-    """What `Reading` says."""
-    sizes = {name: parse_size(said[name]) for name in ("max_header_bytes", "max_index_bytes") if name in said}
-    return ReadOptions(step=said.get("step"), **sizes)
-
-
 def dtype_of(dtype: DType | str | None) -> DType | None:
     """An element type or its name.
 
@@ -78,11 +47,6 @@ def dtype_of(dtype: DType | str | None) -> DType | None:
 def patterns_of(patterns: Patterns) -> tuple[str, ...]:
     """One pattern or several, as a tuple."""
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
-
-
-def compression_of(compression: str | CompressionSpec | None) -> CompressionSpec | None:
-    """A codec or its name; None for none."""
-    return parse_compression(compression) if isinstance(compression, str) else compression
 
 
 def text_of(path: str | Path | None) -> str | None:

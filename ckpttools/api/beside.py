@@ -3,40 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ckpttools.core.errors import UsageError
-from ckpttools.formats import sidecar
-from ckpttools.formats.base import PLAN_MARK, RECORD
-from ckpttools.formats.orbax import metadata as orbax
-from ckpttools.formats.orbax.index import PROCESSES
-from ckpttools.formats.orbax.ocdbt import MANIFEST
-from ckpttools.formats.orbax.write import DATA_DIRECTORY
-from ckpttools.formats.zarr.zarr2 import DOCUMENT as ZARR2_DOCUMENT
-from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3_DOCUMENT
+from ckpttools.formats.base import PLAN_MARK
+from ckpttools.formats.registry import is_own_file
 from ckpttools.run.staging import Staging
-
-_NAMES = (
-    *sidecar.PATTERNS,
-    "*.safetensors",
-    "*.index.json",
-    "*.bin",
-    MANIFEST,
-    orbax.TREE_FILE,
-    orbax.CHECKPOINT_FILE,
-    orbax.COMMIT_FILE,
-    orbax.STRINGS_FILE,
-    orbax.SHARDING_FILE,
-    ZARR2_DOCUMENT,
-    ".zattrs",
-    ZARR3_DOCUMENT,
-    RECORD,
-    PLAN_MARK,
-)
-_DIRECTORIES = (DATA_DIRECTORY, PROCESSES, orbax.ARRAYS_DIRECTORY)
-_CHUNK = re.compile(r"(c\.)?\d+(\.\d+)*")
 
 
 def check_beside(path: Path, source: str | Path, destination: Path | None = None) -> None:
@@ -56,7 +28,7 @@ def check_beside(path: Path, source: str | Path, destination: Path | None = None
         _check_outside(path, real, destination)
     root = Path(os.path.realpath(source))
     root = root if root.is_dir() else root.parent
-    if source and root in real.parents and _is_of_checkpoint(real.relative_to(root)):
+    if source and root in real.parents and (real.name == PLAN_MARK or is_own_file(real.relative_to(root))):
         raise UsageError(
             f"{path} would be taken for a part of the checkpoint",
             place=source,
@@ -83,12 +55,3 @@ def _check_outside(path: Path, real: Path, destination: Path) -> None:
             wanted="a file outside of the checkpoint that is written",
             hint=f"choose another name, such as {destination.name}.manifest.json beside DST",
         )
-
-
-def _is_of_checkpoint(path: Path) -> bool:
-    """Whether a path in a checkpoint is one that files of some format have there."""
-    return (
-        any(fnmatchcase(path.name, pattern) for pattern in (*_NAMES, *_DIRECTORIES))
-        or _CHUNK.fullmatch(path.name) is not None
-        or any(fnmatchcase(part, pattern) for part in path.parts[:-1] for pattern in _DIRECTORIES)
-    )

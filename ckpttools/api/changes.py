@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpttools.api.arguments import Patterns, Source, dtype_of, patterns_of, text_of
+from ckpttools.api.arguments import Patterns, dtype_of, patterns_of, text_of
 from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.prepared import Prepared, command
+from ckpttools.api.sources import Source
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
+from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.cycles import CycleNames
 from ckpttools.maxtext.scan import ForceUnroll, UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 
-@command(Changing)
+@command(Changing, more=writer_options)
 def select(
     source: Source,
     destination: str | Path,
@@ -53,7 +55,7 @@ def select(
     return write_changed([chosen], source, destination, common)
 
 
-@command(Changing)
+@command(Changing, more=writer_options)
 def remap(
     source: Source,
     destination: str | Path,
@@ -78,7 +80,7 @@ def remap(
     return write_changed([mapped_by(map, strict=strict)], source, destination, common)
 
 
-@command(Changing)
+@command(Changing, more=writer_options)
 def cast(
     source: Source,
     destination: str | Path,
@@ -112,7 +114,7 @@ def cast(
     return write_changed([casts], source, destination, common)
 
 
-@command(Changing)
+@command(Changing, more=writer_options)
 def strip_optimizer(
     source: Source,
     destination: str | Path,
@@ -143,7 +145,7 @@ def strip_optimizer(
     return write_changed([stripped, *_casts(dtype)], source, destination, common)
 
 
-@command(Changing)
+@command(Changing, more=writer_options)
 def stack(
     source: Source,
     destination: str | Path,
@@ -176,7 +178,7 @@ def stack(
     return write_changed([stacked, *_casts(dtype)], source, destination, common)
 
 
-@command(Changing)
+@command(Changing, more=writer_options)
 def unstack(
     source: Source,
     destination: str | Path,

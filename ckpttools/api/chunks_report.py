@@ -7,7 +7,7 @@ from typing import Unpack
 
 from ckpttools.api.sources import Reading, Source, opened, read_options
 from ckpttools.core.errors import UsageError
-from ckpttools.formats.survey import survey
+from ckpttools.formats.registry import storage_of
 from ckpttools.inspect.advice import advice
 from ckpttools.inspect.chunks import ChunksReport, inspect_chunks
 from ckpttools.inspect.meshes import parse_mesh, parse_spec
@@ -41,6 +41,5 @@ def chunks(
     cuts = None if spec is None or devices is None else parse_spec(spec, devices)
     read = read_options(reading)
     tree = opened(source, read)
-    stored = survey(tree, read.max_index_bytes)
-    report = inspect_chunks(tree, stored, filter, devices, cuts)
+    report = inspect_chunks(tree, storage_of(tree, read), filter, devices, cuts)
     return replace(report, advice=advice(report))

@@ -4,35 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from ckpttools.api.arguments import (
-    Patterns,
-    Reading,
-    Size,
-    Source,
-    Storing,
-    opened,
-    patterns_of,
-    read_options,
-)
+from ckpttools.api.arguments import Patterns, Storing, patterns_of
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare, writing_of
 from ckpttools.api.save import plan_tree
-from ckpttools.api.storing import fitting, orbax_options, writer_for
-from ckpttools.core.budget import parse_size
+from ckpttools.api.sources import Reading, Source, opened, read_options, reading_of
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions, Writer
+from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap
 from ckpttools.transforms.functions import Mapper, mapped_by
 from ckpttools.transforms.select import Select
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 
 def plan_any(
@@ -60,39 +48,48 @@ def plan_any(
 
 
 class Changing(Reading, Storing, Writing, total=False):
-    """What calls that change a tree and write it hand on.
+    """What calls that change a tree and write it hand on, beside all options of the format that is written.
 
     Attributes:
-        to: format of the destination, "orbax", "safetensors" or "zarr3"; None for that of the source.
+        format: of the destination, one that `ckpt formats` lists as written; None for that of the source.
     """
 
-    to: str | None
+    format: str | None
 
 
 def write_changed(
-    transforms: Sequence[Transform], source: Source, destination: str | Path, said: Changing
+    transforms: Sequence[Transform],
+    source: Source,
+    destination: str | Path,
+    said: Mapping[str, Any],
+    *,
+    as_read: bool = True,
 ) -> Prepared:
-    """Prepares writing what transforms make of a source, in its format and under its step and item."""
-    read, storage = read_options(said), orbax_options(said, destination, shares=True)
+    """Prepares writing what transforms make of a source.
+
+    Args:
+        transforms: what to make of the tree, first to last.
+        source, destination: what is read and what is written.
+        said: `Changing`.
+        as_read: whether what is said of nothing stays as it is in the source: names, and chunks, which are
+            then shared.
+    """
+    read, writing = reading_of(said), writing_of(said)
+    how = {name: said[name] for name in said if name not in {**read, **writing}}
 
     def plan(resources: Resources) -> Conversion:
-        tree, to = opened(source, read), said.get("to")
-        writer = writer_for(tree, to, **fitting(storage, to or tree.metadata.format))
+        tree = opened(source, read_options(read))
+        writer = writer_for(tree, destination=Path(destination), keeps_names=as_read, shares=as_read, **how)
         return plan_tree(tree.pipe(*transforms), writer, resources)
 
-    return prepare(plan, source, destination, **writing_of(said))
+    return prepare(plan, source, destination, **writing)
 
 
-class _Common(Reading, Storing, Writing, total=False):
-    """What `convert` hands on."""
-
-
-@command(_Common)
+@command(Changing, more=writer_options)
 def convert(
     source: Source,
     destination: str | Path,
     *,
-    to: str | None = None,
     strip_optimizer: bool = False,
     keep: Patterns = (),
     drop: Patterns = (),
@@ -101,11 +98,7 @@ def convert(
     dtype: DType | str | None = None,
     dtype_map: Mapping[str, DType | str] | None = None,
     force: bool = False,
-    item: str | None = None,
-    as_step: int | None = None,
-    max_shard_size: Size | None = None,
-    separator: str | None = None,
-    **common: Unpack[_Common],
+    **options: Any,
 ) -> Prepared:
     """Writes any checkpoint in another format, or in another layout of its own: no model known.
 
@@ -114,16 +107,13 @@ def convert(
     Args:
         source: a file, an item, a step, a run directory, or a tree.
         destination: directory that appears when everything is written.
-        to: "orbax", "safetensors" or "zarr3"; None for the format of the source.
         strip_optimizer: leave out optimizer state; what `drop` names goes before.
         keep, drop: as of `ckpttools.select`.
         map, strict: as of `ckpttools.remap`.
         dtype, dtype_map, force: as of `ckpttools.cast`.
-        item, as_step: of Orbax: name of the item, "items" without it, and number of the step, that of the
-            source without it.
-        max_shard_size, separator: of safetensors: bytes of tensors in one file at most, and what joins keys
-            to names.
-        common: `Reading`, `Storing` (`ckpttools.api.arguments`) and `Writing` (`ckpttools.api.prepared`).
+        options: `Changing`, of which `format` says what is written, and what that format lets one say:
+            "orbax" `item`, `as_step` and all of `ckpttools.api.arguments.Storing`, "safetensors"
+            `max_shard_size` and `separator`, "zarr3" `compression`; see `ckpt convert to-NAME --help`.
 
     Raises:
         UsageError: an option that the format does not have, or that is about another that is not given.
@@ -137,22 +127,7 @@ def convert(
         *_mapped(map, strict),
         *_cast(dtype, dtype_map, force),
     ]
-    read, storage = read_options(common), orbax_options(common, destination, shares=False)
-    own = {
-        "item": item,
-        "step": as_step,
-        "max_shard_bytes": None if max_shard_size is None else parse_size(max_shard_size),
-        "separator": separator,
-    }
-    said = {name: value for name, value in own.items() if value is not None}
-
-    def plan(resources: Resources) -> Conversion:
-        tree = opened(source, read)
-        named = {"item": "items"} if (to or tree.metadata.format) == "orbax" else {}
-        writer = writer_for(tree, to, **{**named, **said, **storage})
-        return plan_tree(tree.pipe(*transforms), writer, resources)
-
-    return prepare(plan, source, destination, **writing_of(common))
+    return write_changed(transforms, source, destination, options, as_read=False)
 
 
 def _selected(keep: Sequence[str], drop: Sequence[str]) -> list[Transform]:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ckpttools.api.arguments import (
-    Patterns,
-    Size,
-    Source,
-    Storing,
-    dtype_of,
-    opened,
-    patterns_of,
-    read_options,
-    text_of,
-)
+from ckpttools.api.arguments import Patterns, Size, Storing, dtype_of, patterns_of, text_of
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare, writing_of
-from ckpttools.api.storing import orbax_options
+from ckpttools.api.sources import Source, opened, read_options
+from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.formats.adapters import refuse_adapter
-from ckpttools.formats.base import COMPANIONS, RECORD
-from ckpttools.formats.orbax.write import OrbaxWriter
+from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
+from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import Beside, Companions
 from ckpttools.maxtext.direction import refuse_maxtext
 from ckpttools.maxtext.model import ModelOptions
@@ -88,8 +79,8 @@ def hf_to_maxtext(
         carry=carry,
         read=read_options({"max_header_bytes": max_header_bytes}),
     )
-    storage = orbax_options(common, destination, shares=False)
-    writer = OrbaxWriter(step=0, item="items", **storage)
+    storage: dict[str, Any] = {name: common.get(name) for name in Storing.__annotations__}
+    writer = writer_for(Tree({}), "orbax", Path(destination), as_step=0, **storage)
     return prepare(
         lambda resources: plan_to_maxtext(source, options, resources, writer),
         source,
@@ -102,7 +93,7 @@ def plan_to_maxtext(
     source: Source,
     options: ToMaxText | None = None,
     resources: Resources | None = None,
-    writer: OrbaxWriter | None = None,
+    writer: Writer | None = None,
 ) -> Conversion:
     """Plans a conversion without reading any array or writing anything.
 
@@ -110,19 +101,21 @@ def plan_to_maxtext(
         source: directory with safetensors and `config.json`, one of its safetensors files, or its tree.
         options: how to convert.
         resources: what it may take.
-        writer: how Orbax stores it; None for `0/items` in one uncompressed data file.
+        writer: how it is stored; None for `0/items` in one uncompressed data file.
 
     Raises:
         CheckpointError: the source cannot be read or does not match its configuration; or the work does
             not fit into the memory.
     """
     options, resources = options or ToMaxText(), resources or Resources()
-    writer = writer or OrbaxWriter(step=0, item="items")
+    writer = writer or writer_for(Tree({}), "orbax", as_step=0)
     tree = opened(source, options.read)
     refuse_maxtext(tree)
     refuse_adapter(tree)
     made = to_maxtext(tree, options)
-    place = f"{writer.step or 0}/{writer.item}/{COMPANIONS}"
+    place = COMPANIONS
+    if isinstance(writer, HoldsCompanions):
+        place = writer.companions_at(made.state, is_model=False)
     written_down = {RECORD: record(made.spelling, options.model.rope_layout)}
     beside = Beside(writer, Companions(companions_of(tree).files, made.carried), place, written_down)
     state = beside.with_companions(made.state)

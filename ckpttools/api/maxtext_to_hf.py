@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ckpttools.api.arguments import Size, Source, dtype_of, opened, read_options, text_of
+from ckpttools.api.arguments import Size, dtype_of, text_of
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
-from ckpttools.core.budget import parse_size
+from ckpttools.api.sources import Source, opened, read_options
+from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.formats.adapters import refuse_adapter
-from ckpttools.formats.safetensors.write import SafetensorsWriter
+from ckpttools.formats.base import Writer
+from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import Beside, Companions
 from ckpttools.maxtext.direction import refuse_hugging_face
 from ckpttools.maxtext.model import CONFIG, ModelOptions
@@ -81,7 +83,7 @@ def maxtext_to_hf(
         padding_rows=padding_rows,
         read=read_options({"step": step, "max_index_bytes": max_index_bytes}),
     )
-    writer = SafetensorsWriter(parse_size(max_shard_size))
+    writer = writer_for(Tree({}), "safetensors", max_shard_size=max_shard_size)
     return prepare(
         lambda resources: plan_to_huggingface(source, options, resources, writer),
         source,
@@ -95,7 +97,7 @@ def plan_to_huggingface(
     source: Source,
     options: ToHuggingFace | None = None,
     resources: Resources | None = None,
-    writer: SafetensorsWriter | None = None,
+    writer: Writer | None = None,
 ) -> Conversion:
     """Plans a conversion without writing anything, or reading any array but the rows that are cut off.
 
@@ -120,7 +122,7 @@ def plan_to_huggingface(
     made = {} if model.config is None else {CONFIG: config_bytes(files, model.config)}
     unwanted = _OF_TOWERS if options.spelling == TEXT else ()
     copied = {name: file for name, file in files.companions.items() if name not in (*made, *unwanted)}
-    beside = Beside(writer or SafetensorsWriter(), Companions(copied), made=made)
+    beside = Beside(writer or writer_for(Tree({}), "safetensors"), Companions(copied), made=made)
     conversion = resources.plan(model.tree, beside, model.notes)
     # The only place where a plan reads data: what is cut off is lost, and no header tells whether that is
     # padding. Only once the plan is made, which refuses what does not fit into the memory.

@@ -17,11 +17,13 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypedDict, cast
 
-from ckpttools.api.arguments import Size, Source
+from ckpttools.api.arguments import Size
 from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
+from ckpttools.api.sources import Source
 from ckpttools.array.tree import Tree
 from ckpttools.core.budget import allowing, parse_size, size_text
 from ckpttools.core.errors import UsageError, near_names
+from ckpttools.core.options import Option
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.plan.plan import Plan
@@ -185,11 +187,14 @@ class Command(Protocol[P]):
         """What the same call would do."""
 
 
-def command(*groups: type) -> Callable[[Callable[P, Prepared]], Command[P]]:
+def command(
+    *groups: type, more: Callable[[], Iterable[Option]] = tuple
+) -> Callable[[Callable[P, Prepared]], Command[P]]:
     """Makes a call that writes of one that plans.
 
     Args:
         groups: the `TypedDict`s of keyword arguments that the function hands on.
+        more: further options that it hands on; asked only where a name is none of the others.
     """
 
     def make(plan: Callable[P, Prepared]) -> Command[P]:
@@ -199,7 +204,8 @@ def command(*groups: type) -> Callable[[Callable[P, Prepared]], Command[P]]:
 
         @wraps(plan)
         def planned(*args: P.args, **options: P.kwargs) -> Prepared:
-            _check_names(plan.__name__, options, known)
+            if unknown := options.keys() - known:
+                _check_names(plan.__name__, unknown, [*known, *(each.name for each in more())])
             return plan(*args, **options)
 
         @wraps(plan)

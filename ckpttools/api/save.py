@@ -6,63 +6,49 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckpttools.api.arguments import (
-    Size,
-)
+from ckpttools.api.arguments import Size
 from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
 from ckpttools.api.prepared import prepare
-from ckpttools.api.storing import writer_for
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.notes import Notes
-from ckpttools.formats.base import COMPANIONS, RECORD, Writer
+from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
 from ckpttools.formats.json_file import read_json
-from ckpttools.formats.orbax.write import OrbaxWriter
+from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import CARRIED, Beside, Companions
-from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import true_config
-from ckpttools.maxtext.model_files import ModelFiles, companions_of, config_bytes
+from ckpttools.maxtext.model_files import ModelFiles, companions_of, config_bytes, is_beside
 from ckpttools.roles.of_tree import roles
 from ckpttools.run.events import Observer, Receipt
 
 
 def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) -> Conversion:
     """Plans writing `tree` with `writer`; errors as `plan_any`, but for those of reading."""
-    resources = resources or Resources()
-    notes = tree.metadata.notes
-    writer, said = _with_companions(writer, tree)
-    if isinstance(writer, Beside):
-        tree = writer.with_companions(tree)
-    return resources.plan(tree, writer, notes + said)
-
-
-def _with_companions(writer: Writer, tree: Tree) -> tuple[Writer, Notes]:
-    """The writer, and the model's configuration, tokenizer and so on where they belong in what it writes.
-
-    With them comes what there is to say of them.
-    """
+    resources, notes = resources or Resources(), tree.metadata.notes
     companions = companions_of(tree)
     if not companions:
-        return writer, Notes()
-    if isinstance(writer, ZarrWriter):
-        return writer, _left_out(companions)
+        return resources.plan(tree, writer, notes)
+    if not isinstance(writer, HoldsCompanions):
+        return resources.plan(tree, writer, notes + _left_out(companions, writer.name))
     is_model = _is_model(tree, companions)
-    files = ModelFiles(companions=companions.files)
-    made, remarks = {}, []
-    if CONFIG in companions.files:
-        config = true_config(_config(tree, companions), _weights(tree))
-        made = {CONFIG: config_bytes(files, config)}
-        remarks = [f"{CONFIG}: {change}" for change in config.changes]
-        if is_model and tree.metadata.notes.dropped:
-            remarks.append(f"{CONFIG} describes the whole model, also what is left out")
+    made, said = _made(tree, companions, is_model)
     copied = {name: file for name, file in companions.files.items() if name not in made}
-    place = "" if is_model else COMPANIONS
-    if isinstance(writer, OrbaxWriter):
-        step = tree.metadata.step or 0 if writer.step is None else writer.step
-        place = f"{step}/{writer.item}/{COMPANIONS}"
-    notes = Notes(remarks=tuple(remarks))
-    return Beside(writer, Companions(copied, companions.arrays), place, made), notes
+    place = writer.companions_at(tree, is_model)
+    beside = Beside(writer, Companions(copied, companions.arrays), place, made)
+    return resources.plan(beside.with_companions(tree), beside, notes + said)
+
+
+def _made(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str, bytes], Notes]:
+    """The configuration that is written in place of the one that is there, and what to say of it."""
+    if CONFIG not in companions.files:
+        return {}, Notes()
+    config = true_config(_config(tree, companions), _weights(tree))
+    remarks = [f"{CONFIG}: {change}" for change in config.changes]
+    if is_model and tree.metadata.notes.dropped:
+        remarks.append(f"{CONFIG} describes the whole model, also what is left out")
+    content = config_bytes(ModelFiles(companions=companions.files), config)
+    return {CONFIG: content}, Notes(remarks=tuple(remarks))
 
 
 def _is_model(tree: Tree, companions: Companions) -> bool:
@@ -71,16 +57,16 @@ def _is_model(tree: Tree, companions: Companions) -> bool:
     Of Hugging Face's directory, and of what was made of one without another spelling: what hf-to-maxtext
     makes is nested, and has a record of it.
     """
-    if tree.metadata.format == "safetensors" and tree.metadata.config is not None:
+    if is_beside(tree):
         return True
     has_names = all(len(path) == 1 for path in tree)
     return has_names and RECORD not in companions.files and not companions.arrays
 
 
-def _left_out(companions: Companions) -> Notes:
+def _left_out(companions: Companions, format: str) -> Notes:
     """What to say where companions have no place."""
     names = ", ".join(companions.files)
-    remarks = (f"left out, as plain zarr has no place for what belongs to a model: {names}",) if names else ()
+    remarks = (f"left out, as {format} has no place for what belongs to a model: {names}",) if names else ()
     return Notes(
         dropped=tuple(f"{COMPANIONS}/{CARRIED}/{name}" for name in companions.arrays), remarks=remarks
     )
@@ -98,10 +84,16 @@ def _weights(tree: Tree) -> dict[str, LazyArray]:
 
 
 def plan_save(
-    tree: Tree, format: str | None = None, *, resources: Resources | None = None, **options: Any
+    tree: Tree,
+    format: str | None = None,
+    *,
+    resources: Resources | None = None,
+    destination: str | Path | None = None,
+    **options: Any,
 ) -> Conversion:
     """What `save` with these arguments would do; its `run(destination)` does it."""
-    return plan_tree(tree, writer_for(tree, format, **options), resources)
+    place = None if destination is None else Path(destination)
+    return plan_tree(tree, writer_for(tree, format, place, **options), resources)
 
 
 def save(
@@ -121,15 +113,15 @@ def save(
     Args:
         tree: what to write.
         destination: directory that appears when everything is written.
-        format: "orbax", "safetensors" or "zarr3"; None for the one the tree was read from.
+        format: one that `ckpt formats` lists as written; None for the one the tree was read from.
         memory, jobs, overwrite, manifest, observe: `ckpttools.api.prepared.Writing`.
-        options: of the format's writer, as `writer_for` takes them.
+        options: of the format, as `ckpttools.convert` takes them.
 
     Raises:
         CheckpointError: the format cannot hold the tree, the work does not fit, reading or writing fails.
     """
     return prepare(
-        lambda resources: plan_save(tree, format, resources=resources, **options),
+        lambda resources: plan_save(tree, format, resources=resources, destination=destination, **options),
         tree,
         destination,
         memory=memory,

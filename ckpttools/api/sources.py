@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.budget import allowing, parse_size
@@ -49,21 +49,26 @@ def read_options(said: Mapping[str, Any]) -> ReadOptions:
     return ReadOptions(**{**said, **sizes})
 
 
+def reading_of(said: Mapping[str, Any]) -> Reading:
+    """What of several groups of keyword arguments is `Reading`."""
+    return cast(Reading, {name: said[name] for name in Reading.__annotations__ if name in said})
+
+
 def opened(source: Source, read: ReadOptions | None = None) -> Tree:
     """The tree that is meant; reads headers and indexes, no array.
 
     Raises:
         CheckpointError: nothing is there, or it cannot be read.
-        UsageError: a tree is open already, of another step.
+        UsageError: something is said of how to open a tree, which is open already.
     """
     if not isinstance(source, Tree):
         return open_tree(Path(source), read)
-    if read is not None and read.step not in (None, source.metadata.step):
+    if read is not None and read not in (ReadOptions(), ReadOptions(source.metadata.step)):
         raise UsageError(
-            f"there is no step {read.step} in a tree that is open",
+            "the source is a tree, which is open already",
             place=source.metadata.place or None,
-            got=f"step {source.metadata.step}",
-            hint="open that step, or give the path of the run",
+            got=read,
+            hint="say what is to be opened to ckpttools.open, or give the path",
         )
     return source
 

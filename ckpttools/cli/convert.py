@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckpttools.cli.command_line import command_line
-from ckpttools.cli.lazy import Lazy, LazyGroup
+from ckpttools.cli.lazy import Lazy, LazyGroup, Made
 from ckpttools.cli.options import Output
 from ckpttools.cli.output import print_json, say, show
 
@@ -22,13 +23,18 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "hf-to-maxtext": Lazy("ckpttools.cli.models", "hf_to_maxtext", "Hugging Face to MaxText's Orbax."),
     "maxtext-to-hf": Lazy("ckpttools.cli.models", "maxtext_to_hf", "MaxText's Orbax to Hugging Face."),
-    "to-orbax": Lazy("ckpttools.cli.convert_any", "to_orbax", "Any format to Orbax."),
-    "to-zarr3": Lazy("ckpttools.cli.convert_any", "to_zarr3", "Any format to a plain zarr v3 hierarchy."),
-    "to-safetensors": Lazy("ckpttools.cli.convert_any", "to_safetensors", "Any format to safetensors."),
 }
 
 
-@click.group(cls=LazyGroup, lazy=_COMMANDS)
+def _to_formats() -> dict[str, Made]:
+    """A command for each format that can be written."""
+    from ckpttools.cli.convert_any import to_format
+    from ckpttools.formats.registry import writable
+
+    return {f"to-{name}": Made(partial(to_format, name), f"Any format to {name}.") for name in writable()}
+
+
+@click.group(cls=LazyGroup, lazy=_COMMANDS, more=_to_formats)
 def convert() -> None:
     """Write a checkpoint in another form.
 

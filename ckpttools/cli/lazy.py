@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import click
 
 from ckpttools.core.errors import near_names
+
+
+class Entry(Protocol):
+    """A command that is not made yet."""
+
+    @property
+    def help(self) -> str:
+        """One line."""
+
+    def load(self) -> click.Command:
+        """The command."""
 
 
 class Lazy(NamedTuple):
@@ -18,23 +29,47 @@ class Lazy(NamedTuple):
     name: str
     help: str
 
+    def load(self) -> click.Command:
+        found: click.Command = getattr(import_module(self.module), self.name)
+        return found
+
+
+class Made(NamedTuple):
+    """A command that a function makes, and one line of help."""
+
+    load: Callable[[], click.Command]
+    help: str
+
 
 class LazyGroup(click.Group):
-    """A group whose `lazy` commands are imported on demand, so that `--help` imports none of them."""
+    """A group whose commands are imported on demand, so that `--help` imports none of them.
 
-    lazy: dict[str, Lazy]
+    Attributes:
+        lazy: its own.
+        more: finds further ones, of plug-ins; called where a name is none of its own, or all are listed.
+    """
 
-    def __init__(self, *args: object, lazy: dict[str, Lazy] | None = None, **kwargs: object) -> None:
+    lazy: Mapping[str, Entry]
+    more: Callable[[], Mapping[str, Entry]]
+
+    def __init__(
+        self,
+        *args: object,
+        lazy: Mapping[str, Entry] | None = None,
+        more: Callable[[], Mapping[str, Entry]] = dict,
+        **kwargs: object,
+    ) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.lazy = lazy or {}
+        self.lazy, self.more = lazy or {}, more
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*self.commands, *self.lazy})
+        return sorted({*self.commands, *self.lazy, *self.more()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.commands and cmd_name in self.lazy:
-            entry = self.lazy[cmd_name]
-            self.add_command(getattr(import_module(entry.module), entry.name), cmd_name)
+        if cmd_name not in self.commands:
+            entry = self.lazy.get(cmd_name) or self.more().get(cmd_name)
+            if entry is not None:
+                self.add_command(entry.load(), cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(
@@ -42,9 +77,9 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # click looks for near names among imported commands only.
         name = args[0]
-        known = self.list_commands(ctx)
-        if name not in known and not name.startswith("-"):
-            raise click.UsageError(f"No such command {name!r}. {self._instead(ctx, name, known)}", ctx)
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            instead = self._instead(ctx, name, self.list_commands(ctx))
+            raise click.UsageError(f"No such command {name!r}. {instead}", ctx)
         return super().resolve_command(ctx, args)
 
     def _instead(self, ctx: click.Context, name: str, known: Sequence[str]) -> str:
@@ -59,6 +94,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         eager = {name: command.get_short_help_str(100) for name, command in self.commands.items()}
-        helps = {**eager, **{name: entry.help for name, entry in self.lazy.items()}}
+        entries = {**self.more(), **self.lazy}
+        helps = {**eager, **{name: entry.help for name, entry in entries.items()}}
         with formatter.section("Commands"):
             formatter.write_dl(sorted(helps.items()))

@@ -12,15 +12,21 @@ from ckpttools.cli.output import print_json
 
 @dataclass(frozen=True, slots=True)
 class FormatEntry:
-    """A format as `ckpt formats` shows it."""
+    """A format as `ckpt formats` shows it.
+
+    Attributes:
+        name: of the format.
+        written: whether it can be written as well: `ckpt convert to-NAME`.
+    """
 
     name: str
+    written: bool
 
 
 @click.command()
 @json_option
 def formats(as_json: bool) -> None:
-    """List the formats that can be read.
+    """List the formats that can be read and written.
 
     Packages add formats under the entry point ckpttools.formats.
 
@@ -28,10 +34,12 @@ def formats(as_json: bool) -> None:
     Example:
       ckpt formats
     """
-    from ckpttools.formats.registry import formats
+    from ckpttools.formats.registry import formats, writable
 
-    entries = [FormatEntry(name) for name in sorted(formats())]
+    entries = [FormatEntry(name, name in writable()) for name in sorted(formats())]
     if as_json:
         print_json(entries)
     else:
-        click.echo("\n".join(["format", *(each.name for each in entries)]))
+        width = max(len(each.name) for each in entries)
+        lines = [f"{each.name:<{width}}  {'yes' if each.written else 'no'}" for each in entries]
+        click.echo("\n".join([f"{'format':<{width}}  written", *lines]))

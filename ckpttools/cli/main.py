@@ -26,7 +26,7 @@ _COMMANDS = {
     "diff": Lazy("ckpttools.cli.diff", "diff", "What differs between two checkpoints, how far, and why."),
     "doctor": Lazy("ckpttools.cli.doctor", "doctor", "What is wrong with a checkpoint, and what to do."),
     "families": Lazy("ckpttools.cli.families", "families", "List, show and check model families."),
-    "formats": Lazy("ckpttools.cli.listings", "formats", "List the formats that can be read."),
+    "formats": Lazy("ckpttools.cli.listings", "formats", "List the formats that can be read and written."),
     "hash": Lazy("ckpttools.cli.hash", "hash_command", "Digests that no format or layout changes."),
     "inspect": Lazy("ckpttools.cli.inspect", "inspect", "Look into a checkpoint without loading it."),
     "remap": Lazy("ckpttools.cli.remap", "remap", "Arrays under other names, by rules or by a function."),

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.convert import perform
+from ckpttools.cli.declared import declared
 from ckpttools.cli.options import (
     ANY_PATH,
-    SIZE,
     SOME_TEXT,
     Command,
     Output,
@@ -22,17 +22,10 @@ from ckpttools.cli.options import (
 )
 from ckpttools.cli.storage import storage_options
 from ckpttools.cli.transforming import dtype_option
+from ckpttools.formats.safetensors.format import MAX_SHARD
 
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
-
-max_shard_option = click.option(
-    "--max-shard-size",
-    type=SIZE,
-    default="5GB",
-    show_default=True,
-    help="Bytes of tensors in one file at most, unless one alone has more; as huggingface_hub splits them.",
-)
 
 
 def model_options(command: Command) -> Command:
@@ -192,14 +185,14 @@ _back_options = bundled(
 @click.argument("source", metavar="SRC", type=ANY_PATH)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
 @_back_options
-@max_shard_option
+@declared("shards", [MAX_SHARD])
 @resource_options
 @output_options
 def maxtext_to_hf(
     source: Path,
     destination: Path,
     options: dict[str, Any],
-    max_shard_size: int,
+    shards: dict[str, Any],
     resources: Resources,
     output: Output,
 ) -> None:
@@ -215,12 +208,4 @@ def maxtext_to_hf(
     """
     from ckpttools.api.maxtext_to_hf import maxtext_to_hf
 
-    perform(
-        maxtext_to_hf.plan,
-        source,
-        destination,
-        resources,
-        output,
-        max_shard_size=max_shard_size,
-        **options,
-    )
+    perform(maxtext_to_hf.plan, source, destination, resources, output, **options, **shards)

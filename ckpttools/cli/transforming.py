@@ -34,7 +34,7 @@ from ckpttools.cli.options import (
     read_options,
     resource_options,
 )
-from ckpttools.cli.storage import sharing_storage_options
+from ckpttools.cli.storage import storage_options
 
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
@@ -56,14 +56,34 @@ def common_options(command: Command) -> Command:
     return command
 
 
+class _Format(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
+    """A format that can be written; plug-ins are looked for when one is named, or all are listed."""
+
+    name = "format"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"[{'|'.join(self._names())}]"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self._names():
+            self.fail(f"{value!r} is not one of {', '.join(self._names())}.", param, ctx)
+        return value
+
+    def _names(self) -> list[str]:
+        from ckpttools.formats.registry import writable
+
+        return list(writable())
+
+
 def target_options(command: Command) -> Command:
-    """Adds the format of DST, as `to`, and how Orbax stores it, as `storage`."""
+    """Adds the format of DST, as `format`, and how Orbax stores it, as `storage`."""
     to_option = click.option(
         "--to",
-        type=click.Choice(("orbax", "safetensors", "zarr3")),
+        "format",
+        type=_Format(),
         help="Format of DST; without it that of SRC. Orbax gets <step>/<item>, both named as in SRC.",
     )
-    return to_option(sharing_storage_options(command))
+    return to_option(storage_options(command))
 
 
 class DTypeOfPattern(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on

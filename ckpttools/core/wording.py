@@ -13,7 +13,7 @@ from contextlib import contextmanager
 # Switches of which one side has a name of its own.
 _FLAGS = {("zarr3", False): "--zarr2", ("reference", False): "--copy", ("per_layer", False): "--whole"}
 # Arguments whose flags have names that Python keeps for itself.
-_NAMES = {"names": "as", "everything": "all"}
+_NAMES = {"names": "as", "everything": "all", "format": "to"}
 _PLACES = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "against": "SRC"}
 _as_flags = False
 
@@ -40,7 +40,7 @@ def option(name: str, value: object = None) -> str:
         `scan_axis`, scan=False, scan_axis=0, tied="drop"; as flags --scan-axis, --no-scan, --scan-axis 0,
         --tied drop.
     """
-    return _flag(name, value) if _as_flags else _argument(name, value)
+    return flag(name, value) if _as_flags else _argument(name, value)
 
 
 def place(name: str) -> str:
@@ -59,8 +59,9 @@ def _argument(name: str, value: object) -> str:
     return f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
 
 
-def _flag(name: str, value: object) -> str:
-    flag = f"--{_NAMES.get(name, name).replace('_', '-')}"
+def flag(name: str, value: object = None) -> str:
+    """An option as the command line takes it, whoever asks."""
+    plain = f"--{_NAMES.get(name, name).replace('_', '-')}"
     if isinstance(value, bool):
-        return flag if value else _FLAGS.get((name, value), f"--no-{flag[2:]}")
-    return flag if value is None else f"{flag} {value}"
+        return plain if value else _FLAGS.get((name, value), f"--no-{plain[2:]}")
+    return plain if value is None else f"{plain} {value}"

@@ -1,6 +1,9 @@
 """What a format is: a way to recognise and open a checkpoint, and a way to lay one out in files.
 
 Adding a format is one module with a `FORMAT` object and one line: see docs/add-a-format.md.
+
+`Format` is what every format is; what else one can do or tell, it says by having the methods of the other
+protocols here: `Writable` and `Tells…`. Who wants to know asks `formats.registry`.
 """
 
 from __future__ import annotations
@@ -8,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ckpttools.array.lazy import ByteSource
 from ckpttools.array.shardings import Sharding
+from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
+from ckpttools.core.options import Option
 from ckpttools.core.region import Shape
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.placement import ChunkFiles, Placement, Range, Referenced
@@ -57,10 +62,7 @@ class OtherSteps(NamedTuple):
 
 
 class Format(Protocol):
-    """A format that can be read. The object named by the entry point has this shape.
-
-    What is beside the arrays a format may tell by more methods: see `TellsShardings` and `TellsSteps`.
-    """
+    """A format that can be read. The object named by the entry point has this shape."""
 
     @property
     def name(self) -> str:
@@ -99,6 +101,45 @@ class TellsSteps(Protocol):
         Raises:
             StorageError: the run may not be looked into.
         """
+
+
+@runtime_checkable
+class TellsStorage(Protocol):
+    """A format that knows more of how its arrays lie in files than the arrays themselves tell."""
+
+    def storage(self, tree: Tree, options: ReadOptions) -> Storage:
+        """The files of a tree that this format opened, and what they hold; reads no array.
+
+        Raises:
+            FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
+        """
+
+
+@runtime_checkable
+class TellsFiles(Protocol):
+    """A format that knows which files are its own; without it no checkpoint of it is ever replaced."""
+
+    def owns(self, path: PurePath) -> bool:
+        """Whether a path, relative to a checkpoint, is one that its files have, or would be taken for one."""
+
+    def strangers(self, directory: Path, tree: Tree) -> Iterable[str]:
+        """What lies in a directory and is no part of the one checkpoint that this format's writer puts there.
+
+        Args:
+            directory: where.
+            tree: what this format opened there.
+
+        Raises:
+            OSError: the directory cannot be listed.
+        """
+
+
+@runtime_checkable
+class TellsCompanions(Protocol):
+    """A format in which configuration, tokenizer and so on have a place: see `formats.sidecar`."""
+
+    def companions(self, tree: Tree) -> Path:
+        """The directory where they lie, or would, of a tree that this format opened."""
 
 
 @dataclass(frozen=True)
@@ -190,4 +231,65 @@ class Writer(Protocol):
             tree: what was written.
             layout: as `layout` gave it.
             extents: where encoded chunks went; empty where none are encoded.
+        """
+
+
+@runtime_checkable
+class HoldsCompanions(Protocol):
+    """A writer with a place for configuration, tokenizer and so on; others leave them out, which is said."""
+
+    def companions_at(self, tree: Tree, is_model: bool) -> str:
+        """The directory where they go, relative to the root; empty for the root itself.
+
+        Args:
+            tree: what will be written.
+            is_model: whether the arrays have the model's own names, so that its files may lie beside them.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a writer is made for.
+
+    Attributes:
+        tree: the source as it was opened: where the user says nothing, it tells step and names.
+        destination: directory that will be written; None where that is not known yet.
+        keeps_names: whether step, item and the like are called as in the source where the user says nothing.
+        shares: whether what stays as it is may be shared with the source where the user says nothing: the
+            command is about the tree rather than about how it is stored.
+        said: names of the options that the user gave a value.
+    """
+
+    tree: Tree
+    destination: Path | None = None
+    keeps_names: bool = True
+    shares: bool = False
+    said: frozenset[str] = frozenset()
+
+
+@runtime_checkable
+class Writable(Protocol):
+    """A format that can be written, too."""
+
+    @property
+    def name(self) -> str:
+        """The name users see: the command is `ckpt convert to-NAME`."""
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """What may be said of how it is written."""
+
+    @property
+    def help(self) -> str:
+        """What is written, for who reads the help of the command; may end with "Example:" and lines."""
+
+    def writer(self, target: Target, /, **options: Any) -> Writer:
+        """What writes a target.
+
+        Args:
+            target: what it is made for.
+            options: all of `options`, those that were not said with their defaults.
+
+        Raises:
+            UsageError: options that do not go together.
         """

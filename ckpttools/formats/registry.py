@@ -5,18 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePath
 from shlex import quote
+from typing import Any
 
 import ckpttools.formats as package
 from ckpttools.array.shardings import Sharding
+from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.core.options import Option, parsed
 from ckpttools.core.plugins import load_group
 from ckpttools.core.wording import option
-from ckpttools.formats.base import Format, OtherSteps, ReadOptions, TellsShardings, TellsSteps
+from ckpttools.formats.base import (
+    Format,
+    OtherSteps,
+    ReadOptions,
+    Target,
+    TellsCompanions,
+    TellsFiles,
+    TellsShardings,
+    TellsSteps,
+    TellsStorage,
+    Writable,
+    Writer,
+)
 from ckpttools.formats.interrupted import absent, refuse_interrupted
+from ckpttools.stores.files import names_in
+from ckpttools.stores.local import storage_error
 
 _MOST_TRIED, _MOST_NAMED = 100, 5
 # Modules of this package with a `FORMAT`, in the order in which they are tried.
@@ -73,12 +90,101 @@ def other_steps(tree: Tree) -> OtherSteps:
     return format.other_steps(tree) if isinstance(format, TellsSteps) else OtherSteps({}, {})
 
 
+def storage_of(tree: Tree, options: ReadOptions | None = None) -> Storage:
+    """The files of a checkpoint and what they hold, as its format tells: see `TellsStorage`; else its arrays.
+
+    Raises:
+        FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
+    """
+    format = _format_of(tree)
+    if isinstance(format, TellsStorage):
+        return format.storage(tree, options or ReadOptions())
+    from ckpttools.formats.survey import plain_storage
+
+    return plain_storage(tree)
+
+
+def companions_at(tree: Tree) -> Path | None:
+    """Where what belongs to a model lies beside a tree, if its format tells: see `TellsCompanions`."""
+    format = _format_of(tree)
+    return format.companions(tree) if isinstance(format, TellsCompanions) else None
+
+
+def strangers_in(directory: Path, tree: Tree) -> set[str]:
+    """What lies in a directory and is no part of the tree that was opened there: see `TellsFiles`; else all.
+
+    Raises:
+        StorageError: it cannot be listed.
+    """
+    format = _format_of(tree)
+    try:
+        if isinstance(format, TellsFiles):
+            return set(format.strangers(directory, tree))
+        return set(names_in(directory))
+    except OSError as error:
+        raise storage_error("cannot list", error.filename or directory, error) from error
+
+
+def is_own_file(path: PurePath) -> bool:
+    """Whether a path within a checkpoint is one that files of some format have."""
+    return any(each.owns(path) for each in formats().values() if isinstance(each, TellsFiles))
+
+
+def writable() -> Mapping[str, Writable]:
+    """The formats that can be written, by name."""
+    return {name: each for name, each in formats().items() if isinstance(each, Writable)}
+
+
+def format_named(name: str) -> Format | None:
+    """A format by its name; None where there is none."""
+    return _built_in()[name] if name in _built_in() else formats().get(name)
+
+
+def writer_for(
+    tree: Tree,
+    format: str | None = None,
+    destination: Path | None = None,
+    *,
+    keeps_names: bool = True,
+    shares: bool = False,
+    **options: Any,
+) -> Writer:
+    """The writer of a format, told by name.
+
+    Args:
+        tree: what will be written, as it was opened.
+        format: name of a format; None for the one the tree was read from.
+        destination: directory that will be written, where that is known.
+        keeps_names, shares: as `ckpttools.formats.base.Target`.
+        options: of the format, as it declares them; those that are None are not said.
+
+    Raises:
+        UsageError: no such format, or one that can be read only; an option that it does not have, or that
+            cannot be meant.
+    """
+    name = format or tree.metadata.format
+    found = None if name is None else format_named(name)
+    if not isinstance(found, Writable):
+        raise UsageError(
+            f"{name} cannot be written" if name else "it is not said in which format to write",
+            place=tree.metadata.place or None,
+            wanted=", ".join(writable()),
+            hint=f"choose one of them with {option('format')}",
+        )
+    said = {key: value for key, value in options.items() if value is not None}
+    values = parsed(found.options, said, writer_options, f"{name} is not stored")
+    return found.writer(Target(tree, destination, keeps_names, shares, frozenset(said)), **values)
+
+
+def writer_options() -> list[Option]:
+    """All that any format lets a user say of how it is written."""
+    return [option for each in writable().values() for option in each.options]
+
+
 def _format_of(tree: Tree) -> Format | None:
     """The format that opened a tree; None for a tree that was made."""
     name = tree.metadata.format
-    if name is None or not tree.metadata.place:
-        return None
-    return _built_in()[name] if name in _built_in() else formats().get(name)
+    return None if name is None or not tree.metadata.place else format_named(name)
 
 
 def _instead(path: Path) -> str:

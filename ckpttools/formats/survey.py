@@ -14,28 +14,9 @@ from ckpttools.array.nodes import Chunked, Stored
 from ckpttools.array.storage import Storage, StoredArray, StoredFile
 from ckpttools.array.tree import Tree, dotted, spelled
 from ckpttools.core.region import Region, Shape, grid_shape
-from ckpttools.formats.orbax.databases import Database, database_of, files_below
+from ckpttools.formats.orbax.databases import database_of, files_below
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Extent, length_of
 from ckpttools.formats.zarr.chunks import ChunkTable, chunk_tables, key_below
-
-# Formats of which every array is a zarr array below the directory that was opened.
-_ZARR_FORMATS = ("orbax", "zarr3")
-
-
-def survey(tree: Tree, max_index_bytes: int = MAX_INDEX_BYTES) -> Storage:
-    """The files of a checkpoint and what they hold.
-
-    Args:
-        tree: as its format opened it.
-        max_index_bytes: as in `ckpttools.formats.base.ReadOptions`.
-
-    Raises:
-        FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
-    """
-    place = Path(tree.metadata.place)
-    if tree.metadata.format in _ZARR_FORMATS:
-        return _zarr_storage(database_of(place, max_index_bytes), tree)
-    return _plain_storage(place, tree)
 
 
 @dataclass
@@ -73,7 +54,17 @@ def _covered(ranges: Iterable[tuple[int, int]], size: int | None = None) -> int:
     return total
 
 
-def _zarr_storage(database: Database, tree: Tree) -> Storage:
+def zarr_storage(tree: Tree, max_index_bytes: int = MAX_INDEX_BYTES) -> Storage:
+    """Of a checkpoint whose arrays are zarr arrays below the directory that was opened.
+
+    Args:
+        tree: as its format opened it.
+        max_index_bytes: as in `ckpttools.formats.base.ReadOptions`.
+
+    Raises:
+        FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
+    """
+    database = database_of(Path(tree.metadata.place), max_index_bytes)
     uses: dict[str, _Use] = defaultdict(_Use)
     for node in database.nodes:
         uses[node.file].index.append((node.offset, node.offset + node.length))
@@ -122,8 +113,9 @@ def _stored_array(table: ChunkTable, path: str) -> StoredArray:
     )
 
 
-def _plain_storage(place: Path, tree: Tree) -> Storage:
-    """Of any format whose arrays say themselves where they are."""
+def plain_storage(tree: Tree) -> Storage:
+    """Of a checkpoint whose arrays say themselves where they are."""
+    place = Path(tree.metadata.place)
     root = place if place.is_dir() else place.parent
     uses: dict[str, _Use] = defaultdict(_Use)
     for path, array in tree.arrays.items():

@@ -14,7 +14,7 @@ from ckpttools.core.errors import ConfigError, FormatError, StorageError
 from ckpttools.core.wording import option
 from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.json_file import read_json
-from ckpttools.formats.registry import open_tree
+from ckpttools.formats.registry import companions_at, open_tree
 from ckpttools.formats.sidecar import CARRIED, Companions, files_of_model, read_file
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import TrueConfig
@@ -93,25 +93,29 @@ class ModelFiles:
 
 def companions_of(tree: Tree) -> Companions:
     """What lies beside the weights of a checkpoint, or was carried along in it; nothing for other formats."""
-    place = Path(tree.metadata.place)
-    place = place if place.is_dir() else place.parent
-    if tree.metadata.format == "safetensors" and tree.metadata.config is not None:
-        return Companions(files_of_model(place))
-    directory = place / COMPANIONS
-    if tree.metadata.format not in ("orbax", "safetensors") or not directory.is_dir():
+    directory = companions_at(tree)
+    if directory is None or not directory.is_dir():
         return Companions()
-    arrays = directory / f"{CARRIED}.safetensors"
     files = files_of_model(directory)
+    if is_beside(tree):
+        return Companions(files)
+    arrays = directory / f"{CARRIED}.safetensors"
     if (directory / RECORD).is_file():
         files[RECORD] = LocalFile.at(directory / RECORD)
     return Companions(files, _arrays(open_tree(arrays)) if arrays.is_file() else {})
+
+
+def is_beside(tree: Tree) -> bool:
+    """Whether what belongs to the model lies beside the weights, as in Hugging Face's directories."""
+    place = Path(tree.metadata.place)
+    return companions_at(tree) == (place if place.is_dir() else place.parent)
 
 
 def companion_names(tree: Tree) -> list[str]:
     """The files of `companions_of`, relative to the directory of the checkpoint."""
     found = companions_of(tree)
     carried = [f"{CARRIED}.safetensors"] if found.arrays else []
-    beside = tree.metadata.format == "safetensors" and tree.metadata.config is not None
+    beside = is_beside(tree)
     return [name if beside else f"{COMPANIONS}/{name}" for name in (*found.files, *carried)]
 
 

@@ -6,13 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path as FilePath
+from pathlib import PurePath
 from typing import Any
 
 from ckpttools.array.shardings import Sharding
+from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, spelled
 from ckpttools.core.budget import require_room
 from ckpttools.core.errors import FormatError
-from ckpttools.formats.base import COMPANIONS, OtherSteps, ReadOptions
+from ckpttools.core.options import Option
+from ckpttools.formats.base import COMPANIONS, OtherSteps, ReadOptions, Target, Writer
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax import runs as orbax_runs
@@ -20,6 +23,7 @@ from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.metadata import SavedLeaf, key_impls
+from ckpttools.formats.orbax.options import HELP, OPTIONS, STORAGE
 from ckpttools.formats.orbax.steps import Item
 from ckpttools.stores.local import LocalFile, occurrences
 
@@ -29,6 +33,8 @@ class Orbax:
     """The format `orbax`."""
 
     name: str = "orbax"
+    options: tuple[Option, ...] = OPTIONS
+    help: str = HELP
 
     def why_not(self, path: FilePath) -> str | None:
         return orbax_runs.why_not(path)
@@ -61,6 +67,50 @@ class Orbax:
 
     def other_steps(self, tree: Tree) -> OtherSteps:
         return orbax_runs.not_whole_beside(tree)
+
+    def storage(self, tree: Tree, options: ReadOptions) -> Storage:
+        from ckpttools.formats.survey import zarr_storage
+
+        return zarr_storage(tree, options.max_index_bytes)
+
+    def owns(self, path: PurePath) -> bool:
+        from ckpttools.formats.orbax.own import owns
+
+        return owns(path)
+
+    def strangers(self, directory: FilePath, tree: Tree) -> Iterable[str]:
+        from ckpttools.formats.orbax.own import strangers
+
+        return strangers(directory, tree)
+
+    def companions(self, tree: Tree) -> FilePath:
+        return FilePath(tree.metadata.place) / COMPANIONS
+
+    def writer(
+        self,
+        target: Target,
+        /,
+        *,
+        item: str | None,
+        as_step: int | None,
+        target_data_file_size: int | None,
+        reference: bool | None,
+        **how: Any,
+    ) -> Writer:
+        from ckpttools.formats.orbax.write import OrbaxWriter
+        from ckpttools.formats.references import ReferenceMode, References, reference_mode
+
+        encodes = any(each.name in target.said for each in STORAGE if each.name != "reference")
+        mode = reference_mode(reference, by_default=target.shares, encodes=encodes)
+        shared = References() if mode is ReferenceMode.NONE else References(mode, target.destination)
+        as_read = target.tree.metadata.item if target.keeps_names else None
+        return OrbaxWriter(
+            as_step,
+            item or as_read or "items",
+            target_data_file_bytes=target_data_file_size,
+            references=shared,
+            **how,
+        )
 
 
 FORMAT = Orbax()

@@ -97,6 +97,10 @@ class OrbaxWriter:
         sizes = {name: size for name, size in files.sizes.items() if size}
         return Layout(placements, sizes, found.links, found.remarks)
 
+    def companions_at(self, tree: Tree, is_model: bool) -> str:
+        """As `HoldsCompanions.companions_at`: inside the item, where no loader minds."""
+        return f"{self._base(tree)}/{COMPANIONS}"
+
     def _base(self, tree: Tree) -> str:
         """The item's directory, relative to the root."""
         step = tree.metadata.step or 0 if self.step is None else self.step

@@ -12,16 +12,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NoReturn
 
 from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.budget import require_room
+from ckpttools.core.budget import parse_size, require_room
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, listing
+from ckpttools.core.options import Option
 from ckpttools.formats import flat
-from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.base import COMPANIONS, ReadOptions, Target, Writer
 from ckpttools.formats.safetensors.header import (
     Header,
     TensorEntry,
@@ -39,6 +40,26 @@ _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
 _SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors", re.DOTALL)
 _INDEX_HINT = "fetch the index again, or remove it: the files themselves say which tensors they hold"
+HELP = """Write any checkpoint as safetensors: the same arrays under the same names, no model known.
+
+SRC may be a file, an item, a step or a run directory. DST is a directory; it gets model.safetensors, or
+model-00001-of-00003.safetensors and so on with model.safetensors.index.json.
+
+What safetensors has no place for (keys of lists, empty nodes, strings, custom metadata, the step) goes into
+the metadata of the first file, and comes back when that is converted or inspected.
+
+Example:
+  ckpt convert to-safetensors ~/maxtext/llama ~/llama --dtype bfloat16
+"""
+MAX_SHARD = Option(
+    "max_shard_size",
+    parse_size,
+    # What huggingface_hub takes (MAX_SHARD_SIZE); transformers takes 50 GB from version 5 on.
+    "5GB",
+    "Bytes of tensors in one file at most, unless one alone has more; as huggingface_hub splits them.",
+    "SIZE",
+)
+SEPARATOR = Option("separator", (".", "/"), ".", "What joins the keys of a path to the name of a tensor.")
 
 
 @dataclass(frozen=True)
@@ -46,6 +67,8 @@ class SafetensorsFormat:
     """The `safetensors` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "safetensors"
+    options: tuple[Option, ...] = (MAX_SHARD, SEPARATOR)
+    help: str = HELP
 
     def why_not(self, path: Path) -> str | None:
         try:
@@ -64,6 +87,27 @@ class SafetensorsFormat:
         if named is not None:
             _check_index(named, files, found.folder / str(found.index))
         return _tree(path, found.folder, files)
+
+    def owns(self, path: PurePath) -> bool:
+        from ckpttools.formats.safetensors.own import owns
+
+        return owns(path)
+
+    def strangers(self, directory: Path, tree: Tree) -> Iterable[str]:
+        from ckpttools.formats.safetensors.own import strangers
+
+        return strangers(directory, tree)
+
+    def companions(self, tree: Tree) -> Path:
+        """Beside the weights of a model; of other trees in a directory of their own."""
+        place = Path(tree.metadata.place)
+        folder = place if place.is_dir() else place.parent
+        return folder / COMPANIONS if tree.metadata.config is None else folder
+
+    def writer(self, target: Target, /, *, max_shard_size: int, separator: str) -> Writer:
+        from ckpttools.formats.safetensors.write import SafetensorsWriter
+
+        return SafetensorsWriter(max_shard_size, separator)
 
 
 FORMAT = SafetensorsFormat()

@@ -16,7 +16,7 @@ from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.wording import option
 from ckpttools.formats import flat
-from ckpttools.formats.base import Extents, Layout
+from ckpttools.formats.base import COMPANIONS, Extents, Layout
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors.header import MAX_HEADER_BYTES
 from ckpttools.stores.files import write_file
@@ -59,6 +59,10 @@ class SafetensorsWriter:
                 home = DataFile(shard.file, len(shard.header) + start)
                 placements[path] = Placement(array.shape, array.dtype.itemsize, chunk, home)
         return Layout(placements, {shard.file: shard.nbytes for shard in shards})
+
+    def companions_at(self, tree: Tree, is_model: bool) -> str:
+        """As `HoldsCompanions.companions_at`: where transformers looks for them, if it is a model."""
+        return "" if is_model else COMPANIONS
 
     def finish(self, directory: FilePath, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`: the headers, then the index if there is more than one file."""

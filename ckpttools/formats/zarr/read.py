@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path as FilePath
+from pathlib import PurePath
 from typing import Any
 
+from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.budget import require_room
 from ckpttools.core.errors import FormatError
+from ckpttools.core.options import Option
 from ckpttools.formats import flat
-from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.base import ReadOptions, Target, Writer
 from ckpttools.formats.json_file import DEEPEST, read_json
 from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import Files
 from ckpttools.formats.orbax.metadata import TREE_FILE
+from ckpttools.formats.zarr.options import COMPRESSION, HELP
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
 from ckpttools.stores.local import storage_error
 
@@ -27,6 +31,8 @@ class Zarr3:
     """The format `zarr3`: a directory with the `zarr.json` of a group or an array."""
 
     name: str = "zarr3"
+    options: tuple[Option, ...] = (COMPRESSION,)
+    help: str = HELP
 
     def why_not(self, path: FilePath) -> str | None:
         if not path.is_dir():
@@ -50,6 +56,26 @@ class Zarr3:
             return Tree(found, metadata)
         named = Tree({(_joined(name),): array for name, array in found.items()}, metadata)
         return flat.restored(named, json.dumps(described))
+
+    def storage(self, tree: Tree, options: ReadOptions) -> Storage:
+        from ckpttools.formats.survey import zarr_storage
+
+        return zarr_storage(tree, options.max_index_bytes)
+
+    def owns(self, path: PurePath) -> bool:
+        from ckpttools.formats.zarr.own import owns
+
+        return owns(path)
+
+    def strangers(self, directory: FilePath, tree: Tree) -> Iterable[str]:
+        from ckpttools.formats.zarr.own import strangers
+
+        return strangers(directory, tree)
+
+    def writer(self, target: Target, /, **options: Any) -> Writer:
+        from ckpttools.formats.zarr.write import ZarrWriter
+
+        return ZarrWriter(**options)
 
 
 FORMAT = Zarr3()

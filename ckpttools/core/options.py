@@ -1,0 +1,85 @@
+"""Options as data: what a writer or a transform lets a user say, in Python and on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option as spelled
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One thing that may be said: an argument `max_shard_size`, a flag `--max-shard-size`.
+
+    Attributes:
+        name: of the argument.
+        type: bool for a switch, int for a number from 0 on, str for text, a tuple for one of these texts;
+            else what makes a value of text or raises a UsageError, as `ckpttools.core.budget.parse_size`.
+        default: what it is if nothing is said, as the user would say it; None for nothing.
+        help: a sentence or two.
+        metavar: what stands for the value in the help of the command; None for what the type is called.
+    """
+
+    name: str
+    type: type | tuple[str, ...] | Callable[[Any], object]
+    default: object = None
+    help: str = ""
+    metavar: str | None = None
+
+    def parsed(self, value: Any) -> Any:
+        """The value that is meant.
+
+        Raises:
+            UsageError: this cannot be meant.
+        """
+        if value is None:
+            return None
+        if isinstance(self.type, tuple):
+            return self._checked(value, value in self.type, f"one of {', '.join(self.type)}")
+        if self.type is bool:
+            return self._checked(value, isinstance(value, bool), "True or False")
+        if self.type is int:
+            is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            return self._checked(value, is_number, "a whole number from 0 on")
+        if self.type is str:
+            return self._checked(value, isinstance(value, str) and value, "text that is not empty")
+        return self.type(value) if isinstance(value, str | int) else value
+
+    def _checked(self, value: Any, is_meant: object, wanted: str) -> Any:
+        if not is_meant:
+            raise UsageError(f"{spelled(self.name)} cannot be this", got=repr(value), wanted=wanted)
+        return value
+
+    def asks_for_nothing(self, value: object) -> bool:
+        """Whether a value is what it is anyway, so that it may be said where nobody has the option."""
+        return not value if self.default is None else value == self.default
+
+
+def parsed(
+    options: Iterable[Option], said: Mapping[str, Any], others: Callable[[], Iterable[Option]], what: str
+) -> dict[str, Any]:
+    """The values of all options, by name: what is said, else their defaults.
+
+    Args:
+        options: those that there are.
+        said: name -> value.
+        others: options of others, asked only where a name is unknown: they may be said as long as that asks
+            for nothing.
+        what: what is not so, for the message.
+
+    Raises:
+        UsageError: one that there is not, or a value that cannot be meant.
+    """
+    known = {each.name: each for each in options}
+    if unknown := said.keys() - known.keys():
+        unknown -= {each.name for each in others() if each.asks_for_nothing(said.get(each.name))}
+    if unknown:
+        raise UsageError(
+            f"{what} with these options",
+            got=", ".join(sorted(unknown)),
+            wanted=f"none but {', '.join(sorted(known))}" if known else "none",
+        )
+    return {name: each.parsed(said.get(name, each.default)) for name, each in known.items()}
