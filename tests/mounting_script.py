@@ -12,7 +12,7 @@ from pathlib import Path
 from command_line import ckpt
 
 from ckpttools.core.errors import StorageError
-from ckpttools.stores.files import remove_tree
+from ckpttools.stores.local.files import remove_tree
 
 
 def _run(arguments: list[str]) -> tuple[int, str]:

@@ -9,14 +9,16 @@ from pathlib import Path
 
 from ckpttools.core.errors import UsageError
 from ckpttools.formats import sidecar
-from ckpttools.formats.base import PLAN_MARK, RECORD
+from ckpttools.formats.base import RECORD
 from ckpttools.formats.orbax import metadata as orbax
 from ckpttools.formats.orbax.index import PROCESSES
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.orbax.write import DATA_DIRECTORY
 from ckpttools.formats.zarr.zarr2 import DOCUMENT as ZARR2_DOCUMENT
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3_DOCUMENT
-from ckpttools.run.staging import Staging
+from ckpttools.run.destination import staging_of
+from ckpttools.stores.publishing import PLAN_MARK
+from ckpttools.stores.registry import parse
 
 _NAMES = (
     *sidecar.PATTERNS,
@@ -67,7 +69,8 @@ def check_beside(path: Path, source: str | Path, destination: Path | None = None
 
 
 def _check_outside(path: Path, real: Path, destination: Path) -> None:
-    for written, name in ((destination, "DST"), (Staging(destination).directory, "where DST grows")):
+    taken = staging_of(parse(destination)).taken
+    for written, name in zip(taken, ("DST", "where DST grows"), strict=True):
         place = Path(os.path.realpath(written))
         if real == place:
             how = "is"

@@ -23,13 +23,14 @@ from ckpttools.core.errors import (
     listing,
 )
 from ckpttools.formats import sidecar
-from ckpttools.formats.base import COMPANIONS, PLAN_MARK, RECORD
+from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr.zarr2 import DOCUMENT as ZARR2_DOCUMENT
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3_DOCUMENT
 from ckpttools.maxtext.kinds import optimizer_of
-from ckpttools.stores.files import names_in
+from ckpttools.stores.local.files import names_in
+from ckpttools.stores.publishing import PLAN_MARK
 
 _SHARD = re.compile(r"(.*?)(-\d{5}-of-\d{5})?\.safetensors", re.DOTALL)
 _INDEX = ".safetensors.index.json"
