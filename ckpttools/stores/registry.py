@@ -51,7 +51,7 @@ def parse(where: Where) -> Place:
     store = _store(scheme.lower())
     if store is None:
         raise _no_store(scheme, text)
-    return Place(store, _key(rest) if store is LOCAL else _key(rest).lstrip("/"))
+    return Place(store, _key(rest))
 
 
 def _key(text: str) -> str:
