@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from ckpttools.core.errors import FormatError
-from ckpttools.stores.descriptors import Reopened
-from ckpttools.stores.local import LocalFile
+from ckpttools.stores.local.descriptors import Reopened
+from ckpttools.stores.local.file import LocalFile
 from ckpttools.stores.times import iso_time
 
 SHARDS = 80
@@ -112,7 +112,7 @@ def test_threads_share_few_descriptors(tmp_path, few_files):
 def test_the_limit_is_raised_before_a_file_is_closed(tmp_path):
     code = """
 import os, resource, sys
-from ckpttools.stores.local import LocalFile
+from ckpttools.stores.local.file import LocalFile
 from ckpttools.stores.times import iso_time
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))

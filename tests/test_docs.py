@@ -184,6 +184,17 @@ def test_a_format_can_be_added_as_the_page_says(tmp_path):
     assert " passed" in done.stdout
 
 
+def test_a_store_can_be_added_as_the_page_says(tmp_path):
+    page = "add-a-store.md"
+    install(tmp_path, page, "zip_store", "ckpttools.stores", "zip", "STORE")
+    (tmp_path / "test_zip_store.py").write_text(code_blocks(ROOT / "docs" / page, "python")[1])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_zip_store.py"]
+    environment = with_path(tmp_path) | {"HYPOTHESIS_STORAGE_DIRECTORY": str(ROOT / ".hypothesis")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+
+
 def test_the_added_format_is_found_and_is_what_it_says(tmp_path, monkeypatch):
     install(tmp_path, "add-a-format.md", "npy_format", "ckpttools.formats", "npy", "FORMAT")
     monkeypatch.syspath_prepend(tmp_path)

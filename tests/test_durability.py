@@ -18,14 +18,15 @@ from support.stored_trees import ARRAYS, EVERYTHING
 from ckpttools.api.conversion import Conversion
 from ckpttools.api.save import plan_tree
 from ckpttools.array.tree import Tree
-from ckpttools.formats.base import PLAN_MARK, Writer
+from ckpttools.formats.base import Writer
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.chunk_codecs import Zstd
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.run import executor
-from ckpttools.stores.files import sync_tree
-from ckpttools.stores.partial import JOURNAL
+from ckpttools.stores.local.files import sync_tree
+from ckpttools.stores.local.partial import JOURNAL
+from ckpttools.stores.publishing import PLAN_MARK
 from ckpttools.transforms.select import Select
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="tells what a descriptor is of")

@@ -38,7 +38,7 @@ from ckpttools.formats.zarr.chunk_codecs import parse_compression
 from ckpttools.maxtext.scan import StackLayers
 from ckpttools.plan import plan as planning
 from ckpttools.run.executor import execute
-from ckpttools.stores.files import write_whole
+from ckpttools.stores.local.files import write_whole
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import noise, stored

@@ -30,7 +30,7 @@ from ckpttools.core.region import Region
 from ckpttools.doctor.examine import examine
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr import inner_chunks
-from ckpttools.stores.local import LocalFile
+from ckpttools.stores.local.file import LocalFile
 
 F32 = np.dtype("float32")
 OCDBT = pytest.mark.parametrize("use_ocdbt", [True, False], ids=["ocdbt", "files"])

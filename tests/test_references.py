@@ -57,7 +57,7 @@ from ckpttools.mapping.values import Cast
 from ckpttools.plan.plan import build
 from ckpttools.run.events import TaskDone
 from ckpttools.run.executor import execute
-from ckpttools.stores.local import LocalFile
+from ckpttools.stores.local.file import LocalFile
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import groupings, noise, regions, stored
 from ckpttools.testing.trees import assert_same
@@ -761,7 +761,7 @@ from ckpttools.formats.references import ReferenceMode, References
 from ckpttools.plan import plan
 from ckpttools.run import executor
 from ckpttools.run.events import TaskDone
-from ckpttools.stores.partial import JOURNAL as NAME
+from ckpttools.stores.local.partial import JOURNAL as NAME
 references.SMALLEST_CHUNK, executor._SYNC_SECONDS = 1, 0.001
 plan.LARGEST_TASK, plan._SMALLEST_TASK = 1 << 12, 1 << 10
 source, out, entries = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
@@ -802,7 +802,7 @@ def test_a_file_of_weights_is_not_shared_for_a_scalar(model, tmp_path):
 
 def test_shared_files_are_no_room_that_comes_back(model, tmp_path):
     """What an unfinished conversion shares is not freed when it is done anew."""
-    from ckpttools.run.staging import _allocated
+    from ckpttools.stores.local.staging import _allocated
 
     (tmp_path / "x").mkdir()
     os.link(model / "model.safetensors", tmp_path / "x" / "linked")

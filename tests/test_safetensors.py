@@ -25,7 +25,7 @@ from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, Sto
 from ckpttools.core.region import Region
 from ckpttools.formats.base import Format, ReadOptions
 from ckpttools.formats.safetensors.format import FORMAT, parse_header
-from ckpttools.stores.local import LocalFile
+from ckpttools.stores.local.file import LocalFile
 
 ALL_CODES = [dtype.safetensors for dtype in DTYPES.values() if dtype.safetensors]
 WHOLE_CODES = [code for code in ALL_CODES if not from_safetensors(code).packed]

@@ -263,7 +263,7 @@ from ckpttools.array.nodes import Stored, relayout
 from ckpttools.plan.pieces import fitted
 from ckpttools.run.memory import peak_bytes
 from ckpttools.run.scanning import scan
-from ckpttools.stores.local import LocalFile
+from ckpttools.stores.local.file import LocalFile
 path, memory, jobs, transposed = sys.argv[1:]
 file, dtype = LocalFile.at(path), DTYPES["bfloat16"]
 side = 16384

@@ -16,15 +16,16 @@ from support.mounts import while_mounted
 
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, StorageError, UsageError
-from ckpttools.formats.base import PLAN_MARK
 from ckpttools.maxtext.to_maxtext import ToMaxText
-from ckpttools.run import staging as staging_module
+from ckpttools.run.entries import Entry, entries
 from ckpttools.run.events import Publishing, Started, TaskDone
-from ckpttools.run.journal import Entry, Journal, LockedError, Purpose
-from ckpttools.run.staging import Staging
-from ckpttools.stores.files import exchange, remove_tree
-from ckpttools.stores.local import LocalFile
-from ckpttools.stores.partial import JOURNAL as NAME
+from ckpttools.stores.local import staging as staging_module
+from ckpttools.stores.local.file import LocalFile
+from ckpttools.stores.local.files import exchange, remove_tree
+from ckpttools.stores.local.journal import Journal
+from ckpttools.stores.local.partial import JOURNAL as NAME
+from ckpttools.stores.local.staging import Staging
+from ckpttools.stores.publishing import PLAN_MARK, LockedError, Purpose
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 TIMES = re.compile(rb'"[a-z]+_timestamp_nsecs": \d+')
@@ -481,13 +482,16 @@ class TestJournal:
             Entry(number, {(number,): name_range(number)}, {"overflowed": number}) for number in range(count)
         ]
 
+    def records(self, count):
+        return [entry.to_record() for entry in self.entries(count)]
+
     def test_it_says_what_was_entered(self, tmp_path):
         journal = Journal(tmp_path)
         journal.begin(Purpose("plan"))
-        journal.enter(self.entries(3))
+        journal.enter(self.records(3))
         journal.close()
         again = Journal(tmp_path)
-        assert (again.plan, again.done) == ("plan", self.entries(3))
+        assert (again.plan, list(entries(again.records))) == ("plan", self.entries(3))
 
     def test_what_is_published_is_the_last_inventory_if_it_is_whole(self, tmp_path):
         journal = Journal(tmp_path)
@@ -519,17 +523,17 @@ class TestJournal:
     def test_no_damage_is_believed(self, tmp_path, damage):
         journal = Journal(tmp_path)
         journal.begin(Purpose("plan"))
-        journal.enter(self.entries(5))
+        journal.enter(self.records(5))
         journal.close()
         data = bytearray((tmp_path / NAME).read_bytes())
         data[damage % len(data)] ^= 0x15
         (tmp_path / NAME).write_bytes(data)
         again = Journal(tmp_path)
         assert again.plan in ("plan", None)
-        assert all(entry in self.entries(5) for entry in again.done)
-        again.enter(self.entries(6)[5:])
+        assert all(entry in self.entries(5) for entry in entries(again.records))
+        again.enter(self.records(6)[5:])
         again.close()
-        assert again.plan is None or Entry.from_json(*self.entries(6)[5].to_json()) in Journal(tmp_path).done
+        assert again.plan is None or self.entries(6)[5] in entries(Journal(tmp_path).records)
 
     @settings(max_examples=60)
     @given(st.data())

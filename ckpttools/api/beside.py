@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 from ckpttools.core.errors import UsageError
-from ckpttools.formats.base import PLAN_MARK
 from ckpttools.formats.registry import is_own_file
-from ckpttools.run.staging import Staging
+from ckpttools.run.destination import staging_of
+from ckpttools.stores.publishing import PLAN_MARK
+from ckpttools.stores.registry import parse
 
 
 def check_beside(path: Path, source: str | Path, destination: Path | None = None) -> None:
@@ -39,7 +40,8 @@ def check_beside(path: Path, source: str | Path, destination: Path | None = None
 
 
 def _check_outside(path: Path, real: Path, destination: Path) -> None:
-    for written, name in ((destination, "DST"), (Staging(destination).directory, "where DST grows")):
+    taken = staging_of(parse(destination)).taken
+    for written, name in zip(taken, ("DST", "where DST grows"), strict=True):
         place = Path(os.path.realpath(written))
         if real == place:
             how = "is"

@@ -18,10 +18,10 @@ from ckpttools.core.errors import (
     StorageError,
     listing,
 )
-from ckpttools.formats.base import PLAN_MARK
 from ckpttools.formats.registry import open_tree, strangers_in
 from ckpttools.maxtext.view import view_of
-from ckpttools.stores.files import names_in
+from ckpttools.stores.local.files import names_in
+from ckpttools.stores.publishing import PLAN_MARK
 
 _SHOWN = 5
 

@@ -152,7 +152,7 @@ def _is_page(path: Path) -> bool:
 
 def _write(output: Path, text: str) -> None:
     """Writes the page whole, so that nobody finds half of it; of a link, what it leads to."""
-    from ckpttools.stores.files import write_error, write_whole
+    from ckpttools.stores.local.files import write_error, write_whole
 
     output = output.resolve()
     try:

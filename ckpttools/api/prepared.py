@@ -28,6 +28,7 @@ from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Observer, Receipt
+from ckpttools.stores.registry import parse
 
 P = ParamSpec("P")
 
@@ -164,9 +165,9 @@ def _place(source: Source) -> Path | None:
 
 
 def _require_partial(destination: Path) -> None:
-    from ckpttools.run.staging import Staging
+    from ckpttools.run.destination import staging_of
 
-    directory = Staging(destination).directory
+    _, directory = staging_of(parse(destination)).taken
     if not directory.exists():
         raise UsageError(
             "there is nothing to go on with",

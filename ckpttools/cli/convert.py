@@ -80,7 +80,8 @@ def perform(
 
 def _print_plan(prepared: Prepared, source: Path, output: Output) -> None:
     from ckpttools.cli.plan_text import describe, print_plan
-    from ckpttools.run.staging import begun_at
+    from ckpttools.run.destination import begun_at
+    from ckpttools.stores import parse
 
     report = describe(prepared.plan, source, prepared.destination)
     if output.as_json:
@@ -89,10 +90,10 @@ def _print_plan(prepared: Prepared, source: Path, output: Output) -> None:
         print_plan(report)
     # What would stop the conversion is an error of its plan, too; the plan is worth seeing all the same.
     prepared.check()
-    begun = begun_at(prepared.destination)
+    begun = begun_at(parse(prepared.destination))
     if begun is not None:
         what = "begins anew" if output.overwrite else "is refused"
-        say(f"{begun} is there: the command that began it goes on from there; any other {what}")
+        say(f"{begun.place} is there: the command that began it goes on from there; any other {what}")
 
 
 def _carry_out(prepared: Prepared, output: Output) -> None:

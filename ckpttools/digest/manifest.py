@@ -20,7 +20,7 @@ from ckpttools.core.errors import (
 from ckpttools.core.region import Shape
 from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, digest_of, tree_digest
-from ckpttools.stores.files import write_error, write_whole
+from ckpttools.stores.local.files import write_error, write_whole
 
 FORMAT = "ckpttools-manifest"
 VERSION = 1

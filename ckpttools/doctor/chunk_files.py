@@ -18,7 +18,7 @@ from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
 from ckpttools.formats.zarr.chunk_ends import Encoded, is_pointer, is_shard, is_whole
 from ckpttools.formats.zarr.chunks import ChunkTable
 from ckpttools.formats.zarr.inner_chunks import shard_of
-from ckpttools.stores.local import LocalFile
+from ckpttools.stores.local.file import LocalFile
 
 _WRONG_LENGTH = "have the wrong length"
 _CUT = "are cut, or are something else: their headers and lengths do not agree"

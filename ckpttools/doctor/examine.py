@@ -15,7 +15,7 @@ from ckpttools.doctor import checks as checks_room
 from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, told
 from ckpttools.doctor.scene import Scene, scene_at
 from ckpttools.formats.base import ReadOptions
-from ckpttools.stores.local import storage_error
+from ckpttools.stores.local.file import storage_error
 
 # The check that opens everything: what it finds is only said where no other check says more.
 LAST_RESORT = "opens"

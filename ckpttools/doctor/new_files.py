@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ckpttools.core.errors import FormatError
 from ckpttools.doctor.looking import is_file
-from ckpttools.stores.local import storage_error
+from ckpttools.stores.local.file import storage_error
 
 
 def write_new(path: Path, content: bytes) -> None:

@@ -31,8 +31,8 @@ from ckpttools.formats.orbax.steps import (
 from ckpttools.formats.safetensors.header import json_object
 from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
-from ckpttools.stores.local import read_whole, storage_error
-from ckpttools.stores.partial import is_staging
+from ckpttools.stores.local.file import read_whole, storage_error
+from ckpttools.stores.local.partial import is_staging
 
 # What the fix set-aside appends.
 SET_ASIDE = ".unfinished"

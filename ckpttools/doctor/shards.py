@@ -8,7 +8,7 @@ from pathlib import Path
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.doctor.looking import is_file
 from ckpttools.formats.safetensors.header import Header, parse_header
-from ckpttools.stores.local import LocalFile
+from ckpttools.stores.local.file import LocalFile
 
 
 def header_of(path: Path) -> Header | CheckpointError:

@@ -30,9 +30,6 @@ COMPANIONS = "hf"
 RECORD = "ckpttools.json"
 """File beside them that says how the model spelled its names."""
 
-PLAN_MARK = ".ckpttools-plan"
-"""File in a checkpoint that is being published: the fingerprint of its plan. The last thing to leave it."""
-
 
 @dataclass(frozen=True)
 class ReadOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckpttools.core.errors import FormatError, StorageError
-from ckpttools.stores.partial import REPLACED, SUFFIX, is_staging
+from ckpttools.stores.local.partial import REPLACED, SUFFIX, is_staging
 
 
 def partial_of(path: Path) -> Path | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpttools.core.errors import FormatError
-from ckpttools.stores.local import read_whole
+from ckpttools.stores.local.file import read_whole
 
 # Whatever walks through a document by calling itself, as Python's own writer of JSON does, gets so far.
 DEEPEST = 200

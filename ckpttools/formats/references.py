@@ -22,8 +22,9 @@ from ckpttools.formats.blocks import Chunks, Finder, Place, chunks_of
 from ckpttools.formats.orbax.ocdbt import MAX_INLINE_VALUE
 from ckpttools.formats.placement import Placement, Referenced
 from ckpttools.formats.zarr.chunking import LARGEST
-from ckpttools.stores.links import Trials
-from ckpttools.stores.local import LocalFile
+from ckpttools.stores.base import File
+from ckpttools.stores.local.file import LocalFile
+from ckpttools.stores.local.links import Trials
 from ckpttools.stores.memory import Bytes
 
 # Chunks of a new grid are not made smaller than this, unless there is one only: thousands of norms as one
@@ -173,7 +174,8 @@ class _Search:
         if self._trials is None or isinstance(source, Bytes):
             return None
         if source.path not in self._refusals:
-            self._refusals[source.path] = self._trials.refusal(source.path)
+            why = self._trials.refusal(source) if isinstance(source, File) else "it is no file"
+            self._refusals[source.path] = why
         return self._refusals[source.path]
 
     def _home(self, chunks: Chunks, places: Sequence[Place]) -> Referenced:

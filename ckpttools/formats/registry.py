@@ -32,8 +32,8 @@ from ckpttools.formats.base import (
     Writer,
 )
 from ckpttools.formats.interrupted import absent, refuse_interrupted
-from ckpttools.stores.files import names_in
 from ckpttools.stores.local import storage_error
+from ckpttools.stores.local.files import names_in
 
 _MOST_TRIED, _MOST_NAMED = 100, 5
 # Modules of this package with a `FORMAT`, in the order in which they are tried.

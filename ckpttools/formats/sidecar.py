@@ -17,8 +17,8 @@ from ckpttools.core.errors import FormatError
 from ckpttools.formats.base import COMPANIONS, Extents, Layout, Writer
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.stores.files import write_file
-from ckpttools.stores.local import LocalFile
+from ckpttools.stores.local.file import LocalFile
+from ckpttools.stores.local.files import write_file
 from ckpttools.stores.unchanged import check_unchanged
 
 CARRIED = "carried"

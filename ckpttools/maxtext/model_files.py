@@ -18,7 +18,7 @@ from ckpttools.formats.registry import companions_at, open_tree
 from ckpttools.formats.sidecar import CARRIED, Companions, files_of_model, read_file
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import TrueConfig
-from ckpttools.stores.local import LocalFile
+from ckpttools.stores.local.file import LocalFile
 
 
 @dataclass(frozen=True)

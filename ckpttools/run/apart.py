@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 from ckpttools.array.lazy import ByteSource
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import place
-from ckpttools.run.staging import Staging, check_name
+from ckpttools.core.wording import place as called
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import check_name
+from ckpttools.stores.registry import Where, parse
 
 
-def check_apart(source: Path, destination: Path, name: str | None = None) -> None:
+def check_apart(source: Where, destination: Where, name: str | None = None) -> None:
     """Refuses a destination that is the source, contains it or lies in it, through links and `..` as well.
 
     Args:
@@ -23,44 +23,47 @@ def check_apart(source: Path, destination: Path, name: str | None = None) -> Non
     Raises:
         UsageError: it does, or it is no name that a directory can be given.
     """
-    check_name(destination)
-    name = name or place("source")
-    read, written = _real(source), _real(destination)
-    if read == written:
+    written = parse(destination)
+    check_name(written)
+    name = name or called("source")
+    read, to = parse(source).resolve(), written.resolve()
+    if read == to:
         how = f"is {name} itself"
-    elif written in read.parents:
+    elif to in read.parents:
         how = f"contains {name}"
-    elif read in written.parents:
+    elif read in to.parents:
         how = f"lies in {name}"
     else:
         return
-    raise _refused(destination, how, f"{name} {source}")
+    raise _refused(written, how, f"{name} {source}")
 
 
-def check_unread(sources: Iterable[ByteSource], staging: Staging) -> None:
+def check_unread(sources: Iterable[ByteSource], taken: Sequence[Place]) -> None:
     """Refuses a destination that holds a file which is going to be read.
+
+    Args:
+        sources: what is read.
+        taken: what is written, replaced or deleted, the destination first.
 
     Raises:
         UsageError: it does.
     """
-    kept = {_real(staging.destination), _real(staging.directory)}
-    directories: set[Path] = set()
+    kept = {each.resolve() for each in taken}
+    directories: set[Place] = set()
     for source in sources:
-        name = Path(os.path.abspath(source.path))  # noqa: PTH100  links are followed below
-        for home in (name.parent, _real(name).parent):
-            if home not in directories and not kept.isdisjoint((home, *home.parents)):
-                raise _refused(staging.destination, "holds what is read", source.path)
+        place = parse(source.path)
+        for home in (place.parent, place.resolve().parent):
+            if home not in directories:
+                real = home.resolve()
+                if not kept.isdisjoint((real, *real.parents)):
+                    raise _refused(taken[0], "holds what is read", source.path)
             directories.add(home)
 
 
-def _refused(destination: Path, how: str, source: str) -> UsageError:
+def _refused(destination: Place, how: str, source: str) -> UsageError:
     return UsageError(
-        f"{place('destination')} {how}: {destination}",
+        f"{called('destination')} {how}: {destination}",
         got=source,
         wanted="a destination apart from the source, which stays as it is",
         hint="choose another destination, such as a directory beside the source",
     )
-
-
-def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path as FilePath
 
 from ckpttools.array.scratch import Scratch
@@ -20,16 +21,17 @@ from ckpttools.formats.base import Extents, Writer
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
 from ckpttools.run.apart import check_apart, check_unread
-from ckpttools.run.data_files import DataFiles
+from ckpttools.run.destination import staging_of
+from ckpttools.run.entries import Entry, kept
 from ckpttools.run.events import Observer, Publishing, Receipt, Started, TaskDone, Watch
-from ckpttools.run.journal import Entry, Journal, Purpose
 from ckpttools.run.linking import link_files
 from ckpttools.run.making import make
 from ckpttools.run.memory import peak_bytes
-from ckpttools.run.resuming import kept
-from ckpttools.run.staging import Staging
 from ckpttools.run.threads import start_some
-from ckpttools.stores.files import write_error
+from ckpttools.stores.local.files import write_error
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import DataFiles, Purpose, Staging, Work
+from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.unchanged import check_unchanged
 
 # How often finished tasks become durable: the most work that a kill can lose. Syncing early also keeps
@@ -40,7 +42,7 @@ _SYNC_SECONDS = 0.5
 def execute(
     plan: Plan,
     writer: Writer,
-    destination: FilePath,
+    destination: Where,
     *,
     overwrite: bool = False,
     check_replaced: Callable[[FilePath], None] = lambda destination: None,
@@ -56,7 +58,8 @@ def execute(
         writer: the one it was planned with.
         destination: final name; it appears only when everything is written.
         overwrite: whether what has that name, or an unfinished other conversion to it, may be replaced.
-        check_replaced: see `Staging`.
+        check_replaced: called with the destination where something is there; raises `DestinationExistsError`
+            if it may not be replaced by what will be written, whatever the user says.
         observe: called with every event, from several threads but never at once.
         watch: sees everything that is written; not what an earlier run wrote or what is only referenced.
         conclude: called when the checkpoint has its name, before the journal goes: what it raises leaves the
@@ -68,20 +71,21 @@ def execute(
             what was done.
     """
     started = time.monotonic()
-    staging = Staging(destination, overwrite, check_replaced)
-    own = _checked(plan, writer, staging)
+    place = parse(destination)
+    staging = staging_of(place, overwrite, partial(check_replaced, FilePath(place)))
+    own = _checked(plan, writer, place, staging)
     purpose = Purpose(own, _source(plan), command, str(FilePath.cwd()) if command else "")
-    with staging.opened(purpose) as journal:
-        if staging.is_complete(journal, own):
-            done, unlinked = _Work(len(plan.tasks), plan.bytes_out), 0
+    with staging.opened(purpose) as work:
+        if work.is_complete:
+            done, unlinked = _Done(len(plan.tasks), plan.bytes_out), 0
             observe(Started(plan, done.tasks, done.bytes_out))
         else:
-            done, unlinked = _made(plan, writer, staging, journal, observe, watch)
-            staging.publish(journal)
+            done, unlinked = _made(plan, writer, work, observe, watch)
+            work.publish()
         conclude()
-        staging.conclude(journal)
+        work.conclude()
     receipt = Receipt(
-        destination=destination,
+        destination=FilePath(place),
         arrays=len(plan.tree.arrays),
         tasks=len(plan.tasks),
         tasks_resumed=done.tasks,
@@ -102,20 +106,21 @@ def execute(
 def check(
     plan: Plan,
     writer: Writer,
-    destination: FilePath,
+    destination: Where,
     overwrite: bool,
     check_replaced: Callable[[FilePath], None],
 ) -> None:
     """Raises what stops `execute` before it writes anything; arguments as there."""
-    _checked(plan, writer, Staging(destination, overwrite, check_replaced))
+    place = parse(destination)
+    _checked(plan, writer, place, staging_of(place, overwrite, partial(check_replaced, FilePath(place))))
 
 
-def _checked(plan: Plan, writer: Writer, staging: Staging) -> str:
+def _checked(plan: Plan, writer: Writer, destination: Place, staging: Staging) -> str:
     """The fingerprint of a run that nothing stops before it writes anything."""
-    own, place = fingerprint(plan, writer), plan.tree.metadata.place
-    if place:
-        check_apart(FilePath(place), staging.destination)
-    check_unread(plan.sources, staging)
+    own, source = fingerprint(plan, writer), plan.tree.metadata.place
+    if source:
+        check_apart(source, destination)
+    check_unread(plan.sources, staging.taken)
     staging.check(own, plan.layout.nbytes)
     return own
 
@@ -129,7 +134,7 @@ def _source(plan: Plan) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _Done:
     """What of a run was done before it: tasks and their bytes; and what was counted in all of it."""
 
     tasks: int
@@ -146,44 +151,40 @@ def fingerprint(plan: Plan, writer: Writer) -> str:
     return hashlib.sha256(f"{plan.fingerprint()} {rest!r}".encode()).hexdigest()
 
 
-def _made(
-    plan: Plan, writer: Writer, staging: Staging, journal: Journal, observe: Observer, watch: Watch
-) -> tuple[_Work, int]:
+def _made(plan: Plan, writer: Writer, work: Work, observe: Observer, watch: Watch) -> tuple[_Done, int]:
     """Makes the content, all but its name.
 
     Returns:
         What an earlier run had done, and the bytes that were copied where links were refused.
     """
-    done = kept(journal.done, plan, staging.content)
+    done = kept(work.records, plan, work.content)
     bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
     observe(Started(plan, len(done), bytes_done))
-    unlinked = link_files(plan.layout, staging.content)
-    with closing(DataFiles(staging.content, plan.layout.files)) as files:
-        run = _Run(plan, files, journal, observe, watch)
+    unlinked = link_files(plan.layout, work.content)
+    with closing(work.data_files(plan.layout.files)) as files:
+        run = _Run(plan, files, work, observe, watch)
         extents = run.work(done)
         observe(Publishing())
         try:
             check_unchanged(plan.sources)
-            writer.finish(staging.content, plan.tree, plan.layout, extents)
+            writer.finish(FilePath(work.content), plan.tree, plan.layout, extents)
         except SourceChangedError:
             # What was read, or is copied at the end, is not what was planned. One that is only away for now,
             # with the disk that it is on, may be the same when it comes back.
-            staging.discard(journal)
+            work.discard()
             raise
         except OSError as error:
-            raise write_error(error.filename or staging.content, error) from error
-    return _Work(len(done), bytes_done, run.counts), unlinked
+            raise write_error(error.filename or str(work.content), error) from error
+    return _Done(len(done), bytes_done, run.counts), unlinked
 
 
 class _Run:
     """The moving state of one run: the tasks still to be taken, those finished, the first error."""
 
-    def __init__(
-        self, plan: Plan, files: DataFiles, journal: Journal, observe: Observer, watch: Watch
-    ) -> None:
+    def __init__(self, plan: Plan, files: DataFiles, work: Work, observe: Observer, watch: Watch) -> None:
         self._plan = plan
         self._files = files
-        self._journal = journal
+        self._work = work
         self._observe = observe
         self._watch = watch
         self._lock = threading.Lock()
@@ -276,7 +277,7 @@ class _Run:
             self._counts.setdefault(spelled(path), Counter()).update(entry.counts)
         self._extents.update({(path, index): place for index, place in entry.chunks.items()})
         for place in entry.chunks.values():
-            self._files.extend(place)
+            self._files.extend(place.file, place.offset + place.nbytes)
 
     def _syncer(self) -> None:
         while not self._stop.wait(_SYNC_SECONDS):
@@ -289,5 +290,5 @@ class _Run:
         if finished:
             self._sync_failed = True
             self._files.sync()
-            self._journal.enter(finished)
+            self._work.enter([entry.to_record() for entry in finished])
             self._sync_failed = False

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ckpttools.formats.base import Layout
-from ckpttools.stores.files import write_error
-from ckpttools.stores.links import copy_parts, link
-from ckpttools.stores.local import LocalFile
+from ckpttools.stores.base import File, Links
+from ckpttools.stores.place import Place
 
 
-def link_files(layout: Layout, directory: Path) -> int:
-    """Links every file of a layout below a directory; does nothing where an earlier run did.
+def link_files(layout: Layout, content: Place) -> int:
+    """Links every file of a layout below a place; does nothing where an earlier run did.
 
-    Where the file system refuses although a trial went well, or none was made, the parts that are needed are
-    copied to the same places of a file with holes: the index that was planned is right for both.
+    Where the store refuses although a trial went well, or none was made, the parts that are needed are copied
+    to the same places of a file with holes: the index that was planned is right for both.
 
     Returns:
         Bytes that were copied instead.
 
     Raises:
         FormatError: a file is not what it was when the plan was made.
-        StorageError, NoSpaceError: the system reports an error.
+        StorageError, NoSpaceError: the store reports an error.
     """
     copied = 0
+    store = content.store
     for name, source in layout.links.items():
-        if not isinstance(source, LocalFile):
-            raise TypeError(f"{source!r} is no file that can be linked")
-        target, parts = directory / name, layout.used[name]
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if not link(source, target):
-                copy_parts(source, target, parts)
-                copied += sum(stop - start for start, stop in parts)
-        except OSError as error:
-            raise write_error(target, error) from error
+        if not (isinstance(source, File) and isinstance(store, Links)):
+            raise TypeError(f"{source!r} is no file that can be linked into {content}")
+        target, parts = (content / name).key, layout.used[name]
+        if not store.link(source, target):
+            store.copy_parts(source, target, parts)
+            copied += sum(stop - start for start, stop in parts)
     return copied

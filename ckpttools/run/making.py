@@ -13,8 +13,8 @@ from ckpttools.core.region import Shape
 from ckpttools.formats.placement import Appended, ChunkCodec, ChunkFiles, Placement, Range
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
-from ckpttools.run.data_files import DataFiles
 from ckpttools.run.events import Watch
+from ckpttools.stores.publishing import DataFiles
 
 
 def make(
@@ -87,9 +87,10 @@ def _write_encoded(
 
 def _place(placement: Placement, index: Shape, encoded: bytes, files: DataFiles) -> Range:
     match placement.home:
-        case Appended(file, most):
-            return files.append(file, most, encoded)
+        case Appended(series, most):
+            return Range(*files.append(series, most, encoded), len(encoded))
         case ChunkFiles(name):
-            return files.write_whole(name(index), encoded)
+            files.write_whole(name(index), encoded)
+            return Range(name(index), 0, len(encoded))
         case _:
             raise TypeError("encoded chunks have no fixed place in a data file")

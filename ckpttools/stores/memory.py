@@ -1,19 +1,36 @@
-"""Bytes that are in memory already, read like a file: small values that an index holds itself."""
+"""Bytes in memory: a store that lives as long as the process, and small values that an index holds."""
 
 from __future__ import annotations
 
+import threading
 import zlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, ClassVar
 
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import (
+    DestinationExistsError,
+    FormatError,
+    SourceChangedError,
+    StorageError,
+    UsageError,
+)
+from ckpttools.core.wording import option
+from ckpttools.stores.base import Costs, Entry, File, Kind, LinkTrials, Status, Store
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import LockedError, Purpose, Record, Traits, Unfinished, check_name
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+_PARTIAL = ".partial"
+_VERSIONS = count(1)
+
 
 @dataclass(frozen=True)
-class Bytes:
+class Bytes(File):
     """A byte string that answers like a file.
 
     Attributes:
@@ -25,22 +42,350 @@ class Bytes:
     data: bytes
 
     @property
-    def size(self) -> int:
+    def size(self) -> int:  # type: ignore[override]
         return len(self.data)
 
     @property
-    def version(self) -> str:
+    def version(self) -> str:  # type: ignore[override]
         """The content itself, as a checksum."""
         return str(zlib.crc32(self.data))
 
     def read_into(self, offset: int, out: Buffer) -> None:
-        """Fills `out` with the bytes from `offset` on.
+        """See `File`: raises FormatError where there are not so many bytes."""
+        _fill(self.path, self.data, offset, out)
 
-        Raises:
-            FormatError: there are not so many.
-        """
-        target = memoryview(out).cast("B")
-        part = self.data[offset : offset + len(target)]
-        if len(part) != len(target):
-            raise FormatError(f"{self.path} ends too early", got=f"{self.size} bytes")
-        target[:] = part
+
+@dataclass(frozen=True)
+class _Content:
+    """What a key holds: bytes that change only while nobody reads them, and a number that no other has."""
+
+    data: bytes | bytearray
+    number: int = field(default_factory=lambda: next(_VERSIONS))
+
+    @property
+    def status(self) -> Status:
+        return Status(Kind.FILE, len(self.data), str(self.number))
+
+
+@dataclass(frozen=True)
+class MemoryFile(File):
+    """A file of a `MemoryStore`, as it was when it was opened."""
+
+    path: str
+    data: bytes | bytearray
+    version: str
+    store: MemoryStore
+    key: str
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return len(self.data)
+
+    def read_into(self, offset: int, out: Buffer) -> None:
+        _fill(self.path, self.data, offset, out)
+
+    def check_unchanged(self) -> None:
+        now = self.store.stat(self.key)
+        if now is None:
+            raise _absent(self.path)
+        if now.version != self.version:
+            raise SourceChangedError(
+                f"{self.path} was changed while it was read",
+                got=f"{now.size} bytes, version {now.version}",
+                wanted=f"{self.size} bytes, version {self.version}",
+                hint="run the command again",
+            )
+
+
+class MemoryStore(Store):
+    """Files in a dictionary. A directory is what keys have in common before a `/`."""
+
+    scheme: ClassVar[str] = "memory"
+    costs: ClassVar[Costs] = Costs(gap=0)
+    traits = Traits(links=True)
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._files: dict[str, _Content] = {}
+        self._begun: dict[str, _Begun] = {}
+
+    def stat(self, key: str) -> Status | None:
+        with self._lock:
+            found = self._files.get(key)
+            if found is not None:
+                return found.status
+            return Status(Kind.DIRECTORY) if next(self._below(key), None) is not None else None
+
+    def list(self, key: str) -> Sequence[Entry]:
+        with self._lock:
+            names = [name.partition("/") for name in self._below(key)]
+        if not names:
+            got = "a file" if key in self._files else "nothing of this name"
+            raise StorageError(f"cannot list {self.spelled(key)}", got=got)
+        kinds = {name: Kind.DIRECTORY if rest else Kind.FILE for name, _, rest in names}
+        return [Entry(name, kind) for name, kind in kinds.items()]
+
+    def walk(self, key: str) -> Iterator[tuple[str, Status]]:
+        with self._lock:
+            found = [(name, self._files[_joined(key, name)].status) for name in self._below(key)]
+        if not found:
+            self.list(key)
+        yield from found
+
+    def open(self, key: str, found: Status | None = None) -> MemoryFile:
+        content = self._files.get(key)
+        if content is None:
+            raise _absent(self.spelled(key))
+        return MemoryFile(self.spelled(key), content.data, str(content.number), self, key)
+
+    def put(self, key: str, content: bytes) -> None:
+        with self._lock:
+            place = self.spelled(key)
+            if not key or next(self._below(key), None) is not None:
+                raise StorageError(f"cannot write {place}", got="a directory")
+            above = [key[:at] for at, letter in enumerate(key) if letter == "/"]
+            if file := next((each for each in above if each in self._files), None):
+                raise StorageError(f"cannot write {place}", got=f"{self.spelled(file)} is a file")
+            self._files[key] = _Content(content)
+
+    def write(self, key: str, content: bytes) -> None:
+        self.put(key, content)
+
+    def write_at(self, key: str, offset: int, content: bytes | memoryview) -> None:
+        with self._lock:
+            if key not in self._files:
+                raise StorageError(f"cannot write {self.spelled(key)}", got="nothing of this name")
+            data = self._files[key].data
+            if not isinstance(data, bytearray) or offset + len(content) > len(data):
+                data = bytearray(data).ljust(offset + len(content), b"\0")
+            data[offset : offset + len(content)] = content
+            self._files[key] = _Content(data)
+
+    def remove(self, key: str) -> None:
+        """Removes a file, or all below a key; nothing if nothing is there."""
+        with self._lock:
+            self._files.pop(key, None)
+            for name in list(self._below(key)):
+                del self._files[_joined(key, name)]
+
+    def trials(self, key: str) -> LinkTrials:
+        return _Trials()
+
+    def link(self, source: File, key: str) -> bool:
+        if not isinstance(source, MemoryFile):
+            return False
+        source.check_unchanged()
+        with self._lock:
+            self._files[key] = source.store._files[source.key]
+        return True
+
+    def copy_parts(self, source: File, key: str, parts: Iterable[tuple[int, int]]) -> None:
+        data = bytearray(source.size)
+        for start, stop in parts:
+            source.read_into(start, memoryview(data)[start:stop])
+        self.put(key, bytes(data))
+
+    def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> MemoryStaging:
+        return MemoryStaging(self, key, overwrite, check_replaced)
+
+    def unfinished(self, key: str) -> Unfinished | None:
+        return Unfinished(Place(self, key)) if key in self._begun else None
+
+    def begun_at(self, key: str) -> Unfinished | None:
+        return self.unfinished(key + _PARTIAL)
+
+    def _below(self, key: str) -> Iterator[str]:
+        """The rest of each key below one."""
+        start = _joined(key, "")
+        return (each[len(start) :] for each in self._files if each.startswith(start))
+
+    def _move(self, old: str, new: str) -> None:
+        """Gives all below one key another, in the place of what is there."""
+        with self._lock:
+            moved = ((_joined(new, name), self._files[_joined(old, name)]) for name in self._below(old))
+            # What is read by others does not change any more: a later `write_at` copies it.
+            files = {name: _Content(bytes(found.data), found.number) for name, found in moved}
+            self.remove(old)
+            self.remove(new)
+            self._files.update(files)
+
+
+class _Trials:
+    """What is in memory can be linked by any other file in memory."""
+
+    def refusal(self, source: File) -> str | None:
+        return None if isinstance(source, MemoryFile) else "it is not in memory"
+
+
+@dataclass
+class _Begun:
+    """A conversion that has been begun: what a journal says elsewhere."""
+
+    purpose: Purpose
+    records: list[Record] = field(default_factory=list)
+    is_locked: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryStaging:
+    """A destination in memory; see `ckpttools.stores.publishing.Staging`."""
+
+    store: MemoryStore
+    key: str
+    overwrite: bool
+    check_replaced: Callable[[], None]
+
+    @property
+    def partial(self) -> str:
+        return self.key + _PARTIAL
+
+    @property
+    def taken(self) -> tuple[Place, Place]:
+        return Place(self.store, self.key), Place(self.store, self.partial)
+
+    def check(self, plan: str, nbytes: int) -> None:
+        found, place = self.store.stat(self.key), self.store.spelled(self.key)
+        check_name(self.taken[0])
+        if found is None:
+            return
+        if found.kind is Kind.FILE:
+            raise DestinationExistsError(f"{place} is a file", hint="choose another destination")
+        self.check_replaced()
+        if not self.overwrite:
+            hint = f"choose another destination, or allow its replacement with {option('overwrite', True)}"
+            raise DestinationExistsError(f"{place} exists", wanted="a new name", hint=hint)
+
+    @contextmanager
+    def opened(self, purpose: Purpose) -> Iterator[MemoryWork]:
+        begun = self._begun(purpose)
+        try:
+            self.check(purpose.plan, 0)
+            yield MemoryWork(self, begun)
+        finally:
+            begun.is_locked = False
+            if not begun.records and self.store.stat(self.partial) is None:
+                self.store._begun.pop(self.partial, None)
+
+    def _begun(self, purpose: Purpose) -> _Begun:
+        with self.store._lock:
+            begun = self.store._begun.get(self.partial)
+            if begun is not None and begun.is_locked:
+                raise LockedError("another thread is writing this checkpoint", place=self.taken[0])
+            if begun is None or begun.purpose.plan != purpose.plan:
+                if begun is not None and not self.overwrite:
+                    raise UsageError(
+                        f"{self.taken[1]} holds the beginning of another conversion",
+                        got=begun.purpose.source,
+                        hint=f"discard it with {option('overwrite', True)}",
+                    )
+                self.store.remove(self.partial)
+                begun = _Begun(purpose)
+            begun.is_locked = True
+            self.store._begun[self.partial] = begun
+            return begun
+
+
+@dataclass(frozen=True)
+class MemoryWork:
+    """A destination in memory that is one thread's; see `ckpttools.stores.publishing.Work`."""
+
+    staging: MemoryStaging
+    begun: _Begun
+    is_complete: ClassVar[bool] = False
+
+    @property
+    def content(self) -> Place:
+        return Place(self.staging.store, f"{self.staging.partial}/content")
+
+    @property
+    def records(self) -> Sequence[Record]:
+        return self.begun.records
+
+    def data_files(self, sizes: Mapping[str, int]) -> MemoryDataFiles:
+        return MemoryDataFiles(self.content, sizes)
+
+    def enter(self, records: Iterable[Record]) -> None:
+        self.begun.records += records
+
+    def discard(self) -> None:
+        self.staging.store.remove(self.content.key)
+        self.begun.records.clear()
+
+    def publish(self) -> None:
+        with self.staging.store._lock:
+            self.staging.check(self.begun.purpose.plan, 0)
+            self.staging.store._move(self.content.key, self.staging.key)
+            self.begun.records.clear()
+
+    def conclude(self) -> None:
+        """See `Work`: what is in memory has nothing left that tells of it."""
+
+
+class MemoryDataFiles:
+    """Data files in memory; see `ckpttools.stores.publishing.DataFiles`."""
+
+    def __init__(self, content: Place, sizes: Mapping[str, int]) -> None:
+        self._content = content
+        self._ends: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+        for name, size in sizes.items():
+            self._grown(name, size)
+
+    def _grown(self, name: str, size: int) -> tuple[MemoryStore, str]:
+        place = self._content / name
+        assert isinstance(place.store, MemoryStore)
+        with self._lock:
+            found = place.store.stat(place.key)
+            if found is None:
+                place.store.put(place.key, b"")
+            if found is None or found.size < size:
+                place.store.write_at(place.key, size, b"")
+        return place.store, place.key
+
+    def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
+        store, key = self._grown(name, loose or 0)
+        store.write_at(key, offset, data)
+
+    def write_whole(self, name: str, data: bytes) -> None:
+        (self._content / name).write_bytes(data)
+
+    def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
+        with self._lock:
+            number, end = self._ends.get(name, (0, 0))
+            if end >= most:
+                number, end = number + 1, 0
+            self._ends[name] = number, end + len(data)
+        file = f"{name}-{number:05d}"
+        self.write(file, end, memoryview(data), 0)
+        return file, end
+
+    def extend(self, name: str, end: int) -> None:
+        series, dash, number = name.rpartition("-")
+        if dash and number.isdigit():
+            with self._lock:
+                self._ends[series] = max(self._ends.get(series, (0, 0)), (int(number), end))
+
+    def sync(self) -> None:
+        """What is in memory lasts as long as the process at once."""
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+def _fill(path: str, data: bytes | bytearray, offset: int, out: Buffer) -> None:
+    target = memoryview(out).cast("B")
+    part = memoryview(data)[offset : offset + len(target)]
+    if len(part) != len(target):
+        raise FormatError(f"{path} ends too early", got=f"{len(data)} bytes")
+    target[:] = part
+
+
+def _absent(path: str) -> FormatError:
+    return FormatError(f"cannot look at {path}", got="nothing of this name")
+
+
+def _joined(key: str, name: str) -> str:
+    return f"{key}/{name}" if key else name
+
+
+STORE = MemoryStore()

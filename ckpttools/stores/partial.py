@@ -1,14 +1,5 @@
-"""The directory beside a destination in which a checkpoint grows: its names, and how it is known."""
+"""See `ckpttools.stores.local.partial`."""
 
-from __future__ import annotations
+from ckpttools.stores.local.partial import JOURNAL, REPLACED, SUFFIX, is_staging
 
-from pathlib import Path
-
-SUFFIX = ".partial"
-JOURNAL = "journal.ckpttools"
-CONTENT, REPLACED, REMOVED = "content", "replaced", "removed"
-
-
-def is_staging(path: Path) -> bool:
-    """Whether a directory is one in which a conversion grows, or grew until it was interrupted."""
-    return path.name.endswith(SUFFIX) and (path / JOURNAL).is_file()
+__all__ = ["JOURNAL", "REPLACED", "SUFFIX", "is_staging"]

@@ -118,7 +118,7 @@ class Taps:
     def _wrap_exchange(self) -> None:
         """The one function that calls the system past Python, under every name that it was imported by."""
         try:
-            from ckpttools.stores import files
+            from ckpttools.stores.local import files
         except ImportError:
             return
         real = files.exchange

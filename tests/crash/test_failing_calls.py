@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from ckpttools.formats.base import PLAN_MARK
+from ckpttools.stores.publishing import PLAN_MARK
 from crash.crashes import crashes, of_a_later_process
 from crash.disk import Disk, lay_out
 from crash.effort import ALL, sample_and_last, some

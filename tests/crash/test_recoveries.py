@@ -2,7 +2,7 @@
 
 import pytest
 
-from ckpttools.formats.base import PLAN_MARK
+from ckpttools.stores.publishing import PLAN_MARK
 from crash.crashes import Crash, crashes, of_a_later_process
 from crash.disk import Disk, lay_out
 from crash.effort import ALL, sample_and_last

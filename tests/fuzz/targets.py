@@ -38,9 +38,10 @@ from ckpttools.formats.zarr.chunks import parse_array
 from ckpttools.inspect.chunks import inspect_chunks
 from ckpttools.inspect.tree import inspect_tree
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
-from ckpttools.run.journal import Journal
+from ckpttools.run import entries as journal_entries
+from ckpttools.stores.local.journal import Journal
+from ckpttools.stores.local.partial import JOURNAL as NAME
 from ckpttools.stores.memory import Bytes
-from ckpttools.stores.partial import JOURNAL as NAME
 from ckpttools.transforms.rename import read_rules
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -395,7 +396,7 @@ def _journal(root: Path) -> object:
         (root / "of").mkdir(exist_ok=True)
         (root / "of" / NAME).write_bytes(b"\n".join(lines) + b"\n")
         journal = Journal(root / "of")
-        found.append((journal.purpose, journal.done, journal.inventory))
+        found.append((journal.purpose, list(journal_entries.entries(journal.records)), journal.inventory))
         journal.close()
     return found
 

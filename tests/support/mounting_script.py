@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from ckpttools.core.errors import StorageError
-from ckpttools.stores.files import remove_tree
+from ckpttools.stores.local.files import remove_tree
 from support.command_line import ckpt
 
 

@@ -12,7 +12,7 @@ from ckpttools.doctor.looking import is_directory
 from ckpttools.doctor.scene import SET_ASIDE, Scene
 from ckpttools.formats.interrupted import next_step, partial_of
 from ckpttools.formats.orbax.steps import IN_PROGRESS
-from ckpttools.stores.partial import REPLACED, SUFFIX, is_staging
+from ckpttools.stores.local.partial import REPLACED, SUFFIX, is_staging
 
 _UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 

@@ -13,7 +13,7 @@ from ckpttools.doctor.scene import SET_ASIDE, Directory, Item, Scene
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata
-from ckpttools.stores.local import storage_error
+from ckpttools.stores.local.file import storage_error
 
 # A save that still runs touches its files more often than that.
 _QUIET_SECONDS = 3600

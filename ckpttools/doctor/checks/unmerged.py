@@ -18,7 +18,7 @@ from ckpttools.formats.orbax.databases import read_database
 from ckpttools.formats.orbax.index import processes_of, union_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
-from ckpttools.stores.local import storage_error
+from ckpttools.stores.local.file import storage_error
 
 
 def _look(scene: Scene) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.orbax.index import Index, index_of, read_index
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Entry, Extent
-from ckpttools.stores.local import LocalFile, storage_error
+from ckpttools.stores.local.file import LocalFile, storage_error
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Protocol
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.orbax.index import PROCESSES, index_of, named_file
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent
-from ckpttools.stores.local import LocalFile, storage_error
+from ckpttools.stores.local.file import LocalFile, storage_error
 
 
 @dataclass(frozen=True, slots=True)

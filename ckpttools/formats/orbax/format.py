@@ -25,7 +25,7 @@ from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.metadata import SavedLeaf, key_impls
 from ckpttools.formats.orbax.options import HELP, OPTIONS, STORAGE
 from ckpttools.formats.orbax.steps import Item
-from ckpttools.stores.local import LocalFile, occurrences
+from ckpttools.stores.local.file import LocalFile, occurrences
 
 
 @dataclass(frozen=True)

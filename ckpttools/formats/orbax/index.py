@@ -10,7 +10,7 @@ from shlex import quote
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.orbax import ocdbt
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent, length_of
-from ckpttools.stores.local import LocalFile
+from ckpttools.stores.local.file import LocalFile
 
 PROCESSES = "ocdbt.process_*"
 _COMPARED_AT_ONCE = 1 << 20

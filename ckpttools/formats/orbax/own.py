@@ -15,7 +15,7 @@ from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.orbax.write import DATA_DIRECTORY
 from ckpttools.formats.safetensors.own import strangers_beside
 from ckpttools.formats.zarr import own as zarr
-from ckpttools.stores.files import names_in
+from ckpttools.stores.local.files import names_in
 
 _DIRECTORIES = (DATA_DIRECTORY, PROCESSES, ARRAYS_DIRECTORY)
 

@@ -20,7 +20,7 @@ from ckpttools.formats.orbax.index import processes_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.orbax.steps import Item, Run, Step, described, directories, step_of
-from ckpttools.stores.local import storage_error
+from ckpttools.stores.local.file import storage_error
 
 
 class DamagedStepError(FormatError):

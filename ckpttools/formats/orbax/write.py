@@ -27,7 +27,7 @@ from ckpttools.formats.zarr import zarr2
 from ckpttools.formats.zarr.chunk_codecs import LARGEST_ENCODED, CompressionSpec
 from ckpttools.formats.zarr.chunking import chunk_shape
 from ckpttools.formats.zarr.zarr3 import DOCUMENT, RAW_CODECS, ArrayDocument, chunk_key
-from ckpttools.stores.files import write_file
+from ckpttools.stores.local.files import write_file
 
 DATA_DIRECTORY = "d"
 DATA_FILE = f"{DATA_DIRECTORY}/data"

@@ -32,7 +32,7 @@ from ckpttools.formats.safetensors.header import (
     refuse_disguise,
     without_duplicates,
 )
-from ckpttools.stores.local import LocalFile, occurrences, read_whole, storage_error
+from ckpttools.stores.local.file import LocalFile, occurrences, read_whole, storage_error
 
 __all__ = ["FORMAT", "Header", "SafetensorsFormat", "TensorEntry", "parse_header"]
 

@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from ckpttools.array.tree import Tree
 from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.sidecar import CARRIED, PATTERNS
-from ckpttools.stores.files import names_in
+from ckpttools.stores.local.files import names_in
 
 _SHARD = re.compile(r"(.*?)(-\d{5}-of-\d{5})?\.safetensors", re.DOTALL)
 _INDEX = ".safetensors.index.json"

@@ -19,7 +19,7 @@ from ckpttools.formats import flat
 from ckpttools.formats.base import COMPANIONS, Extents, Layout
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors.header import MAX_HEADER_BYTES
-from ckpttools.stores.files import write_file
+from ckpttools.stores.local.files import write_file
 
 STEM = "model"
 # What huggingface_hub takes (MAX_SHARD_SIZE); transformers takes 50 GB from version 5 on.

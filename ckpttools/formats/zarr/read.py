@@ -23,7 +23,7 @@ from ckpttools.formats.orbax.entries import Files
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.zarr.options import COMPRESSION, HELP
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
-from ckpttools.stores.local import storage_error
+from ckpttools.stores.local.file import storage_error
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ckpttools.core.errors import DestinationExistsError
-from ckpttools.formats.base import PLAN_MARK
+from ckpttools.stores.publishing import PLAN_MARK
 from ckpttools.stores.times import iso_time
 
 

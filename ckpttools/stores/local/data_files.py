@@ -10,9 +10,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from ckpttools.formats.placement import Range
-from ckpttools.stores.descriptors import Reopened
-from ckpttools.stores.files import MOST_SINGLE_SYNCS, sync_directory, write_error
+from ckpttools.stores.local.descriptors import Reopened
+from ckpttools.stores.local.files import MOST_SINGLE_SYNCS, sync_directory, write_error
 
 # Direct writes need memory, offset and length in whole blocks; a page is a multiple of every block size.
 _BLOCK = 4096
@@ -102,14 +101,13 @@ class DataFiles:
                 raise write_error(self._paths[name], error) from error
             yield descriptor
 
-    def write_whole(self, name: str, data: bytes) -> Range:
-        """Writes a file of its own; returns the place of the data. Errors as `write`."""
+    def write_whole(self, name: str, data: bytes) -> None:
+        """Writes a file of its own; errors as `write`."""
         with self._loose(name, len(data)) as descriptor:
             self._write(name, descriptor, 0, memoryview(data))
-        return Range(name, 0, len(data))
 
-    def append(self, name: str, most: int, data: bytes) -> Range:
-        """Writes at the end of the last file of a series; returns the place of the data. Errors as `write`.
+    def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
+        """Writes at the end of the last file of a series; returns file and offset. Errors as `write`.
 
         Args:
             name: of the series; its files have numbers appended.
@@ -124,15 +122,14 @@ class DataFiles:
         file = f"{name}-{number:05d}"
         with self._loose(file, None) as descriptor:
             self._write(file, descriptor, end, memoryview(data))
-        return Range(file, end, len(data))
+        return file, end
 
-    def extend(self, place: Range) -> None:
-        """Takes note of what an earlier run appended, so that nothing is written over it."""
-        name, dash, number = place.file.rpartition("-")
+    def extend(self, name: str, end: int) -> None:
+        """Takes note of what an earlier run appended, up to a byte, so that nothing is written over it."""
+        series, dash, number = name.rpartition("-")
         if dash and number.isdigit():
             with self._ending:
-                end = (int(number), place.offset + place.nbytes)
-                self._ends[name] = max(self._ends.get(name, (0, 0)), end)
+                self._ends[series] = max(self._ends.get(series, (0, 0)), (int(number), end))
 
     @contextmanager
     def _loose(self, name: str, size: int | None) -> Iterator[int]:

@@ -17,17 +17,16 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.core.wording import option
-from ckpttools.formats.base import PLAN_MARK
-from ckpttools.run.inventory import check_inventory, inventory
-from ckpttools.run.journal import Journal, Purpose
-from ckpttools.stores.files import (
+from ckpttools.stores.local.data_files import DataFiles
+from ckpttools.stores.local.file import read_whole, storage_error
+from ckpttools.stores.local.files import (
     check_no_mount,
     exchange,
     make_directory,
@@ -38,21 +37,19 @@ from ckpttools.stores.files import (
     write_error,
     write_synced,
 )
-from ckpttools.stores.local import read_whole, storage_error
-from ckpttools.stores.mounts import first_mount
-from ckpttools.stores.partial import CONTENT, JOURNAL, REMOVED, REPLACED, SUFFIX, is_staging
+from ckpttools.stores.local.inventory import check_inventory, inventory
+from ckpttools.stores.local.journal import Journal
+from ckpttools.stores.local.mounts import first_mount
+from ckpttools.stores.local.partial import CONTENT, JOURNAL, REMOVED, REPLACED, SUFFIX, is_staging
+from ckpttools.stores.local.store import STORE
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import PLAN_MARK, Purpose, Record, check_name
 
 _LONGEST_MARK = 1 << 10
 _ATTEMPTS = 100
 
 
-def begun_at(destination: Path) -> Path | None:
-    """The directory of an interrupted conversion to this destination, if there is one."""
-    directory = Staging(destination).directory
-    return directory if is_staging(directory) else None
-
-
-def _nothing_more(destination: Path) -> None:
+def _nothing_more() -> None:
     """Refuses nothing."""
 
 
@@ -63,13 +60,13 @@ class Staging:
     Attributes:
         destination: the final name.
         overwrite: whether what has that name may be replaced.
-        check_replaced: called with the destination where something is there; raises `DestinationExistsError`
-            if it may not be replaced by what will be written, whatever the user says.
+        check_replaced: called where something is there; raises `DestinationExistsError` if it may not be
+            replaced by what will be written, whatever the user says.
     """
 
     destination: Path
     overwrite: bool = False
-    check_replaced: Callable[[Path], None] = _nothing_more
+    check_replaced: Callable[[], None] = _nothing_more
 
     @property
     def directory(self) -> Path:
@@ -78,6 +75,10 @@ class Staging:
     @property
     def content(self) -> Path:
         return self.directory / CONTENT
+
+    @property
+    def taken(self) -> tuple[Place, Place]:
+        return Place(STORE, str(self.destination)), Place(STORE, str(self.directory))
 
     @property
     def _replaced(self) -> Path:
@@ -99,7 +100,7 @@ class Staging:
             DestinationExistsError: the name is taken and may not be replaced.
             NoSpaceError: the disk has less room than needed.
         """
-        check_name(self.destination)
+        check_name(self.taken[0])
         if not self.is_published(plan):
             self._check_taken()
             self._check_room(nbytes)
@@ -117,7 +118,7 @@ class Staging:
         if _is_free(destination):
             return
         _check_directory(destination)
-        self.check_replaced(destination)
+        self.check_replaced()
         if not self.overwrite:
             raise DestinationExistsError(
                 f"{destination} exists",
@@ -140,29 +141,15 @@ class Staging:
             )
 
     @contextmanager
-    def opened(self, purpose: Purpose) -> Iterator[Journal]:
-        """Takes the destination for this process, from the first look at it to the end.
-
-        Args:
-            purpose: what is to be done, which `check` has let pass.
-
-        Returns:
-            The journal, with what an earlier run of the same plan has done. Where that `is_complete`, there
-            is nothing left to do but to `conclude`.
-
-        Raises:
-            LockedError: another process is writing it.
-            UsageError: the beginning of another conversion is there, or a directory that is not ours.
-            DestinationExistsError: an earlier run has published it, and it was changed since.
-            CheckpointError: as `check`; or the system reports an error.
-        """
+    def opened(self, purpose: Purpose) -> Iterator[LocalWork]:
+        """Takes the destination for this process, from the first look at it to the end; see `publishing`."""
         journal = self._locked()
         try:
             self._recover(journal, purpose)
             if not self.is_complete(journal, purpose.plan):
                 self._check_taken()
                 self._begin(journal, purpose)
-            yield journal
+            yield LocalWork(self, journal, purpose.plan)
         finally:
             self._leave(journal)
             journal.close()
@@ -420,6 +407,48 @@ class Staging:
                 self.directory.rmdir()
 
 
+@dataclass(frozen=True, slots=True)
+class LocalWork:
+    """A staging directory that is this process's; see `publishing.Work`.
+
+    Attributes:
+        staging: the directory.
+        journal: open and locked.
+        plan: fingerprint of what is to be done.
+    """
+
+    staging: Staging
+    journal: Journal
+    plan: str
+
+    @property
+    def content(self) -> Place:
+        return Place(STORE, str(self.staging.content))
+
+    @property
+    def is_complete(self) -> bool:
+        return self.staging.is_complete(self.journal, self.plan)
+
+    @property
+    def records(self) -> Sequence[Record]:
+        return self.journal.records
+
+    def data_files(self, sizes: Mapping[str, int]) -> DataFiles:
+        return DataFiles(self.staging.content, sizes)
+
+    def enter(self, records: Iterable[Record]) -> None:
+        self.journal.enter(records)
+
+    def discard(self) -> None:
+        self.staging.discard(self.journal)
+
+    def publish(self) -> None:
+        self.staging.publish(self.journal)
+
+    def conclude(self) -> None:
+        self.staging.conclude(self.journal)
+
+
 def _described(purpose: Purpose) -> str:
     """What a conversion is, in words."""
     of = f"the conversion of {purpose.source}, " if purpose.source else ""
@@ -432,16 +461,6 @@ def _again(purpose: Purpose) -> str:
     if not purpose.command:
         return "run the command that began it"
     return f"run in {purpose.directory}: {purpose.command}"
-
-
-def check_name(destination: Path) -> None:
-    """Raises UsageError if a destination is no name that a directory can be given."""
-    if not destination.name or destination.name == "..":
-        raise UsageError(
-            f"{str(destination)!r} cannot be a destination",
-            wanted="the name of a directory to be made, such as out or /data/out",
-            hint="give it a name of its own",
-        )
 
 
 @contextmanager

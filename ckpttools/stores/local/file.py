@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
-from ckpttools.stores.descriptors import Reopened
+from ckpttools.stores.base import LARGEST_WHOLE, File, too_large
+from ckpttools.stores.local.descriptors import Reopened
 from ckpttools.stores.times import iso_time
 
 if TYPE_CHECKING:
@@ -20,13 +21,11 @@ if TYPE_CHECKING:
 # Linux transfers at most 2**31 - 4096 bytes a call (read(2)); ask for less, in whole pages.
 _MOST_AT_ONCE = 1 << 30
 _CHECKED_AT_ONCE = 1 << 20
-# Configurations take kilobytes, tokenizers megabytes.
-_LARGEST_WHOLE = 512 << 20
 # A named pipe is opened without waiting for who writes to it, and refused when it is read by position.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-class LocalFile:
+class LocalFile(File):
     """One file, read by all threads; opened at the first read, and again where it had to be closed meanwhile.
 
     Attributes:
@@ -38,9 +37,7 @@ class LocalFile:
 
     __slots__ = ("__weakref__", "_file", "_head", "identity", "path", "size", "version")
 
-    def __init__(
-        self, path: str, size: int, version: str = "", identity: tuple[int, int] | None = None
-    ) -> None:
+    def __init__(self, path: str, size: int, version: str = "", identity: object = None) -> None:
         self.path = path
         self.size = size
         self.version = version
@@ -65,24 +62,30 @@ class LocalFile:
         return cls(str(path), status.st_size, str(status.st_mtime_ns), identity)
 
     def remember_head(self, nbytes: int) -> None:
-        """Takes note of the first bytes, for `is_unchanged`; errors as `read_into`."""
+        """Takes note of the first bytes: the time of change can be set back; errors as `read_into`."""
         self._head = nbytes, self._checksum(nbytes)
 
-    def is_unchanged(self) -> bool:
-        """Whether the path still names the file that was looked at, of that length and time of change.
+    def check_unchanged(self) -> None:
+        """Compares file, length, time of change and the remembered head; see `File`.
 
         Not the time of the last change of its status: another process that links the file changes that, too.
-
-        Raises:
-            FormatError: it is not there any more.
-            StorageError: it cannot be read.
         """
         now = LocalFile.at(self.path)
-        same_file = self.identity in (None, now.identity)
-        if not same_file or (now.size, now.version) != (self.size, self.version):
-            return False
+        if self.identity not in (None, now.identity):
+            raise self._changed(f"another file has the name: {_summary(now)}")
+        if (now.size, now.version) != (self.size, self.version):
+            raise self._changed(_summary(now))
         nbytes, checksum = self._head
-        return self._checksum(nbytes) == checksum
+        if self._checksum(nbytes) != checksum:
+            raise self._changed(f"its header was rewritten: {_summary(now)}")
+
+    def _changed(self, got: str) -> SourceChangedError:
+        return SourceChangedError(
+            f"{self.path} was changed while it was read",
+            got=got,
+            wanted=f"the file as it was when it was looked at first: {_summary(self)}",
+            hint="wait until nothing writes to it, then run the command again",
+        )
 
     def _checksum(self, nbytes: int) -> int:
         checksum = 0
@@ -118,18 +121,16 @@ class LocalFile:
             offset += count
             rest = rest[count:]
 
-    def read(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset` on; errors as `read_into`."""
-        out = bytearray(length)
-        self.read_into(offset, out)
-        return bytes(out)
-
     def close(self) -> None:
         """Gives the descriptor back; a later read opens the file again. Not while others read."""
         self._file.close()
 
     def __repr__(self) -> str:
         return f"LocalFile({self.path!r})"
+
+
+def _summary(file: LocalFile) -> str:
+    return f"{file.size} bytes, changed at {iso_time(int(file.version))}"
 
 
 class _Opener:
@@ -191,7 +192,7 @@ def occurrences(words: bytes, source: LocalFile, end: int | None = None) -> int:
     return found
 
 
-def read_whole(path: Path) -> bytes:
+def read_whole(path: Path, most: int = LARGEST_WHOLE) -> bytes:
     """All of a small file.
 
     Raises:
@@ -203,13 +204,8 @@ def read_whole(path: Path) -> bytes:
         status = path.stat()
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise FormatError("not a file", place=path, got=stat.filemode(status.st_mode))
-        if status.st_size > _LARGEST_WHOLE:
-            raise FormatError(
-                "too large for what it should be",
-                place=path,
-                got=f"{status.st_size} bytes",
-                wanted=f"at most {_LARGEST_WHOLE} bytes",
-            )
+        if status.st_size > most:
+            raise too_large(path, status.st_size, most)
         return path.read_bytes()
     except OSError as error:
         raise storage_error("cannot read", path, error) from error

@@ -15,16 +15,15 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
 
 from ckpttools.core.errors import UsageError
-from ckpttools.core.region import Shape
-from ckpttools.formats.placement import Range
-from ckpttools.stores.files import write_error
-from ckpttools.stores.partial import JOURNAL
+from ckpttools.stores.local.files import write_error
+from ckpttools.stores.local.partial import JOURNAL
+from ckpttools.stores.publishing import LockedError, Purpose, Record
 
 # A line takes 60 bytes, and some more for each chunk that is encoded.
 _LARGEST = 1 << 30
@@ -35,62 +34,12 @@ _LEAST_BEGINNING = b'00000000 ["plan",["'
 _TEXT = re.compile(rb"[ -~]*\n?")
 
 
-class LockedError(UsageError):
-    """Another process is at work on the same destination."""
-
-
-@dataclass(frozen=True, slots=True)
-class Purpose:
-    """What a conversion is for.
-
-    Attributes:
-        plan: fingerprint of its plan.
-        source: what is converted, for messages.
-        command: the command line, for messages; "" where there is none.
-        directory: where that was given.
-    """
-
-    plan: str
-    source: str = ""
-    command: str = ""
-    directory: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A finished task.
-
-    Attributes:
-        task: its number in the plan.
-        chunks: where its encoded chunks went: grid index -> bytes of a file.
-        counts: what was counted while it was made, such as values that overflowed.
-    """
-
-    task: int
-    chunks: Mapping[Shape, Range]
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-    def to_json(self) -> list[object]:
-        chunks = [[index, each.file, each.offset, each.nbytes] for index, each in self.chunks.items()]
-        return [self.task, chunks, dict(self.counts)]
-
-    @classmethod
-    def from_json(cls, task: int, chunks: list[list[object]], counts: Mapping[str, int]) -> Entry:
-        """The inverse of `to_json`, of its items.
-
-        Raises:
-            TypeError, ValueError: they are not such items.
-        """
-        places: dict[Shape, Range] = {tuple(index): Range(*place) for index, *place in chunks}  # type: ignore
-        return cls(int(task), places, dict(counts))
-
-
 class Journal:
     """The journal in one directory, open and locked as long as this object is.
 
     Attributes:
         purpose: whose work this is; None where none is noted, or none can be read.
-        done: the tasks that are finished.
+        records: of the tasks that are finished, as they were entered.
         publishing: whether all is written, and the checkpoint may have got its name.
         inventory: of the checkpoint then, as it was found here; None if there was none, or not all of it.
     """
@@ -111,7 +60,7 @@ class Journal:
             self._lock()
             self._refuse_others()
             self.purpose: Purpose | None = None
-            self.done: list[Entry] = []
+            self.records: list[Record] = []
             self.publishing = False
             self.inventory: list[str] | None = None
             self._load()
@@ -174,11 +123,11 @@ class Journal:
             elif kind == _FILE and isinstance(content, str):
                 files.append(content)
             elif kind == _TASK and isinstance(content, list):
-                self.done += _entry(content)
+                self.records.append(content)
         if not is_ours:
             raise _anothers(self._path, f"{size} bytes without a line that has a checksum of ours")
         if self.purpose is None:
-            self.done, self.publishing, self.inventory = [], False, None
+            self.records, self.publishing, self.inventory = [], False, None
         elif whole < size:
             # A line was being written when the process died: the next one must not be joined to it.
             os.ftruncate(self._descriptor, whole)
@@ -193,7 +142,7 @@ class Journal:
             os.ftruncate(self._descriptor, 0)
         except OSError as error:
             raise write_error(self._path, error) from error
-        self.purpose, self.done, self.publishing, self.inventory = purpose, [], False, None
+        self.purpose, self.records, self.publishing, self.inventory = purpose, [], False, None
         self._append([(_PLAN, astuple(purpose))])
 
     def note_publishing(self, inventory: Iterable[str]) -> None:
@@ -210,9 +159,9 @@ class Journal:
         self._append(lines())
         self.publishing = True
 
-    def enter(self, entries: Iterable[Entry]) -> None:
+    def enter(self, records: Iterable[Record]) -> None:
         """Notes that the bytes of these tasks are durable; errors as `begin`."""
-        self._append([(_TASK, entry.to_json()) for entry in entries])
+        self._append([(_TASK, record) for record in records])
 
     def _append(self, lines: Iterable[tuple[str, object]]) -> None:
         waiting = iter(lines)
@@ -288,11 +237,3 @@ def _purpose(content: object) -> Purpose | None:
         isinstance(content, list) and len(content) == 4 and all(isinstance(each, str) for each in content)
     )
     return Purpose(*content) if is_ours else None  # type: ignore[misc]
-
-
-def _entry(content: list[object]) -> Iterator[Entry]:
-    """The entry that a line holds; none where it is not one of ours, whatever its checksum says."""
-    try:
-        yield Entry.from_json(*content)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return

@@ -1,0 +1,83 @@
+"""What is noted of a finished task, and which of an earlier run's tasks need not be done again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from ckpttools.core.region import Shape
+from ckpttools.formats.placement import Range
+from ckpttools.plan.plan import Plan
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A finished task.
+
+    Attributes:
+        task: its number in the plan.
+        chunks: where its encoded chunks went: grid index -> bytes of a file.
+        counts: what was counted while it was made, such as values that overflowed.
+    """
+
+    task: int
+    chunks: Mapping[Shape, Range]
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def to_record(self) -> Record:
+        """What a store keeps of it."""
+        chunks = [[index, each.file, each.offset, each.nbytes] for index, each in self.chunks.items()]
+        return [self.task, chunks, dict(self.counts)]
+
+    @classmethod
+    def from_record(cls, task: int, chunks: list[list[object]], counts: Mapping[str, int]) -> Entry:
+        """The inverse of `to_record`, of its items.
+
+        Raises:
+            TypeError, ValueError: they are not such items.
+        """
+        places: dict[Shape, Range] = {tuple(index): Range(*place) for index, *place in chunks}  # type: ignore
+        return cls(int(task), places, dict(counts))
+
+
+def kept(records: Iterable[Record], plan: Plan, content: Place) -> list[Entry]:
+    """The finished tasks of an earlier run whose bytes are still in their files.
+
+    Args:
+        records: of the tasks that it finished.
+        plan: its plan.
+        content: where the checkpoint grows.
+    """
+
+    @cache
+    def size(file: str) -> int:
+        found = content.store.stat((content / file).key)
+        return -1 if found is None else found.size
+
+    found = {entry.task: entry for entry in entries(records) if 0 <= entry.task < len(plan.tasks)}
+    return [entry for entry in found.values() if all(size(file) >= stop for file, stop in _ends(entry, plan))]
+
+
+def entries(records: Iterable[Record]) -> Iterator[Entry]:
+    """The entries that records hold; one that is none of ours does not count, whatever its checksum says."""
+    for record in records:
+        try:
+            yield Entry.from_record(*record)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            continue
+
+
+def _ends(entry: Entry, plan: Plan) -> Iterator[tuple[str, int]]:
+    """File and end of each range that a task wrote."""
+    task = plan.tasks[entry.task]
+    placement = plan.layout.placements[task.path]
+    if placement.codec is None:
+        yield from ((run.file, run.offset + run.nbytes) for run in placement.runs(task.region))
+        return
+    for index in placement.cells(task.region):
+        place = entry.chunks.get(index)
+        # Without a place no file is long enough.
+        yield ("", 1 << 62) if place is None else (place.file, place.offset + place.nbytes)

@@ -1,0 +1,292 @@
+"""What a store is: a place for bytes under keys, as a file system, a bucket or a hub is.
+
+Adding a store is one module with a `Store` and one line: see docs/add-a-store.md. Three methods make one that
+can be read; what else a store can do it shows by having the methods of a protocol: `Puts`, `Writes`, `Walks`,
+`Links`, and `ckpttools.stores.publishing.Publishes`.
+
+A key is what follows `scheme://`: names with one `/` between them, none of them empty, "" for the root.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+
+from ckpttools.core.errors import FormatError, StorageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+# Configurations take kilobytes, tokenizers megabytes.
+LARGEST_WHOLE = 512 << 20
+
+
+class Kind(Enum):
+    """What can have a key. In a bucket a directory is whatever keys have in common before a `/`."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    OTHER = "neither a file nor a directory"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What is at a key now.
+
+    Attributes:
+        kind: of it.
+        size: length in bytes of a file.
+        version: of a file, something that changes when its content does: time of change, ETag, generation.
+        identity: of a file, something that changes when another one takes its name; None where the version
+            does.
+    """
+
+    kind: Kind
+    size: int = 0
+    version: str = ""
+    identity: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a listing says of one name.
+
+    Attributes:
+        name: the last part of the key.
+        kind: of what it names, through links.
+        is_link: whether it names something else, which lies elsewhere.
+    """
+
+    name: str
+    kind: Kind
+    is_link: bool = False
+
+    @property
+    def is_dir(self) -> bool:
+        return self.kind is Kind.DIRECTORY
+
+    @property
+    def is_file(self) -> bool:
+        return self.kind is Kind.FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What reading from a store takes, so that others can read well.
+
+    Attributes:
+        gap: bytes that come in the time in which one more read would be answered: what lies between two reads
+            and is shorter is better read, too. Latency times bandwidth: 16 KiB on a local disk, 2 MiB at 20
+            ms.
+        requests: reads under way at once that are of use; None where the processors are what limits them.
+    """
+
+    gap: int
+    requests: int | None = None
+
+
+class File(ABC):
+    """Bytes that are read by position, from several threads at once: the `ByteSource` of a store.
+
+    Attributes:
+        path: what messages call it, and what `ckpttools.stores.parse` finds it by.
+        size: its length in bytes when it was looked at.
+        version: see `Status`.
+    """
+
+    __slots__ = ()
+
+    path: str
+    size: int
+    version: str
+
+    @abstractmethod
+    def read_into(self, offset: int, out: Buffer) -> None:
+        """Fills `out` with the bytes from `offset` on.
+
+        Raises:
+            FormatError: the file ends before, is gone, or was replaced after it had been read.
+            StorageError: the store reports an error.
+        """
+
+    def read(self, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset` on; errors as `read_into`."""
+        out = bytearray(length)
+        self.read_into(offset, out)
+        return bytes(out)
+
+    def remember_head(self, nbytes: int) -> None:
+        """Takes note of the first bytes, where a version can be set back; errors as `read_into`."""
+        return
+
+    def check_unchanged(self) -> None:
+        """Compares the file with what it was when it was looked at.
+
+        Raises:
+            SourceChangedError: it was changed, so what was read of it may be of two states.
+            FormatError: it is gone.
+            StorageError: it may not be looked at.
+        """
+        return
+
+    def close(self) -> None:
+        """Gives back what reading it took; a later read takes it again. Not while others read."""
+        return
+
+
+class Store(ABC):
+    """Where bytes lie under keys, read.
+
+    Attributes:
+        scheme: what stands before `://`.
+        costs: of reading.
+    """
+
+    scheme: ClassVar[str]
+    costs: ClassVar[Costs]
+
+    @abstractmethod
+    def stat(self, key: str) -> Status | None:
+        """What is at a key; None if nothing is.
+
+        Raises:
+            StorageError: the store does not tell.
+        """
+
+    @abstractmethod
+    def list(self, key: str) -> Iterable[Entry]:
+        """What is directly below a key, in any order.
+
+        Raises:
+            StorageError: nothing is there, it is no directory, or the store does not tell.
+        """
+
+    @abstractmethod
+    def open(self, key: str, found: Status | None = None) -> File:
+        """A file, to be read.
+
+        Args:
+            key: its key.
+            found: what `stat` said of it just now; None to look at it.
+
+        Raises:
+            FormatError: it is not there.
+            StorageError: it may not be looked at.
+        """
+
+    def read(self, key: str, most: int = LARGEST_WHOLE) -> bytes:
+        """All of a small file.
+
+        Args:
+            key: its key.
+            most: bytes that it may have.
+
+        Raises:
+            FormatError: it is no file, or larger.
+            StorageError: it is not there, or cannot be read.
+        """
+        found, place = self.stat(key), self.spelled(key)
+        if found is None or found.kind is Kind.DIRECTORY:
+            raise StorageError(
+                f"cannot read {place}",
+                got="nothing of this name" if found is None else "a directory",
+                hint="check the spelling of the path",
+            )
+        if found.kind is Kind.OTHER:
+            raise FormatError("not a file", place=place, got=found.kind.value)
+        if found.size > most:
+            raise too_large(place, found.size, most)
+        file = self.open(key, found)
+        try:
+            return file.read(0, found.size)
+        finally:
+            file.close()
+
+    def spelled(self, key: str) -> str:
+        """A key as users write it; the inverse of `ckpttools.stores.parse`."""
+        return f"{self.scheme}://{key}"
+
+    def absolute(self, key: str) -> str:
+        """The same key wherever the process is, for messages."""
+        return key
+
+    def real(self, key: str) -> str:
+        """The one key of what may have several: through links, relative paths and `..`."""
+        return self.absolute(key)
+
+
+def too_large(place: object, size: int, most: int) -> FormatError:
+    """The error of a file that is read whole, and has more bytes than any of its name."""
+    wanted = f"at most {most} bytes"
+    return FormatError("too large for what it should be", place=place, got=f"{size} bytes", wanted=wanted)
+
+
+@runtime_checkable
+class Puts(Protocol):
+    """A store that takes whole files."""
+
+    def put(self, key: str, content: bytes) -> None:
+        """Writes a small file that has its key only once it is complete, and is durable then.
+
+        Raises:
+            StorageError, NoSpaceError: it cannot be written; what had the key keeps it.
+        """
+
+
+@runtime_checkable
+class Writes(Protocol):
+    """A store in which files that nobody reads yet are written at any offset: what grows in a `Staging`."""
+
+    def write(self, key: str, content: bytes) -> None:
+        """Writes a small file, in directories that are made if need be; durable when it is published.
+
+        Raises:
+            StorageError, NoSpaceError: it cannot be written.
+        """
+
+    def write_at(self, key: str, offset: int, content: bytes) -> None:
+        """Writes into a file that is there; errors as `write`."""
+
+
+@runtime_checkable
+class Walks(Protocol):
+    """A store that lists all below a key at less cost than directory by directory."""
+
+    def walk(self, key: str) -> Iterator[tuple[str, Status]]:
+        """Each file below a key: the rest of its key, and what it is. Errors as `Store.list`."""
+
+
+@runtime_checkable
+class Links(Protocol):
+    """A store in which a file gets a second key without its bytes being moved by this process."""
+
+    def trials(self, key: str) -> LinkTrials:
+        """What finds out whether files can be linked below a key, where nothing may be yet."""
+
+    def link(self, source: File, key: str) -> bool:
+        """Gives a file another key, too, unless it has it already; what has that key is replaced.
+
+        Returns:
+            Whether that was done; False where the store refuses it.
+
+        Raises:
+            SourceChangedError, FormatError: the file is not what it was when it was looked at.
+            StorageError, NoSpaceError: anything else that the store reports.
+        """
+
+    def copy_parts(self, source: File, key: str, parts: Iterable[tuple[int, int]]) -> None:
+        """Makes a file of the same length that has the same bytes in some parts (start, stop).
+
+        Raises:
+            FormatError, StorageError, NoSpaceError: reading or writing fails, or something has the key.
+        """
+
+
+class LinkTrials(Protocol):
+    """Finds out whether files can be linked, once for files that are alike."""
+
+    def refusal(self, source: File) -> str | None:
+        """Why a file cannot be linked, in the store's words; None if it can."""

@@ -1,0 +1,306 @@
+"""Changes to the local file system, each in one place: what is made durable, what is atomic, what removes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ckpttools.core.errors import CheckpointError, NoSpaceError, StorageError
+from ckpttools.stores.local.file import storage_error
+from ckpttools.stores.local.mounts import first_mount
+
+# A file's own sync waits for the disk; beyond so many files one sync of all file systems comes first,
+# which is quicker but silent about errors. Each file's own then only asks for them.
+MOST_SINGLE_SYNCS = 64
+_SYNCS_AT_ONCE = 16
+_SYNCS_WAITING = 1024
+# Begins the name of a file that is being written; a checksum of the name that it gets follows, and 16 digits.
+_UNFINISHED = ".ckpttools-unfinished-"
+_RENAME_EXCHANGE = 2  # linux/fs.h
+_AT_FDCWD = -100
+# What kernels and file systems answer that know no exchange.
+_NO_EXCHANGE = frozenset((errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP))
+
+
+def write_error(path: Path | str, error: OSError) -> CheckpointError:
+    """An error of a write in our words; a full disk is one of its own."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpaceError(
+            "the disk is full",
+            place=path,
+            got=error.strerror,
+            hint="free some space and run the same command again: it goes on where it stopped",
+        )
+    return storage_error("cannot write", path, error)
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory and those above it, as far as they are not there, and their names durable.
+
+    Raises:
+        OSError: the system reports an error, or something else has the name.
+    """
+    missing = []
+    for place in (path, *path.absolute().parents):
+        if place.is_dir():
+            break
+        missing.append(place)
+    for place in reversed(missing):
+        place.mkdir(exist_ok=True)
+        sync_directory(place.absolute().parent)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a small file, in directories that are made if need be; it is durable when its tree is synced.
+
+    Raises:
+        OSError: the system reports an error.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Writes a small file so that its content is durable; its name is when its directory is synced.
+
+    Raises:
+        OSError: the system reports an error. The file is removed then: what a failed sync has left can be
+            read, and no later sync makes it durable (fsync(2)).
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a small file that has its name only once it is complete, and is durable then.
+
+    Until then it has a hidden name beside it. What a process left under such a name when it was killed goes
+    with the next one that writes this file, where the file system knows locks.
+
+    Raises:
+        OSError: the system reports an error; what had the name keeps it, unless only the last sync failed.
+    """
+    _remove_unfinished(path)
+    growing, descriptor = _unfinished(path)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+        growing.replace(path)
+    except BaseException:
+        growing.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    sync_directory(path.parent)
+
+
+def _unfinished(path: Path) -> tuple[Path, int]:
+    """A new file beside `path` under a name that nobody has, locked, and its descriptor."""
+    while True:
+        growing = path.with_name(_unfinished_prefix(path) + os.urandom(8).hex())
+        descriptor = os.open(growing, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        _lock(descriptor)
+        # Before it was locked, another process could take it for one that was left behind.
+        if growing.exists():
+            return growing, descriptor
+        os.close(descriptor)
+
+
+def _unfinished_prefix(path: Path) -> str:
+    """Of hidden names for what becomes `path`; as short for a long name as for a short one."""
+    return f"{_UNFINISHED}{zlib.crc32(os.fsencode(path.name)):08x}-"
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Removes what killed processes began to write for `path`; who still writes holds a lock."""
+    unfinished = re.compile(re.escape(_unfinished_prefix(path)) + "[0-9a-f]{16}")
+    with suppress(OSError):  # one may write into a directory and not list it
+        for name in filter(unfinished.fullmatch, names_in(path.parent)):
+            _remove_if_unlocked(path.with_name(name))
+
+
+def _remove_if_unlocked(path: Path) -> None:
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if _lock(descriptor, waiting=False):
+                path.unlink()
+        finally:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, *, waiting: bool = True) -> bool:
+    """Whether a file is this process's alone now; False also where the file system knows no locks."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waiting else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(path: Path) -> None:
+    """Makes every file and directory at and below `path` durable; symbolic links are not followed."""
+    below = (
+        Path(top, name) for top, dirs, files in os.walk(path, onerror=_raise) for name in (*dirs, *files)
+    )
+    places = chain([path], below)
+    # Not all at once: each place takes 2 KiB while it waits, and there may be hundreds of thousands.
+    first = list(islice(places, MOST_SINGLE_SYNCS + 1))
+    if len(first) > MOST_SINGLE_SYNCS:
+        os.sync()
+        _sync_together(chain(first, places))
+    else:
+        for place in first:
+            _sync_place(place)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+def _sync_together(places: Iterator[Path]) -> None:
+    """Each waits for the disk's journal, and those that wait together are served together."""
+    with ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
+        while some := list(islice(places, _SYNCS_WAITING)):
+            try:
+                for _ in pool.map(_sync_place, some):
+                    pass
+            except RuntimeError:  # the system lets no further thread start
+                for place in some:
+                    _sync_place(place)
+
+
+def _sync_place(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        sync_directory(place)
+        return
+    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def exchange(a: Path, b: Path) -> bool:
+    """Swaps two names of one file system in one step: at every instant both are there.
+
+    Returns:
+        Whether that was done; False where the kernel or the file system knows no exchange (renameat2(2)).
+
+    Raises:
+        OSError: anything else that the system reports.
+    """
+    call = _renameat2()
+    if call is None:
+        return False
+    code = call(os.fsencode(a), os.fsencode(b))
+    if code in _NO_EXCHANGE:
+        return False
+    if code:
+        raise OSError(code, os.strerror(code), str(b))
+    return True
+
+
+@cache
+def _renameat2() -> Callable[[bytes, bytes], int] | None:
+    """The exchange of two paths by the C library, which returns an error number; None if it has none."""
+    import ctypes
+
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return None
+
+    def exchanged(a: bytes, b: bytes) -> int:
+        failed = call(_AT_FDCWD, a, _AT_FDCWD, b, _RENAME_EXCHANGE)
+        return ctypes.get_errno() if failed else 0
+
+    return exchanged
+
+
+def names_in(directory: Path) -> list[str]:
+    """The names of what is in a directory, sorted.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    return sorted(place.name for place in directory.iterdir())
+
+
+def remove_tree(path: Path, last: str = "") -> None:
+    """Removes a directory and all below it, if it is there; symbolic links are removed, not followed.
+
+    Args:
+        path: of the directory.
+        last: name of a file in it that goes when nothing else is left.
+
+    Raises:
+        StorageError: something is mounted at or below it; nothing is removed.
+        OSError: something cannot be removed; with its full path.
+    """
+    if not os.path.lexists(path):
+        return
+    check_no_mount(path)
+    is_directory = path.is_dir() and not path.is_symlink()
+    for name in sorted(names_in(path), key=last.__eq__) if is_directory else ():
+        _remove_entry(path / name)
+    _remove_entry(path)
+
+
+def check_no_mount(path: Path) -> None:
+    """Raises StorageError if something is mounted at or below a directory that is to be removed."""
+    mount = first_mount(path)
+    if mount is not None:
+        raise StorageError(
+            f"{path} is not removed: something is mounted at or in it",
+            place=mount,
+            wanted="nothing but what this file system holds there: what is mounted would be deleted, too",
+            hint=f"umount {mount}, then run the command again",
+        )
+
+
+def _remove_entry(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        # The system's own words for an error name what is deep below without its directories.
+        shutil.rmtree(place, onerror=_raise_with_path)
+    else:
+        place.unlink()
+
+
+def _raise_with_path(function: Callable[..., object], path: str, error: tuple[Any, Any, Any]) -> NoReturn:
+    raised = error[1]
+    raised.filename = path
+    raise raised

@@ -1,0 +1,255 @@
+"""A place: a store and a key in it. What code calls a path, wherever its bytes are.
+
+The methods are those of `pathlib.Path` that reading and writing a checkpoint takes, under the same names;
+errors are in our words. Nothing is looked at before a method is called that has to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+from ckpttools.core.errors import StorageError, UsageError
+from ckpttools.stores.base import LARGEST_WHOLE, Entry, File, Kind, Puts, Status, Store, Walks, Writes
+
+_NO_PLAIN_NAME = re.compile(r"(?:^|/)\.?(?:/|$)")
+_MAGIC = re.compile(r"[*?[]")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Place:
+    """A file, a directory, or what may become one.
+
+    Attributes:
+        store: where.
+        key: its name there; see `ckpttools.stores.base`.
+    """
+
+    store: Store
+    key: str
+
+    # -- names: nothing is looked at
+
+    def __truediv__(self, name: str) -> Place:
+        """What has this name, or these with `/` between them, below."""
+        if _NO_PLAIN_NAME.search(name):
+            return Place(self.store, _plain(PurePosixPath(self.key, name)))
+        return Place(self.store, f"{self.key.rstrip('/')}/{name}" if self.key else name)
+
+    def __str__(self) -> str:
+        return self.store.spelled(self.key)
+
+    def __repr__(self) -> str:
+        return f"Place({str(self)!r})"
+
+    def __fspath__(self) -> str:
+        """The path of a local file.
+
+        Raises:
+            TypeError: it lies elsewhere.
+        """
+        if self.store.scheme != "file":
+            raise TypeError(f"{self} is no local file")
+        return str(self)
+
+    def __lt__(self, other: Place) -> bool:
+        return (self.store.scheme, self.parts) < (other.store.scheme, other.parts)
+
+    @property
+    def name(self) -> str:
+        """The last part; "" of a root and of `.`."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def suffix(self) -> str:
+        """From the last dot of the name on; "" where that begins or ends it, or there is none."""
+        before, dot, after = self.name.rpartition(".")
+        return dot + after if before and after else ""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names; those of an absolute path begin with "/"."""
+        rest = self.key.removeprefix("/")
+        root = ("/",) if rest != self.key else ()
+        return (*root, *(rest.split("/") if rest else ()))
+
+    @property
+    def parent(self) -> Place:
+        """What it is directly in; a root and `.` are in themselves."""
+        above = self.key.rpartition("/")[0]
+        return Place(self.store, above or ("/" if self.key.startswith("/") else ""))
+
+    @property
+    def parents(self) -> list[Place]:
+        """What it is in, the nearest first."""
+        found, place = [], self
+        while place.key not in ("", "/"):
+            place = place.parent
+            found.append(place)
+        return found
+
+    def with_name(self, name: str) -> Place:
+        """What would have another name beside it."""
+        return self.parent / name
+
+    def relative_to(self, other: Place) -> str:
+        """The names from another place to this one, with "/" between them; "" for the same.
+
+        Raises:
+            ValueError: it is not in there.
+        """
+        if self == other:
+            return ""
+        start = f"{other.key}/" if other.key.strip("/") else other.key
+        if self.store is not other.store or not self.key.startswith(start):
+            raise ValueError(f"{self} is not in {other}")
+        return self.key[len(start) :]
+
+    def absolute(self) -> Place:
+        """The same, wherever the process is."""
+        return Place(self.store, self.store.absolute(self.key))
+
+    def resolve(self) -> Place:
+        """The one name of what may have several: through links, relative paths and `..`.
+
+        Raises:
+            StorageError: the store does not tell.
+        """
+        return Place(self.store, self.store.real(self.key))
+
+    # -- what is there
+
+    def stat(self) -> Status:
+        """What is here.
+
+        Raises:
+            StorageError: nothing is, or the store does not tell.
+        """
+        found = self.store.stat(self.key)
+        if found is None:
+            raise StorageError(f"{self} is not there", hint="check the spelling of the path")
+        return found
+
+    def exists(self) -> bool:
+        """Whether anything is here. Raises StorageError if the store does not tell."""
+        return self.store.stat(self.key) is not None
+
+    def is_file(self) -> bool:
+        """Whether a file is here. Raises StorageError if the store does not tell."""
+        found = self.store.stat(self.key)
+        return found is not None and found.kind is Kind.FILE
+
+    def is_dir(self) -> bool:
+        """Whether a directory is here. Raises StorageError if the store does not tell."""
+        found = self.store.stat(self.key)
+        return found is not None and found.kind is Kind.DIRECTORY
+
+    def entries(self) -> list[Entry]:
+        """What is directly in a directory, sorted by name.
+
+        Raises:
+            StorageError: nothing is here, it is no directory, or the store does not tell.
+        """
+        return sorted(self.store.list(self.key), key=lambda entry: entry.name)
+
+    def iterdir(self) -> Iterator[Place]:
+        """The same as places."""
+        return (self / entry.name for entry in self.entries())
+
+    def walk(self) -> Iterator[tuple[str, Status]]:
+        """Each file below, in any order: its names from here on, with "/" between them, and what it is.
+
+        Raises:
+            StorageError: as `entries`.
+        """
+        if isinstance(self.store, Walks):
+            yield from self.store.walk(self.key)
+            return
+        for entry in self.entries():
+            below = self / entry.name
+            if entry.is_dir and not entry.is_link:
+                yield from ((f"{entry.name}/{name}", found) for name, found in below.walk())
+            elif entry.is_file:
+                yield entry.name, below.stat()
+
+    def glob(self, pattern: str) -> list[Place]:
+        """What has names below that match, sorted; nothing if nothing is here.
+
+        Args:
+            pattern: names with "/" between them, in which `*`, `?` and `[…]` stand for anything but "/".
+
+        Raises:
+            StorageError: the store does not tell.
+        """
+        first, _, rest = pattern.partition("/")
+        if not _MAGIC.search(first):
+            below = self / first
+            return below.glob(rest) if rest else [below] * below.exists()
+        if not self.is_dir():
+            return []
+        found = [self / entry.name for entry in self.entries() if fnmatchcase(entry.name, first)]
+        return [inner for each in found for inner in each.glob(rest)] if rest else found
+
+    # -- bytes
+
+    def open(self, found: Status | None = None) -> File:
+        """The file, to be read by position.
+
+        Args:
+            found: what is here, where that is known already.
+
+        Raises:
+            FormatError: nothing is here.
+            StorageError: it may not be looked at.
+        """
+        return self.store.open(self.key, found)
+
+    def read_bytes(self, most: int = LARGEST_WHOLE) -> bytes:
+        """All of a small file.
+
+        Args:
+            most: bytes that it may have.
+
+        Raises:
+            FormatError: it is no file, or larger; a pipe would wait for who writes to it.
+            StorageError: it cannot be read.
+        """
+        return self.store.read(self.key, most)
+
+    def put(self, content: bytes) -> None:
+        """Writes a small file that is here only once it is complete, and durable then.
+
+        Raises:
+            UsageError: the store takes nothing.
+            StorageError, NoSpaceError: it cannot be written; what was here stays.
+        """
+        if not isinstance(self.store, Puts):
+            raise self._takes_nothing()
+        self.store.put(self.key, content)
+
+    def write_bytes(self, content: bytes) -> None:
+        """Writes a small file of a checkpoint that grows; errors as `put`."""
+        if not isinstance(self.store, Writes):
+            raise self._takes_nothing()
+        self.store.write(self.key, content)
+
+    def write_at(self, offset: int, content: bytes) -> None:
+        """Writes into a file of a checkpoint that grows; errors as `put`."""
+        if not isinstance(self.store, Writes):
+            raise self._takes_nothing()
+        self.store.write_at(self.key, offset, content)
+
+    def _takes_nothing(self) -> UsageError:
+        return UsageError(
+            f"nothing can be written to {self.store.scheme}://",
+            place=self,
+            wanted="a place that can be written, such as a local directory",
+        )
+
+
+def _plain(path: PurePosixPath) -> str:
+    text = str(path)
+    return "" if text == "." else text

@@ -1,0 +1,90 @@
+"""From what a user writes to a place: built-in stores are listed here, others come by entry points."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+from importlib import import_module
+from pathlib import PurePosixPath
+from shlex import quote
+from typing import TypeAlias
+
+from ckpttools.core.errors import UsageError
+from ckpttools.core.plugins import load_group
+from ckpttools.stores.base import Store
+from ckpttools.stores.local.store import STORE as LOCAL
+from ckpttools.stores.place import Place
+
+Where: TypeAlias = str | os.PathLike[str] | Place
+"""What says where something is: a path, `scheme://…`, or a place."""
+
+# Modules of this package with a `STORE`, by the scheme that stands before `://`.
+_BUILT_IN = {"file": "local.store", "memory": "memory"}
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+# `pathlib` makes `gs:/bucket` of `gs://bucket`.
+_JOINED = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)(.+)", re.DOTALL)
+_FETCHED_BY = {
+    "gs": "gcloud storage cp -r {} .",
+    "s3": "aws s3 cp --recursive {} .",
+    "hf": "hf download REPO --local-dir DIRECTORY",
+}
+
+
+def parse(where: Where) -> Place:
+    """The place that a user names.
+
+    Args:
+        where: a local path, or `scheme://key`; a place is returned as it is.
+
+    Raises:
+        UsageError: no store of that scheme is installed.
+    """
+    if isinstance(where, Place):
+        return where
+    text = os.fsdecode(where)
+    scheme, separator, rest = text.partition("://")
+    if not separator or not _SCHEME.fullmatch(scheme):
+        if not isinstance(where, str):
+            _refuse_joined(text)
+        return Place(LOCAL, _key(text))
+    store = _store(scheme.lower())
+    if store is None:
+        raise _no_store(scheme, text)
+    return Place(store, _key(rest))
+
+
+def _key(text: str) -> str:
+    key = str(PurePosixPath(text))
+    return "" if key == "." else key
+
+
+@cache
+def _store(scheme: str) -> Store | None:
+    """The store of a scheme; None if there is none."""
+    # Looking for plug-ins takes 30 ms.
+    if scheme in _BUILT_IN:
+        found: Store = import_module(f"{__package__}.{_BUILT_IN[scheme]}").STORE
+        return found
+    return load_group("ckpttools.stores").get(scheme)
+
+
+def _refuse_joined(text: str) -> None:
+    """Raises UsageError if a path was an address before `pathlib` took it for a path."""
+    match = _JOINED.fullmatch(text)
+    if match and (match[1] in _FETCHED_BY or match[1] in _BUILT_IN) and not os.path.lexists(f"{match[1]}:"):
+        raise UsageError(
+            f"{text} was {match[1]}://{match[2]} before it was made a path",
+            wanted="the text itself: pathlib joins the slashes",
+        )
+
+
+def _no_store(scheme: str, text: str) -> UsageError:
+    fetch = _FETCHED_BY.get(scheme.lower())
+    by_hand = "copy it to a local directory" + (f": {fetch.format(quote(text))}" if fetch else "")
+    return UsageError(
+        f"no store for {scheme}:// is installed",
+        place=text,
+        wanted="a local path, or a package that brings such a store (entry point `ckpttools.stores`)",
+        hint=by_hand,
+    )

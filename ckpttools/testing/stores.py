@@ -1,0 +1,233 @@
+"""The tests that every store passes. The author of a plug-in subclasses `StoreTests` and runs pytest.
+
+class TestMyStore(StoreTests):
+    @contextmanager
+    def filled(self, files):
+        yield ...
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing, suppress
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ckpttools.core.errors import (
+    CheckpointError,
+    DestinationExistsError,
+    FormatError,
+    StorageError,
+    UsageError,
+)
+from ckpttools.stores import Place, parse
+from ckpttools.stores.base import Links, Puts, Writes
+from ckpttools.stores.publishing import LockedError, Publishes, Purpose, Staging, Work
+
+_SETTINGS = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+_NAMES = st.text(st.characters(codec="ascii", categories=("L", "N"), include_characters="._- "), min_size=1)
+_PATHS = st.lists(_NAMES.filter(lambda name: name.strip(".") == name), min_size=1, max_size=3).map("/".join)
+_FILES = st.dictionaries(_PATHS, st.binary(max_size=99), min_size=1, max_size=6)
+
+
+class _StoppedError(Exception):
+    """What a run is interrupted by."""
+
+
+def _is_tree(files: Mapping[str, bytes]) -> bool:
+    """Whether no file has a name that is another's directory; and no two differ in case only."""
+    names = {name.lower() for name in files}
+    return len(names) == len(files) and not any(b.startswith(f"{a}/") for a in names for b in names)
+
+
+class StoreTests(ABC):
+    """What holds for every store; what a store cannot do is not asked of it."""
+
+    @abstractmethod
+    def filled(self, files: Mapping[str, bytes]) -> AbstractContextManager[Place]:
+        """A new place with these files below it, by name with `/` between the parts, and nothing else."""
+
+    @_SETTINGS
+    @given(files=_FILES.filter(_is_tree), data=st.data())
+    def test_any_range_equals_the_slice(self, files: Mapping[str, bytes], data: st.DataObject) -> None:
+        with self.filled(files) as place:
+            for name, content in files.items():
+                with closing((place / name).open()) as file:
+                    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(content))] * 2)))
+                    assert file.size == len(content)
+                    assert file.read(start, stop - start) == content[start:stop]
+                    with pytest.raises(FormatError):
+                        file.read(start, len(content) - start + 1)
+                assert (place / name).read_bytes() == content
+
+    @_SETTINGS
+    @given(files=_FILES.filter(_is_tree))
+    def test_what_is_there_is_listed(self, files: Mapping[str, bytes]) -> None:
+        with self.filled(files) as place:
+            assert {name: found.size for name, found in place.walk()} == {k: len(v) for k, v in files.items()}
+            above = {name.rpartition("/")[0] for name in files}
+            for directory in (place / each if each else place for each in above):
+                assert directory.is_dir() and not directory.is_file()
+                start = directory.relative_to(place)
+                inside = {name[len(start) :].strip("/") for name in files if name.startswith(start)}
+                listed = {entry.name: entry.kind for entry in directory.entries()}
+                assert set(listed) >= {each for each in inside if "/" not in each}
+                for name, kind in listed.items():
+                    assert (directory / name).stat().kind is kind
+
+    def test_names_lead_back(self) -> None:
+        with self.filled({"a b/c.d": b"x"}) as place:
+            file = place / "a b" / "c.d"
+            assert parse(str(file)) == file == parse(file)
+            assert (file.name, file.suffix, file.parent.name) == ("c.d", ".d", "a b")
+            assert file.relative_to(place) == "a b/c.d" and place in file.parents
+            assert [each.name for each in place.glob("*/c.*")] == ["c.d"]
+            with closing(file.open()) as opened:
+                assert parse(opened.path).read_bytes() == b"x"
+
+    def test_what_is_not_there_is_told_in_our_words(self) -> None:
+        with self.filled({"d/file": b"1234"}) as place:
+            missing, directory, file = place / "no", place / "d", place / "d" / "file"
+            assert not missing.exists() and not (missing / "x").exists()
+            for nothing in (missing.read_bytes, missing.entries, missing.stat, file.entries):
+                with pytest.raises(StorageError):
+                    nothing()
+            with pytest.raises(FormatError):
+                missing.open().read(0, 1)
+            with pytest.raises(CheckpointError):
+                directory.read_bytes()
+            with pytest.raises(FormatError, match="too large"):
+                file.read_bytes(most=3)
+
+    def test_a_file_that_changes_has_another_version(self) -> None:
+        with self.filled({"file": b"before"}) as place:
+            file = place / "file"
+            self._needs(place, Puts)
+            before, opened = file.stat(), file.open()
+            opened.check_unchanged()
+            file.put(b"behind")
+            assert file.stat().version != before.version
+            with pytest.raises(CheckpointError):
+                opened.check_unchanged()
+
+    def test_a_file_is_put_whole_or_not_at_all(self) -> None:
+        with self.filled({"file": bytes(1 << 16)}) as place:
+            self._needs(place, Puts)
+            file, contents = place / "file", [bytes([number]) * (1 << 16) for number in range(2)]
+
+            def put() -> None:
+                for number in range(20):
+                    file.put(contents[number % 2])
+
+            writer = threading.Thread(target=put)
+            writer.start()
+            while writer.is_alive():
+                with suppress(CheckpointError):  # another file has the name while it is read
+                    assert file.read_bytes() in contents
+            writer.join()
+            with pytest.raises(CheckpointError):
+                (file / "below").put(b"x")
+            with pytest.raises(CheckpointError):
+                place.put(b"x")
+            assert [entry.name for entry in place.entries()] == ["file"]
+
+    def test_a_link_has_the_same_bytes_and_a_copy_those_asked_for(self) -> None:
+        with self.filled({"file": bytes(range(100))}) as place:
+            self._needs(place, Links)
+            store: Any = place.store
+            source, linked, copied = (place / "file").open(), place / "x" / "linked", place / "copied"
+            assert store.trials(linked.key).refusal(source) is None
+            assert store.link(source, linked.key) and store.link(source, linked.key)
+            store.copy_parts(source, copied.key, [(10, 20), (30, 40)])
+            assert linked.read_bytes() == bytes(range(100))
+            found = copied.read_bytes()
+            assert len(found) == 100
+            assert found[10:20] + found[30:40] == bytes((*range(10, 20), *range(30, 40)))
+            with suppress(CheckpointError):
+                (place / "file").put(b"")
+            assert linked.read_bytes() == bytes(range(100)), "a link outlives what it was made of"
+
+    def test_a_checkpoint_is_published_whole_or_not_at_all(self) -> None:
+        with self.filled({"beside": b"x"}) as place:
+            target = place / "out"
+            for stopped_in in ("data", "small", "end"):
+                with pytest.raises(_StoppedError), self._staging(target).opened(Purpose("plan")) as work:
+                    self._write(work, stopped_in)
+                assert not target.exists()
+            with self._staging(target).opened(Purpose("plan")) as work:
+                assert [list(record) for record in work.records] == [[0, [], {}]]
+                self._write(work, "")
+                work.publish()
+                assert (target / "d" / "data").read_bytes() == bytes(range(200))
+                work.conclude()
+            assert {name for name, _ in target.walk()} == {"d/data", "d/more-00000", "chunk/0", "meta.json"}
+            assert (target / "d/more-00000").read_bytes() == b"onetwo"
+            assert [entry.name for entry in place.entries()] == ["beside", "out"]
+
+    def test_a_checkpoint_that_is_there_is_replaced_only_where_that_is_asked_for(self) -> None:
+        with self.filled({"out/old": b"x"}) as place:
+            target = place / "out"
+            with pytest.raises(DestinationExistsError):
+                self._staging(target).check("plan", 0)
+            with self._staging(target, overwrite=True).opened(Purpose("plan")) as work:
+                self._write(work, "")
+                assert (target / "old").read_bytes() == b"x"
+                work.publish()
+                work.conclude()
+            assert not (target / "old").exists() and (target / "meta.json").is_file()
+
+    def test_a_destination_is_one_process_s(self) -> None:
+        with self.filled({"beside": b"x"}) as place:
+            target = place / "out"
+            with self._staging(target).opened(Purpose("plan")) as work:
+                with pytest.raises(LockedError), self._staging(target).opened(Purpose("plan")):
+                    raise AssertionError("two have it")
+                with suppress(_StoppedError):
+                    self._write(work, "end")
+            assert isinstance(place.store, Publishes) and place.store.begun_at(target.key)
+            another = self._staging(target).opened(Purpose("another"))
+            with pytest.raises(UsageError, match="beginning of another"), another:
+                raise AssertionError("it was taken for its own")
+            with self._staging(target, overwrite=True).opened(Purpose("another")) as work:
+                assert list(work.records) == []
+                self._write(work, "")
+                work.discard()
+                assert list(work.records) == []
+
+    def _staging(self, target: Place, overwrite: bool = False) -> Staging:
+        self._needs(target, Publishes)
+        self._needs(target, Writes)
+        assert isinstance(target.store, Publishes)
+        return target.store.staging(target.key, overwrite, lambda: None)
+
+    def _write(self, work: Work, stopped_in: str) -> None:
+        """Makes a checkpoint of a few files, or the beginning of it."""
+        data = memoryview(bytes(range(200)))
+        with closing(work.data_files({"d/data": 200})) as files:
+            if stopped_in == "data":
+                raise _StoppedError
+            # As one thread would write it where nothing can be written at an offset.
+            for start in range(0, 200, 50):
+                files.write("d/data", start, data[start : start + 50], 0)
+            files.write_whole("chunk/0", b"chunk")
+            if not work.records:
+                assert files.append("d/more", 6, b"one") == ("d/more-00000", 0)
+                assert files.append("d/more", 6, b"two") == ("d/more-00000", 3)
+            files.sync()
+            if not work.records:
+                work.enter([[0, [], {}]])
+        if stopped_in == "small":
+            raise _StoppedError
+        (work.content / "meta.json").write_bytes(b"{}")
+        (work.content / "meta.json").write_at(0, b"[")
+        if stopped_in == "end":
+            raise _StoppedError
+
+    def _needs(self, place: Place, protocol: type) -> None:
+        if not isinstance(place.store, protocol):
+            pytest.skip(f"{place.store.scheme}:// has no {protocol.__name__}")

@@ -1,0 +1,115 @@
+"""Stores: both pass the shipped tests; a place is found by what a user writes, and what it is not is said."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.core.errors import StorageError, UsageError
+from ckpttools.stores import Kind, parse
+from ckpttools.testing.stores import StoreTests
+
+NUMBERS = count()
+SEGMENTS = st.lists(st.sampled_from(["a", "b.c", ".hidden", "x.", "..", ".", ""]), max_size=5)
+
+
+class TestLocal(StoreTests):
+    @contextmanager
+    def filled(self, files):
+        with tempfile.TemporaryDirectory() as directory:
+            root = Path(directory) / "root"
+            root.mkdir()
+            for name, content in files.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_bytes(content)
+            yield parse(root)
+
+
+class TestMemory(StoreTests):
+    @contextmanager
+    def filled(self, files):
+        root = parse(f"memory://stores/{next(NUMBERS)}")
+        try:
+            for name, content in files.items():
+                (root / name).put(content)
+            yield root
+        finally:
+            root.store.remove(root.key)
+
+
+@given(SEGMENTS, SEGMENTS, st.booleans())
+def test_a_local_place_has_the_names_that_pathlib_gives_it(first, second, is_absolute):
+    text = "/" * is_absolute + "/".join(first).lstrip("/")
+    path, place = PurePosixPath(text), parse(text)
+    assert str(place) == str(path)
+    assert (place.name, place.suffix, place.parts) == (path.name, path.suffix, path.parts)
+    assert str(place.parent) == str(path.parent)
+    assert [str(each) for each in place.parents] == [str(each) for each in path.parents]
+    below = "/".join(second).lstrip("/")
+    assert str(place / below) == str(path / below)
+    assert place / (place / below).relative_to(place) == place / below
+
+
+@pytest.mark.parametrize(
+    "text", ["gs://b/x", "s3://b", "hf://org/model", "https://host/x", "GS://b", "odd+1://x"]
+)
+def test_a_scheme_without_a_store_is_refused_by_name(text):
+    scheme = text.partition("://")[0]
+    with pytest.raises(UsageError, match=f"no store for {scheme}://".replace("+", r"\+")) as caught:
+        parse(text)
+    assert "local directory" in caught.value.hint
+
+
+def test_an_address_that_pathlib_has_taken_for_a_path_is_refused():
+    with pytest.raises(UsageError, match="gs://b/x before it was made a path"):
+        parse(Path("gs://b/x"))
+
+
+def test_what_only_looks_like_an_address_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("gs:").mkdir()
+    Path("gs:/x").write_bytes(b"1")
+    assert parse("./gs://x").read_bytes() == parse(Path("gs:/x")).read_bytes() == b"1"
+
+
+def test_a_file_is_found_by_its_url_too(tmp_path):
+    assert parse(f"file://{tmp_path}") == parse(str(tmp_path)) == parse(tmp_path)
+
+
+def test_a_local_place_is_a_path_for_others_and_no_other_is(tmp_path):
+    assert os.fspath(parse(tmp_path)) == str(tmp_path)
+    with pytest.raises(TypeError, match="no local file"):
+        os.fspath(parse("memory://x"))
+
+
+def test_links_to_nothing_and_in_circles_are_nothing(tmp_path):
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    place = parse(tmp_path)
+    kinds = {entry.name: (entry.kind, entry.is_link) for entry in place.entries()}
+    assert kinds == {
+        "circle": (Kind.OTHER, True),
+        "dangling": (Kind.OTHER, True),
+        "link": (Kind.DIRECTORY, True),
+        "real": (Kind.DIRECTORY, False),
+    }
+    assert not (place / "dangling").exists() and not (place / "circle").is_file()
+    assert (place / "link").resolve() == (place / "real").resolve()
+
+
+def test_what_may_not_be_looked_at_is_an_error(tmp_path, monkeypatch):
+    def refused(path, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refused)
+    with pytest.raises(StorageError, match="cannot look at"):
+        parse(tmp_path).is_dir()
