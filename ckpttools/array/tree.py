@@ -84,9 +84,9 @@ class Changed(Protocol):
 class Tree(Mapping[Path, Leaf]):
     """An ordered map from path to leaf, with metadata. Never changed; transforms make new ones.
 
-        tree["params/params/decoder/decoder_norm/scale"]         # a path as text, or as a tuple of keys
-        tree.glob("*/mlp/*").nbytes                              # the tree of what a pattern names
-        jax.tree.map(lambda array: array.shape, tree)            # a pytree of lazy arrays
+    tree["params/params/decoder/decoder_norm/scale"]         # a path as text, or as a tuple of keys
+    tree.glob("*/mlp/*").nbytes                              # the tree of what a pattern names
+    jax.tree.map(lambda array: array.shape, tree)            # a pytree of lazy arrays
     """
 
     leaves: Mapping[Path, Leaf]
