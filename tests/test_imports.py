@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import ckpttools
@@ -103,7 +104,6 @@ BRANCHING = (
     ast.Match,
 )
 HEAVY = {"jax", "orbax", "tensorstore", "huggingface_hub", "transformers", "torch"}
-TREES = {path: ast.parse(path.read_text(), str(path)) for path in FILES}
 DATA = [path for path in FILES if path.parent.name == "families" and path.stem not in MECHANISM]
 
 
@@ -116,9 +116,21 @@ def room(path):
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imported(tree):
-    """Every dotted name that a file imports, wherever in it."""
-    for node in ast.walk(tree):
+@cache
+def tree(path):
+    """What a file says: read by the first rule that asks, once for all."""
+    return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def nodes(path):
+    """All that a file consists of; walking costs more than parsing."""
+    return tuple(ast.walk(tree(path)))
+
+
+def imported(nodes):
+    """Every dotted name that is imported by these."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -126,12 +138,14 @@ def imported(tree):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-IMPORTED = {path: list(imported(tree)) for path, tree in TREES.items()}
+@cache
+def all_imported(path):
+    return tuple(imported(nodes(path)))
 
 
 def packages(path):
     """The foreign and own packages of which a file imports something."""
-    return {target.split(".")[0] for target in IMPORTED[path]}
+    return {target.split(".")[0] for target in all_imported(path)}
 
 
 def in_rooms(*rooms):
@@ -157,7 +171,7 @@ def test_the_rules_find_something():
 
 def targets(path):
     """What a file imports of this package, without `ckpttools.`."""
-    return [each.removeprefix("ckpttools.") for each in IMPORTED[path] if each.startswith("ckpttools.")]
+    return [each.removeprefix("ckpttools.") for each in all_imported(path) if each.startswith("ckpttools.")]
 
 
 def test_every_module_is_in_a_room_and_no_room_is_empty():
@@ -207,7 +221,7 @@ def test_only_the_command_line_prints():
     assert [
         f"{name(path)}:{node.lineno}"
         for path in outside("cli")
-        for node in ast.walk(TREES[path])
+        for node in nodes(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ] == []
 
@@ -217,9 +231,9 @@ def test_nothing_heavy_at_import():
     assert [
         f"{name(path)}:{node.lineno} imports {target}"
         for path in outside("testing", "sharding")
-        for node in TREES[path].body
+        for node in tree(path).body
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for target in imported(node)
+        for target in imported([node])
         if target.split(".")[0] in HEAVY
     ] == []
 
@@ -229,7 +243,7 @@ def test_families_are_data():
     assert [
         f"{name(path)}: {type(node).__name__}"
         for path in DATA
-        for node in ast.walk(TREES[path])
+        for node in nodes(path)
         if isinstance(node, BRANCHING)
     ] == []
     assert {
@@ -247,7 +261,7 @@ def test_no_twins_for_the_two_directions():
     assert [
         f"{name(path)}:{node.lineno} {word}"
         for path in in_rooms("mapping", "families")
-        for node in ast.walk(TREES[path])
+        for node in nodes(path)
         for field in ("id", "attr", "name", "arg")
         if (word := getattr(node, field, None)) and any(twin in word.lower() for twin in twins)
     ] == []
@@ -257,20 +271,19 @@ def test_model_names_stand_in_families_only():
     assert [
         f"{name(path)}: {text}"
         for path in outside("families", "testing", "cli")
-        for text in texts(TREES[path]) - docstrings(TREES[path])
+        for text in texts(path) - docstrings(path)
         if "model.layers" in text
     ] == []
 
 
-def texts(tree):
-    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+def texts(path):
+    constants = (node.value for node in nodes(path) if isinstance(node, ast.Constant))
     return {value for value in constants if isinstance(value, str)}
 
 
-def docstrings(tree):
+def docstrings(path):
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    nodes = (node for node in ast.walk(tree) if isinstance(node, documented))
-    return {ast.get_docstring(node, clean=False) for node in nodes}
+    return {ast.get_docstring(node, clean=False) for node in nodes(path) if isinstance(node, documented)}
 
 
 def test_tests_share_helpers_and_not_each_other():

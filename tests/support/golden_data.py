@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import tempfile
 from collections.abc import Mapping
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,7 @@ SOURCES = (*((family, "hf") for family in FAMILIES), ("llama3.1", "hf_sharded"))
 SCAN_NAMES = {True: "scanned", False: "unscanned"}
 
 Leaves = dict[str, Any]
+_NUMBERS = count()
 
 
 def golden_leaves(family: str, scan: bool) -> Leaves:
@@ -83,11 +88,25 @@ def convert(
     rope_layout: str | None = None,
     **options: Any,
 ) -> Path:
-    """Converts a golden model and returns the directory of the item."""
+    """Converts a golden model, or copies what became of it before; returns the directory of the item."""
     options["model"] = ModelOptions(rope_layout=rope_layout)
-    resources = Resources(memory=memory, jobs=jobs)
-    plan_to_maxtext(GOLDEN / family / source, ToMaxText(**options), resources).run(destination)
+    made = _converted(GOLDEN / family / source, Resources(memory=memory, jobs=jobs), ToMaxText(**options))
+    shutil.copytree(made, destination)
     return destination / "0" / "items"
+
+
+@cache
+def _converted(source: Path, resources: Resources, options: ToMaxText) -> Path:
+    """Ten times as slow as a copy; the same conversion is the start of tests of many kinds."""
+    made = Path(_directory().name) / str(next(_NUMBERS))
+    plan_to_maxtext(source, options, resources).run(made)
+    return made
+
+
+@cache
+def _directory() -> tempfile.TemporaryDirectory[str]:
+    """Lasts as long as the process."""
+    return tempfile.TemporaryDirectory(prefix="golden")
 
 
 def leaves_by_package(tree: Tree) -> Leaves:

@@ -1,0 +1,1 @@
+"""Whether the tests notice when the package is changed: docs/mutation.md."""
