@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckpttools.api.changes import select as select
     from ckpttools.api.changes import stack as stack
     from ckpttools.api.changes import strip_optimizer as strip_optimizer
+    from ckpttools.api.changes import transform as transform
     from ckpttools.api.changes import unstack as unstack
     from ckpttools.api.chunks_report import chunks as chunks
     from ckpttools.api.conversion import Conversion as Conversion
@@ -112,6 +113,7 @@ _HOMES = {
     "stack": ("ckpttools.api.changes", "stack"),
     "stats": ("ckpttools.api.stats_report", "stats"),
     "strip_optimizer": ("ckpttools.api.changes", "strip_optimizer"),
+    "transform": ("ckpttools.api.changes", "transform"),
     "unstack": ("ckpttools.api.changes", "unstack"),
     "verify": ("ckpttools.api.verification", "verify"),
 }
@@ -159,6 +161,7 @@ __all__ = [
     "stack",
     "stats",
     "strip_optimizer",
+    "transform",
     "unstack",
     "verify",
 ]

@@ -19,7 +19,7 @@ from support.stored_trees import contents
 import ckpttools
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, MemoryBudgetError, UsageError
-from ckpttools.core.wording import as_flags, option, quoted
+from ckpttools.core.wording import as_flags, flag, option, quoted
 from ckpttools.run.events import Started, TaskDone
 
 STACKED, SINGLE = golden_checkpoint(True), golden_checkpoint(False)
@@ -209,8 +209,8 @@ def test_arguments_are_called_as_the_options_are():
         assert [each.name for each in parameters[:2]] == ["source", "destination"]
         for each in parameters[2:-1]:
             assert each.kind is each.KEYWORD_ONLY
-            flag = f"--{each.name.replace('_', '-')}"
-            assert flag in text, (name, each.name)
+            spelled = flag(each.name)
+            assert spelled in text, (name, each.name)
         assert signature(call).return_annotation == "Receipt"
         assert call.__name__ == call.plan.__name__ == name
         assert "Raises:" in call.__doc__

@@ -27,8 +27,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, ceil_div, count_runs, grid_cell, grid_indices
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import open_tree
-from ckpttools.formats.survey import survey
+from ckpttools.formats.registry import open_tree, storage_of
 from ckpttools.inspect.advice import advice
 from ckpttools.inspect.chunks import inspect_chunks
 from ckpttools.inspect.meshes import Mesh, parse_mesh, parse_spec
@@ -181,7 +180,7 @@ class TestReads:
         item = write_item(tmp_path / "item", {("w",): (zarr3(codecs, [64, 256]), values)}, use_ocdbt=False)
         tree = open_tree(item)
         mesh = parse_mesh("4x2")
-        report = inspect_chunks(tree, survey(tree), mesh=mesh, spec=parse_spec(spec, mesh))
+        report = inspect_chunks(tree, storage_of(tree), mesh=mesh, spec=parse_spec(spec, mesh))
         reads = report.arrays[0].reads
         store = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{item}/w/"}}
         opened = ts.open(store).result()
@@ -223,7 +222,7 @@ class TestSurvey:
     @pytest.mark.parametrize("name", READABLE)
     def test_every_byte_is_accounted_for(self, name):
         tree = open_tree(ORBAX / name)
-        storage = survey(tree)
+        storage = storage_of(tree)
         for file in storage.files:
             assert file.nbytes == (Path(storage.root) / file.name).stat().st_size
             assert min(file.live, file.index, file.dead) >= 0
@@ -234,14 +233,14 @@ class TestSurvey:
         assert not any(each.missing for each in storage.arrays)
 
     def test_files_for_each_chunk(self):
-        storage = survey(open_tree(ORBAX / "llama3.1_scanned_zarr3_noocdbt"))
+        storage = storage_of(open_tree(ORBAX / "llama3.1_scanned_zarr3_noocdbt"))
         on_disk = sum(file.nbytes for file in storage.files if file.kind == "data")
         assert sum(each.nbytes for each in storage.arrays) == on_disk
         assert sum(file.live for file in storage.files) == on_disk
         assert storage.indexes == ()
 
     def test_safetensors(self):
-        storage = survey(open_tree(HF))
+        storage = storage_of(open_tree(HF))
         file = next(each for each in storage.files if each.kind == "data")
         assert file.live + file.index == file.nbytes
         assert file.arrays == len(storage.arrays) == 39
@@ -250,7 +249,7 @@ class TestSurvey:
     def test_a_hole_and_an_unused_shard(self, tmp_path):
         shutil.copy(HF / "model.safetensors", tmp_path)
         shutil.copy(HF / "model.safetensors", tmp_path / "old.safetensors")
-        storage = survey(open_tree(tmp_path))
+        storage = storage_of(open_tree(tmp_path))
         kinds = {file.name: (file.kind, file.dead) for file in storage.files}
         size = (HF / "model.safetensors").stat().st_size
         assert kinds == {"model.safetensors": ("data", 0), "old.safetensors": ("unused", size)}
@@ -258,12 +257,12 @@ class TestSurvey:
     def test_dead_bytes_and_shared_files(self, tmp_path):
         values = values_of(F32, (600, 2))
         item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [300, 2]), values)})
-        before = survey(open_tree(item))
+        before = storage_of(open_tree(item))
         largest = max((file for file in before.files if file.kind == "data"), key=lambda file: file.live)
         with (item / largest.name).open("ab") as file:
             file.write(bytes(1000))
         os.link(item / largest.name, tmp_path / "second name")
-        after = {file.name: file for file in survey(open_tree(item)).files}[largest.name]
+        after = {file.name: file for file in storage_of(open_tree(item)).files}[largest.name]
         assert (after.dead, after.live) == (largest.dead + 1000, largest.live)
         assert (largest.links, after.links) == (1, 2)
 
@@ -273,14 +272,14 @@ class TestSurvey:
         array = stored(values_of(F32, (600, 2)).view(np.uint32), DTYPES["float32"])
         write(Tree({("w",): array}), OrbaxWriter(), tmp_path)
         item = tmp_path / "0" / "items"
-        before = max(survey(open_tree(item)).files, key=attrgetter("live"))
+        before = max(storage_of(open_tree(item)).files, key=attrgetter("live"))
         assert not before.index
         if cut is None:
             (item / before.name).unlink()
         else:
             os.truncate(item / before.name, cut)
         tree = open_tree(item)
-        found = inspect_chunks(tree, survey(tree))
+        found = inspect_chunks(tree, storage_of(tree))
         after = next(file for file in found.files if file.name == before.name)
         assert after.kind == ("missing" if cut is None else "data")
         assert after.live + after.index + after.dead == after.nbytes == (cut or 0)
@@ -289,9 +288,9 @@ class TestSurvey:
 
     def test_unmerged_processes(self, tmp_path):
         item = shutil.copytree(ORBAX / "lazy_2proc" / "7" / "items", tmp_path / "items")
-        merged = survey(open_tree(item))
+        merged = storage_of(open_tree(item))
         (item / "manifest.ocdbt").unlink()
-        storage = survey(open_tree(item))
+        storage = storage_of(open_tree(item))
         assert storage.indexes == ("ocdbt.process_0/manifest.ocdbt", "ocdbt.process_1/manifest.ocdbt")
         assert storage.arrays == merged.arrays
 
@@ -304,7 +303,7 @@ class TestSurvey:
             tmp_path / "item", {("w",): (created, values)}, use_ocdbt=use_ocdbt, all_chunks=False
         )
         tree = open_tree(item)
-        found = inspect_chunks(tree, survey(tree))
+        found = inspect_chunks(tree, storage_of(tree))
         assert (found.num_chunks, found.missing_chunks, found.stored_nbytes) == (6, 3, 2400)
         assert [each.subject for each in advice(found)] == ["missing chunks"]
 
@@ -326,7 +325,7 @@ class TestSurvey:
     )
     def test_codecs(self, tmp_path, created, words, piece):
         item = write_item(tmp_path / "item", {("w",): (created, values_of(F32, (8, 8)))})
-        stored = survey(open_tree(item)).arrays[0]
+        stored = storage_of(open_tree(item)).arrays[0]
         assert (stored.codecs, stored.piece, stored.chunk) == (words, piece, (4, 4))
 
     def test_a_zarr_hierarchy(self, tmp_path):
@@ -334,7 +333,7 @@ class TestSurvey:
 
         group = zarr.open_group(str(tmp_path / "z"), mode="w")
         group.create_array("a/b", shape=(8, 4), chunks=(4, 4), dtype="f4")[:] = 1
-        storage = survey(open_tree(tmp_path / "z"))
+        storage = storage_of(open_tree(tmp_path / "z"))
         assert [(each.path, each.chunks, each.missing) for each in storage.arrays] == [("a/b", 2, 0)]
 
 
@@ -397,7 +396,7 @@ class TestAdvice:
     def test_layers_are_cut_where_they_are_stacked_only(self):
         tree = open_tree(ORBAX / "maxtext_run")
         mesh = Mesh({"0": 2})
-        report = inspect_chunks(tree, survey(tree), "params/*", mesh, parse_spec("layer", mesh))
+        report = inspect_chunks(tree, storage_of(tree), "params/*", mesh, parse_spec("layer", mesh))
         cut = {each.path.rpartition("decoder/")[2]: each.reads.cut for each in report.arrays}
         assert cut["layers/mlp/wi_0/kernel"] == (1, 2, 1)
         assert cut["decoder_norm/scale"] == (1,)

@@ -8,13 +8,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from support.hf_models import write_llama
 from support.places import ROOT
 
-from ckpttools.core.dtypes import DTYPES
+import ckpttools
+from ckpttools.core.errors import UsageError
 
 FAMILY_PAGE = ROOT / "docs" / "add-a-family.md"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -56,6 +59,24 @@ def ckpt_process(*arguments: object, path: Path | None = None) -> subprocess.Com
     return subprocess.run(command, capture_output=True, text=True, env=with_path(path), check=False)
 
 
+SESSION = """
+import json, sys
+from click.testing import CliRunner
+from ckpttools.cli.main import main
+
+results = [CliRunner().invoke(main, words) for words in json.loads(sys.argv[1])]
+print(json.dumps([{"code": each.exit_code, "output": each.output} for each in results]))
+"""
+
+
+def ckpt_session(*commands: list[object], path: Path) -> list[dict[str, Any]]:
+    """The exit codes and outputs of several commands, which find what is installed in `path`."""
+    words = json.dumps([[str(word) for word in each] for each in commands])
+    command = [sys.executable, "-c", SESSION, words]
+    done = subprocess.run(command, capture_output=True, text=True, env=with_path(path), check=True)
+    return json.loads(done.stdout)
+
+
 @pytest.mark.parametrize("name", ["cli.md", "families.md", "reference.md"])
 def test_generated_pages_are_fresh(name):
     done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check", name], check=False)
@@ -82,8 +103,6 @@ def test_the_family_that_the_page_explains_is_the_one_that_there_is():
 @pytest.fixture
 def tiny(tmp_path):
     """The page's own family in a file, and a model of it."""
-    from safetensors.numpy import save_file
-
     (tmp_path / "tiny.toml").write_text(code_blocks(FAMILY_PAGE, "toml")[0])
     model = tmp_path / "hf"
     model.mkdir()
@@ -107,10 +126,6 @@ def tiny(tmp_path):
 
 
 def assert_tiny(model: Path, made: Path) -> None:
-    from safetensors.numpy import load_file
-
-    import ckpttools
-
     tensors = load_file(model / "model.safetensors")
     tree = ckpttools.open(made)
 
@@ -136,8 +151,6 @@ def test_a_family_in_a_file_goes_both_ways_as_the_page_says(tmp_path, tiny):
     back = ckpt_process("convert", "maxtext-to-hf", tmp_path / "out", tmp_path / "back", "--family", file)
     assert back.returncode == 0, back.stderr
     one, other = (path / "model.safetensors" for path in (tiny, tmp_path / "back"))
-    from safetensors.numpy import load_file
-
     tensors, returned = load_file(one), load_file(other)
     assert tensors.keys() == returned.keys()
     assert all(returned[name].tobytes() == tensor.tobytes() for name, tensor in tensors.items())
@@ -195,23 +208,107 @@ def test_a_store_can_be_added_as_the_page_says(tmp_path):
     assert " passed" in done.stdout
 
 
-def test_the_added_format_is_found_and_is_what_it_says(tmp_path, monkeypatch):
+def test_the_added_format_is_read_written_checked_and_described(tmp_path):
     install(tmp_path, "add-a-format.md", "npy_format", "ckpttools.formats", "npy", "FORMAT")
-    monkeypatch.syspath_prepend(tmp_path)
-    import npy_format
+    rng = np.random.default_rng(0)
+    truth = {"b": np.arange(7), "a.w": rng.standard_normal((3, 4), np.float32)}
+    (tmp_path / "st").mkdir()
+    save_file(truth, tmp_path / "st" / "model.safetensors")
+    one, two, back = (tmp_path / name for name in ("one", "two", "back"))
+    listed, made, again, chunks, healthy, refused, wrong, help, returned, selected = ckpt_session(
+        ["formats", "--json"],
+        ["convert", "to-npy", tmp_path / "st", one, "--pages"],
+        ["convert", "to-npy", tmp_path / "st", one, "--overwrite"],
+        ["inspect", "chunks", one, "--json"],
+        ["doctor", one],
+        ["convert", "to-npy", tmp_path / "st", two, "--dtype", "bfloat16"],
+        ["convert", "to-zarr3", tmp_path / "st", two, "--pages"],
+        ["convert", "to-npy", "--help"],
+        ["convert", "to-safetensors", one, back],
+        ["select", one, two, "--keep", "b"],
+        path=tmp_path,
+    )
+    assert {"name": "npy", "written": True} in json.loads(listed["output"])
+    for each in (made, again, chunks, healthy, returned, selected):
+        assert each["code"] == 0, each["output"]
+    for number, array in enumerate(truth.values()):
+        assert np.array_equal(np.load(one / f"{number}.npy"), array)
+    found = json.loads(chunks["output"])["report"]
+    assert [(each["path"], each["num_chunks"]) for each in found["arrays"]] == [("b", 1), ("a.w", 1)]
+    live = {each["name"]: each["live"] for each in found["files"]}
+    assert live == {"0.npy": 56, "1.npy": 48, "tree.json": 0}
+    assert "1 checkpoint of npy" in healthy["output"]
+    assert refused["code"] == 3
+    assert "npy has no bfloat16" in refused["output"]
+    assert "--dtype float32" in refused["output"]
+    assert wrong["code"] == 2
+    assert "--pages / --no-pages" in help["output"]
+    assert {name: array.tobytes() for name, array in load_file(back / "model.safetensors").items()} == {
+        name: array.tobytes() for name, array in truth.items()
+    }
+    assert [each.name for each in sorted(two.iterdir())] == ["0.npy", "tree.json"]
+    (one / "1.npy").write_bytes((one / "1.npy").read_bytes()[:-1])
+    (one / "notes.txt").write_text("mine")
+    ill, kept = ckpt_session(
+        ["doctor", one], ["convert", "to-npy", tmp_path / "st", one, "--overwrite"], path=tmp_path
+    )
+    assert ill["code"] == 1
+    assert "not the size of a.w" in ill["output"]
+    assert "[npy]" in ill["output"]
+    assert kept["code"] == 2
+    assert "notes.txt" in kept["output"]
+    assert (one / "notes.txt").exists()
 
-    from ckpttools.array.tree import Metadata, Tree
-    from ckpttools.testing.conformance import write
-    from ckpttools.testing.strategies import noise, stored
 
-    dtype = DTYPES["float32"]
-    truth = noise((3, 4), dtype)
-    write(Tree({("a", "w"): stored(truth, dtype)}, Metadata()), npy_format.NpyWriter(), tmp_path / "out")
-    assert np.array_equal(np.load(tmp_path / "out" / "0.npy"), truth.view(dtype.numpy))
-    done = ckpt_process("inspect", "tree", tmp_path / "out", path=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "npy" in done.stdout
-    assert "float32[3,4]" in done.stdout
+def test_a_transform_can_be_added_as_the_page_says(tmp_path):
+    install(tmp_path, "transforms.md", "every_layer", "ckpttools.transforms", "every-layer", "EveryLayer", 3)
+    source = tmp_path / "maxtext" / "llama"
+    source.mkdir(parents=True)
+    save_file({"layers": np.arange(60).reshape(3, 4, 5)}, source / "model.safetensors")
+    listed, help, wrong, unlike = ckpt_session(
+        ["--help"],
+        ["every-layer", "--help"],
+        ["every-layer", source, tmp_path / "x", "--every", "-1"],
+        ["every-leyar"],
+        path=tmp_path,
+    )
+    assert "every-layer" in listed["output"]
+    assert "Of the package every_layer." in listed["output"]
+    assert "Every n-th layer of a stack on axis 1." in help["output"]
+    assert re.search(r"--every N +How many layers on the next one", help["output"])
+    assert "--compression" in help["output"]
+    assert (wrong["code"], unlike["code"]) == (2, 2)
+    assert "Did you mean 'every-layer'?" in unlike["output"]
+    (lines,) = code_blocks(ROOT / "docs" / "transforms.md", "sh")
+    environment = with_path(tmp_path) | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-e"], input=lines, text=True, cwd=tmp_path, env=environment, check=True)
+    layers = np.arange(60).reshape(3, 4, 5)
+    for name, every, format in (("thin", 3, "zarr3"), ("two", 2, "safetensors")):
+        made = ckpttools.open(tmp_path / "out" / name)
+        assert made.metadata.format == format
+        assert np.array_equal(made["layers"].read(), layers[:, ::every])
+    with pytest.raises(UsageError, match="there is no transform 'every-layer'"):
+        ckpttools.transform(source, tmp_path / "y", transforms="every-layer")
+
+
+def test_a_command_can_be_added_as_the_page_says(tmp_path):
+    install(tmp_path, "add-a-command.md", "largest_command", "ckpttools.commands", "largest", "command")
+    save_file({"a": np.zeros(3), "b": np.zeros(5)}, tmp_path / "model.safetensors")
+    listed, found, text, missing = ckpt_session(
+        ["--help"],
+        ["largest", tmp_path / "model.safetensors", "--count", "1", "--json"],
+        ["largest", tmp_path / "model.safetensors"],
+        ["largest", tmp_path / "nothing"],
+        path=tmp_path,
+    )
+    assert "Of the package largest_command." in listed["output"]
+    assert json.loads(found["output"]) == [{"path": "b", "nbytes": 40}]
+    assert [line.split()[-1] for line in text["output"].splitlines()] == ["b", "a"]
+    assert missing["code"] == 5
+    (tmp_path / "largest_command.py").write_text("command = 1")
+    (broken,) = ckpt_session(["largest"], path=tmp_path)
+    assert broken["code"] == 2
+    assert "largest of largest_command is no command" in broken["output"]
 
 
 def test_a_plug_in_that_cannot_be_loaded_is_named_and_breaks_nothing(tmp_path):

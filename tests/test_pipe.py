@@ -160,7 +160,7 @@ class TestPage:
         # Dataclasses look for their module.
         monkeypatch.setitem(sys.modules, "page", page)
         blocks = code_blocks("python")
-        assert len(blocks) == 4
+        assert len(blocks) == 5
         for block in blocks:
             exec(compile(block, str(PAGE), "exec"), vars(page))
         assert open_tree(place / "out" / "body").metadata.format == "orbax"

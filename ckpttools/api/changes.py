@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckpttools.api.arguments import Patterns, dtype_of, patterns_of, text_of
 from ckpttools.api.convert import Changing, write_changed
@@ -12,6 +12,7 @@ from ckpttools.api.prepared import Prepared, command
 from ckpttools.api.sources import Source
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
+from ckpttools.core.options import Option
 from ckpttools.core.wording import option
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.cycles import CycleNames
@@ -21,6 +22,7 @@ from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.functions import Mapper, mapped_by
+from ckpttools.transforms.registry import options_of, transform_named, transforms
 from ckpttools.transforms.select import Select
 
 if TYPE_CHECKING:
@@ -211,6 +213,37 @@ def unstack(
         ForceUnroll(scan_axis, keep_step, flavour) if force_unroll else UnstackLayers(scan_axis)
     )
     return write_changed([change, *_casts(dtype)], source, destination, common)
+
+
+def _options_of_transforms() -> list[Option]:
+    return [*writer_options(), *(each for name in transforms() for each in options_of(name))]
+
+
+@command(Changing, more=_options_of_transforms)
+def transform(
+    source: Source,
+    destination: str | Path,
+    *,
+    transforms: str | Transform | Sequence[Transform],
+    **options: Any,
+) -> Prepared:
+    """Writes what a transform, or several one after the other, make of a checkpoint.
+
+    Args:
+        source: a file, an item, a step, a run directory, or a tree.
+        destination: directory that appears when everything is written.
+        transforms: one or several; or the name of one that a package announces.
+        options: those of the transform that is named, and `ckpttools.api.convert.Changing`.
+
+    Raises:
+        UsageError: there is no such transform, or it has no such option.
+        CheckpointError: as the transforms and `ckpttools.convert`.
+    """
+    if not isinstance(transforms, str):
+        made = [transforms] if callable(transforms) else transforms
+        return write_changed(made, source, destination, options)
+    own = {each.name: options.pop(each.name) for each in options_of(transforms) if each.name in options}
+    return write_changed([transform_named(transforms, own)], source, destination, options)
 
 
 def _casts(dtype: DType | str | None) -> list[Transform]:

@@ -90,6 +90,7 @@ def convert(
     source: Source,
     destination: str | Path,
     *,
+    format: str | None = None,
     strip_optimizer: bool = False,
     keep: Patterns = (),
     drop: Patterns = (),
@@ -107,12 +108,13 @@ def convert(
     Args:
         source: a file, an item, a step, a run directory, or a tree.
         destination: directory that appears when everything is written.
+        format: what is written, one that `ckpt formats` lists as written; None for that of the source.
         strip_optimizer: leave out optimizer state; what `drop` names goes before.
         keep, drop: as of `ckpttools.select`.
         map, strict: as of `ckpttools.remap`.
         dtype, dtype_map, force: as of `ckpttools.cast`.
-        options: `Changing`, of which `format` says what is written, and what that format lets one say:
-            "orbax" `item`, `as_step` and all of `ckpttools.api.arguments.Storing`, "safetensors"
+        options: `ckpttools.api.sources.Reading`, `ckpttools.api.prepared.Writing`, and what the format lets
+            one say: "orbax" `item`, `as_step` and all of `ckpttools.api.arguments.Storing`, "safetensors"
             `max_shard_size` and `separator`, "zarr3" `compression`; see `ckpt convert to-NAME --help`.
 
     Raises:
@@ -127,7 +129,7 @@ def convert(
         *_mapped(map, strict),
         *_cast(dtype, dtype_map, force),
     ]
-    return write_changed(transforms, source, destination, options, as_read=False)
+    return write_changed(transforms, source, destination, {**options, "format": format}, as_read=False)
 
 
 def _selected(keep: Sequence[str], drop: Sequence[str]) -> list[Transform]:

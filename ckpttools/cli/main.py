@@ -16,6 +16,7 @@ from ckpttools.cli.border import exit_code_of, finish_output, kept_from_click, o
 from ckpttools.cli.command_line import remember_command
 from ckpttools.cli.lazy import Lazy, LazyGroup
 from ckpttools.cli.output import say
+from ckpttools.cli.plugged import plugged_in
 from ckpttools.core.errors import LaterStepWarning
 from ckpttools.core.wording import as_flags
 
@@ -91,6 +92,7 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     "ckpt",
     cls=_Root,
     lazy=_COMMANDS,
+    more=plugged_in,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 # The border looks for it itself: it also reports what is wrong with the words before a command begins.

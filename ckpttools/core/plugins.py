@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
+_METADATA = (".dist-info", ".egg-info")
+
+
+def announced(group: str) -> list[EntryPoint]:
+    """What installed packages announce, not loaded.
+
+    Asking importlib.metadata takes 50 ms, so it is asked only where some package has such a group: to look
+    for its name takes 1 ms with 60 packages.
+    """
+    if not any(text is None or group.encode() in text for text in _announcements()):
+        return []
+    from importlib.metadata import entry_points
+
+    return list(entry_points(group=group))
+
+
+def _announcements() -> Iterator[bytes | None]:
+    """The entry points of all packages in directories; None for those of which importlib.metadata must tell."""
+    for place in map(Path, sys.path):
+        if place.is_file():
+            yield None
+        elif place.is_dir():
+            for entry in os.scandir(place):
+                if entry.name.endswith(_METADATA):
+                    with suppress(OSError):
+                        yield Path(entry, "entry_points.txt").read_bytes()
 
 
 def load_group(group: str, kind: type[T] | None = None) -> dict[str, T]:
@@ -18,10 +49,8 @@ def load_group(group: str, kind: type[T] | None = None) -> dict[str, T]:
         group: entry-point group, such as "ckpttools.families".
         kind: class that every object must have, or None.
     """
-    from importlib.metadata import entry_points
-
     found: dict[str, T] = {}
-    for point in entry_points(group=group):
+    for point in announced(group):
         try:
             loaded = point.load()
         except Exception as error:
@@ -35,5 +64,9 @@ def load_group(group: str, kind: type[T] | None = None) -> dict[str, T]:
 
 
 def _warn(point: EntryPoint, what: str) -> None:
-    source = point.dist.name if point.dist else "an unknown package"
-    warnings.warn(f"plug-in {point.name} of {source} {what}", stacklevel=3)
+    warnings.warn(f"plug-in {point.name} of {package_of(point)} {what}", stacklevel=3)
+
+
+def package_of(point: EntryPoint) -> str:
+    """The package that announces something."""
+    return point.dist.name if point.dist else "an unknown package"

@@ -13,6 +13,7 @@ from pathlib import Path
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.doctor import checks as checks_room
 from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, told
+from ckpttools.doctor.format_faults import format_checks
 from ckpttools.doctor.scene import Scene, scene_at
 from ckpttools.formats.base import ReadOptions
 from ckpttools.stores.local.file import storage_error
@@ -78,7 +79,8 @@ def checks() -> tuple[Check, ...]:
         import_module(f"{checks_room.__name__}.{each.name}")
         for each in pkgutil.iter_modules(checks_room.__path__)
     )
-    return tuple(sorted((module.CHECK for module in modules), key=lambda check: check.name))
+    own = (module.CHECK for module in modules)
+    return tuple(sorted((*own, *format_checks()), key=lambda check: check.name))
 
 
 def fixes() -> dict[str, Fix]:
@@ -130,10 +132,12 @@ def _counted(scene: Scene) -> Iterator[str]:
         "directory of safetensors": len(scene.weights),
         "zarr v3 hierarchy": len(scene.hierarchies),
         "leftover": len(scene.leftovers),
+        **{f"checkpoint of {name}": len(places) for name, places in scene.others.items()},
     }
     plurals = {
         "directory of safetensors": "directories of safetensors",
         "zarr v3 hierarchy": "zarr v3 hierarchies",
+        **{f"checkpoint of {name}": f"checkpoints of {name}" for name in scene.others},
     }
     for noun, number in numbers.items():
         if number:

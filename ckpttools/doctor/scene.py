@@ -6,7 +6,8 @@ Everything below the path is listed once; arrays' own directories are left to th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,7 @@ from ckpttools.formats.orbax.steps import (
     is_left_of_item,
     step_of,
 )
+from ckpttools.formats.registry import plug_ins
 from ckpttools.formats.safetensors.header import json_object
 from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
@@ -153,6 +155,7 @@ class Scene:
         hierarchies: plain zarr v3 roots.
         leftovers: directories of unfinished or replaced work.
         read: how to open what is there.
+        others: name of another package's format -> places that it knows as its own.
     """
 
     path: Path
@@ -164,12 +167,22 @@ class Scene:
     hierarchies: tuple[Path, ...] = ()
     leftovers: tuple[Path, ...] = ()
     read: ReadOptions = field(default_factory=ReadOptions)
+    others: Mapping[str, Sequence[Path]] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing here is, or was going to be, a checkpoint."""
         found = (self.items, self.steps, self.weights, self.hierarchies, self.leftovers, self.denied)
-        return not any(found)
+        return not any((*found, *self.others.values()))
+
+    def places(self, format: str) -> Sequence[Path]:
+        """The files or directories that are of a format."""
+        own = {
+            "orbax": [item.path for item in self.items],
+            "safetensors": [weights.folder / name for weights in self.weights for name in weights.files],
+            "zarr3": self.hierarchies,
+        }
+        return own[format] if format in own else self.others.get(format, ())
 
 
 def json_or_error(path: Path) -> Mapping[str, Any] | CheckpointError:
@@ -196,7 +209,7 @@ def scene_at(path: Path, read: ReadOptions | None = None) -> Scene:
     if not os.path.lexists(path):
         raise absent(path)
     if not is_directory(path):
-        return Scene(path, weights=tuple(_one_file(path)))
+        return Scene(path, weights=tuple(_one_file(path)), read=read or ReadOptions(), others=_others([path]))
     if is_staging(path):
         return Scene(path, leftovers=(path,))
     walk = _Walk(read or ReadOptions())
@@ -282,7 +295,19 @@ class _Walk:
             tuple(self._hierarchies),
             tuple(self._leftovers),
             self._read,
+            _others(place for place in self._directories if place not in {*inner, *self._hierarchies}),
         )
+
+
+def _others(places: Iterable[Path]) -> dict[str, list[Path]]:
+    """Which places the formats of other packages know."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    known = plug_ins()
+    for place in places if known else ():
+        for name, format in known.items():
+            if format.why_not(place) is None:
+                found[name].append(place)
+    return dict(found)
 
 
 def _has_weights(directory: Directory) -> bool:

@@ -19,6 +19,7 @@ from ckpttools.array.shardings import Sharding
 from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
+from ckpttools.core.errors import CheckpointError
 from ckpttools.core.options import Option
 from ckpttools.core.region import Shape
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
@@ -109,6 +110,22 @@ class TellsStorage(Protocol):
 
         Raises:
             FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
+        """
+
+
+@runtime_checkable
+class TellsFaults(Protocol):
+    """A format that can say what is wrong with a checkpoint: `ckpt doctor` asks it."""
+
+    @property
+    def looks_for(self) -> str:
+        """What that is, in a line."""
+
+    def faults(self, path: Path, options: ReadOptions) -> Iterable[CheckpointError]:
+        """What is wrong with a file or directory of this format, whole or damaged; reads no array.
+
+        Raises:
+            CheckpointError: the last thing that is wrong: what comes after it cannot be looked at.
         """
 
 

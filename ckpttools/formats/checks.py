@@ -23,13 +23,35 @@ def is_file_name(name: str) -> bool:
         return False
 
 
-def check_dtypes(tree: Tree, spelling: Callable[[DType], str | None], what: str) -> None:
+def check_plain(tree: Tree, what: str) -> None:
+    """Refuses all that is no array, for a format that holds nothing else.
+
+    Args:
+        tree: what is to be written.
+        what: the format, for the message.
+
+    Raises:
+        FormatError: names all of it.
+    """
+    if len(tree.arrays) < len(tree):
+        raise FormatError(
+            f"{what} holds nothing but arrays:"
+            + listing([spelled(path) for path in tree if path not in tree.arrays]),
+            place=tree.metadata.place or None,
+            hint=f"leave them out with {option('drop', 'PATTERN')}, or choose another format",
+        )
+
+
+def check_dtypes(
+    tree: Tree, spelling: Callable[[DType], str | None], what: str, cast: str = "bfloat16"
+) -> None:
     """Refuses arrays of a dtype that a format has no spelling for.
 
     Args:
         tree: what is to be written.
         spelling: of a dtype, None where there is none.
         what: the format, for the message.
+        cast: name of a dtype that the format has, and that floating-point arrays may be cast to.
 
     Raises:
         FormatError: names all of them and the cast that would do.
@@ -43,6 +65,6 @@ def check_dtypes(tree: Tree, spelling: Callable[[DType], str | None], what: str)
         + listing([f"{spelled(path)}: {array.dtype}" for path, array in wrong.items()]),
         place=tree.metadata.place or None,
         # All dtypes that zarr lacks are floating-point ones of less than a byte.
-        hint=f"{option('dtype', 'bfloat16')} casts floating-point arrays, without loss for those of 8 bits "
+        hint=f"{option('dtype', cast)} casts floating-point arrays, without loss for those of 8 bits "
         "and less",
     )

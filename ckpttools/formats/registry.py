@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path, PurePath
@@ -24,6 +24,7 @@ from ckpttools.formats.base import (
     ReadOptions,
     Target,
     TellsCompanions,
+    TellsFaults,
     TellsFiles,
     TellsShardings,
     TellsSteps,
@@ -51,6 +52,11 @@ def _built_in() -> Mapping[str, Format]:
     modules = (import_module(f"{package.__name__}.{name}") for name in _BUILT_IN)
     found: tuple[Format, ...] = tuple(module.FORMAT for module in modules)
     return {each.name: each for each in found}
+
+
+def plug_ins() -> Mapping[str, Format]:
+    """Formats of other packages, by name."""
+    return {name: each for name, each in formats().items() if name not in _built_in()}
 
 
 def open_tree(path: Path, options: ReadOptions | None = None) -> Tree:
@@ -102,6 +108,14 @@ def storage_of(tree: Tree, options: ReadOptions | None = None) -> Storage:
     from ckpttools.formats.survey import plain_storage
 
     return plain_storage(tree)
+
+
+def faults_in(format: TellsFaults, path: Path, options: ReadOptions) -> Iterator[CheckpointError]:
+    """What a format finds wrong with a file or directory: see `TellsFaults`."""
+    try:
+        yield from format.faults(path, options)
+    except CheckpointError as error:
+        yield error
 
 
 def companions_at(tree: Tree) -> Path | None:

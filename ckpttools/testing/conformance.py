@@ -2,30 +2,41 @@
 
 class TestMyFormat(FormatTests):
     format = my_module.FORMAT
-
-    def writer(self, tree):
-        return my_module.MyWriter()
 """
 
 from __future__ import annotations
 
 import tempfile
-from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from math import prod
 from pathlib import Path as FilePath
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from ckpttools.array.tree import Metadata, Tree
+from ckpttools.array.tree import Empty, Leaf, Metadata, Text, Tree, spelled
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import CheckpointError
-from ckpttools.core.region import Region
-from ckpttools.formats.base import Format, ReadOptions, Writer
+from ckpttools.core.options import parsed
+from ckpttools.core.region import Region, grid_indices
+from ckpttools.formats.base import (
+    Format,
+    ReadOptions,
+    Target,
+    TellsFaults,
+    TellsFiles,
+    TellsStorage,
+    Writable,
+    Writer,
+)
+from ckpttools.formats.registry import faults_in
+from ckpttools.formats.survey import plain_storage
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
@@ -41,11 +52,11 @@ def write(tree: Tree, writer: Writer, destination: FilePath) -> None:
     execute(build(tree, writer, memory=MEMORY, jobs=2), writer, destination)
 
 
-class FormatTests(ABC):
+class FormatTests:
     """What holds for every format that can be read and written.
 
     Attributes:
-        format: the reader.
+        format: what is tested.
         dtypes: those that the format can hold.
         structure: whether it can hold lists, empty leaves, strings and scalars.
         most_leaves: of the tree of many small arrays.
@@ -56,9 +67,10 @@ class FormatTests(ABC):
     structure: ClassVar[bool] = True
     most_leaves: ClassVar[int] = 1000
 
-    @abstractmethod
     def writer(self, tree: Tree) -> Writer:
-        """A writer for this tree."""
+        """A writer for this tree; the format's own, with its defaults."""
+        assert isinstance(self.format, Writable)
+        return self.format.writer(Target(tree), **parsed(self.format.options, {}, tuple, self.format.name))
 
     @contextmanager
     def written(self, tree: Tree) -> Iterator[tuple[Tree, FilePath]]:
@@ -128,6 +140,75 @@ class FormatTests(ABC):
                 self._opens_the_same_or_refuses(place, tree)
                 file.write_bytes(whole)
 
+    @_SETTINGS
+    @given(data=st.data())
+    def test_a_plan_tiles_what_is_written(self, data: st.DataObject) -> None:
+        """Every element is made once, and no two chunks have a byte in common."""
+        tree = data.draw(trees(self.dtypes, structure=False, most_leaves=4))
+        assume(unambiguous(tree))
+        plan = build(tree, self.writer(tree), memory=MEMORY, jobs=2)
+        assert plan.layout.placements.keys() == tree.arrays.keys()
+        made = {path: np.zeros(array.shape, np.uint8) for path, array in tree.arrays.items()}
+        for task in plan.tasks:
+            made[task.path][task.region.slices] += 1
+        assert all((counts == 1).all() for counts in made.values())
+        spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for placement in plan.layout.placements.values():
+            if placement.codec is None:
+                for index in grid_indices(placement.shape, placement.chunk):
+                    place = placement.chunk_range(index)
+                    spans[place.file].append((place.offset, place.offset + place.nbytes))
+        for file, found in spans.items():
+            found.sort()
+            assert all(stop <= start for (_, stop), (start, _) in pairwise(found)), file
+            assert found[-1][1] <= plan.layout.files.get(file, found[-1][1]), file
+
+    def test_it_refuses_what_it_cannot_hold(self) -> None:
+        """Before anything is written, and by name."""
+        array = stored(noise((5, 3), self.dtypes[0]), self.dtypes[0])
+        others = [dtype for dtype in DTYPES.values() if dtype not in self.dtypes]
+        wrong: list[Leaf] = [stored(noise((5, 3), dtype), dtype) for dtype in others]
+        if not self.structure:
+            wrong += [Empty("None"), Empty("Dict"), Empty("List"), Text("x")]
+        for leaf in wrong:
+            tree = Tree({("fine",): array, ("wrong",): leaf}, Metadata(step=0))
+            with pytest.raises(CheckpointError, match="wrong"):
+                self.writer(tree).layout(tree, MEMORY)
+
+    def test_its_options_are_declared(self) -> None:
+        assert isinstance(self.format, Writable)
+        names = [option.name for option in self.format.options]
+        assert len(set(names)) == len(names)
+        assert all(name.isidentifier() for name in names)
+        assert all(option.help for option in self.format.options)
+        assert self.format.help
+
+    def test_it_tells_its_own_files_from_others(self) -> None:
+        if isinstance(self.format, TellsFiles):
+            with self.written(many_leaves(2)) as (back, place):
+                assert set(self.format.strangers(place, back)) == set()
+                (place / "notes.txt").write_text("mine")
+                assert set(self.format.strangers(place, back)) == {"notes.txt"}
+
+    def test_it_finds_nothing_wrong_but_where_something_is(self) -> None:
+        if isinstance(self.format, TellsFaults):
+            with self.written(many_leaves(3)) as (_, place):
+                assert list(faults_in(self.format, place, ReadOptions())) == []
+                largest = max((each for each in place.rglob("*") if each.is_file()), key=_size)
+                largest.write_bytes(largest.read_bytes()[: _size(largest) - 1])
+                assert list(faults_in(self.format, place, ReadOptions())) != []
+
+    def test_it_describes_how_arrays_lie(self) -> None:
+        tree = many_leaves(3)
+        with self.written(tree) as (back, _):
+            storage = plain_storage(back)
+            if isinstance(self.format, TellsStorage):
+                storage = self.format.storage(back, ReadOptions())
+            found = {each.path: (each.shape, each.dtype, each.missing) for each in storage.arrays}
+            arrays = tree.arrays.items()
+            assert found == {spelled(path): (array.shape, array.dtype, 0) for path, array in arrays}
+            assert all(file.kind != "missing" and file.dead >= 0 for file in storage.files)
+
     def _opens_the_same_or_refuses(self, place: FilePath, tree: Tree) -> None:
         try:
             back = self.format.open(place, ReadOptions())
@@ -137,6 +218,10 @@ class FormatTests(ABC):
                     assert array.read(region).tobytes() == tree.arrays[path].read(region).tobytes()
         except CheckpointError:
             return
+
+
+def _size(file: FilePath) -> int:
+    return file.stat().st_size
 
 
 def _data(place: FilePath) -> dict[str, bytes]:

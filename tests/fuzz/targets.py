@@ -30,9 +30,8 @@ from ckpttools.formats.orbax import ocdbt
 from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import Files
 from ckpttools.formats.orbax.sharding import stored_shardings
-from ckpttools.formats.registry import open_tree
+from ckpttools.formats.registry import open_tree, storage_of
 from ckpttools.formats.safetensors import header as safetensors_header
-from ckpttools.formats.survey import survey
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunks import parse_array
 from ckpttools.inspect.chunks import inspect_chunks
@@ -281,7 +280,7 @@ def _item(root: Path) -> object:
     try:
         stored_shardings(tree)
     finally:
-        inspect_chunks(tree, survey(tree))
+        inspect_chunks(tree, storage_of(tree))
     return tree
 
 

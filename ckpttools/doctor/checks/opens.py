@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from ckpttools.core.errors import CheckpointError
@@ -14,7 +15,8 @@ from ckpttools.formats.registry import open_tree
 
 def _look(scene: Scene) -> Iterator[Finding]:
     folders = [w.folder if w.is_whole else w.folder / w.files[0] for w in scene.weights]
-    for place in [*(item.path for item in scene.items), *folders, *scene.hierarchies]:
+    others = chain(*scene.others.values())
+    for place in [*scene.places("orbax"), *folders, *scene.places("zarr3"), *others]:
         yield from _opened(place, scene.read)
 
 

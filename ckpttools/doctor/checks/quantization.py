@@ -9,7 +9,7 @@ from typing import Any
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding
 from ckpttools.doctor.scene import Scene, Weights, json_or_error
-from ckpttools.doctor.shards import header_of
+from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.scales import Described
 from ckpttools.quantized.weights import Quantized, quantized

@@ -15,8 +15,8 @@ from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, Fix, men
 from ckpttools.doctor.looking import is_file
 from ckpttools.doctor.new_files import write_new
 from ckpttools.doctor.scene import INDEX, SAFETENSORS, Scene, Weights, json_or_error
-from ckpttools.doctor.shards import header_of
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.formats.safetensors.header import Header
 
 _WHOLE = f"model{SAFETENSORS}"

@@ -69,6 +69,7 @@ class SafetensorsFormat:
     name: str = "safetensors"
     options: tuple[Option, ...] = (MAX_SHARD, SEPARATOR)
     help: str = HELP
+    looks_for: str = "Git LFS pointers, truncated or damaged safetensors, header and size"
 
     def why_not(self, path: Path) -> str | None:
         try:
@@ -97,6 +98,11 @@ class SafetensorsFormat:
         from ckpttools.formats.safetensors.own import strangers
 
         return strangers(directory, tree)
+
+    def faults(self, path: Path, options: ReadOptions) -> Iterable[CheckpointError]:
+        from ckpttools.formats.safetensors.faults import faults
+
+        return faults(path)
 
     def companions(self, tree: Tree) -> Path:
         """Beside the weights of a model; of other trees in a directory of their own."""

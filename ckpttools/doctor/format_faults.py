@@ -1,0 +1,26 @@
+"""A check for each format that looks for what is wrong with its own files: see `formats.base.TellsFaults`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpttools.doctor.base import Check, Finding, told
+from ckpttools.doctor.scene import Scene
+from ckpttools.formats.base import TellsFaults
+from ckpttools.formats.registry import faults_in, formats
+
+
+def format_checks() -> Iterator[Check]:
+    """The checks of all formats that have one."""
+    for name, format in formats().items():
+        if isinstance(format, TellsFaults):
+            yield _check(name, format)
+
+
+def _check(name: str, format: TellsFaults) -> Check:
+    def look(scene: Scene) -> Iterator[Finding]:
+        for place in scene.places(name):
+            for error in faults_in(format, place, scene.read):
+                yield told(error, place, why="no tensor of this file can be trusted")
+
+    return Check(name, format.looks_for, look)

@@ -1,0 +1,40 @@
+"""Safetensors files that are not what their name says: pointers, pages, cut or damaged files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.formats.safetensors.header import Header, parse_header
+from ckpttools.stores.local.file import LocalFile
+
+
+def faults(path: Path) -> Iterator[CheckpointError]:
+    """What is wrong with a file, or with those of a directory."""
+    for file in sorted(path.glob("[!.]*.safetensors")) if path.is_dir() else [path]:
+        found = header_of(file)
+        if isinstance(found, CheckpointError):
+            yield found
+
+
+def header_of(path: Path) -> Header | CheckpointError:
+    """The header of a file, checked against its size, or the error that it is."""
+    if os.path.lexists(path) and not _is_file(path):
+        return FormatError("not a file", place=path, hint="a symbolic link to nothing, or no regular file")
+    try:
+        source = LocalFile.at(path)
+        try:
+            return parse_header(source)
+        finally:
+            source.close()
+    except CheckpointError as error:
+        return error
+
+
+def _is_file(path: Path) -> bool:
+    with suppress(OSError):  # pathlib lets through what is neither "yes" nor "no", such as no permission
+        return path.is_file()
+    return False
