@@ -289,6 +289,17 @@ class TestWhatIsThere:
         assert result.exit_code == 0, result.output
 
 
+class TestDirectoriesAbove:
+    def test_they_are_made_and_it_is_said(self, place):
+        """As transformers and Orbax do; `cp` refuses, so a slip of the pen should show."""
+        words = ("convert", "to-safetensors", place / "hf", place / "new" / "er" / "out")
+        planned, done = ckpt(*words, "--dry-run"), ckpt(*words)
+        for result in (planned, done):
+            assert "/newisnotthere,andismade" in "".join(result.output.split())
+        assert (place / "new" / "er" / "out" / "config.json").is_file()
+        assert "is not there" not in ckpt(*words, "--overwrite").output
+
+
 class TestWhatMayBeReplaced:
     def test_the_flag_is_suggested_and_does_it(self, place):
         for command, source in (

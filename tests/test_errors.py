@@ -167,3 +167,16 @@ def test_a_package_that_is_not_there_is_no_defect():
     error = border._in_our_words(caught.value)
     assert error is not None and error.exit_code == 2
     assert error.message == "the Python package a_package_that_nobody_has is not installed"
+
+
+def test_numbers_of_bytes_are_read_alike_whoever_raised_the_error():
+    error = CheckpointError(
+        "wrong", got="a file of 1234567 bytes", wanted="999 to 12,345 bytes, or 4096 bytes"
+    )
+    lines = [
+        "wrong",
+        "  got    a file of 1,234,567 bytes",
+        "  wanted 999 to 12,345 bytes, or 4,096 bytes",
+    ]
+    assert str(error).splitlines() == lines
+    assert error.got == "a file of 1234567 bytes"

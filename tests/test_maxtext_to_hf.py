@@ -575,7 +575,8 @@ class TestVocabulary:
         said = [note.text for note in notes if note.subject == "vocabulary"]
         assert said == [
             "256000 rows, 256128 in MaxText's own configuration: pad_vocab=256128, "
-            "or give it vocab_size=256000"
+            "or set vocab_size=256000 (rows of the embedding) in MaxText's configs/models/*.yml, "
+            "or on its command line"
         ]
 
 

@@ -187,17 +187,26 @@ QUICK = ("hash", "diff", "stats", "orbax")
 def test_a_refusal_stays_within_the_budget(many, tmp_path, mib):
     for name in NAMES if EVERYTHING else QUICK:
         ended = within(*spelled_out(COMMANDS[name], many, tmp_path), mib=mib)
-        assert ended.code == 4, (name, ended.said)
         assert ended.peak <= mib * MIB, name
+        if _may_fit(name, ended):
+            continue
+        assert ended.code == 4, (name, ended.said)
         assert mib < ended.hint <= 900, name
         assert not list(tmp_path.iterdir())
+
+
+def _may_fit(name, ended):
+    """Whether a command is done in a budget that is too small for the file: models have a tenth as many."""
+    return ended.code == 0 and "$file" not in COMMANDS[name]
 
 
 @pytest.mark.parametrize("name", NAMES if EVERYTHING else ("hash", "diff", "orbax"))
 def test_what_a_refusal_names_is_enough(several, tmp_path, name):
     refused = within(*spelled_out(COMMANDS[name], several, tmp_path), mib=100)
-    assert refused.code == 4, refused.said
     assert refused.peak <= 100 * MIB
+    if _may_fit(name, refused):
+        return
+    assert refused.code == 4, refused.said
     ended = within(*spelled_out(COMMANDS[name], several, tmp_path), mib=refused.hint)
     assert ended.code == 0, ended.said
     assert ended.peak <= refused.hint * MIB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from support.places import GOLDEN, ORBAX
 
 from ckpttools.cli.main import main
 from ckpttools.cli.output import labelled, wrapped
+from ckpttools.formats.orbax.runs import why_not
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.tree import inspect_tree
 from ckpttools.maxtext.model_files import companion_names
@@ -248,6 +250,20 @@ class TestWhatItIs:
         result = ckpt(*command, self.hosts(tmp_path))
         assert result.exit_code == 3
         assert "each a part of one checkpoint" in result.output and "host0, host1" in result.output
+
+    def test_files_beside_are_not_looked_at(self, tmp_path):
+        """Of a directory of runs, each with thousands of files, only directories named as steps are."""
+        for number in range(4):
+            for name in ("logs", "12"):
+                (tmp_path / f"run{number}" / name).mkdir(parents=True)
+            for at in range(50):
+                (tmp_path / f"run{number}" / f"events.{at}").touch()
+        looked: list[str] = []
+        real = os.stat
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "stat", lambda path, **k: (looked.append(str(path)), real(path, **k))[1])
+            assert why_not(tmp_path)
+        assert looked and not [path for path in looked if "events." in path]
 
     def test_directories_of_hosts_are_put_together_as_it_says(self, tmp_path):
         told = ckpt("inspect", "tree", self.hosts(tmp_path)).output

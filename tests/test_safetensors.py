@@ -237,7 +237,7 @@ NOT_WHOLE = "not a list of whole numbers"
 BROKEN = {
     "empty": (b"", ["the file is empty", "0 bytes", "fetch it again"]),
     "seven bytes": (b"1234567", ["too short", "7 bytes", "at least 8 bytes"]),
-    "pointer": (POINTER, ["Git LFS pointer", "4976698672 bytes", "`git lfs pull`"]),
+    "pointer": (POINTER, ["Git LFS pointer", "4,976,698,672 bytes", "`git lfs pull`"]),
     "web page": (b"<!DOCTYPE html><html>", ["a web page", "access token"]),
     "web page, spelled otherwise": (b"\n  <!doctype HTML>", ["a web page", "access token"]),
     "web page without doctype": (b"\t<HTML lang=en>", ["a web page", "access token"]),
@@ -249,7 +249,7 @@ BROKEN = {
     "zeros": (bytes(100), ["starts with zeros", "fetch it again"]),
     "header beyond the end": (
         (1000).to_bytes(8, "little") + b'{"x',
-        ["truncated file, or not a safetensors file", "11 bytes", "1008 bytes"],
+        ["truncated file, or not a safetensors file", "11 bytes", "1,008 bytes"],
     ),
     "noise": (b"\xff" * 50, ["truncated file, or not a safetensors file", "50 bytes"]),
     "no brace": (framed(b' {"x":1}'), ["header is not a JSON object", "byte 8", "a brace"]),

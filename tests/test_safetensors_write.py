@@ -506,7 +506,7 @@ class TestRefused:
     def test_a_header_longer_than_readers_accept(self, tmp_path, monkeypatch):
         monkeypatch.setattr(safetensors_write, "MAX_HEADER_BYTES", 1000)
         tree = flat_tree({f"w{k}": array() for k in range(100)})
-        self.refused(tree, tmp_path, "header", "at most 1000 bytes", "`max_shard_size`")
+        self.refused(tree, tmp_path, "header", "at most 1,000 bytes", "`max_shard_size`")
         write(tree, SafetensorsWriter(100), tmp_path / "out")
 
 

@@ -15,7 +15,13 @@ from support.command_line import ckpt
 from support.mounts import while_mounted
 
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.core.errors import CheckpointError, DestinationExistsError, StorageError, UsageError
+from ckpttools.core.errors import (
+    CheckpointError,
+    DestinationExistsError,
+    NoSpaceError,
+    StorageError,
+    UsageError,
+)
 from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.run.entries import Entry, entries
 from ckpttools.run.events import Publishing, Started, TaskDone
@@ -474,6 +480,22 @@ def test_a_source_is_the_same_however_it_is_spelled(models, out, monkeypatch):
     monkeypatch.chdir(models / "a")
     receipt = plan_to_maxtext(".").run(out)
     assert receipt.tasks_resumed == receipt.tasks
+
+
+def test_there_must_be_room_for_what_is_made_again(models, out, monkeypatch):
+    """What an interrupted run published, and somebody changed since, is written once more, beside it."""
+    with monkeypatch.context() as patch, pytest.raises(StopError):
+        patch.setattr(Staging, "conclude", lambda *_: (_ for _ in ()).throw(StopError))
+        plan_to_maxtext(models / "a").run(out)
+    (out / "0/items/d/data").write_text("changed by hand")
+    before = content(out)
+    usage = shutil.disk_usage(out)
+    with monkeypatch.context() as patch, pytest.raises(NoSpaceError, match="too little room"):
+        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 10))
+        plan_to_maxtext(models / "a").run(out, overwrite=True)
+    assert content(out) == before
+    plan_to_maxtext(models / "a").run(out, overwrite=True)
+    assert b"by hand" not in content(out)["0/items/d/data"]
 
 
 class TestJournal:

@@ -97,12 +97,12 @@ def _print_plan(prepared: Prepared, source: Path, output: Output) -> None:
 
 
 def _carry_out(prepared: Prepared, output: Output) -> None:
-    from ckpttools.cli.plan_text import closing_line, print_notes
+    from ckpttools.cli.plan_text import closing_line, made_above, print_notes
     from ckpttools.cli.progress import listening
 
     # A refusal stands alone: what would be done matters to nobody then.
     prepared.check()
-    print_notes(prepared.plan.notes, prepared.plan.remarks)
+    print_notes(prepared.plan.notes, (*prepared.plan.remarks, *made_above(prepared.destination)))
     with listening(output.progress) as observe:
         receipt = prepared.run(observe)
     if output.as_json:

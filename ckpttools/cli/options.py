@@ -207,7 +207,10 @@ output_options = bundled(
     Output,
     click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
     click.option(
-        "--overwrite", is_flag=True, help="Replace DST if it is there; it goes last, when all is written."
+        "--overwrite",
+        is_flag=True,
+        help="Replace DST if it is there; it goes last, when all is written. Directories above DST that are "
+        "not there are made, with this or without it.",
     ),
     click.option(
         "--resume",

@@ -92,9 +92,16 @@ def describe(plan: Plan, source: Path, destination: Path) -> PlanReport:
         bytes_referenced=plan.bytes_referenced,
         bytes_dead=plan.bytes_dead,
         links={name: source.path for name, source in plan.layout.links.items()},
-        remarks=plan.remarks,
+        remarks=(*plan.remarks, *made_above(destination)),
         array_list=tuple(_planned(plan)),
     )
+
+
+def made_above(destination: Path) -> Iterator[str]:
+    """What to say of directories above a destination that are not there: they may be a slip of the pen."""
+    missing = [place for place in destination.absolute().parents if not place.exists()]
+    if missing:
+        yield f"{missing[-1]} is not there, and is made for what is written"
 
 
 def _planned(plan: Plan) -> Iterator[PlannedArray]:

@@ -27,7 +27,8 @@ axis_option = click.option(
     default=1,
     show_default=True,
     metavar="N",
-    help="Axis of parameters on which layers are stacked (MaxText's param_scan_axis).",
+    help="Axis of each stacked parameter along which its layers lie, counted from 0 (MaxText's "
+    "param_scan_axis).",
 )
 
 
@@ -37,8 +38,9 @@ axis_option = click.option(
     "--scan-axis",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Axis of parameters on which layers are stacked (MaxText's param_scan_axis). Without it that from "
-    "which ckpt unstack took them, else 1.",
+    help="Axis that the layers get in each stacked parameter, counted from 0: with 1, layers of [embed, mlp] "
+    "become [embed, layers, mlp] (MaxText's param_scan_axis). Without it that from which ckpt unstack took "
+    "them, else 1, as in MaxText.",
 )
 @click.option(
     "--cycle",

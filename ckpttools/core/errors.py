@@ -6,6 +6,7 @@ One base class; each leaf names a cause and carries the process exit code of tha
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import ClassVar, Self
@@ -68,14 +69,19 @@ class CheckpointError(Exception):
         """The labelled lines below the message, in reading order."""
         pairs = (
             ("at", self.place),
-            ("got", self.got),
-            ("wanted", self.wanted),
+            ("got", _grouped(self.got)),
+            ("wanted", _grouped(self.wanted)),
             ("next", self.hint),
         )
         return [(label, text) for label, text in pairs if text is not None]
 
     def __str__(self) -> str:
         return "\n".join([self.message, *(f"  {label:<7}{text}" for label, text in self.details())])
+
+
+def _grouped(text: str | None) -> str | None:
+    """Numbers of bytes as they are read: `12,345 bytes`, whoever raised the error."""
+    return text and re.sub(r"(?<![\w.,-])\d{4,}(?= bytes)", lambda number: f"{int(number[0]):,}", text)
 
 
 class UsageError(CheckpointError):

@@ -151,7 +151,7 @@ def _padded(table: Table, pad_vocab: int | None) -> dict[str, int]:
             "padding cannot take rows away",
             got=option("pad_vocab", pad_vocab),
             wanted=f"at least {vocab.length} ({vocab.source})",
-            hint=f"leave it out and give MaxText vocab_size={vocab.length}",
+            hint=f"leave it out, and {_told_to_maxtext(vocab.length)}",
         )
     return {"vocab": pad_vocab}
 
@@ -173,6 +173,12 @@ def _lost(names: Collection[str]) -> Iterator[str]:
         yield f"MaxText has no place for {array_count(names)}; with --carry the way back has them again"
 
 
+def _told_to_maxtext(rows: int) -> str:
+    """How MaxText learns of the number of rows in the table of token embeddings."""
+    where = "in MaxText's configs/models/*.yml, or on its command line"
+    return f"set vocab_size={rows} (rows of the embedding) {where}"
+
+
 def _vocab_notes(family: Family, vocab: int | None, pad_vocab: int | None) -> Iterator[Note]:
     """What is added to the vocabulary, and what MaxText's own configuration would rather have."""
     if vocab is None:
@@ -182,5 +188,5 @@ def _vocab_notes(family: Family, vocab: int | None, pad_vocab: int | None) -> It
     wanted = family.maxtext_vocab.get(vocab, vocab)
     if wanted != vocab and wanted != pad_vocab:
         remedy = f"{option('pad_vocab', wanted)}, or " if wanted > vocab else ""
-        text = f"{vocab} rows, {wanted} in MaxText's own configuration: {remedy}give it vocab_size={vocab}"
+        text = f"{vocab} rows, {wanted} in MaxText's own configuration: {remedy}{_told_to_maxtext(vocab)}"
         yield Note("vocabulary", text)

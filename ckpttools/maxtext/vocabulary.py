@@ -194,7 +194,7 @@ def refuse_learned(surplus: Mapping[str, Surplus], place: str, *, memory: int, r
                 place=f"{each.name} in {place}",
                 got=f"{each.there} rows for a vocabulary of {each.kept}; row {row} is not zero",
                 wanted=f"zeros from row {each.kept} on, as {option('pad_vocab')} adds them",
-                hint=f"{option('padding_rows', 'keep')} writes them, with a vocab_size of {each.there} in "
-                "config.json; "
+                hint=f"{option('padding_rows', 'keep')} writes them, with a vocab_size (rows of the "
+                f"embedding) of {each.there} in the config.json of what is written; "
                 f"{option('padding_rows', 'drop')} leaves them out for good",
             )

@@ -75,7 +75,7 @@ def execute(
     staging = staging_of(place, overwrite, partial(check_replaced, FilePath(place)))
     own = _checked(plan, writer, place, staging)
     purpose = Purpose(own, _source(plan), command, str(FilePath.cwd()) if command else "")
-    with staging.opened(purpose) as work:
+    with staging.opened(purpose, plan.layout.nbytes) as work:
         if work.is_complete:
             done, unlinked = _Done(len(plan.tasks), plan.bytes_out), 0
             observe(Started(plan, done.tasks, done.bytes_out))

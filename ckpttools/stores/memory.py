@@ -256,10 +256,10 @@ class MemoryStaging:
             raise DestinationExistsError(f"{place} exists", wanted="a new name", hint=hint)
 
     @contextmanager
-    def opened(self, purpose: Purpose) -> Iterator[MemoryWork]:
+    def opened(self, purpose: Purpose, nbytes: int = 0) -> Iterator[MemoryWork]:
         begun = self._begun(purpose)
         try:
-            self.check(purpose.plan, 0)
+            self.check(purpose.plan, nbytes)
             yield MemoryWork(self, begun)
         finally:
             begun.is_locked = False

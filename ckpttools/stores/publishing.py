@@ -196,11 +196,12 @@ class Staging(Protocol):
             NoSpaceError: there is less room than needed.
         """
 
-    def opened(self, purpose: Purpose) -> AbstractContextManager[Work]:
+    def opened(self, purpose: Purpose, nbytes: int = 0) -> AbstractContextManager[Work]:
         """Takes the destination for this process.
 
         Args:
             purpose: what is to be done, which `check` has let pass.
+            nbytes: as for `check`: what was published, and changed since, is written once more.
 
         Raises:
             LockedError: another process is writing it.

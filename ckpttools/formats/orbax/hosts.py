@@ -9,6 +9,7 @@ from shlex import quote
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.orbax.index import processes_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
+from ckpttools.formats.orbax.steps import Step, directories, is_item
 
 _OF_A_HOST = "process_metadata"
 _MOST_NAMED = 8
@@ -43,9 +44,10 @@ def hosts_at(path: Path) -> dict[Path, list[Path]]:
         OSError: a directory may not be listed.
     """
     found: dict[Path, list[Path]] = {}
-    for host in _directories(path):
-        steps = [step for step in _directories(host) if (step / _OF_A_HOST).is_dir()]
-        items = [item for step in steps for item in _directories(step) if (item / TREE_FILE).is_file()]
+    for host in directories(path):
+        steps = [step for step in directories(host) if Step(step).number is not None]
+        parts = [step for step in steps if (step / _OF_A_HOST).is_dir()]
+        items = [item for step in parts for item in directories(step) if is_item(item)]
         if items:
             found[host] = items
     return found
@@ -57,7 +59,7 @@ def not_together(path: Path, hosts: Mapping[Path, list[Path]]) -> FormatError:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     common = set.intersection(*({item.parent.name for item in items} for items in hosts.values()))
     hint = "copy the ocdbt.process_* of all hosts, of one step, and one _METADATA into a new directory"
-    others = [each for each in _directories(path) if each not in hosts]
+    others = [each for each in directories(path) if each not in hosts]
     if others:
         hint += f"; what lies beside them is none of a host: {', '.join(each.name for each in others[:3])}"
     if common:
@@ -82,10 +84,6 @@ def _putting_together(hosts: Path, item: Path) -> str:
     """The command that makes one directory of what all hosts below `hosts` have of the step of `item`."""
     below = f"{quote(str(hosts))}/*/{quote(item.parent.name)}/{quote(item.name)}"
     return f"mkdir NEW && cp -r {below}/ocdbt.process_* {quote(str(item / TREE_FILE))} NEW"
-
-
-def _directories(path: Path) -> list[Path]:
-    return sorted(place for place in path.iterdir() if place.is_dir())
 
 
 def where_chunks_may_be(item: Path, may_be_old: bool) -> str:

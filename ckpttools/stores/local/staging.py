@@ -141,11 +141,11 @@ class Staging:
             )
 
     @contextmanager
-    def opened(self, purpose: Purpose) -> Iterator[LocalWork]:
+    def opened(self, purpose: Purpose, nbytes: int = 0) -> Iterator[LocalWork]:
         """Takes the destination for this process, from the first look at it to the end; see `publishing`."""
         journal = self._locked()
         try:
-            self._recover(journal, purpose)
+            self._recover(journal, purpose, nbytes)
             if not self.is_complete(journal, purpose.plan):
                 self._check_taken()
                 self._begin(journal, purpose)
@@ -189,7 +189,7 @@ class Staging:
                 hint=f"umount {mount}, then run the command again",
             )
 
-    def _recover(self, journal: Journal, purpose: Purpose) -> None:
+    def _recover(self, journal: Journal, purpose: Purpose, nbytes: int) -> None:
         """Brings what an earlier run left into a state that this one can go on from."""
         with _errors_of(self.destination):
             if self.is_published(journal.plan or purpose.plan):
@@ -199,6 +199,7 @@ class Staging:
             is_changed = self.is_complete(journal, purpose.plan) and self._is_changed(journal)
             self._settle(journal, journal.plan or purpose.plan)
             if is_changed:
+                self._check_room(nbytes)
                 _unmark(self.destination)
             self._refuse_unmarked()
         is_anothers = journal.plan != purpose.plan and os.path.lexists(self.content)
