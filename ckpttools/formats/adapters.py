@@ -10,7 +10,7 @@ from ckpttools.formats.json_file import read_json
 
 ADAPTER = "adapter_config.json"
 # What PEFT puts before all names, and in those of low-rank factors.
-_PREFIXES, _PART = ".base_model.model.", ".lora_"
+_PREFIX, _PART = "base_model.model.", ".lora_"
 MERGING = "PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload().save_pretrained(MODEL)"
 MERGE = (
     f"merge it into its base model first, in Python: {MERGING}; ckpt inspect, diff and hash take it as it is"
@@ -33,8 +33,8 @@ def refuse_adapter(tree: Tree) -> None:
 
 def _is_adapter(tree: Tree) -> bool:
     """Whether all names are those that PEFT gives to what it adds, whatever lies beside the file."""
-    names = [dotted(path) for path in tree.arrays]
-    return bool(names) and all(f".{name}".startswith(_PREFIXES) or _PART in name for name in names)
+    names = map(dotted, tree.arrays)
+    return bool(tree.arrays) and all(name.startswith(_PREFIX) or _PART in name for name in names)
 
 
 def adapter_in(folder: Path) -> str:
