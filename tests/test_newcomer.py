@@ -15,7 +15,7 @@ from click import Context, Group
 from safetensors.numpy import save_file
 from support.command_line import ckpt, run, succeed
 from support.orbax_items import change_index
-from support.places import GOLDEN, ORBAX
+from support.places import GOLDEN, ORBAX, TRAINED
 
 from ckpttools.cli.main import main
 from ckpttools.cli.output import labelled, wrapped
@@ -39,6 +39,16 @@ def model(tmp_path) -> Path:
     for name, content in SIDE_FILES.items():
         (place / name).write_bytes(content)
     return place
+
+
+def weights(place: Path, *names: str) -> None:
+    save_file({name: np.zeros((4, 4), "f4") for name in names}, place)
+
+
+def index(model: Path) -> dict[str, object]:
+    """The index of all weights of a model in several files."""
+    files = {file.name: open_tree(file) for file in model.glob("*.safetensors")}
+    return {"weight_map": {path[0]: name for name, tree in files.items() for path in tree}}
 
 
 class TestThereAndBack:
@@ -229,8 +239,102 @@ class TestWhatItIs:
         config = json.loads((model / "config.json").read_text()) | {"model_type": "deepseek_v32"}
         (model / "config.json").write_text(json.dumps(config))
         told = run("convert", "hf-to-maxtext", model, tmp_path / "out", code=3)
-        assert "did you mean" not in told and "--family NAME" in told
+        assert "did you mean" not in told
+        assert "its arrays have the names of qwen3: if the model computes alike, --family qwen3" in told
         assert "qwen3, all of" in succeed("inspect", "tree", model).stdout
+        run("convert", "hf-to-maxtext", model, tmp_path / "out", "--family", "qwen3")
+        weights(model / "model.safetensors", "backbone.layers.0.mixer.in_proj.weight", "backbone.norm.weight")
+        told = run("convert", "hf-to-maxtext", model, tmp_path / "none", code=3)
+        assert "none with these names" in told and "--family FILE.toml" in told
+        told = run("convert", "maxtext-to-hf", model, tmp_path / "none", code=3)
+        assert "Hugging Face checkpoint already, of a model that is not converted" in told
+
+    def test_a_part_of_the_model_is_not_to_be_dropped(self, model, tmp_path):
+        """What the model works out anew may be, and what lies beside it."""
+        (model / "model.safetensors").rename(model / "first.safetensors")
+        for name, word in {
+            "model.layers.0.self_attn.sinks": "--family FILE.toml",
+            "model.layers.0.self_attn.rotary_emb.inv_freq": "--drop PATTERN",
+            "v_head.summary.weight": "--drop PATTERN",
+        }.items():
+            weights(model / "more.safetensors", name)
+            (model / "model.safetensors.index.json").write_text(json.dumps(index(model)))
+            told = run("convert", "hf-to-maxtext", model, tmp_path / "out", code=3)
+            assert f"not expected:\n    {name}" in told
+            (remedy,) = (line for line in told.splitlines() if line.startswith("  next"))
+            assert word in remedy and ("--drop" in remedy) == ("--drop" in word)
+
+    def test_a_training_checkpoint_and_a_run_of_several_steps(self, tmp_path):
+        """The command names the step that was looked at, and what it needs that is not carried along."""
+        for source, step in ((TRAINED, 1), (ORBAX / "maxtext_run", 4)):
+            told = run("convert", "hf-to-maxtext", source, tmp_path / "out", code=3)
+            assert "this is a MaxText checkpoint already" in told
+            assert "got    stacked-training, linen flavour" in told
+            assert f"/{step}/items DST --like HF_DIR makes a Hugging Face one of it" in told
+
+    def test_orbax_of_neither_side(self, model, tmp_path):
+        told = run("convert", "hf-to-maxtext", ORBAX / "cm_default", tmp_path / "out", code=3)
+        assert "this is an Orbax checkpoint, whose names are neither" in told
+        assert "params.dense.kernel" in told and "next   ckpt inspect tree" in told
+
+    def test_orbax_with_names_of_hugging_face_and_no_configuration(self, model, tmp_path):
+        (model / "config.json").rename(tmp_path / "config.json")
+        run("convert", "to-orbax", model, tmp_path / "orbax")
+        told = run("convert", "hf-to-maxtext", tmp_path / "orbax", tmp_path / "out", code=3)
+        place = Path(told.rpartition("came from into ")[2].strip())
+        place.mkdir(exist_ok=True)
+        (tmp_path / "config.json").rename(place / "config.json")
+        run("convert", "hf-to-maxtext", tmp_path / "orbax", tmp_path / "out")
+
+    @pytest.mark.parametrize("command", ["hf-to-maxtext", "maxtext-to-hf"])
+    def test_an_adapter_whatever_lies_beside_it(self, model, tmp_path, command):
+        weights(model / "model.safetensors", "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight")
+        (tmp_path / "pickled").mkdir()
+        (tmp_path / "pickled/adapter_model.bin").write_bytes(b"PK")
+        (tmp_path / "pickled/adapter_config.json").write_text('{"base_model_name_or_path": "me/base"}')
+        sources = {model: "", model / "model.safetensors": "", tmp_path / "pickled": " of me/base"}
+        for source, base in sources.items():
+            told = run("convert", command, source, tmp_path / "out", code=3)
+            assert f"this is a LoRA adapter{base}, not a whole model" in told and "merge_and_unload" in told
+
+    def test_files_of_other_programs(self, model, tmp_path):
+        (model / "model.safetensors").unlink()
+        kinds = {
+            "model-q4_0.gguf": ("files of llama.cpp (GGUF)", "hf download REPO --include '*.safetensors'"),
+            "pytorch_model.bin": ("files of PyTorch (pickles)", f"from_pretrained('{model}')"),
+            "__0_0.distcp": (
+                "files of a distributed checkpoint of PyTorch",
+                f"dcp_to_torch '{model}' FILE.pt",
+            ),
+        }
+        for name, (what, remedy) in kinds.items():
+            (model / name).write_bytes(b"x" * 100)
+            told = run("convert", "hf-to-maxtext", model, tmp_path / "out", code=3)
+            assert f"these are {what}, which are not read here" in told
+            assert f"got    {name}" in told and remedy in told
+            told = ckpt("inspect", "tree", model / name).output
+            assert f"these are {what}" in told and "config.json" not in told
+            (model / name).unlink()
+        (model / "config.json").unlink()
+        (model / "consolidated.00.pth").write_bytes(b"x")
+        assert "safetensors.torch.save_file(torch.load(" in run("hash", model, code=3)
+
+    def test_a_pipeline_of_diffusers(self, model, tmp_path):
+        place = tmp_path / "flux"
+        shutil.copytree(model, place / "text_encoder")
+        (place / "transformer").mkdir()
+        weights(place / "transformer/diffusion_pytorch_model.safetensors", "blocks.0.attn.to_q.weight")
+        said = {"_class_name": "FluxTransformer2DModel", "_diffusers_version": "0.30.0"}
+        (place / "transformer/config.json").write_text(json.dumps(said))
+        parts = {name: ["diffusers", name] for name in ("scheduler", "text_encoder", "transformer")}
+        (place / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline", **parts}))
+        for command in ("hf-to-maxtext", "maxtext-to-hf"):
+            told = run("convert", command, place, tmp_path / "out", code=3)
+            assert "this is a pipeline of diffusers (FluxPipeline), not one model" in told
+            assert "got    text_encoder, transformer" in told
+            told = run("convert", command, place / "transformer", tmp_path / "out", code=3)
+            assert "a part of a pipeline of diffusers (FluxTransformer2DModel), no language model" in told
+        run("convert", "hf-to-maxtext", place / "text_encoder", tmp_path / "out")
 
     def hosts(self, tmp_path: Path) -> Path:
         """Two hosts' directories, with a part of a step each, and what was saved whole beside them."""

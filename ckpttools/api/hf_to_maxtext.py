@@ -11,7 +11,6 @@ from ckpttools.api.prepared import Prepared, Writing, command, prepare, writing_
 from ckpttools.api.sources import Source, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
-from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
 from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import Beside, Companions
@@ -111,7 +110,6 @@ def plan_to_maxtext(
     writer = writer or writer_for(Tree({}), "orbax", as_step=0)
     tree = opened(source, options.read)
     refuse_maxtext(tree)
-    refuse_adapter(tree)
     made = to_maxtext(tree, options)
     place = COMPANIONS
     if isinstance(writer, HoldsCompanions):

@@ -11,7 +11,6 @@ from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
-from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import Writer
 from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import Beside, Companions
@@ -115,7 +114,6 @@ def plan_to_huggingface(
     options, resources = options or ToHuggingFace(), resources or Resources()
     tree = opened(source, options.read)
     refuse_hugging_face(tree)
-    refuse_adapter(tree)
     files = ModelFiles.of(tree, options.like)
     model = to_huggingface(tree, options, files)
     require_towers(model, files, tree.metadata.place)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.json_file import read_json
 
 ADAPTER = "adapter_config.json"
+# What PEFT puts before all names, and in those of low-rank factors.
+_PREFIX, _PART = "base_model.model.", ".lora_"
 MERGING = "PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload().save_pretrained(MODEL)"
 MERGE = (
     f"merge it into its base model first, in Python: {MERGING}; ckpt inspect, diff and hash take it as it is"
@@ -19,17 +21,20 @@ def refuse_adapter(tree: Tree) -> None:
     """Raises FormatError if a tree is what was learned beside a model, such as a LoRA, without the model."""
     place = Path(tree.metadata.place)
     folder = place if place.is_dir() else place.parent
-    if (
-        tree.metadata.format == "safetensors"
-        and tree.metadata.config is None
-        and (folder / ADAPTER).is_file()
-    ):
+    alone = tree.metadata.config is None and (folder / ADAPTER).is_file()
+    if tree.metadata.format == "safetensors" and (alone or _is_adapter(tree)):
         raise FormatError(
             f"this is {adapter_in(folder)}, not a whole model",
             place=place,
             wanted="a whole model",
             hint=MERGE,
         )
+
+
+def _is_adapter(tree: Tree) -> bool:
+    """Whether all names are those that PEFT gives to what it adds, whatever lies beside the file."""
+    names = map(dotted, tree.arrays)
+    return bool(tree.arrays) and all(name.startswith(_PREFIX) or _PART in name for name in names)
 
 
 def adapter_in(folder: Path) -> str:

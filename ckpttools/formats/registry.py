@@ -32,6 +32,7 @@ from ckpttools.formats.base import (
     Writable,
     Writer,
 )
+from ckpttools.formats.foreign import foreign
 from ckpttools.formats.interrupted import absent, refuse_interrupted
 from ckpttools.stores.local import storage_error
 from ckpttools.stores.local.files import names_in
@@ -79,7 +80,7 @@ def open_tree(path: Path, options: ReadOptions | None = None) -> Tree:
             if reason is None:
                 return _with_step(each.open(path, options or ReadOptions()), options)
             reasons[name] = f"{name}: {reason}"
-    raise FormatError(
+    raise foreign(path) or FormatError(
         f"{path} is no checkpoint of a known format{listing(list(reasons.values()))}", hint=_instead(path)
     )
 

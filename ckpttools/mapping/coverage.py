@@ -18,6 +18,8 @@ from ckpttools.quantized.weights import is_scale, quantized
 
 # Beyond this many lines a list says only how many more there are.
 _MOST_LINES = 200
+# Words in the names of what a model works out anew, and stores all the same.
+_BUFFERS = ("rotary", "inv_freq", "mask")
 _CHECK = "check that config.json belongs to these weights"
 
 
@@ -133,14 +135,36 @@ def check_coverage(
     if scaled:
         hints.append(f"{scaled} belongs to a quantised weight, whose numbers mean nothing without its scales")
     elif extra and not hints:
-        way = leave_out or f"name them with {option('drop', 'PATTERN')}"
-        hints.append(f"if they are to be left out, {way}")
+        part = next((key for key in extra if _is_part(key, arrays[key], sides)), None)
+        hints.append(_not_to_drop(part) if part else _to_drop(leave_out))
     raise NotCoveredError(
         "the arrays do not match the model" + "".join(parts),
         coverage,
         place=place,
         hint="; ".join(hints) or _CHECK,
     )
+
+
+def _is_part(key: str, array: LazyArray, sides: Collection[str]) -> bool:
+    """Whether an array that no row spells lies within what the rows spell, and is no buffer of constants."""
+    if not array.dtype.is_float or any(word in key for word in _BUFFERS):
+        return False
+    module = key.rpartition(".")[0]
+    around = {module, module.rpartition(".")[0]} - {""}
+    return any(each.startswith(f"{head}.") for head in around for each in sides)
+
+
+def _not_to_drop(key: str) -> str:
+    file = option("family", "FILE.toml")
+    return (
+        f"{key} is a part of the model that no row of this family has, and without it the model computes "
+        f"otherwise: {_CHECK}, or describe such a model in a file: {file}"
+    )
+
+
+def _to_drop(leave_out: str) -> str:
+    way = leave_out or f"name them with {option('drop', 'PATTERN')}"
+    return f"if they are to be left out, {way}"
 
 
 def _remedies(extra: Sequence[str], remedies: Mapping[str, str]) -> Iterator[str]:

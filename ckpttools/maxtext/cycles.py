@@ -22,7 +22,7 @@ Contents = Mapping[Path, tuple[Shape, DType]]
 
 # The spelling of a cycle cannot be seen in layers that are apart, but these keys occur in one spelling only:
 # decay of a gated delta rule, and the scalar that scales a layer's output.
-_TOLD_BY: Mapping[str, CycleNames] = {"A_log": "layer", "layer_scalar": "local-global"}
+_INFERRED_FROM: Mapping[str, CycleNames] = {"A_log": "layer", "layer_scalar": "local-global"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def stacks_to_make(
         if length == 1:
             made.append(LayerStack((name,), name, (len(layers),), tuple(range(len(layers)))))
         else:
-            made += _cycle_stacks(name, len(layers), Cycle(length, names or _told_names(layers)))
+            made += _cycle_stacks(name, len(layers), Cycle(length, names or _inferred_names(layers)))
     return tuple(made)
 
 
@@ -124,9 +124,9 @@ def _kind(each: tuple[Shape, DType] | None) -> str:
     return "none" if each is None else f"{each[1].name}{list(each[0])}"
 
 
-def _told_names(layers: Sequence[Contents]) -> CycleNames:
+def _inferred_names(layers: Sequence[Contents]) -> CycleNames:
     keys = {key for layer in layers for path in layer for key in path}
-    return next((names for key, names in _TOLD_BY.items() if key in keys), "layers")
+    return next((names for key, names in _INFERRED_FROM.items() if key in keys), "layers")
 
 
 def _cycle_stacks(name: str, count: int, cycle: Cycle) -> list[LayerStack]:

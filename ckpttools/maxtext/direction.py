@@ -1,38 +1,118 @@
-"""Which way a conversion goes: a source that is already what it would become is told to be that."""
+"""Which way a conversion goes: a source that it is not for is told to be what it is, and what fits that."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from shlex import quote
 
 from ckpttools.array.tree import Tree, dotted
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
+from ckpttools.core.wording import option
+from ckpttools.families.registry import family_of
+from ckpttools.formats.adapters import refuse_adapter
+from ckpttools.formats.base import COMPANIONS
+from ckpttools.maxtext.layout import EMBEDDING
+from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.view import view_of
 
-_MAXTEXT, _HUGGING_FACE = "token_embedder.embedding", "embed_tokens.weight"
+_HUGGING_FACE = "embed_tokens.weight"
 
 
 def refuse_maxtext(tree: Tree) -> None:
-    """Raises FormatError if the arrays of a source for MaxText have MaxText's names already."""
-    if _is_of(tree, _MAXTEXT) and not _is_of(tree, _HUGGING_FACE):
-        raise _other_way(tree, "MaxText", "maxtext-to-hf", "Hugging Face", "to-orbax")
+    """Raises FormatError for a tree that is no whole model of Hugging Face, as far as names tell."""
+    refuse_adapter(tree)
+    _refuse_part(tree)
+    view = view_of(tree)
+    if _has(tree, dotted(EMBEDDING)) and not _has(tree, _HUGGING_FACE):
+        like = "" if tree.metadata.config else f" {option('like', 'HF_DIR')}"
+        kind = f"{view.kind}, {view.flavour.name or 'no'} flavour" if view.kind else None
+        raise _other_way(tree, "MaxText", kind, f"maxtext-to-hf {{}} DST{like}", "Hugging Face", "to-orbax")
+    if tree.metadata.format == "orbax" and tree.metadata.config is None:
+        raise _without_config(tree)
 
 
 def refuse_hugging_face(tree: Tree) -> None:
-    """Raises FormatError if the arrays of a source for Hugging Face have Hugging Face's names already."""
-    if _is_of(tree, _HUGGING_FACE) and not _is_of(tree, _MAXTEXT):
-        raise _other_way(tree, "Hugging Face", "hf-to-maxtext", "MaxText", "to-safetensors")
+    """Raises FormatError for a tree that is none of MaxText's but of Hugging Face, or a part of such."""
+    refuse_adapter(tree)
+    _refuse_part(tree)
+    if _has(tree, dotted(EMBEDDING)) or view_of(tree).is_maxtext:
+        return
+    config = tree.metadata.config if tree.metadata.format == "safetensors" else None
+    if config is not None and not _is_known(config):
+        raise FormatError(
+            "this is a Hugging Face checkpoint already, of a model that is not converted",
+            place=tree.metadata.place,
+            got=f"model_type {config.get('model_type')!r}",
+            hint=f"ckpt convert to-safetensors {_quoted(tree)} DST writes it with the names that it has",
+        )
+    if config is not None or _has(tree, _HUGGING_FACE):
+        raise _other_way(tree, "Hugging Face", None, "hf-to-maxtext {} DST", "MaxText", "to-safetensors")
 
 
-def _is_of(tree: Tree, embedding: str) -> bool:
+def _has(tree: Tree, embedding: str) -> bool:
     """Whether the embedding has the name that it has on one side, be it within a composite model."""
     return any(f".{dotted(path)}".endswith(f".{embedding}") for path in view_of(tree).parameters)
 
 
-def _other_way(tree: Tree, this: str, command: str, other: str, rewrite: str) -> FormatError:
-    source = quote(tree.metadata.place)
+def _is_known(config: Mapping[str, object]) -> bool:
+    try:
+        family_of(config, CONFIG)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _refuse_part(tree: Tree) -> None:
+    """Refuses a part of a pipeline of diffusers, whose configuration says no model's type."""
+    config = tree.metadata.config or {}
+    if "model_type" not in config and "_class_name" in config:
+        raise FormatError(
+            f"this is a part of a pipeline of diffusers ({config['_class_name']}), no language model",
+            place=tree.metadata.place,
+            wanted="a model that `ckpt families` lists",
+            hint=f"ckpt inspect, diff and hash take it; ckpt convert to-orbax {_quoted(tree)} DST writes it "
+            "with the names that it has",
+        )
+
+
+def _without_config(tree: Tree) -> CheckpointError:
+    """What to say of an Orbax checkpoint that is none of MaxText's and carries no configuration."""
+    place = tree.metadata.place
+    if _has(tree, _HUGGING_FACE):
+        return ConfigError(
+            f"no {CONFIG} is carried along in this Orbax checkpoint",
+            place=place,
+            wanted=f"the model's {CONFIG}, which says its family and sizes",
+            hint=f"copy it from where the weights came from into {Path(place) / COMPANIONS}",
+        )
+    return FormatError(
+        "this is an Orbax checkpoint, whose names are neither Hugging Face's nor MaxText's",
+        place=place,
+        got=_first_names(tree),
+        wanted="the names of a model that `ckpt families` lists",
+        hint=f"ckpt inspect tree {_quoted(tree)} shows all of them; "
+        f"ckpt convert to-safetensors {_quoted(tree)} DST writes it with the names that it has",
+    )
+
+
+def _first_names(tree: Tree) -> str:
+    names = [dotted(path) for path in tree.arrays]
+    return f"{', '.join(names[:3])}{f' and {len(names) - 3:,} more' if len(names) > 3 else ''}"
+
+
+def _quoted(tree: Tree) -> str:
+    return quote(tree.metadata.place)
+
+
+def _other_way(
+    tree: Tree, this: str, kind: str | None, command: str, other: str, rewrite: str
+) -> FormatError:
+    source = _quoted(tree)
     return FormatError(
         f"this is a {this} checkpoint already",
         place=tree.metadata.place,
-        hint=f"ckpt convert {command} {source} DST makes a {other} one of it; "
+        got=kind,
+        hint=f"ckpt convert {command.format(source)} makes a {other} one of it; "
         f"ckpt convert {rewrite} {source} DST writes it with the names that it has",
     )

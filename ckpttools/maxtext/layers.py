@@ -145,20 +145,20 @@ def scan_axis(decoder: Mapping[Path, LazyArray]) -> int | None:
     then MaxText's own default. None where nothing is stacked.
     """
     stacked = {key: axes for key, axes in stacked_keys(decoder).items() if axes}
-    held = {key: [a.shape for path, a in decoder.items() if path[: len(key)] == key] for key in stacked}
-    rank = max((len(shape) for shapes in held.values() for shape in shapes), default=0)
-    votes = {axis: _votes(held, stacked, axis) for axis in range(rank)}
+    below = {key: [a.shape for path, a in decoder.items() if path[: len(key)] == key] for key in stacked}
+    rank = max((len(shape) for shapes in below.values() for shape in shapes), default=0)
+    votes = {axis: _votes(below, stacked, axis) for axis in range(rank)}
     best = [axis for axis in votes if votes[axis] == max(votes.values()) > 0]
     final = next((a.shape for path, a in decoder.items() if path[:1] == (FINAL_NORM,)), None)
-    norms = {shape for shapes in held.values() for shape in shapes if len(shape) == 2}
+    norms = {shape for shapes in below.values() for shape in shapes if len(shape) == 2}
     told = [axis for axis in best if any(final == shape[:axis] + shape[axis + 1 :] for shape in norms)]
     choice = told or best
     return SCAN_AXIS if SCAN_AXIS in choice else min(choice, default=None)
 
 
-def _votes(held: Mapping[Path, list[Shape]], stacked: Mapping[Path, int], axis: int) -> int:
+def _votes(below: Mapping[Path, list[Shape]], stacked: Mapping[Path, int], axis: int) -> int:
     """How many arrays agree on lengths with others of their stack, and stacks with others of their cycle."""
-    common = {key: _most_common(shapes, axis, stacked[key]) for key, shapes in held.items()}
+    common = {key: _most_common(shapes, axis, stacked[key]) for key, shapes in below.items()}
     repeats: dict[str, Counter[Shape]] = {}
     for key, (lengths, _) in common.items():
         if not str(key[0]).endswith(REMAINDER):
@@ -291,7 +291,7 @@ def layer_groups(stacks: Iterable[LayerStack]) -> tuple[LayerGroup, ...]:
     # What is left over of `scanned_blocks` lies in `layers_remainder`.
     if BLOCKS in by_top and all(str(each.key[0]).endswith(REMAINDER) for each in by_top.get(LAYERS, [])):
         by_top[BLOCKS] += by_top.pop(LAYERS, [])
-    return tuple(_group(top, held) for top, held in by_top.items())
+    return tuple(_group(top, below) for top, below in by_top.items())
 
 
 def _group(top: str, stacks: list[LayerStack]) -> LayerGroup:

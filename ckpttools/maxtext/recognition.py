@@ -12,6 +12,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import folded
 from ckpttools.families.family import Family
+from ckpttools.families.registry import families
 from ckpttools.maxtext.key_templates import Form, Spelled, forms_of_names, meets, spellings
 from ckpttools.maxtext.view import view_of
 
@@ -56,6 +57,12 @@ def guess_families(tree: Tree, families: Iterable[Family]) -> tuple[FamilyGuess,
     found = {fit.spelled.family.name: fit for fit in fits if fit.badness == best}
     side: NameSide = "maxtext" if view_of(tree).is_maxtext else "huggingface"
     return tuple(fit.guess(side) for fit in found.values())
+
+
+def families_with_names_of(tree: Tree) -> list[str]:
+    """Names of the families that have all names of a tree, and whose names the tree has."""
+    found = guess_families(tree, families().values())
+    return [each.name for each in found if each.matched == each.wanted and not each.num_others]
 
 
 def family_fits(tree: Tree, families: Iterable[Family]) -> list[Fit]:

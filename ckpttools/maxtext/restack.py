@@ -68,10 +68,10 @@ def stacked(tree: Tree, stacks: Sequence[LayerStack], axis: int, first_axis: Col
     gathered: dict[Path, _Gathered] = {}
     for path, leaf in tree.items():
         place = key_of_layers(path, spots)
-        held, spot = spots[path[place]] if place else (_ALONE, 0)
-        target = _replaced(path, place, held.key) if place else path
+        layers, spot = spots[path[place]] if place else (_ALONE, 0)
+        target = _replaced(path, place, layers.key) if place else path
         first = (bool(first_axis) and spelled(target) in first_axis) or _is_scale_of_layer(path, leaf, ())
-        into = gathered.setdefault(target, _Gathered(held, STATE_AXIS if first else axis_of(path)))
+        into = gathered.setdefault(target, _Gathered(layers, STATE_AXIS if first else axis_of(path)))
         if spot in into.leaves:
             raise _collision(target)
         into.leaves[spot], into.paths[spot] = leaf, path
@@ -95,7 +95,7 @@ def _is_scale_of_layer(path: Path, leaf: Leaf, stacked: Shape) -> bool:
 class _Gathered:
     """The leaves that become one, by their places in the stack, and the axis they are stacked on."""
 
-    held: LayerStack
+    layers: LayerStack
     axis: int
     leaves: dict[int, Leaf] = field(default_factory=dict)
     paths: dict[int, Path] = field(default_factory=dict)
@@ -103,8 +103,8 @@ class _Gathered:
     @property
     def missing(self) -> list[Path]:
         """Keys of the layers that lack it."""
-        spots = range(len(self.held.numbers))
-        return [self.held.layer_keys[spot] for spot in spots if spot not in self.leaves]
+        spots = range(len(self.layers.numbers))
+        return [self.layers.layer_keys[spot] for spot in spots if spot not in self.leaves]
 
 
 _ALONE = LayerStack((), "", (), (0,))
@@ -130,21 +130,21 @@ def _axes(view: MaxTextView, axis: int) -> Callable[[Path], int]:
     return axis_of
 
 
-def _apart(path: Path, place: slice, held: LayerStack, leaf: Leaf, axis: int) -> dict[Path, Leaf]:
+def _apart(path: Path, place: slice, layers: LayerStack, leaf: Leaf, axis: int) -> dict[Path, Leaf]:
     """A leaf of stacked layers as one of each layer; what holds no data is the same in all."""
-    paths = [_replaced(path, place, key) for key in held.layer_keys]
+    paths = [_replaced(path, place, key) for key in layers.layer_keys]
     if not isinstance(leaf, LazyArray):
         return dict.fromkeys(paths, leaf)
-    axes = range(axis, axis + len(held.shape))
-    if leaf.shape[axes.start : axes.stop] != held.shape:
+    axes = range(axis, axis + len(layers.shape))
+    if leaf.shape[axes.start : axes.stop] != layers.shape:
         raise ShapeError(
             f"the layers of this array are not those of the parameters beside it, on axis {axis}",
             place=spelled(path),
             got=list(leaf.shape),
-            wanted=f"{' and '.join(map(str, held.shape))} on {' and '.join(f'axis {a}' for a in axes)}",
+            wanted=f"{' and '.join(map(str, layers.shape))} on {' and '.join(f'axis {a}' for a in axes)}",
         )
     parts = [leaf]
-    for length in held.shape:
+    for length in layers.shape:
         parts = [take(part, axis, index) for part in parts for index in range(length)]
     return dict(zip(paths, parts, strict=True))
 
@@ -158,7 +158,7 @@ def _together(path: Path, gathered: _Gathered) -> Leaf:
             place=spelled(path),
         )
     parts, axis = [gathered.leaves[spot] for spot in sorted(gathered.leaves)], gathered.axis
-    if not gathered.held.shape:
+    if not gathered.layers.shape:
         return parts[0]
     arrays = [part for part in parts if isinstance(part, LazyArray)]
     if len(arrays) != len(parts):
@@ -172,7 +172,7 @@ def _together(path: Path, gathered: _Gathered) -> Leaf:
             place=spelled(path),
             wanted=f"one shape of at least {axis} axes, one dtype",
         )
-    return _nested(arrays, gathered.held.shape, axis)
+    return _nested(arrays, gathered.layers.shape, axis)
 
 
 def _nested(parts: list[LazyArray], shape: Shape, axis: int) -> LazyArray:

@@ -18,7 +18,6 @@ from ckpttools.core.wording import option
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families
 from ckpttools.formats.base import COMPANIONS, ReadOptions
-from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped, Table, ValueNote
 from ckpttools.maxtext import tying
@@ -110,13 +109,14 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     options = _as_it_was_made(options, files)
     arrays = _parameters(tree, options.prefix)
     refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
-    bound = _bound(arrays, tree, options, files)
+    source = _Source(arrays, tree.metadata.place, options, files)
+    bound = source.bound()
     unwanted = _unwanted_head(bound, arrays, options.model.tied)
     wanted = {key: array for key, array in arrays.items() if key not in unwanted}
     if options.padding_rows == "keep":
         bound = _with_all_rows(bound, wanted)
     mapped = bound.table.to_right(wanted, (_VOCAB,))
-    _require_agreement(bound, wanted, tree, options, files)
+    source.require_agreement(bound, wanted)
     refuse_unmappable(mapped.arrays, tree.metadata.config, tree.metadata.place)
     main = _main_dtype(arrays, mapped)
     made = {key: _restored(key, array, mapped, main) for key, array in mapped.arrays.items()}
@@ -286,91 +286,84 @@ def _as_it_was_made(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
     return replace(options, model=replace(options.model, rope_layout=chosen))
 
 
-def _bound(arrays: Mapping[str, LazyArray], tree: Tree, options: ToHuggingFace, files: ModelFiles) -> _Bound:
-    config, place = files.config, tree.metadata.place
-    if config is not None or options.model.family is not None:
-        family = family_for(config, options.model, place)
-        return _with_family(family, arrays, tree, options, files)
-    return _only_fitting(arrays, tree, options, files)
+@dataclass(frozen=True)
+class _Source:
+    """What is converted: arrays of a tree, with what the user and the model's files say of them."""
 
+    arrays: Mapping[str, LazyArray]
+    place: str
+    options: ToHuggingFace
+    files: ModelFiles
 
-def _with_family(
-    family: Family,
-    arrays: Mapping[str, LazyArray],
-    tree: Tree,
-    options: ToHuggingFace,
-    files: ModelFiles,
-) -> _Bound:
-    spelling = _spelling(family, options.spelling, files)
-    # A head that is to be made is made in Hugging Face's spelling, once all is mapped.
-    way = "keep" if options.model.tied == "materialize" else options.model.tied
-    tied = tying.overrides(way, tying.left_head(family), arrays)
-    flags: dict[str, Flag] = {**overrides(family, options.model), **tied}
-    table = family.table(
-        files.config,
-        files.place,
-        scan_axis=_scan_axis(family, arrays, options.scan_axis),
-        spelling=spelling,
-        overrides=flags,
-    )
-    return _Bound(family, replace(table, place=tree.metadata.place), spelling)
+    def bound(self) -> _Bound:
+        """The family and its rows for this model, by configuration or option, else by the arrays alone."""
+        if self.files.config is None and self.options.model.family is None:
+            return self._only_fitting()
+        return self._with(family_for(self.files.config, self.options.model, self.place))
 
+    def _with(self, family: Family) -> _Bound:
+        spelling = _spelling(family, self.options.spelling, self.files)
+        model = self.options.model
+        # A head that is to be made is made in Hugging Face's spelling, once all is mapped.
+        way = "keep" if model.tied == "materialize" else model.tied
+        table = family.table(
+            self.files.config,
+            self.files.place,
+            scan_axis=_scan_axis(family, self.arrays, self.options.scan_axis),
+            spelling=spelling,
+            overrides={
+                **overrides(family, model),
+                **tying.overrides(way, tying.left_head(family), self.arrays),
+            },
+        )
+        return _Bound(family, replace(table, place=self.place), spelling)
 
-def _require_agreement(
-    bound: _Bound,
-    arrays: Mapping[str, LazyArray],
-    tree: Tree,
-    options: ToHuggingFace,
-    files: ModelFiles,
-) -> None:
-    """Refuses a configuration by which values come out otherwise than by the carried one.
+    def require_agreement(self, bound: _Bound, arrays: Mapping[str, LazyArray]) -> None:
+        """Refuses a configuration by which values come out otherwise than by the carried one.
 
-    Raises:
-        ConfigError: it is of another family, which no option names, or binds the family's rows otherwise.
-    """
-    config, carried = files.config, files.overruled
-    if config is None or carried is None:
-        return
-    if options.model.family is None:
-        same_family(bound.family, config, files.place, carried)
-    place = str(Path(tree.metadata.place) / COMPANIONS / CONFIG)
-    options = replace(options, spelling=bound.spelling.name)
-    other = _with_family(bound.family, arrays, tree, options, replace(files, config=carried, place=place))
-    same_values(bound.table, other.table, arrays, files.place)
+        Raises:
+            ConfigError: it is of another family, which no option names, or binds the family's rows otherwise.
+        """
+        config, carried = self.files.config, self.files.overruled
+        if config is None or carried is None:
+            return
+        if self.options.model.family is None:
+            same_family(bound.family, config, self.files.place, carried)
+        files = replace(self.files, config=carried, place=str(Path(self.place) / COMPANIONS / CONFIG))
+        options = replace(self.options, spelling=bound.spelling.name)
+        other = replace(self, arrays=arrays, options=options, files=files)._with(bound.family)
+        same_values(bound.table, other.table, arrays, self.files.place)
 
+    def _only_fitting(self) -> _Bound:
+        """The only family that takes exactly these arrays, where no configuration says which.
 
-def _only_fitting(
-    arrays: Mapping[str, LazyArray], tree: Tree, options: ToHuggingFace, files: ModelFiles
-) -> _Bound:
-    """The only family that takes exactly these arrays, where no configuration says which.
-
-    Raises:
-        ConfigError: none does, or several do.
-    """
-    fitting: dict[str, _Bound | None] = {}
-    for family in families().values():
-        try:
-            bound = _with_family(family, arrays, tree, options, files)
-            bound.table.to_right(arrays)
-            fitting[family.name] = bound
-        except ConfigError:
-            fitting[family.name] = None  # the arrays are there, but leave a choice open
-        except CheckpointError:
-            continue
-    only = next(iter(fitting.values())) if len(fitting) == 1 else None
-    if only is not None:
-        return only
-    names = ", ".join(fitting)
-    hint = f"name the directory of the model it came from: {option('like', 'HF_DIR')}"
-    if fitting and None not in fitting.values():
-        hint += f"; {option('family', 'NAME')} is enough for the arrays, but then no {CONFIG} is written"
-    raise ConfigError(
-        "nothing tells which model this is",
-        place=tree.metadata.place,
-        got=f"arrays as of {names}" if names else "arrays of no known family",
-        wanted="its config.json",
-        hint=hint,
-    )
+        Raises:
+            ConfigError: none does, or several do.
+        """
+        fitting: dict[str, _Bound | None] = {}
+        for family in families().values():
+            try:
+                bound = self._with(family)
+                bound.table.to_right(self.arrays)
+                fitting[family.name] = bound
+            except ConfigError:
+                fitting[family.name] = None  # the arrays are there, but leave a choice open
+            except CheckpointError:
+                continue
+        only = next(iter(fitting.values())) if len(fitting) == 1 else None
+        if only is not None:
+            return only
+        names = ", ".join(fitting)
+        hint = f"name the directory of the model it came from: {option('like', 'HF_DIR')}"
+        if fitting and None not in fitting.values():
+            hint += f"; {option('family', 'NAME')} is enough for the arrays, but then no {CONFIG} is written"
+        raise ConfigError(
+            "nothing tells which model this is",
+            place=self.place,
+            got=f"arrays as of {names}" if names else "arrays of no known family",
+            wanted="its config.json",
+            hint=hint,
+        )
 
 
 def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:

@@ -9,7 +9,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
@@ -20,6 +20,7 @@ from ckpttools.maxtext import tying
 from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.layout import SCAN_AXES, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, overrides, required
+from ckpttools.maxtext.recognition import families_with_names_of
 from ckpttools.quantized.config import says_quantized, scheme
 from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
 from ckpttools.transforms.cast import cast, cast_notes
@@ -128,7 +129,7 @@ def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> t
     """The family and its rows, bound to the model in `tree`."""
     place = tree.metadata.place
     config = required(tree.metadata.config, place)
-    family = family_for(config, options.model, place)
+    family = _family(tree, config, options.model)
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
     tied = tying.overrides(options.model.tied, head.head if head else None, arrays)
@@ -140,6 +141,21 @@ def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> t
         overrides={**overrides(family, options.model), **tied},
     )
     return family, replace(table, place=place, padded=_padded(table, options.pad_vocab))
+
+
+def _family(tree: Tree, config: Mapping[str, object], model: ModelOptions) -> Family:
+    """The model's family. Where none has its type, the error names those that have its arrays' names."""
+    try:
+        return family_for(config, model, tree.metadata.place)
+    except ConfigError as error:
+        fitting = families_with_names_of(tree)
+        own = option("family", "FILE.toml")
+        hint = f"`ckpt families` lists what there is, none with these names: describe yours in a file, {own}"
+        if fitting:
+            those = " and ".join(fitting)
+            chosen = option("family", fitting[0])
+            hint = f"its arrays have the names of {those}: if the model computes alike, {chosen} converts it"
+        raise error.at(hint=hint) from error
 
 
 def _padded(table: Table, pad_vocab: int | None) -> dict[str, int]:

@@ -19,59 +19,28 @@ _WEAK_CONTAINERS = frozenset(("opt", "optim"))
 _STRONG_CONTAINERS = _CONTAINERS - {"optimizer", "optimizers"}
 # Keys of what optimizers keep of each parameter.
 MOMENTS = frozenset(
-    ("mu", "nu", "m", "v", "trace", "momentum", "v_row", "v_col", "acc_grads", "nu_max", "exp_avg")
-) | {
-    "exp_avg_sq",
-    "grad_ema",
-    "sum_of_squares",
-    "accumulator",
-    "hessian",
-    "e_g",
-    "e_x",
-    "grad_sum",
-    "grad_sum_sq",
-    "cumulative_gradients",
-    "previous_gradient",
-    "prev_updates",
-    "step_sizes",
-    "init_params",
-    "params0",
-    "x0",
-    "m1",
-    "m2",
-    "grad_acc",
-    "init_particles",
-    "subgradients",
-    "diff_params_memory",
-    "diff_updates_memory",
-    "momentum_buffer",
-    "square_avg",
-    "max_exp_avg_sq",
-    "exp_inf",
-    "acc_delta",
-    "grad_sq_ema",
-}
+    (
+        *("mu", "nu", "m", "v", "trace", "momentum", "v_row", "v_col", "acc_grads", "nu_max", "exp_avg"),
+        *("exp_avg_sq", "grad_ema", "sum_of_squares", "accumulator", "hessian", "e_g", "e_x", "grad_sum"),
+        *("grad_sum_sq", "cumulative_gradients", "previous_gradient", "prev_updates", "step_sizes"),
+        *("init_params", "params0", "x0", "m1", "m2", "grad_acc", "init_particles", "subgradients"),
+        *("diff_params_memory", "diff_updates_memory", "momentum_buffer", "square_avg", "max_exp_avg_sq"),
+        *("exp_inf", "acc_delta", "grad_sq_ema"),
+    )
+)
 # L-BFGS's: as many of a parameter as it remembers.
 REMEMBERED = frozenset(("diff_params_memory", "diff_updates_memory"))
 # Moments that modules of a model are called as, too.
 SHARED = frozenset(("mu", "nu", "m", "v"))
 # What else of an optimizer has a name that is no module's ...
-_TELLING = frozenset(
-    ("v_row", "v_col", "exp_avg", "exp_avg_sq", "weights_memory", "ns_coeffs", "hyperparams")
-) | {
-    "hyperparams_states",
-    "exp_avg_sq_row",
-    "exp_avg_sq_col",
-    "exp_avg_diff",
-    "statistics",
-    "diagonal_statistics",
-    "preconditioner",
-    "preconditioners",
-    "diagonal_momentum",
-    "Qs_preconditioners",
-    "Ls_lipschitz",
-    *REMEMBERED,
-}
+_TELLING = REMEMBERED | frozenset(
+    (
+        *("v_row", "v_col", "exp_avg", "exp_avg_sq", "weights_memory", "ns_coeffs", "hyperparams"),
+        *("hyperparams_states", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_diff", "statistics"),
+        *("diagonal_statistics", "preconditioner", "preconditioners", "diagonal_momentum"),
+        *("Qs_preconditioners", "Ls_lipschitz"),
+    )
+)
 # ... and what tells of a state only where nothing but wrappers of states is above it, or a parameter's path
 # below it: averages, sums and starting points, preconditioners and their roots, moments in eight bits.
 _PARTS = frozenset(("g", "n", "r", "s", "t", "L", "R", "Q", "GG", "QL", "QR", "Qs", "projector")) | {

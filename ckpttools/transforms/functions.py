@@ -21,8 +21,8 @@ from ckpttools.core.errors import FormatError, MappingError, StorageError, Usage
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.transforms.base import Transform, Transformed
-from ckpttools.transforms.held import tree_of, values_of
-from ckpttools.transforms.moves import Move, moved
+from ckpttools.transforms.in_memory import tree_of, values_of
+from ckpttools.transforms.moves import Move, moved, path_like
 from ckpttools.transforms.rename import Remap, read_rules, renames
 
 Function = Callable[[str, LazyArray], "str | LazyArray | tuple[str, LazyArray] | None"]
@@ -68,9 +68,9 @@ class MapArrays:
             case LazyArray():
                 return Move(path, path, result)
             case str(name) if name:
-                return Move(path, _path(name, path), array)
+                return Move(path, path_like(name.split("/"), path), array)
             case (str(name), LazyArray() as other) if name:
-                return Move(path, _path(name, path), other)
+                return Move(path, path_like(name.split("/"), path), other)
             case _:
                 raise MappingError(
                     f"{self.name} returned something else",
@@ -78,12 +78,6 @@ class MapArrays:
                     got=repr(result),
                     wanted="a path, None, a lazy array, or a path and a lazy array",
                 )
-
-
-def _path(name: str, source: Path) -> Path:
-    """A name as a path; numbers that are places in a list of `source` are that again."""
-    places = {str(key): key for key in source if isinstance(key, int)}
-    return tuple(places.get(key, key) for key in name.split("/"))
 
 
 def mapped_by(by: Mapper, *, strict: bool = False) -> Transform:

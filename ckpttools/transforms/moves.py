@@ -10,7 +10,7 @@ from ckpttools.array.tree import Leaf, Path, Tree, spelled
 from ckpttools.core.errors import FormatError, MappingError, listing
 from ckpttools.transforms.scales import refuse_parting
 
-_TOLD_APART = "make their names differ, or drop one of them"
+_RENAME = "make their names differ, or drop one of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,12 @@ class Move:
     @property
     def origin(self) -> str:
         return self.made_by if self.source is None else spelled(self.source)
+
+
+def path_like(keys: Iterable[str], source: Path) -> Path:
+    """Keys as a path; numbers that are places in a list of `source` are that again."""
+    places = {str(key): key for key in source if isinstance(key, int)}
+    return tuple(places.get(key, key) for key in keys)
 
 
 def moved(tree: Tree, moves: Iterable[Move]) -> Tree:
@@ -89,7 +95,7 @@ def _check_paths(moves: Iterable[Move], place: str) -> None:
         raise MappingError(
             "several leaves would have the same place in the tree:" + listing(wrong),
             place=place or None,
-            hint=_TOLD_APART,
+            hint=_RENAME,
         )
 
 

@@ -27,7 +27,7 @@ from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped, Table
 from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.moves import Move, moved
+from ckpttools.transforms.moves import Move, moved, path_like
 from ckpttools.transforms.templates import Filled, Template, parse_template, slot
 
 
@@ -98,9 +98,8 @@ class Rule:
         return spelled(path) if self.has_slash else dotted(path)
 
     def path(self, name: str, source: Path) -> Path:
-        """A new name as a path; numbers that are places in a list of `source` are that again."""
-        places = {str(key): key for key in source if isinstance(key, int)}
-        return tuple(places.get(key, key) for key in self._keys(name, source))
+        """A new name as a path, `path_like` that of the leaf that has it."""
+        return path_like(self._keys(name, source), source)
 
     @property
     def has_slash(self) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Held(LazyArray):
+class InMemory(LazyArray):
     """An array in memory.
 
     Attributes:
@@ -79,18 +79,18 @@ def _leaves(node: Any, path: Path) -> Iterator[tuple[Path, Leaf]]:
         case str():
             yield path, Text(node)
         case _:
-            yield path, _held(node)
+            yield path, _in_memory(node)
 
 
-def _held(value: Any) -> Held:
+def _in_memory(value: Any) -> InMemory:
     import numpy as np
 
     array = value if hasattr(value, "dtype") else np.asarray(value)
-    return Held(tuple(array.shape), parse_dtype(str(array.dtype)), array)
+    return InMemory(tuple(array.shape), parse_dtype(str(array.dtype)), array)
 
 
 def values_of(tree: Tree) -> Any:
-    """The tree as dictionaries and lists with arrays in them; arrays that are not `Held` are read."""
+    """The tree as dictionaries and lists with arrays in them; arrays that are not `InMemory` are read."""
     return _valued(tree.nested())
 
 
@@ -109,7 +109,7 @@ def _valued(node: Any) -> Any:
 def value_of(array: LazyArray) -> Any:
     """The array itself: of the library that the arrays it is made of come from, else of numpy."""
     match array:
-        case Held():
+        case InMemory():
             return array.value
         case Stack():
             parts = [value_of(part) for part in array.parts]
@@ -133,6 +133,6 @@ def _made_on_host(array: Derived) -> Any:
     import numpy as np
 
     source = value_of(array.source)
-    held = Held(array.source.shape, array.source.dtype, np.asarray(source))
-    made = replace(array, source=held).read()
+    there = InMemory(array.source.shape, array.source.dtype, np.asarray(source))
+    made = replace(array, source=there).read()
     return source.__array_namespace__().asarray(made, device=source.device)

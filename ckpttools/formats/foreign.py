@@ -1,0 +1,109 @@
+"""What other programs write and no format here reads: told to be that, with the way to what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from shlex import quote
+
+from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.formats.adapters import ADAPTER, MERGE, adapter_in
+from ckpttools.formats.json_file import read_json
+
+_PIPELINE = "model_index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Foreign:
+    """Files of another program.
+
+    Attributes:
+        names: patterns of their names.
+        what: they are.
+        way: what a user can do, by the path that was named and the file that tells.
+    """
+
+    names: Sequence[str]
+    what: str
+    way: Callable[[Path, Path], str]
+
+
+def _fetched(path: Path, file: Path) -> str:
+    fresh = quote(f"{path.with_suffix('') if path == file else path}-safetensors")
+    command = f"hf download REPO --include '*.safetensors' '*.json' 'tokenizer*' --local-dir {fresh}"
+    return f"fetch the model's own weights: {command}"
+
+
+def _saved_again(path: Path, file: Path) -> str:
+    """By transformers, where there is a model's configuration; else by hand."""
+    if path != file and (path / "config.json").is_file():
+        again = f"AutoModelForCausalLM.from_pretrained({str(path)!r}).save_pretrained('NEW')"
+        return f"{_fetched(path, file)}; or write them anew, in Python with transformers: {again}"
+    loaded = f"torch.load({str(file)!r}, map_location='cpu', weights_only=True)"
+    return f"write them as safetensors, in Python: safetensors.torch.save_file({loaded}, 'model.safetensors')"
+
+
+def _joined(path: Path, file: Path) -> str:
+    tool = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
+    return f"put them together, {tool} {quote(str(file.parent))} FILE.pt, and write that as safetensors"
+
+
+_KINDS = (
+    _Foreign(("*.gguf",), "files of llama.cpp (GGUF)", _fetched),
+    _Foreign(("*.distcp",), "files of a distributed checkpoint of PyTorch", _joined),
+    _Foreign(("*model*.bin", "*.pt", "*.pth", "*.ckpt"), "files of PyTorch (pickles)", _saved_again),
+    _Foreign(("tf_model*.h5", "flax_model*.msgpack"), "weights of TensorFlow or Flax", _fetched),
+)
+
+
+def foreign(path: Path) -> FormatError | None:
+    """The error that says what a directory or a file is; None where that is not known.
+
+    Args:
+        path: of what no format can open.
+    """
+    folder, names = _names(path)
+    if _PIPELINE in names:
+        return _pipeline(folder)
+    if path.is_dir() and ADAPTER in names:
+        return FormatError(f"this is {adapter_in(folder)}, not a whole model", place=path, hint=MERGE)
+    for kind in _KINDS:
+        name = next((each for each in names if any(fnmatchcase(each, one) for one in kind.names)), None)
+        if name is not None:
+            return FormatError(
+                f"these are {kind.what}, which are not read here",
+                place=path,
+                got=name,
+                wanted="safetensors, Orbax or Zarr, as `ckpt formats` lists them",
+                hint=kind.way(path, folder / name),
+            )
+    return None
+
+
+def _names(path: Path) -> tuple[Path, list[str]]:
+    """A directory and the names in it; of a file its own."""
+    if not path.is_dir():
+        return path.parent, [path.name]
+    try:
+        return path, sorted(each.name for each in path.iterdir())
+    except OSError:
+        return path, []
+
+
+def _pipeline(folder: Path) -> FormatError:
+    """A pipeline's parts are models, each of which can be looked at."""
+    try:
+        said = read_json(folder / _PIPELINE)
+    except CheckpointError:
+        said = {}
+    parts = [name for name in said if any((folder / name).glob("*.safetensors"))]
+    looked = f": ckpt inspect tree {quote(str(folder / parts[0]))}" if parts else ""
+    return FormatError(
+        f"this is a pipeline of diffusers ({said.get('_class_name', 'of unknown class')}), not one model",
+        place=folder,
+        got=", ".join(parts) or None,
+        wanted="one checkpoint",
+        hint=f"name one of its parts{looked}; of these only language models can be converted to MaxText",
+    )
