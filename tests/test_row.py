@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ckpttools.array.nodes import Stored
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MappingError
-from ckpttools.mapping.axes import parse_key, parse_side
+from ckpttools.mapping.axes import parse_side
+from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.respelling import Respelling
 from ckpttools.mapping.row import Row, row, rows, rows_text
@@ -37,13 +38,13 @@ def spelled(side, sizes, full):
         left = [axis for axis in axes if axis not in where]
         order = [left.index(axis) for group in side.groups for axis in group]
         shape = [prod(sizes[axis] for axis in group) for group in side.groups]
-        arrays[side.key.spell(where, sizes)] = np.ascontiguousarray(part.transpose(order)).reshape(shape)
+        arrays[side.key.format(where, sizes)] = np.ascontiguousarray(part.transpose(order)).reshape(shape)
     return arrays
 
 
 def respelled(source, target, sizes, arrays):
     respelling = Respelling(source, target, sizes)
-    return {target.key.spell(index, sizes): respelling.at(index, arrays) for index in target.indices(sizes)}
+    return {target.key.format(index, sizes): respelling.at(index, arrays) for index in target.indices(sizes)}
 
 
 def same(arrays, truths):

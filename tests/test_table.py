@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from ckpttools.array.nodes import Stored
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ConfigError, CoverageError, MappingError, ShapeError, UsageError
-from ckpttools.mapping.axes import parse_groups, parse_key
+from ckpttools.mapping.axes import parse_groups
 from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.row import row
 from ckpttools.mapping.sizes import Observation, Size, require, sizes_from_config, unify
 from ckpttools.mapping.table import Table

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpttools.mapping.axes import Key, parse_key
 from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.keys import Key, parse_key
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Alternatives, Size, derive, nested, sizes_from_config

@@ -11,8 +11,9 @@ from ckpttools.core.errors import MappingError
 from ckpttools.families.family import Family
 from ckpttools.family_check.findings import Finding, near
 from ckpttools.mapping.arithmetic import names_in
-from ckpttools.mapping.axes import Field, Side, parse_key
+from ckpttools.mapping.axes import Side
 from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.keys import Field, parse_key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.values import Scale
 

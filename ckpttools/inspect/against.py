@@ -15,9 +15,9 @@ from ckpttools.families.family import Family
 from ckpttools.inspect.comparison import Comparison, Different, Spec
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.layer_rows import numbered_layer
-from ckpttools.mapping.axes import Key
 from ckpttools.mapping.coverage import Coverage, Misfit, NotCoveredError
 from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
 from ckpttools.maxtext.key_templates import Spelled
 from ckpttools.maxtext.recognition import family_fits

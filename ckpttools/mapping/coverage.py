@@ -218,7 +218,7 @@ def _beyond_hints(
     for axis in dict.fromkeys(axis for each in wanted for axis in each.side.key.axes):
         size = sizes[axis]
         beyond = (
-            each.side.key.spell({**dict.fromkeys(each.side.key.axes, 0), axis: size.length}, _lengths(sizes))
+            each.side.key.format({**dict.fromkeys(each.side.key.axes, 0), axis: size.length}, _lengths(sizes))
             for each in wanted
             if axis in each.side.key.axes and not any(f.labels for f in each.side.key.fields)
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ckpttools.mapping.axes import parse_key
+from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.row import Row
 
 

@@ -13,9 +13,10 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
-from ckpttools.mapping.axes import Key, Side
+from ckpttools.mapping.axes import Side
 from ckpttools.mapping.coverage import Expected, check_coverage
 from ckpttools.mapping.flags import Flag, refuse_open, told_by_names
+from ckpttools.mapping.keys import Key
 from ckpttools.mapping.respelling import Respelling
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Observation, Size, counted, derive, require, unify
@@ -328,7 +329,7 @@ def _made(
     for each in directions:
         respelling = _respelling(each, sizes, arrays, exact)
         for index in each.target.indices(sizes):
-            key = each.target.key.spell(index, sizes)
+            key = each.target.key.format(index, sizes)
             made[key] = respelling.at(index, arrays)
             if respelling.op:
                 changed.add(key)
@@ -349,7 +350,7 @@ def _made_partly(settled: _Settled) -> Mapped:
             own = _own_sizes(each.source, shapes.pop(), sizes) if len(shapes) == 1 else None
             if own is not None:
                 respelling = _respelling(each, own, arrays, False)
-                made[each.target.key.spell(index, sizes)] = respelling.at(index, arrays)
+                made[each.target.key.format(index, sizes)] = respelling.at(index, arrays)
                 used.update(keys)
     unused = tuple(key for key in arrays if key not in used)
     return Mapped(made, sizes, (), settled.dropped, unused=unused)
@@ -415,7 +416,7 @@ def _observed(
         axes = side.key.axes
         lengths = {**dict.fromkeys(axes, 1), **{axis: size.length for axis, size in sizes.items()}}
         if side.key.needs <= lengths.keys():
-            key = side.key.spell(dict.fromkeys(axes, 0), lengths)
+            key = side.key.format(dict.fromkeys(axes, 0), lengths)
             if key in arrays:
                 found.append(Observation(key, side.groups, arrays[key].shape))
     return found

@@ -12,7 +12,8 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import folded
 from ckpttools.families.family import Family
-from ckpttools.maxtext.key_templates import Form, Spelled, forms_of_names, meets, spellings
+from ckpttools.mapping.keys import Key
+from ckpttools.maxtext.key_templates import Alike, Spelled, alike, spellings
 from ckpttools.maxtext.view import view_of
 
 NameSide = Literal["maxtext", "huggingface"]
@@ -63,7 +64,7 @@ def family_fits(tree: Tree, families: Iterable[Family]) -> list[Fit]:
     view = view_of(tree)
     spelled = [each for family in families for each in spellings(family, view)]
     arrays = view.named
-    names = forms_of_names(arrays, spelled)
+    names = alike(arrays, spelled)
     config = tree.metadata.config or {}
     return [
         Fit.of(each, True, names, _left_out(each, config, arrays))
@@ -92,34 +93,37 @@ class Fit:
         named: whether the configuration names it.
         required: what such a model must have.
         met: templates that are there.
-        others: names that there is no template for, by form.
-        num_forms: forms of the tree's names.
+        others: names that there is no template for, by what they have in common.
+        num_alike: in how many such groups the tree's names are.
     """
 
     spelled: Spelled
     named: bool
-    required: Mapping[Form, str]
-    met: frozenset[Form]
-    others: Mapping[Form, list[str]]
-    num_forms: int
+    required: Mapping[Key, Key]
+    met: frozenset[Key]
+    others: Mapping[Alike, list[str]]
+    num_alike: int
 
     @classmethod
     def of(
         cls,
         spelled: Spelled,
         named: bool,
-        names: Mapping[Form, list[str]],
+        names: Mapping[Alike, list[str]],
         left_out: frozenset[str] = frozenset(),
     ) -> Fit:
-        templates = spelled.by_text()
-        of_form = {form: [t for t in templates.get(form[0], ()) if meets(form, t)] for form in names}
-        met = frozenset(template for found in of_form.values() for template in found)
-        unmet = {form: names[form] for form, found in of_form.items() if not found}
-        wanted = {form: [each for each in group if each not in left_out] for form, group in unmet.items()}
+        forms = spelled.by_text
+        hits = {
+            group: [form for form, _ in forms.get(group[0], ()) if _meet(found, form)]
+            for group, found in names.items()
+        }
+        met = frozenset(template for found in hits.values() for template in found)
+        unmet = {group: names[group] for group, found in hits.items() if not found}
+        wanted = {group: [each for each in found if each not in left_out] for group, found in unmet.items()}
         others = {
-            form: group
-            for form, group in wanted.items()
-            if group and not any(fnmatchcase(group[0], pattern) for pattern in spelled.ignored)
+            group: found
+            for group, found in wanted.items()
+            if found and not any(fnmatchcase(found[0], pattern) for pattern in spelled.ignored)
         }
         return cls(spelled, named, spelled.required(met), met, others, len(names))
 
@@ -130,12 +134,12 @@ class Fit:
     @property
     def missing(self) -> tuple[str, ...]:
         """Key templates of what must be there and is not."""
-        return tuple(text for form, text in self.required.items() if form not in self.met)
+        return tuple(str(key) for form, key in self.required.items() if form not in self.met)
 
     @property
     def is_likely(self) -> bool:
         """Whether half of what must be there is, and half of what is there is wanted."""
-        return 2 * self.matched >= len(self.required) > 0 and 2 * len(self.others) <= self.num_forms
+        return 2 * self.matched >= len(self.required) > 0 and 2 * len(self.others) <= self.num_alike
 
     @property
     def badness(self) -> tuple[bool, int, int]:
@@ -155,3 +159,8 @@ class Fit:
             others=tuple(folded(others)),
             num_others=len(others),
         )
+
+
+def _meet(names: Iterable[str], template: Key) -> bool:
+    """Whether one of the names is of a template."""
+    return any(template.numbers(name) is not None for name in names)

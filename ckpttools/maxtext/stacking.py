@@ -10,7 +10,7 @@ from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families, family_of
-from ckpttools.mapping.axes import parse_key
+from ckpttools.mapping.keys import parse_key
 from ckpttools.maxtext.cycles import Cycle, CycleNames
 from ckpttools.maxtext.layer_notes import fits
 from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LAYERS, SCAN_AXIS
