@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpttools.core.wording import with_options
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import Key, parse_key
 from ckpttools.mapping.layers import Layers
@@ -23,7 +24,8 @@ class FlagRule:
         field: configuration field that decides, dots for nested ones; alternatives in order.
         equals: values that set the flag; any other leaves it unset. Empty: any value but false and 0 sets it.
         default: what an absent field means.
-        remedy: what a user can do where the arrays are not as the configuration says.
+        remedy: what a user can do where the arrays are not as the configuration says; `{tied}` in it is the
+            option of this name.
     """
 
     field: tuple[str, ...]
@@ -33,12 +35,13 @@ class FlagRule:
 
     def read(self, config: Mapping[str, Any], place: str) -> Flag:
         """The flag as a configuration sets it."""
+        remedy = with_options(self.remedy)
         for name in self.field:
             value = nested(config, name)
             if value is not None:
                 there = value in self.equals if self.equals else bool(value)
-                return Flag(there, f"{place}: {name} is {json.dumps(value)}", self.remedy)
-        return Flag(self.default, f"{place}: no {self.field[0]}" if self.field else "", self.remedy)
+                return Flag(there, f"{place}: {name} is {json.dumps(value)}", remedy)
+        return Flag(self.default, f"{place}: no {self.field[0]}" if self.field else "", remedy)
 
 
 @dataclass(frozen=True, slots=True)

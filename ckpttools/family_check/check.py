@@ -10,6 +10,7 @@ from typing import Any
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import CheckpointError, ConfigError
+from ckpttools.core.wording import option
 from ckpttools.families.family import PLAIN, Family, Spelling
 from ckpttools.family_check.definition import Definition, is_fatal
 from ckpttools.family_check.findings import FamilyCheck, Finding, findings_of, hints_of
@@ -41,7 +42,7 @@ def check_family(family: Family, against: Path | None = None, config: Path | Non
     """
     if config is not None and config.is_dir():
         if not (config / CONFIG).exists():
-            raise ConfigError("there is no config.json", place=config, hint="--config names it")
+            raise ConfigError("there is no config.json", place=config, hint=f"{option('config')} names it")
         config = config / CONFIG
     parsed: Mapping[str, Any] | None = None if config is None else read_json(config)
     if against is not None:
