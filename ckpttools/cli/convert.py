@@ -79,7 +79,8 @@ def perform(
 
 
 def _print_plan(prepared: Prepared, source: Path, output: Output) -> None:
-    from ckpttools.cli.plan_text import describe, print_plan
+    from ckpttools.api.plan_report import describe
+    from ckpttools.cli.plan_text import print_plan
     from ckpttools.run.destination import begun_at
     from ckpttools.stores import parse
 
