@@ -316,7 +316,7 @@ def test_groups_that_follow_each_other_are_numbered_one_after_the_other(dense, m
     assert mapped.sizes == {"dense": dense, "moe": moe, "embed": 5}
     names = {"norm", *(f"dense_{k}.w" for k in range(dense)), *(f"moe_{k}.w" for k in range(moe))}
     assert mapped.arrays.keys() == names
-    for back in (made, Table(rows, {}, told=False)):
+    for back in (made, Table(rows, {}, is_configured=False)):
         mapped_back = back.to_right(mapped.arrays)
         assert mapped_back.sizes == mapped.sizes
         assert mapped_back.arrays.keys() == shapes.keys() | {"norm"}

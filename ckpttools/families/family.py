@@ -113,9 +113,9 @@ class Family:
     maxtext_vocab: Mapping[int, int] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
 
-    def spelled(self, scan_axis: int | None) -> tuple[Row, ...]:
+    def all_rows(self, scan_axis: int | None) -> tuple[Row, ...]:
         """All rows, for layers stacked on `scan_axis`, or for layers with numbers where it is None."""
-        return (*self.rows, *(row for group in self.layers for row in group.spelled(scan_axis)))
+        return (*self.rows, *(row for group in self.layers for row in group.all_rows(scan_axis)))
 
     def table(
         self,
@@ -146,14 +146,14 @@ class Family:
             sizes = {**sizes_from_config(config, self.sizes, place), **sizes}
             sizes = derive(sizes, self.derived, place)
         return Table(
-            rows=tuple(map(spelling.row, self.spelled(scan_axis))),
+            rows=tuple(map(spelling.row, self.all_rows(scan_axis))),
             sizes=sizes,
             flags={**flags, **(overrides or {})},
             derived=self.derived,
             dropped=self.dropped,
             left_out=tuple(map(parse_key, self.left_out)),
             place=place,
-            told=config is not None,
+            is_configured=config is not None,
             remedies=self.hints,
         )
 

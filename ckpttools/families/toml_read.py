@@ -204,5 +204,5 @@ def _layers(sets: Sets, value: object, place: str) -> Layers:
     found = Layers(**fields(readers, required=("right", "left", "scanned", "stacked", "rows"))(value, place))
     for scan_axis in (None, 1):
         with placed(place):
-            list(found.spelled(scan_axis))
+            list(found.all_rows(scan_axis))
     return found

@@ -163,13 +163,13 @@ def require(
         raise ShapeError(
             f"the size of {', '.join(missing)} cannot be told",
             place=place,
-            got=_why_not_told(shown, missing[0], sizes) if shown else None,
+            got=_why_unknown(shown, missing[0], sizes) if shown else None,
             wanted="a field of the configuration or an array that shows it",
         )
     return {axis: size.length for axis, size in sizes.items()}
 
 
-def _why_not_told(shown: Observation, axis: str, sizes: Mapping[str, Size]) -> str:
+def _why_unknown(shown: Observation, axis: str, sizes: Mapping[str, Size]) -> str:
     """What the array says of the axis, and what is in the way."""
     if len(shown.groups) != len(shown.shape):
         return f"{shown.key} {list(shown.shape)}, which should have {len(shown.groups)} axes"

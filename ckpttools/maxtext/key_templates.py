@@ -22,7 +22,7 @@ _ANY = Field(("number",))
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """Rows that a model has together, such as those of a group of layers: by what names of them are matched
     with, the key as it is written."""
 
@@ -30,7 +30,7 @@ class Group:
     optional: Mapping[Key, Key]
 
     @classmethod
-    def of(cls, keys: Sequence[tuple[Key, Row]]) -> Group:
+    def of(cls, keys: Sequence[tuple[Key, Row]]) -> RowGroup:
         rows: dict[Key, list[Row]] = {}
         written: dict[Key, Key] = {}
         for key, row in keys:
@@ -57,7 +57,7 @@ def _always_there(rows: Sequence[Row]) -> bool:
 
 
 @dataclass(frozen=True)
-class Spelled:
+class FamilyKeys:
     """A family's key templates in one spelling.
 
     Attributes:
@@ -67,7 +67,7 @@ class Spelled:
     """
 
     family: Family
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
     ignored: tuple[str, ...]
 
     @cached_property
@@ -97,20 +97,22 @@ class Spelled:
         return {form: key for group in (first, *(live or layers)) for form, key in group.required.items()}
 
 
-def spellings(family: Family, view: MaxTextView) -> Iterator[Spelled]:
+def family_keys(family: Family, view: MaxTextView) -> Iterator[FamilyKeys]:
     """The family's key templates as such a tree would spell them, in each way that there is."""
     scan_axis = (view.scan_axis or 0) if view.is_stacked else None
     # A row below a group has the group's flags, too; here its own are what matters.
-    layers = [list(zip(each.spelled(scan_axis), each.rows, strict=True)) for each in family.layers]
+    layers = [list(zip(each.all_rows(scan_axis), each.rows, strict=True)) for each in family.layers]
     groups = [[(row, row) for row in family.rows], *layers]
     if view.is_maxtext:
-        yield Spelled(family, tuple(Group.of([(a.left.key, b) for a, b in rows]) for rows in groups), ())
+        yield FamilyKeys(
+            family, tuple(RowGroup.of([(a.left.key, b) for a, b in rows]) for rows in groups), ()
+        )
         return
     # A pattern with a number in it ignores some layers only; a configuration tells which.
     ignored = tuple(each for each in (*family.dropped, *family.left_out) if "{" not in each)
     for spelling in family.spellings:
         keys = ([(spelling.key(a.right.key), b) for a, b in rows] for rows in groups)
-        yield Spelled(family, tuple(map(Group.of, keys)), ignored)
+        yield FamilyKeys(family, tuple(map(RowGroup.of, keys)), ignored)
 
 
 def _forms_of(key: Key) -> Iterator[Key]:
@@ -136,10 +138,10 @@ def _split(name: str) -> tuple[str, list[str]]:
     return "#".join(pieces[::2]), pieces[1::2]
 
 
-def alike(names: Iterable[str], spelled: Iterable[Spelled]) -> dict[Alike, list[str]]:
+def alike(names: Iterable[str], keys: Iterable[FamilyKeys]) -> dict[Alike, list[str]]:
     """The names by what they have in common; only numbers count that some template has as they are."""
     fixed: dict[str, set[int]] = {}
-    for text, forms in (item for each in spelled for item in each.by_text.items()):
+    for text, forms in (item for each in keys for item in each.by_text.items()):
         places = (k for _, numbers in forms for k, number in enumerate(numbers) if number is not None)
         fixed.setdefault(text, set()).update(places)
     found: dict[Alike, list[str]] = {}

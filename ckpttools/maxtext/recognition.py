@@ -13,7 +13,7 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import folded
 from ckpttools.families.family import Family
 from ckpttools.mapping.keys import Key
-from ckpttools.maxtext.key_templates import Alike, Spelled, alike, spellings
+from ckpttools.maxtext.key_templates import Alike, FamilyKeys, alike, family_keys
 from ckpttools.maxtext.view import view_of
 
 NameSide = Literal["maxtext", "huggingface"]
@@ -54,42 +54,42 @@ def guess_families(tree: Tree, families: Iterable[Family]) -> tuple[FamilyGuess,
     """
     fits = [fit for fit in family_fits(tree, families) if fit.is_likely]
     best = min((fit.badness for fit in fits), default=None)
-    found = {fit.spelled.family.name: fit for fit in fits if fit.badness == best}
+    found = {fit.keys.family.name: fit for fit in fits if fit.badness == best}
     side: NameSide = "maxtext" if view_of(tree).is_maxtext else "huggingface"
     return tuple(fit.guess(side) for fit in found.values())
 
 
-def family_fits(tree: Tree, families: Iterable[Family]) -> list[Fit]:
+def family_fits(tree: Tree, families: Iterable[Family]) -> list[FamilyFit]:
     """How well each family fits, in each of its spellings; arguments as those of `guess_families`."""
     view = view_of(tree)
-    spelled = [each for family in families for each in spellings(family, view)]
+    keys = [each for family in families for each in family_keys(family, view)]
     arrays = view.named
-    names = alike(arrays, spelled)
+    names = alike(arrays, keys)
     config = tree.metadata.config or {}
     return [
-        Fit.of(each, True, names, _left_out(each, config, arrays))
+        FamilyFit.of(each, True, names, _left_out(each, config, arrays))
         if config.get("model_type") in each.family.model_types
-        else Fit.of(each, False, names)
-        for each in spelled
+        else FamilyFit.of(each, False, names)
+        for each in keys
     ]
 
 
 def _left_out(
-    spelled: Spelled, config: Mapping[str, object], arrays: Mapping[str, LazyArray]
+    keys: FamilyKeys, config: Mapping[str, object], arrays: Mapping[str, LazyArray]
 ) -> frozenset[str]:
     """Names that the family has no place for, as far as the configuration tells which these are."""
     try:
-        return frozenset(spelled.family.table(config, "config.json").left_out_of(arrays))
+        return frozenset(keys.family.table(config, "config.json").left_out_of(arrays))
     except CheckpointError:
         return frozenset()
 
 
 @dataclass(frozen=True)
-class Fit:
+class FamilyFit:
     """A family in one spelling against the names of a tree.
 
     Attributes:
-        spelled: the family's templates.
+        keys: the family's templates.
         named: whether the configuration names it.
         required: what such a model must have.
         met: templates that are there.
@@ -97,7 +97,7 @@ class Fit:
         num_alike: in how many such groups the tree's names are.
     """
 
-    spelled: Spelled
+    keys: FamilyKeys
     named: bool
     required: Mapping[Key, Key]
     met: frozenset[Key]
@@ -107,12 +107,12 @@ class Fit:
     @classmethod
     def of(
         cls,
-        spelled: Spelled,
+        keys: FamilyKeys,
         named: bool,
         names: Mapping[Alike, list[str]],
         left_out: frozenset[str] = frozenset(),
-    ) -> Fit:
-        forms = spelled.by_text
+    ) -> FamilyFit:
+        forms = keys.by_text
         hits = {
             group: [form for form, _ in forms.get(group[0], ()) if _meet(found, form)]
             for group, found in names.items()
@@ -123,9 +123,9 @@ class Fit:
         others = {
             group: found
             for group, found in wanted.items()
-            if found and not any(fnmatchcase(found[0], pattern) for pattern in spelled.ignored)
+            if found and not any(fnmatchcase(found[0], pattern) for pattern in keys.ignored)
         }
-        return cls(spelled, named, spelled.required(met), met, others, len(names))
+        return cls(keys, named, keys.required(met), met, others, len(names))
 
     @property
     def matched(self) -> int:
@@ -144,13 +144,13 @@ class Fit:
     @property
     def badness(self) -> tuple[bool, int, int]:
         """What the best fit has least of; last what a model may have, and this one has not."""
-        absent = sum(len(group.forms - self.met) for group in self.spelled.groups)
+        absent = sum(len(group.forms - self.met) for group in self.keys.groups)
         return not self.named, len(self.required) - self.matched + len(self.others), absent
 
     def guess(self, side: NameSide) -> FamilyGuess:
         others = [name for names in self.others.values() for name in names]
         return FamilyGuess(
-            name=self.spelled.family.name,
+            name=self.keys.family.name,
             side=side,
             named=self.named,
             matched=self.matched,

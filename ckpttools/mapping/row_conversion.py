@@ -30,7 +30,7 @@ class _Moves:
 
 
 @dataclass(frozen=True)
-class Respelling:
+class RowConversion:
     """One direction of a row at the sizes of one model: target arrays as expressions of source arrays.
 
     Attributes:
