@@ -19,7 +19,7 @@ from ckpttools.family_check.round_trip import RoundTrip, round_trip
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.flags import inferred_flags
-from ckpttools.mapping.sizes import Size, derive
+from ckpttools.mapping.sizes import Size, derive, lengths_of
 from ckpttools.mapping.table import Mapped, Table
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_files import ModelFiles
@@ -156,7 +156,7 @@ def _trip(family: Family, model: Model, spelling: Spelling) -> RoundTrip:
         sizes = derive({**made, **said}, family.derived, CONFIG)
     except CheckpointError as error:
         return RoundTrip(tuple(findings_of(error)))
-    return round_trip(bind, {axis: size.length for axis, size in sizes.items()})
+    return round_trip(bind, lengths_of(sizes))
 
 
 @dataclass(frozen=True)

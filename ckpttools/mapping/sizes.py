@@ -21,6 +21,11 @@ class Size:
     source: str
 
 
+def lengths_of(sizes: Mapping[str, Size]) -> dict[str, int]:
+    """The lengths alone."""
+    return {axis: size.length for axis, size in sizes.items()}
+
+
 Alternatives = tuple[str | int, ...]
 """Names of a configuration's fields, dots for nested ones; the first that is there counts.
 
@@ -77,7 +82,7 @@ def derive(sizes: Mapping[str, Size], formulas: Mapping[str, str], place: str) -
     """
     found = dict(sizes)
     for _ in formulas:
-        lengths = {axis: size.length for axis, size in found.items()}
+        lengths = lengths_of(found)
         for axis, formula in formulas.items():
             if axis in found or not names_in(formula) <= set(lengths):
                 continue
@@ -131,7 +136,7 @@ def counted(sizes: Mapping[str, Size], keys: Iterable[str], sides: Iterable[Side
     """`sizes`, completed by the highest numbers in keys; axes of which no key is there are left out."""
     found = dict(sizes)
     names = list(keys)
-    lengths = {axis: size.length for axis, size in sizes.items()}
+    lengths = lengths_of(sizes)
     for side in sides:
         telling = {k: field for k, field in enumerate(side.key.fields) if _is_telling(field, lengths)}
         for name in names if telling else ():
@@ -166,7 +171,7 @@ def require(
             got=_why_unknown(shown, missing[0], sizes) if shown else None,
             wanted="a field of the configuration or an array that shows it",
         )
-    return {axis: size.length for axis, size in sizes.items()}
+    return lengths_of(sizes)
 
 
 def _why_unknown(shown: Observation, axis: str, sizes: Mapping[str, Size]) -> str:

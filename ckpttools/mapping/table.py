@@ -19,7 +19,7 @@ from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open
 from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.row_conversion import RowConversion
-from ckpttools.mapping.sizes import Observation, Size, counted, derive, require, unify
+from ckpttools.mapping.sizes import Observation, Size, counted, derive, lengths_of, require, unify
 from ckpttools.mapping.values import BoundOp
 
 
@@ -175,7 +175,7 @@ class Table:
         directions = [_Direction(row.left, row.right, row, True) for row in self.rows]
         kept, lengths, surplus = self._windowed(arrays, directions, cut)
         mapped = self._converted(kept, directions, (), False, "ckpt select SRC DST --drop PATTERN first")
-        return Mapped(mapped.arrays, mapped.sizes, mapped.values, (), mapped.changed, lengths, surplus)
+        return replace(mapped, cut=lengths, surplus=surplus)
 
     def left_out_of(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Of right arrays, those that the left side has no place for."""
@@ -224,7 +224,7 @@ class Table:
     def _left_out(self) -> tuple[str, ...]:
         """Patterns of the keys that the left side has no place for."""
         sizes = derive(self.sizes, self.derived, self.place)
-        lengths = {axis: size.length for axis, size in sizes.items()}
+        lengths = lengths_of(sizes)
         templates = [key for key in self.left_out if key.needs <= lengths.keys()]
         return tuple(text for key in templates for text in Side(key, ()).keys(lengths))
 
@@ -242,7 +242,7 @@ class Table:
                     if key in arrays:
                         shape = arrays[key].shape
                         arrays[key] = padded(arrays[key], (*shape[:at], length, *shape[at + 1 :]))
-        return Mapped(arrays, mapped.sizes, mapped.values, mapped.dropped, mapped.changed)
+        return replace(mapped, arrays=arrays)
 
     def _windowed(
         self, arrays: Mapping[str, LazyArray], directions: Iterable[_Direction], cut: Collection[str]
@@ -322,7 +322,7 @@ def _made(
     exact: bool,
 ) -> Mapped:
     """Every target array, once all is accounted for."""
-    sizes = {axis: size.length for axis, size in said.items()}
+    sizes = lengths_of(said)
     made: dict[str, LazyArray] = {}
     notes: list[ValueNote] = []
     changed: set[str] = set()
@@ -339,7 +339,7 @@ def _made(
 
 def _made_partly(settled: _Settled) -> Mapped:
     """Every target array whose sources are all there."""
-    sizes = {axis: size.length for axis, size in settled.sizes.items()}
+    sizes = lengths_of(settled.sizes)
     arrays, made, used = settled.arrays, dict[str, LazyArray](), set[str]()
     for each in settled.directions:
         if not {*each.source.axes, *each.source.key.needs, *each.target.key.needs} <= sizes.keys():
@@ -414,7 +414,7 @@ def _observed(
     found: list[Observation] = []
     for side in sides:
         axes = side.key.axes
-        lengths = {**dict.fromkeys(axes, 1), **{axis: size.length for axis, size in sizes.items()}}
+        lengths = {**dict.fromkeys(axes, 1), **lengths_of(sizes)}
         if side.key.needs <= lengths.keys():
             key = side.key.format(dict.fromkeys(axes, 0), lengths)
             if key in arrays:
