@@ -180,6 +180,9 @@ def test_text_is_taken_where_its_meaning_is_clear_and_nothing_else(models):
 def test_errors_name_arguments_in_python_and_flags_on_the_command_line(models, tmp_path):
     page = tmp_path / "page.html"
     page.touch()
+    write_llama(tmp_path / "hf")
+    config = tmp_path / "hf" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
     calls = (
         (lambda: ckpttools.verify(models / "hf"), ("verify", models / "hf"), "against"),
         (
@@ -196,6 +199,16 @@ def test_errors_name_arguments_in_python_and_flags_on_the_command_line(models, t
             lambda: ckpttools.diff(models / "hf", models / "hf", filter="no"),
             ("diff", models / "hf", models / "hf", "--filter", "no"),
             "all",
+        ),
+        (
+            lambda: ckpttools.check_family("llama", config=tmp_path),
+            ("families", "check", "llama", "--config", tmp_path),
+            "config",
+        ),
+        (
+            lambda: ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt"),
+            ("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "mt"),
+            "tied keep",
         ),
     )
     for call, command, flag in calls:

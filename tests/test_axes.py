@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.core.errors import MappingError
-from ckpttools.mapping.axes import Field, Key, Side, parse_groups, parse_key, parse_side
+from ckpttools.mapping.axes import Side, parse_groups, parse_side
+from ckpttools.mapping.keys import Field, Key, parse_key
 from ckpttools.testing.strategies import statements
 
 NAMES = st.sampled_from(("layer", "expert", "repeat", "block", "heads", "head_dim"))
@@ -44,33 +45,70 @@ def test_parsing_a_spelled_key_gives_it_back(key):
     assert parse_key(str(key)) == key
 
 
-@given(st.data())
-def test_a_field_tells_the_coordinate_that_it_spelled(data):
-    field = data.draw(fields(("layer",)))
-    sizes = {"layer": 3, "dense": data.draw(st.integers(0, 5)), "rest": data.draw(st.integers(0, 5))}
-    spelled = [field.spell({"layer": k}, sizes) for k in range(3)]
-    assert len(set(spelled)) == 3
-    told = [field.told(text, sizes) for text in spelled]
-    assert told == ([None] * 3 if field.labels else [0, 1, 2])
+def lengths(draw, key):
+    """A length for each axis that a key needs; those of labels are as many as there are."""
+    words = {field.axes[0]: len(field.labels) for field in key.fields if field.labels}
+    return {axis: words.get(axis) or draw(st.integers(0, 4)) for axis in sorted(key.needs)}
+
+
+@given(keys(), st.data())
+def test_a_key_matches_what_it_formats_and_gives_it_back(key, data):
+    sizes = lengths(data.draw, key)
+    index = {axis: data.draw(st.integers(0, max(0, sizes[axis] - 1))) for axis in key.axes}
+    name = key.format(index, sizes)
+    found = key.match(name, sizes)
+    if any(index[axis] >= sizes[axis] for axis in key.axes):
+        assert found is None or key.format(found, sizes) == name
+        return
+    assert found is not None
+    assert key.format(found, sizes) == name
+    assert all(0 <= found[axis] < sizes[axis] for axis in key.axes)
+    numbers = key.numbers(name)
+    assert numbers is not None
+    assert key.filled(numbers) == name
+
+
+@given(keys(), st.data())
+def test_a_key_matches_a_name_if_and_only_if_some_coordinates_format_to_it(key, data):
+    sizes = lengths(data.draw, key)
+    names = set(Side(key, ()).keys(sizes))
+    near = data.draw(st.sampled_from(sorted(names))) if names else str(key)
+    at = data.draw(st.integers(0, len(near)))
+    change = data.draw(st.sampled_from(("", "0", "1", "7", "12", ".", "q", "a")))
+    cut = data.draw(st.integers(0, 2))
+    name = near[:at] + change + near[at + cut :]
+    assert (key.match(name, sizes) is not None) == (name in names)
 
 
 @pytest.mark.parametrize(
-    ("field", "text"),
+    ("key", "name", "index"),
     [
-        ("{layer}", "x"),
-        ("{layer}", ""),
-        ("{layer}", "-1"),
-        ("{layer+3}", "2"),
-        ("{layer+#dense}", "1"),
-        ("{2*layer}", "3"),
-        ("{2*layer+1}", "2"),
-        ("{repeat block}", "1"),
-        ("{2*block+position}", "1"),
-        ("{part:q,k}", "q"),
+        ("{layer}", "07", None),
+        ("{layer}", "", None),
+        ("{layer}", "-1", None),
+        ("{layer}", "²", None),
+        ("{layer+3}", "2", None),
+        ("{layer+3}", "3", {"layer": 0}),
+        ("{layer+#dense}", "1", None),
+        ("{layer+#dense}", "7", {"layer": 5}),
+        ("{2*layer+1}", "2", None),
+        ("{2*layer+1}", "123", {"layer": 61}),
+        ("{2*pair+kind}", "7", {"pair": 3, "kind": 1}),
+        ("{4*layer+6*pair}", "1" + "0" * 298 + "1", None),
+        ("{layer kind}", "5", {"layer": 2, "kind": 1}),
+        ("{part:q,qk}", "qk", {"part": 1}),
+        ("{part:q,qk}k", "qk", {"part": 0}),
+        ("{part:q,k}", "v", None),
+        ("{layer}0", "100", {"layer": 10}),
+        ("{layer}{pair}", "123", {"layer": 12, "pair": 3}),
+        ("{layer}.{layer}", "3.3", {"layer": 3}),
+        ("{layer}.{layer}", "3.4", None),
+        ("{layer}", "1" + "0" * 9999, None),
     ],
 )
-def test_a_field_tells_nothing_of_what_it_did_not_spell(field, text):
-    assert parse_key(field).fields[0].told(text, {"dense": 2}) is None
+def test_what_keys_match(key, name, index):
+    """A length that is not known allows any coordinate."""
+    assert parse_key(key).match(name, {"dense": 2, "kind": 2}) == index
 
 
 @given(st.lists(st.lists(NAMES, min_size=1, max_size=3).map(tuple), max_size=4).map(tuple))
@@ -87,7 +125,7 @@ def test_every_key_is_another_and_there_are_as_many_as_coordinates(statement):
     for axis in side.key.axes:
         count *= statement.sizes[axis]
     assert len(keys) == count == len(set(keys))
-    assert keys == [side.key.spell(index, statement.sizes) for index in side.indices(statement.sizes)]
+    assert keys == [side.key.format(index, statement.sizes) for index in side.indices(statement.sizes)]
 
 
 def test_the_language():
@@ -135,6 +173,7 @@ def test_fields(key, sizes, spelled):
         ("a.{x y+1}", "embed", "a field must hold axis names"),
         ("a.{x*y}", "embed", "a field must hold axis names"),
         ("a.{*y}", "embed", "a field must hold axis names"),
+        ("a.{0*y}", "embed", "a field must hold axis names"),
         ("a.{#y}", "embed", "a field must hold axis names"),
         ("a.{x+#}", "embed", "a field must hold axis names"),
         ("a.{2+3}", "embed", "a field must hold axis names"),
@@ -170,7 +209,7 @@ def test_an_axis_that_occurs_twice_is_named():
 def test_the_first_key_is_at_coordinate_zero(key, data):
     sizes = dict.fromkeys(key.needs, 3)
     counted = {count for field in key.fields for count in field.counts}
-    first = key.spell(dict.fromkeys(key.axes, 0), sizes | dict.fromkeys(counted, 0))
+    first = key.format(dict.fromkeys(key.axes, 0), sizes | dict.fromkeys(counted, 0))
     assert key.first() == first
 
 

@@ -23,7 +23,7 @@ from ckpttools.cli import units
 from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.main import main
 from ckpttools.cli.options import SIZE
-from ckpttools.cli.progress import Lines
+from ckpttools.cli.progress import Lines, Listener
 from ckpttools.run.events import Publishing, Started, TaskDone
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "4" * 64 + "\nsize 12345\n"
@@ -469,7 +469,7 @@ class TestLines:
 
         plan = plan_to_maxtext(llama).plan
         clock = iter([0.0, 1.0, 6.0, 7.0, 12.0, 13.0])
-        lines = Lines(clock=lambda: next(clock))
+        lines = Listener(Lines(clock=lambda: next(clock)))
         lines(Started(plan, 0, 0))
         for _ in range(4):
             lines(TaskDone(90_402, 90_402))
@@ -485,7 +485,7 @@ class TestLines:
 
         plan = plan_to_maxtext(llama).plan
         clock = iter([0.0, 10.0])
-        lines = Lines(clock=lambda: next(clock))
+        lines = Listener(Lines(clock=lambda: next(clock)))
         lines(Started(plan, 5, 261_608))
         lines(TaskDone(50_000, 50_000))
         assert capsys.readouterr().err.startswith("86 %  312 of 362 kB  5.00 kB/s  0:00:10 left")

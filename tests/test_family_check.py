@@ -166,7 +166,7 @@ def names_of(model, each, group):
     """Names of the model's arrays that a row of its family makes."""
     of = family(model)
     flags = {name for name, rule in of.flags.items() if rule.read(config_of(model), "c").value}
-    spelled = each if group is None else next(replace(of.layers[group], rows=(each,)).spelled(None))
+    spelled = each if group is None else next(replace(of.layers[group], rows=(each,)).all_rows(None))
     if not spelled.applies(flags) or not set(spelled.right.axes) <= mapped(model).sizes.keys():
         return set()
     sides = [replace(spelled.right, key=spelling.key(spelled.right.key)) for spelling in of.spellings]

@@ -27,7 +27,8 @@ from ckpttools.families.toml_read import family_from_toml
 from ckpttools.families.toml_write import family_to_toml
 from ckpttools.family_check.check import check_against, check_alone, check_on_config
 from ckpttools.formats.registry import open_tree
-from ckpttools.mapping.axes import Key, Side
+from ckpttools.mapping.axes import Side
+from ckpttools.mapping.keys import Key
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.op_text import exactness_of, op_text, parse_op
 from ckpttools.mapping.row import row

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ckpttools.array.nodes import Constant
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ConfigError
-from ckpttools.mapping.flags import Flag, refuse_open, told_by_names
+from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open
 from ckpttools.mapping.row import row
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
@@ -25,7 +25,7 @@ SIDES = [(each, each.left) for each in ROWS]
 
 
 def told(names, keys):
-    return told_by_names(names, SIDES, keys)
+    return inferred_flags(names, SIDES, keys)
 
 
 @given(tied=st.booleans(), experts=st.booleans(), biased=st.booleans(), layers=st.integers(1, 3))
@@ -57,7 +57,7 @@ def test_names_that_are_parts_of_others_are_not_mixed_up(rules, present):
     ]
     names = sorted({name for name, _ in rules})
     keys = [str(each.left.key) for each in rows if each.applies(present)]
-    flags = told_by_names(names, [(each, each.left) for each in rows], keys)
+    flags = inferred_flags(names, [(each, each.left) for each in rows], keys)
     assert {name for name in names if flags[name].value} == present & set(names)
 
 
@@ -68,9 +68,9 @@ def test_rows_of_two_flags():
     ]
     sides = [(each, each.left) for each in rows]
     for name in ("tied", "fused"):
-        assert told_by_names([name], sides, ["scale"])[name] == Flag(False, "scale, which is there")
-        assert told_by_names([name], sides, ["bias"])[name] == Flag(True, "bias, which is there")
-        assert told_by_names([name], sides, [])[name] == Flag(False, "bias, which is not there")
+        assert inferred_flags([name], sides, ["scale"])[name] == Flag(False, "scale, which is there")
+        assert inferred_flags([name], sides, ["bias"])[name] == Flag(True, "bias, which is there")
+        assert inferred_flags([name], sides, [])[name] == Flag(False, "bias, which is not there")
 
 
 def test_who_says_so():
@@ -102,7 +102,7 @@ def test_a_key_that_is_there_either_way_tells_nothing_beside_one_that_does():
     )
 
     def fused(*keys):
-        return told_by_names(["fused"], [(each, each.left) for each in rows], keys)["fused"]
+        return inferred_flags(["fused"], [(each, each.left) for each in rows], keys)["fused"]
 
     assert fused("attention", "scale") == Flag(True, "scale, which is there")
     assert fused("attention", "key") == Flag(False, "key, which is there")

@@ -19,9 +19,8 @@ from support.places import GOLDEN, ORBAX
 
 from ckpttools.array.tree import spelled
 from ckpttools.cli.output import print_json
-from ckpttools.cli.tree_columns import Row, table
-from ckpttools.cli.tree_text import shortened
-from ckpttools.cli.units import disk
+from ckpttools.cli.table import TreeRow, tree
+from ckpttools.cli.tree_text import COLUMNS, numbers, shortened
 from ckpttools.core.text import printable
 from ckpttools.formats.registry import open_tree
 
@@ -329,39 +328,41 @@ class TestTree:
         assert shortened("no{brace") == "no{brace"
 
 
+def row(way, name, dtype, times, nbytes=2000):
+    return TreeRow((name, dtype, times, *numbers(1000, nbytes, 0.5)), way)
+
+
 ROWS = st.builds(
-    Row,
+    row,
     way=st.lists(st.booleans(), max_size=5).map(tuple),
     name=st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=40),
-    type=st.sampled_from(("", "int8[4]", "bfloat16[4096,14336]")),
+    dtype=st.sampled_from(("", "int8[4]", "bfloat16[4096,14336]")),
     times=st.sampled_from(("", "× 2", "× 10,000")),
-    num_elements=st.integers(0, 10**14),
     nbytes=st.integers(0, 10**14),
-    share=st.floats(0, 1),
-    is_subtree=st.booleans(),
 )
 
 
 @given(st.lists(ROWS, min_size=1, max_size=12), st.none() | st.integers(20, 200))
-def test_columns_are_aligned_or_given_up_in_order(rows: list[Row], room: int | None):
+def test_columns_are_aligned_or_given_up_in_order(rows: list[TreeRow], room: int | None):
     from click import unstyle
 
-    head, *lines = map(unstyle, table(rows, room))
-    whole = [unstyle(line) for line in table(rows, None)]
+    head, *lines = map(unstyle, tree(COLUMNS, rows, room))
+    whole = [unstyle(line) for line in tree(COLUMNS, rows, None)]
     fits = room is None or max(map(len, whole)) <= room
     if fits:
         assert [head, *lines] == whole
-    numbers = max(len(row.times) for row in rows) + 2 + max(len(disk(row.nbytes)) for row in rows)
+    rest = max(len(row.cells[2]) for row in rows) + 2 + max(len(row.cells[4]) for row in rows)
     for row in rows:
+        name, dtype, times, _, nbytes, _ = row.cells
         line = lines.pop(0)
-        assert row.name in line
+        assert name in line
         # All else follows on the same line or, where that would be too long, all of it on the next.
-        if disk(row.nbytes) not in line:
+        if nbytes not in line:
             assert not fits
-            assert line.endswith(f" {row.name}" if row.way else row.name)
+            assert line.endswith(f" {name}" if row.way else name)
             line = lines.pop(0)
-        assert row.type in line and row.times in line and disk(row.nbytes) in line
-        least = 2 * len(row.way) + 2 + len(row.type) + 2 + numbers
+        assert dtype in line and times in line and nbytes in line
+        least = 2 * len(row.way) + 2 + len(dtype) + 2 + rest
         assert room is None or len(line) <= max(room, least)
     assert not lines
 
@@ -370,14 +371,14 @@ def test_a_row_that_is_too_long_goes_on_below_its_name():
     """Names are copied, so they stay whole; facts stay in their columns as long as they fit there."""
     sharded = "bfloat16[64@checkpoint_sharding_axis,4,128]"
     rows = [
-        Row((), "decoder", "", "", 1000, 2000, 0.5, is_subtree=True),
-        Row((False,), "wi_{0..1}/kernel", sharded, "× 2", 1000, 2000, 0.5),
-        Row((True,), "post_self_attention_layer_norm/layer_norm/scale", "int8[4]", "", 1000, 2000, 0.5),
-        Row((), "step", "int8[4]", "", 1000, 2000, 0.5),
+        row((), "decoder", "", ""),
+        row((False,), "wi_{0..1}/kernel", sharded, "× 2"),
+        row((True,), "post_self_attention_layer_norm/layer_norm/scale", "int8[4]", ""),
+        row((), "step", "int8[4]", ""),
     ]
     from click import unstyle
 
-    assert [unstyle(line) for line in table(rows, 60)] == [
+    assert [unstyle(line) for line in tree(COLUMNS, rows, 60)] == [
         "                      dtype[shape]                     bytes",
         "decoder                                              2.00 kB",
         "├ wi_{0..1}/kernel",

@@ -21,7 +21,7 @@ from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, CoverageError, FormatError, MappingError, ShapeError
 from ckpttools.formats.registry import open_tree
-from ckpttools.mapping.axes import parse_key
+from ckpttools.mapping.keys import parse_key
 from ckpttools.testing.strategies import noise, statements, stored
 from ckpttools.testing.trees import assert_same
 from ckpttools.transforms.cast import CastTo
@@ -44,10 +44,10 @@ def test_a_template_finds_what_it_spelled(statement):
     key = parse_key(statement.left)
     template = parse_template(statement.left)
     axes = {axis: statement.sizes[axis] - 1 for axis in key.axes}
-    name = key.spell(axes, statement.sizes)
+    name = key.format(axes, statement.sizes)
     filled = template.match(name)
     assert filled is not None
-    assert template.spell(filled) == name
+    assert template.format(filled) == name
     assert template.match(f"{name}x") is None
     assert template.match(f"x{name}") is None
 

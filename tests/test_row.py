@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from ckpttools.array.nodes import Stored
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MappingError
-from ckpttools.mapping.axes import parse_key, parse_side
+from ckpttools.mapping.axes import parse_side
+from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.respelling import Respelling
 from ckpttools.mapping.row import Row, row, rows, rows_text
+from ckpttools.mapping.row_conversion import RowConversion
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Multiply, Scale, Shift
@@ -37,13 +38,13 @@ def spelled(side, sizes, full):
         left = [axis for axis in axes if axis not in where]
         order = [left.index(axis) for group in side.groups for axis in group]
         shape = [prod(sizes[axis] for axis in group) for group in side.groups]
-        arrays[side.key.spell(where, sizes)] = np.ascontiguousarray(part.transpose(order)).reshape(shape)
+        arrays[side.key.format(where, sizes)] = np.ascontiguousarray(part.transpose(order)).reshape(shape)
     return arrays
 
 
 def respelled(source, target, sizes, arrays):
-    respelling = Respelling(source, target, sizes)
-    return {target.key.spell(index, sizes): respelling.at(index, arrays) for index in target.indices(sizes)}
+    conversion = RowConversion(source, target, sizes)
+    return {target.key.format(index, sizes): conversion.at(index, arrays) for index in target.indices(sizes)}
 
 
 def same(arrays, truths):
@@ -85,7 +86,7 @@ def test_layers_keep_every_number_at_its_coordinates(statement, scan_axis):
     """A group of two blocks of two layers, with one number on the right, stacked or not on the left."""
     made = row(statement.text)
     prefixes = ("layers.{2*block+kind}", "layers_{block}.part_{kind:a,b}", "layers.part_{kind:a,b}")
-    (spelled_row,) = Layers(*prefixes, ("block",), (made,)).spelled(scan_axis)
+    (spelled_row,) = Layers(*prefixes, ("block",), (made,)).all_rows(scan_axis)
     sizes = {**statement.sizes, "block": 2, "kind": 2}
     dtype = DTYPES["float32"]
     full = tensor(sizes, dtype, 7)
@@ -109,7 +110,7 @@ def test_a_table_of_one_row_goes_there_and_back(statement):
 
 
 @given(statements())
-def test_respelling_reads_nothing(statement):
+def test_converting_a_row_reads_nothing(statement):
     made = row(statement.text)
     sources = {
         key: Stored(made.right.shape(statement.sizes), DTYPES["int8"], Refusing(key), 0)
@@ -136,21 +137,21 @@ def test_sides_that_name_different_axes_are_refused(left, left_axes, right, righ
 
 def test_an_axis_that_is_in_the_prefix_of_the_layers_is_named():
     above = row("mlp_{kind:local,global}: embed <-> mlp: embed, above kind")
-    (spelled_row,) = Layers("{2*pair+kind}", "layers_{pair}", "layers", ("pair",), (above,)).spelled(1)
+    (spelled_row,) = Layers("{2*pair+kind}", "layers_{pair}", "layers", ("pair",), (above,)).all_rows(1)
     assert str(spelled_row) == "layers.mlp_{kind:local,global}: embed pair <-> {2*pair+kind}.mlp: embed"
     assert spelled_row.above == ""
     with pytest.raises(MappingError, match="different axes") as caught:
         row("mlp: embed <-> mlp: embed, above kind")
     assert caught.value.got == ""
     with pytest.raises(MappingError, match="different axes") as caught:
-        list(Layers("{pair}", "layers_{pair}", "layers", ("pair",), (above,)).spelled(None))
+        list(Layers("{pair}", "layers_{pair}", "layers", ("pair",), (above,)).all_rows(None))
     assert caught.value.got == "kind"
 
 
 def test_an_identity_is_the_source_array_itself():
     made = row("a: embed mlp <-> b: embed mlp")
     source = stored(noise((2, 3), DTYPES["int8"]), DTYPES["int8"])
-    assert Respelling(made.right, made.left, {"embed": 2, "mlp": 3}).at({}, {"b": source}) is source
+    assert RowConversion(made.right, made.left, {"embed": 2, "mlp": 3}).at({}, {"b": source}) is source
 
 
 def test_flags_choose_rows():
@@ -193,7 +194,7 @@ def test_rope_interleaving_is_a_row():
     assert made.left == side
     dtype = DTYPES["int8"]
     source = stored(np.arange(8, dtype="u1"), dtype)
-    array = Respelling(made.right, made.left, {"pair": 4, "half": 2}).at({}, {"b": source})
+    array = RowConversion(made.right, made.left, {"pair": 4, "half": 2}).at({}, {"b": source})
     assert array.read().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
 
 

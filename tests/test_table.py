@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from ckpttools.array.nodes import Stored
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ConfigError, CoverageError, MappingError, ShapeError, UsageError
-from ckpttools.mapping.axes import parse_groups, parse_key
+from ckpttools.mapping.axes import parse_groups
 from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.row import row
 from ckpttools.mapping.sizes import Observation, Size, require, sizes_from_config, unify
 from ckpttools.mapping.table import Table
@@ -315,7 +316,7 @@ def test_groups_that_follow_each_other_are_numbered_one_after_the_other(dense, m
     assert mapped.sizes == {"dense": dense, "moe": moe, "embed": 5}
     names = {"norm", *(f"dense_{k}.w" for k in range(dense)), *(f"moe_{k}.w" for k in range(moe))}
     assert mapped.arrays.keys() == names
-    for back in (made, Table(rows, {}, told=False)):
+    for back in (made, Table(rows, {}, is_configured=False)):
         mapped_back = back.to_right(mapped.arrays)
         assert mapped_back.sizes == mapped.sizes
         assert mapped_back.arrays.keys() == shapes.keys() | {"norm"}

@@ -44,7 +44,7 @@ def exit_code_of(end: BaseException, *, traceback: bool) -> int:
         elif isinstance(end, Stopped):
             click.echo(TOLD, err=True)
         else:
-            say(*_told(end, traceback))
+            say(*_described(end, traceback))
     if isinstance(end, (click.ClickException, Stopped)):
         return end.exit_code
     error = _in_our_words(end)
@@ -87,7 +87,7 @@ def write_whole() -> None:
         sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, sys.stdout.errors)
 
 
-def _told(end: BaseException, traceback: bool) -> list[str]:
+def _described(end: BaseException, traceback: bool) -> list[str]:
     from traceback import format_tb
 
     way = [each.rstrip("\n") for each in format_tb(end.__traceback__)] if traceback else []

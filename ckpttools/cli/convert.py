@@ -79,7 +79,8 @@ def perform(
 
 
 def _print_plan(prepared: Prepared, source: Path, output: Output) -> None:
-    from ckpttools.cli.plan_text import describe, print_plan
+    from ckpttools.api.plan_report import describe
+    from ckpttools.cli.plan_text import print_plan
     from ckpttools.run.destination import begun_at
     from ckpttools.stores import parse
 
@@ -97,7 +98,8 @@ def _print_plan(prepared: Prepared, source: Path, output: Output) -> None:
 
 
 def _carry_out(prepared: Prepared, output: Output) -> None:
-    from ckpttools.cli.plan_text import closing_line, made_above, print_notes
+    from ckpttools.api.plan_report import made_above
+    from ckpttools.cli.plan_text import closing_line, print_notes
     from ckpttools.cli.progress import listening
 
     # A refusal stands alone: what would be done matters to nobody then.

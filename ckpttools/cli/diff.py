@@ -20,7 +20,7 @@ from ckpttools.cli.options import (
     resource_options,
 )
 from ckpttools.cli.output import print_json
-from ckpttools.cli.scanning import progress_option, watching
+from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.wording import padding_rows_option
 
 if TYPE_CHECKING:

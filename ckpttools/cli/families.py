@@ -18,7 +18,7 @@ from ckpttools.core.text import printable
 if TYPE_CHECKING:
     from ckpttools.families.family import Family
     from ckpttools.families.summary import FamilySummary
-    from ckpttools.family_check.findings import FamilyCheck, Finding
+    from ckpttools.family_check.findings import FamilyCheck, FamilyFinding
     from ckpttools.mapping.row import Row
 
 _LABEL = 12
@@ -212,7 +212,7 @@ def _verdict(result: FamilyCheck) -> Iterator[str]:
         yield from _entry("note", hint)
 
 
-def _section(kind: str, findings: list[Finding]) -> Iterator[str]:
+def _section(kind: str, findings: list[FamilyFinding]) -> Iterator[str]:
     """All findings of one kind; those that differ in numbers only are one line."""
     from ckpttools.core.text import folded
 

@@ -10,7 +10,7 @@ import click
 
 from ckpttools.cli.options import ANY_PATH, bundled, json_option, read_options, resource_options
 from ckpttools.cli.output import print_json, say, show
-from ckpttools.cli.scanning import progress_option, watching
+from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.wording import wording_options
 from ckpttools.core.text import printable
 

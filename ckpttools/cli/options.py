@@ -21,7 +21,7 @@ Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
 
-class Size(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
+class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
     """A number of bytes: `512MiB`, `2GB`, `1.5GiB`, `1073741824`."""
 
     name = "size"
@@ -70,7 +70,7 @@ class SomeText(click.ParamType):  # type: ignore[type-arg]
 
 
 _EMPTY = "nothing is named: the text is empty"
-SIZE = Size()
+SIZE = ByteSize()
 DTYPE = DTypeName()
 SOME_TEXT = SomeText()
 ANY_PATH = AnyPath(path_type=Path)

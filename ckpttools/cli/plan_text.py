@@ -1,17 +1,13 @@
-"""A plan, its notes and the closing line, for people and as data."""
+"""A plan, its notes and the closing line, for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from ckpttools.array.tree import spelled
+from ckpttools.api.plan_report import PlanReport
 from ckpttools.cli.output import labelled, prose_width, say, show
 from ckpttools.cli.units import count, counted, disk, exact, memory
 from ckpttools.core.notes import Note, Notes
-from ckpttools.plan.plan import Plan
-from ckpttools.roles.of_tree import roles
 from ckpttools.run.events import Receipt
 
 _FIRST_NAMES = 5
@@ -21,93 +17,6 @@ _LOST = {
     "underflowed": "became zero",
     "nan_lost": "that were NaN became a number",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedArray:
-    """One array of the destination."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-    chunk: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PlanReport:
-    """What `--dry-run` shows.
-
-    Attributes:
-        parameters: elements of all arrays of the destination but the step.
-        memory: bytes allowed; `projected_peak` of them will be used at most.
-        inexact, values: value changes that are not, and that are, undone to the bit.
-        dropped: source arrays left out on purpose.
-        files: data files of the destination with their sizes.
-        bytes_referenced: bytes that are not moved but shared with the files they are in.
-        bytes_dead: bytes that those files hold beside, and that stay as long as the destination does.
-        links: those files, by the names that they get in the destination.
-        remarks: what else there is to say.
-    """
-
-    source: Path
-    destination: Path
-    arrays: int
-    parameters: int
-    bytes_in: int
-    bytes_out: int
-    tasks: int
-    jobs: int
-    memory: int
-    projected_peak: int
-    inexact: tuple[Note, ...]
-    values: tuple[Note, ...]
-    dropped: tuple[str, ...]
-    files: Mapping[str, int]
-    bytes_referenced: int
-    bytes_dead: int
-    links: Mapping[str, str]
-    remarks: tuple[str, ...]
-    array_list: tuple[PlannedArray, ...]
-
-
-def describe(plan: Plan, source: Path, destination: Path) -> PlanReport:
-    """The plan as data."""
-    arrays, known = plan.tree.arrays, roles(plan.tree)
-    return PlanReport(
-        source=source,
-        destination=destination,
-        arrays=len(arrays),
-        parameters=sum(array.size for path, array in arrays.items() if known.of(path) == "parameter"),
-        bytes_in=plan.bytes_in,
-        bytes_out=plan.bytes_out,
-        tasks=len(plan.tasks),
-        jobs=plan.jobs,
-        memory=plan.memory,
-        projected_peak=plan.projected_peak,
-        inexact=plan.notes.inexact,
-        values=plan.notes.values,
-        dropped=plan.notes.dropped,
-        files=plan.layout.files,
-        bytes_referenced=plan.bytes_referenced,
-        bytes_dead=plan.bytes_dead,
-        links={name: source.path for name, source in plan.layout.links.items()},
-        remarks=(*plan.remarks, *made_above(destination)),
-        array_list=tuple(_planned(plan)),
-    )
-
-
-def made_above(destination: Path) -> Iterator[str]:
-    """What to say of directories above a destination that are not there: they may be a slip of the pen."""
-    missing = [place for place in destination.absolute().parents if not place.exists()]
-    if missing:
-        yield f"{missing[-1]} is not there, and is made for what is written"
-
-
-def _planned(plan: Plan) -> Iterator[PlannedArray]:
-    for path, array in plan.tree.arrays.items():
-        chunk = plan.layout.placements[path].chunk
-        yield PlannedArray(spelled(path), array.shape, array.dtype.name, array.nbytes, chunk)
 
 
 def print_plan(report: PlanReport) -> None:

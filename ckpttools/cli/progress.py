@@ -1,11 +1,11 @@
-"""Listening to a run: a progress bar where stderr is a terminal, a line now and then where it is not."""
+"""Progress of what runs or reads: a bar where stderr is a terminal, a line now and then where it is not."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,38 +18,66 @@ from ckpttools.run.memory import current_bytes
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from ckpttools.api.sources import Observe
+
 SECONDS_BETWEEN_LINES = 5.0
 # Before that, one small task decides what the rate seems to be.
 _SECONDS_BEFORE_RATE = 0.5
 
 
+progress_option = click.option("--progress/--no-progress", default=True, help="Report progress on stderr.")
+
+
 @contextmanager
 def listening(wanted: bool) -> Iterator[Observer]:
-    """An observer that fits where stderr goes; silent unless `wanted`."""
-    if not wanted:
-        yield lambda event: None
-    elif sys.stderr.isatty():
-        with progress_bar() as progress:
-            yield Bar(progress)
+    """What listens to a run, and shows it where stderr goes; silent unless `wanted`."""
+    with _display(wanted) as display:
+        yield Listener(display) if display else lambda event: None
+
+
+@contextmanager
+def watching(wanted: bool) -> Iterator[Observe | None]:
+    """What to give to a function of `ckpttools.api` that only reads as `observe`; None unless `wanted`."""
+    with _display(wanted) as display:
+        yield display.watch if display else None
+
+
+@contextmanager
+def _display(wanted: bool) -> Iterator[Lines | Bar | None]:
+    if wanted and sys.stderr.isatty():
+        with ExitStack() as until:
+            yield Bar(until)
     else:
-        yield Lines()
+        yield Lines() if wanted else None
+
+
+@dataclass
+class Listener:
+    """Adds up the events of a run."""
+
+    display: Lines | Bar
+    done: int = 0
+    total: int = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self.done, self.total = event.bytes_done, event.plan.bytes_out
+            self.display.begin(self.done, self.total)
+        elif isinstance(event, TaskDone):
+            self.done += event.bytes_out
+            self.display.show(self.done)
+        elif isinstance(event, Publishing):
+            self.display.publish()
 
 
 @dataclass
 class Tally:
-    """What is done, added up from events; the rate counts this run only."""
+    """What is done; the rate counts this run only."""
 
     total: int = 0
     done: int = 0
     before: int = 0
     started: float = 0.0
-
-    def add(self, event: Event, now: float) -> None:
-        if isinstance(event, Started):
-            self.total, self.started = event.plan.bytes_out, now
-            self.done = self.before = event.bytes_done
-        elif isinstance(event, TaskDone):
-            self.done += event.bytes_out
 
     def text(self, now: float) -> str:
         """`42 %  1.04 of 2.47 GB  1.31 GB/s  0:00:01 left  0.21 GiB resident`."""
@@ -73,39 +101,64 @@ def _of(done: int, total: int) -> str:
 
 @dataclass
 class Lines:
-    """Plain lines on stderr, at most one in five seconds; a run shorter than that says nothing."""
+    """Plain lines on stderr, at most one in five seconds; what is shorter than that says nothing."""
 
     clock: Callable[[], float] = time.monotonic
     tally: Tally = field(default_factory=Tally)
     last: float = 0.0
 
-    def __call__(self, event: Event) -> None:
-        now = self.clock()
-        self.tally.add(event, now)
-        if isinstance(event, Started):
-            self.last = now
-        elif isinstance(event, TaskDone) and now - self.last >= SECONDS_BETWEEN_LINES:
+    def begin(self, done: int, total: int) -> None:
+        self.last = self.clock()
+        self.tally = Tally(total, done, done, self.last)
+
+    def show(self, done: int) -> None:
+        now, self.tally.done = self.clock(), done
+        if now - self.last >= SECONDS_BETWEEN_LINES:
             self.last = now
             click.echo(self.tally.text(now), err=True)
+
+    def publish(self) -> None:
+        """Indexes are written: nothing to say of it."""
+
+    def watch(self, done: int, total: int) -> None:
+        if done:
+            self.show(done)
+        else:
+            self.begin(0, total)
 
 
 @dataclass
 class Bar:
-    """A progress bar of rich's."""
+    """A progress bar of rich's, from the first byte to the last."""
 
-    progress: Progress
+    until: ExitStack
     tally: Tally = field(default_factory=Tally)
-    task: TaskID | None = None
+    shown: tuple[Progress, TaskID] | None = None
 
-    def __call__(self, event: Event) -> None:
-        now = time.monotonic()
-        self.tally.add(event, now)
-        if isinstance(event, Started):
-            self.task = self.progress.add_task("", total=event.plan.bytes_out, status="")
-        if self.task is None:
-            return
-        status = "writing the index" if isinstance(event, Publishing) else self.tally.text(now)
-        self.progress.update(self.task, completed=self.tally.done, status=status)
+    def begin(self, done: int, total: int) -> None:
+        self.tally = Tally(total, done, done, time.monotonic())
+        progress = self.until.enter_context(progress_bar())
+        self.shown = progress, progress.add_task("", total=total, status="")
+        self.show(done)
+
+    def show(self, done: int) -> None:
+        self.tally.done = done
+        self._update(self.tally.text(time.monotonic()))
+
+    def publish(self) -> None:
+        self._update("writing the index")
+
+    def _update(self, status: str) -> None:
+        if self.shown:
+            progress, task = self.shown
+            progress.update(task, completed=self.tally.done, status=status)
+
+    def watch(self, done: int, total: int) -> None:
+        if self.shown is None:
+            self.begin(0, total)
+        self.show(done)
+        if done >= total:
+            self.until.close()
 
 
 def progress_bar() -> Progress:

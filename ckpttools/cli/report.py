@@ -11,7 +11,7 @@ import click
 
 from ckpttools.cli.options import ANY_PATH, SOME_TEXT, json_option, read_options, resource_options
 from ckpttools.cli.output import fields_of, print_json, show
-from ckpttools.cli.scanning import progress_option, watching
+from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.units import counted, disk
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
 from ckpttools.cli.output import print_json
-from ckpttools.cli.scanning import progress_option, watching
+from ckpttools.cli.progress import progress_option, watching
 
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources

@@ -1,15 +1,30 @@
-"""Rows in columns that fit the terminal: drawn here, since importing rich takes longer than most commands."""
+"""Rows in columns that fit the terminal: drawn here, since importing rich takes longer than most commands.
+
+Where there is too little room, columns go that can be spared; then the first one gets narrower, and a longer
+name has a line to itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import click
 
+from ckpttools.cli.output import wrapped
+
 _GAP = 2
-# The first column keeps so many characters; longer names get a line to themselves.
+# The first column of a table keeps so many characters.
 _LEAST = 4
+# Narrower than that no part of a name in a tree is put on a line of its own.
+_SHORTEST = 20
+# What may go as columns may: nothing, and the width of the guides.
+_NONE, _GUIDES = -1, -2
+
+Styles = Mapping[int, Mapping[str, Any]]
+"""How cells look: arguments of `click.style` by the number of the column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +42,42 @@ class Column:
     spare: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class TreeRow:
+    """One row of a tree.
+
+    Attributes:
+        cells: the first is its name.
+        way: for each level that leads to it whether the branch there is the last of its siblings.
+        styles: how its cells look.
+    """
+
+    cells: Sequence[str]
+    way: tuple[bool, ...] = ()
+    styles: Styles = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Guides:
+    """The lines that lead to names: past a level, past a finished one, to a branch, to the last one."""
+
+    past: str
+    done: str
+    branch: str
+    last: str
+
+    def along(self, way: tuple[bool, ...]) -> str:
+        """What stands before a name."""
+        return self.past_all(way[:-1]) + (self.last if way[-1] else self.branch) if way else ""
+
+    def past_all(self, way: tuple[bool, ...]) -> str:
+        """What stands below a name, where its line goes on."""
+        return "".join(self.done if last else self.past for last in way)
+
+
+_WIDE, _NARROW = _Guides("│   ", "    ", "├── ", "└── "), _Guides("│ ", "  ", "├ ", "└ ")
+
+
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None) -> Iterator[str]:
     """A line of titles and one or two for each row. Columns without any cell are left out.
 
@@ -37,41 +88,137 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | 
     """
     if not rows:
         return
-    used = [k for k in range(len(columns)) if any(row[k] for row in rows)]
-    widths = {k: max([len(columns[k].head), *(len(row[k]) for row in rows)]) for k in used}
-    if room is not None:
-        used = _fitting(columns, used, widths, room)
-        rest = sum(widths[k] for k in used[1:]) + _GAP * (len(used) - 1)
-        widths[used[0]] = min(widths[used[0]], max(_LEAST, len(columns[used[0]].head), room - rest))
-    kept = [columns[k] for k in used]
-    sizes = [widths[k] for k in used]
-    yield click.style(_line([column.head for column in kept], kept, sizes), dim=True)
-    for row in rows:
-        yield from _lines([row[k] for k in used], kept, sizes)
-
-
-def _fitting(columns: Sequence[Column], used: list[int], widths: dict[int, int], room: int) -> list[int]:
-    """The columns that are left when those that can be spared have gone, as far as they must."""
-    kept = list(used)
-    for spared in sorted(used, key=lambda k: -columns[k].spare):
-        least = max(_LEAST, len(columns[used[0]].head))
-        if least + sum(widths[k] + _GAP for k in kept[1:]) <= room or not columns[spared].spare:
+    widths, most = _widths(columns, rows), sys.maxsize if room is None else room
+    # An array by itself has no name.
+    name = min(widths)
+    least = max(_LEAST, len(columns[name].head))
+    for k in (_NONE, *_spared(columns)):
+        widths.pop(k, None)
+        rest = _total(widths) - widths[name]
+        if least + rest <= most:
             break
-        kept.remove(spared)
-    return kept
+    widths[name] = min(widths[name], max(least, most - rest))
+    stops = list(_stops(columns, widths))
+    yield _titles(columns, stops)
+    for row in rows:
+        if len(row[name]) <= widths[name]:
+            yield _text(_placed(row, stops))
+        else:
+            yield row[name]
+            yield _text(_placed([*row[:name], "", *row[name + 1 :]], stops))
 
 
-def _lines(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> Iterator[str]:
-    if len(row[0]) <= widths[0]:
-        yield _line(row, columns, widths)
+def tree(columns: Sequence[Column], rows: Sequence[TreeRow], room: int | None) -> Iterator[str]:
+    """The same for a tree: what is too long pushes along what follows, as far as there is room.
+
+    The guides are drawn narrower before the last column goes.
+
+    Args:
+        columns: name and type first.
+        rows: at least one.
+        room: columns of the terminal; None for as many as are needed.
+    """
+    most = sys.maxsize if room is None else room
+    widths, guides = _widths(columns, [row.cells for row in rows]), _WIDE
+    *first, last = _spared(columns)
+    for k in (_NONE, *first, _GUIDES, last):
+        guides = _NARROW if k == _GUIDES else guides
+        widths.pop(k, None)
+        widths[0] = max(len(guides.along(row.way)) + len(row.cells[0]) for row in rows)
+        if _total(widths) <= most:
+            break
+    for column, least in ((0, most // 3), (1, 0), (0, 0)):
+        if column in widths:
+            widths[column] = min(widths[column], max(widths[column] - _total(widths) + most, least))
+    stops = list(_stops(columns, widths))
+    yield _titles(columns, stops)
+    for row in rows:
+        yield from _branch_lines(row, guides, stops, most)
+
+
+def _widths(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> dict[int, int]:
+    """How wide each column is that has any cell, by its number."""
+    widest = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return {k: max(each, len(columns[k].head)) for k, each in enumerate(widest) if each}
+
+
+def _spared(columns: Sequence[Column]) -> list[int]:
+    """The columns that can be spared, in the order in which they go."""
+    return sorted((k for k, each in enumerate(columns) if each.spare), key=lambda k: -columns[k].spare)
+
+
+def _total(widths: Mapping[int, int]) -> int:
+    return sum(widths.values()) + _GAP * (len(widths) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """A column, and where texts in it begin; or end, where they are set to the right."""
+
+    column: int
+    at: int
+    right: bool
+
+
+def _stops(columns: Sequence[Column], widths: Mapping[int, int]) -> Iterator[_Stop]:
+    begin = 0
+    for k, width in widths.items():
+        yield _Stop(k, begin + width if columns[k].right else begin, columns[k].right)
+        begin += width + _GAP
+
+
+def _titles(columns: Sequence[Column], stops: Sequence[_Stop]) -> str:
+    return click.style(_text(_placed([column.head for column in columns], stops)), dim=True)
+
+
+def _branch_lines(row: TreeRow, guides: _Guides, stops: Sequence[_Stop], room: int) -> Iterator[str]:
+    """One line where it fits, or the name and what is to say of it."""
+    guide, below = guides.along(row.way), guides.past_all(row.way) + " " * _GAP
+    whole = _placed(row.cells, stops, len(guide))
+    if _length(whole, guide) <= room:
+        yield _guided(guide, _text(whole, row.styles))
         return
-    yield row[0]
-    yield _line(["", *row[1:]], columns, widths)
+    rest = _placed(("", *row.cells[1:]), stops, len(below))
+    if _length(rest, below) > room:
+        at_once = [replace(stop, at=0) if stop.column == 1 else stop for stop in stops]
+        rest = _placed(("", *row.cells[1:]), at_once, len(below))
+    first, *more = wrapped(row.cells[0], max(room - len(guide), _SHORTEST))
+    yield _guided(guide, _styled(first, row.styles.get(0)))
+    for part in more:
+        yield _guided(below, _styled(part, row.styles.get(0)))
+    yield _guided(below, _text(rest, row.styles))
 
 
-def _line(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    padded = [
-        cell.rjust(width) if column.right else cell.ljust(width)
-        for cell, column, width in zip(row, columns, widths, strict=True)
-    ]
-    return (" " * _GAP).join(padded).rstrip()
+def _guided(guide: str, line: str) -> str:
+    return click.style(guide, dim=True) + line if guide else line
+
+
+Placed = Sequence[tuple[str, int, str]]
+"""Of each cell of a line that is not empty the space before it, its column, and its text."""
+
+
+def _placed(cells: Sequence[str], stops: Iterable[_Stop], end: int = 0) -> Placed:
+    """The cells of a line that begins after `end` characters."""
+    found: list[tuple[str, int, str]] = []
+    for stop in stops:
+        text = cells[stop.column]
+        if not text:
+            continue
+        begin = stop.at - len(text) if stop.right else stop.at
+        space = max(begin - end, _GAP if found else 0)
+        found.append((" " * space, stop.column, text))
+        end += space + len(text)
+    return found
+
+
+def _length(placed: Placed, guide: str) -> int:
+    return len(guide) + sum(len(space) + len(text) for space, _, text in placed)
+
+
+def _text(placed: Placed, styles: Styles | None = None) -> str:
+    looks = styles or {}
+    return "".join(space + _styled(text, looks.get(column)) for space, column, text in placed)
+
+
+def _styled(text: str, style: Mapping[str, Any] | None) -> str:
+    return click.style(text, **style) if style else text

@@ -12,9 +12,9 @@ from math import prod
 
 from ckpttools.cli.against import comparison_lines
 from ckpttools.cli.output import show, width
-from ckpttools.cli.tree_columns import Row, table
+from ckpttools.cli.table import Column, TreeRow, tree
 from ckpttools.cli.tree_facts import facts
-from ckpttools.cli.units import counted
+from ckpttools.cli.units import count, counted, disk
 from ckpttools.core.text import printable
 from ckpttools.inspect.comparison import Comparison
 from ckpttools.inspect.folding import Branch
@@ -22,6 +22,16 @@ from ckpttools.inspect.tree import ArrayReport, TreeReport
 
 # Numbers and ranges of a folded name that are shown; the middle of more of them is left out.
 _MOST_RANGES = 6
+COLUMNS = (
+    Column(""),
+    Column("dtype[shape]"),
+    Column(""),
+    Column("elements", right=True, spare=2),
+    Column("bytes", right=True),
+    Column("share", right=True, spare=1),
+)
+_SUBTREE = {0: {"bold": True}, 1: {"dim": True}}
+_ARRAY = {1: {"fg": "cyan"}, 2: {"fg": "magenta"}}
 
 
 def print_tree(report: TreeReport, branches: Sequence[Branch]) -> None:
@@ -39,14 +49,14 @@ def print_comparison(report: TreeReport, comparison: Comparison, *, flat: bool) 
     show((*facts(report, width()), "", *comparison_lines(comparison, width(), flat=flat)))
 
 
-def _view(report: TreeReport, rows: list[Row]) -> Iterator[str]:
+def _view(report: TreeReport, rows: list[TreeRow]) -> Iterator[str]:
     yield from facts(report, width())
     if rows:
         yield ""
-        yield from table(rows, width())
+        yield from tree(COLUMNS, rows, width())
 
 
-def _tree_rows(branches: Sequence[Branch], above: tuple[bool, ...], *, top: bool = True) -> Iterator[Row]:
+def _tree_rows(branches: Sequence[Branch], above: tuple[bool, ...], *, top: bool = True) -> Iterator[TreeRow]:
     """One row for each branch, each below the one that it hangs on.
 
     `above` says for each level on the way whether its branch is the last of its siblings.
@@ -57,20 +67,26 @@ def _tree_rows(branches: Sequence[Branch], above: tuple[bool, ...], *, top: bool
         yield from _tree_rows(branch.children, way, top=False)
 
 
-def _row(branch: Branch, way: tuple[bool, ...]) -> Row:
+def _row(branch: Branch, way: tuple[bool, ...]) -> TreeRow:
     name = printable(shortened(branch.name))
-    numbers = (branch.num_elements, branch.nbytes, branch.share)
+    sums = numbers(branch.num_elements, branch.nbytes, branch.share)
     if branch.array is not None:
         times = f"× {branch.times:,}" if branch.times > 1 else ""
-        return Row(way, name, type_text(branch.array), times, *numbers)
+        return TreeRow((name, type_text(branch.array), times, *sums), way, _ARRAY)
     # Where what is below is not shown, at least how much it is.
     hidden = "" if branch.children else counted(branch.count, "array")
-    return Row(way, name, hidden, "", *numbers, is_subtree=True)
+    return TreeRow((name, hidden, "", *sums), way, _SUBTREE)
 
 
-def _flat_row(array: ArrayReport, total: int) -> Row:
-    share = array.nbytes / total if total else 0.0
-    return Row((), printable(array.path), type_text(array), "", prod(array.shape), array.nbytes, share)
+def _flat_row(array: ArrayReport, total: int) -> TreeRow:
+    sums = numbers(prod(array.shape), array.nbytes, array.nbytes / total if total else 0.0)
+    return TreeRow((printable(array.path), type_text(array), "", *sums), styles=_ARRAY)
+
+
+def numbers(num_elements: int, nbytes: int, share: float) -> tuple[str, str, str]:
+    """Elements, bytes, and two digits of the share; nothing for what is next to nothing."""
+    percent = f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
+    return count(num_elements), disk(nbytes), percent if share >= 0.0005 else ""
 
 
 def type_text(array: ArrayReport) -> str:

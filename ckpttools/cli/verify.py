@@ -13,7 +13,7 @@ import click
 from ckpttools.cli.hash import selection_options
 from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
 from ckpttools.cli.output import print_json, show
-from ckpttools.cli.scanning import progress_option, watching
+from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.units import counted, disk
 from ckpttools.cli.wording import padding_rows_option, wording_options
 from ckpttools.core.text import folded, printable

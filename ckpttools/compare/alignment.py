@@ -23,7 +23,7 @@ from ckpttools.core.wording import option
 from ckpttools.digest.canonical import as_stored, per_layer
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families, family_called, family_of
-from ckpttools.mapping.axes import parse_key
+from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped
 from ckpttools.maxtext import tying, vocabulary

@@ -7,6 +7,7 @@ A message is spelled when it is made, as one in another language would be.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,7 @@ _FLAGS = {("zarr3", False): "--zarr2", ("reference", False): "--copy", ("per_lay
 # Arguments whose flags have names that Python keeps for itself.
 _NAMES = {"names": "as", "everything": "all", "format": "to"}
 _PLACES = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "against": "SRC"}
+_NAMED = re.compile(r"\{([a-z][a-z_]*)\}")
 _as_flags = False
 
 
@@ -51,6 +53,11 @@ def place(name: str) -> str:
 def quoted(name: str, value: str) -> str:
     """The same for a value that a shell would take for a pattern: keep="*.bias", or --keep '*.bias'."""
     return option(name, repr(value) if _as_flags else value)
+
+
+def with_options(text: str) -> str:
+    """A text that data brings along, with each `{name}` in it as the option `name`."""
+    return _NAMED.sub(lambda found: option(found[1]), text)
 
 
 def _argument(name: str, value: object) -> str:

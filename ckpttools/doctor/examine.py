@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.core.wording import option
 from ckpttools.doctor import checks as checks_room
 from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, told
 from ckpttools.doctor.format_faults import format_checks
@@ -187,7 +188,7 @@ def mend(path: Path, *names: str, read: ReadOptions | None = None) -> Diagnosis:
         if os.path.lexists(path):
             _mend_all(known[name], examine(path, read).findings, read, done, refused)
     if refused and not done:
-        raise _together(" --fix ".join(names), refused)
+        raise _together(names, refused)
     after = examine(path, read) if os.path.lexists(path) else Diagnosis(str(path), True, (), ())
     refusals = tuple(_refusal(place, error) for place, error in refused.items())
     return replace(after, fixed=tuple(done), refused=refusals)
@@ -217,13 +218,14 @@ def _applied(fix: Fix, place: str, found: Iterable[Finding], read: ReadOptions) 
         raise storage_error("cannot mend", error.filename or place, error) from error
 
 
-def _together(name: str, refused: Mapping[str, CheckpointError]) -> CheckpointError:
+def _together(names: Iterable[str], refused: Mapping[str, CheckpointError]) -> CheckpointError:
     """One error for all."""
     first = next(iter(refused.values()))
     if len(refused) == 1:
         return first
     reasons = listing([f"{place}: {_refusal(place, error).what}" for place, error in refused.items()])
-    return type(first)(f"--fix {name} could mend nothing{reasons}", hint=first.hint)
+    said = " ".join(option("fix", name) for name in names)
+    return type(first)(f"{said} could mend nothing{reasons}", hint=first.hint)
 
 
 def _refusal(place: str, error: CheckpointError) -> Refusal:

@@ -77,7 +77,7 @@ SIZES = {
 
 TIED = FlagRule(
     ("tie_word_embeddings", "text_config.tie_word_embeddings"),
-    remedy="--tied keep, drop or materialize decides otherwise",
+    remedy="{tied} keep, drop or materialize decides otherwise",
 )
 # `rope_scaling` until transformers 4, `rope_parameters` from 5 on; `type` is the older name of `rope_type`.
 LLAMA3_ROPE = FlagRule(

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpttools.mapping.axes import Key, parse_key
+from ckpttools.core.wording import with_options
 from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.keys import Key, parse_key
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Alternatives, Size, derive, nested, sizes_from_config
@@ -23,7 +24,8 @@ class FlagRule:
         field: configuration field that decides, dots for nested ones; alternatives in order.
         equals: values that set the flag; any other leaves it unset. Empty: any value but false and 0 sets it.
         default: what an absent field means.
-        remedy: what a user can do where the arrays are not as the configuration says.
+        remedy: what a user can do where the arrays are not as the configuration says; `{tied}` in it is the
+            option of this name.
     """
 
     field: tuple[str, ...]
@@ -33,12 +35,13 @@ class FlagRule:
 
     def read(self, config: Mapping[str, Any], place: str) -> Flag:
         """The flag as a configuration sets it."""
+        remedy = with_options(self.remedy)
         for name in self.field:
             value = nested(config, name)
             if value is not None:
                 there = value in self.equals if self.equals else bool(value)
-                return Flag(there, f"{place}: {name} is {json.dumps(value)}", self.remedy)
-        return Flag(self.default, f"{place}: no {self.field[0]}" if self.field else "", self.remedy)
+                return Flag(there, f"{place}: {name} is {json.dumps(value)}", remedy)
+        return Flag(self.default, f"{place}: no {self.field[0]}" if self.field else "", remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +113,9 @@ class Family:
     maxtext_vocab: Mapping[int, int] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
 
-    def spelled(self, scan_axis: int | None) -> tuple[Row, ...]:
+    def all_rows(self, scan_axis: int | None) -> tuple[Row, ...]:
         """All rows, for layers stacked on `scan_axis`, or for layers with numbers where it is None."""
-        return (*self.rows, *(row for group in self.layers for row in group.spelled(scan_axis)))
+        return (*self.rows, *(row for group in self.layers for row in group.all_rows(scan_axis)))
 
     def table(
         self,
@@ -143,14 +146,14 @@ class Family:
             sizes = {**sizes_from_config(config, self.sizes, place), **sizes}
             sizes = derive(sizes, self.derived, place)
         return Table(
-            rows=tuple(map(spelling.row, self.spelled(scan_axis))),
+            rows=tuple(map(spelling.row, self.all_rows(scan_axis))),
             sizes=sizes,
             flags={**flags, **(overrides or {})},
             derived=self.derived,
             dropped=self.dropped,
             left_out=tuple(map(parse_key, self.left_out)),
             place=place,
-            told=config is not None,
+            is_configured=config is not None,
             remedies=self.hints,
         )
 

@@ -35,7 +35,7 @@ def family_from_file(path: Path) -> Family:
     family = family_from_toml(content, str(path)) if path.suffix == ".toml" else _run(path)
     for scan_axis in (None, 1):
         with placed(str(path)):
-            family.spelled(scan_axis)
+            family.all_rows(scan_axis)
     return family
 
 

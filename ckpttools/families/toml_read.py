@@ -25,7 +25,8 @@ from ckpttools.families.toml_values import (
     truth,
 )
 from ckpttools.mapping.arithmetic import names_in
-from ckpttools.mapping.axes import parse_key, parse_side
+from ckpttools.mapping.axes import parse_side
+from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.op_text import parse_op
 from ckpttools.mapping.row import Row, rows
@@ -203,5 +204,5 @@ def _layers(sets: Sets, value: object, place: str) -> Layers:
     found = Layers(**fields(readers, required=("right", "left", "scanned", "stacked", "rows"))(value, place))
     for scan_axis in (None, 1):
         with placed(place):
-            list(found.spelled(scan_axis))
+            list(found.all_rows(scan_axis))
     return found

@@ -10,15 +10,16 @@ from typing import Any
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import CheckpointError, ConfigError
+from ckpttools.core.wording import option
 from ckpttools.families.family import PLAIN, Family, Spelling
 from ckpttools.family_check.definition import Definition, is_fatal
-from ckpttools.family_check.findings import FamilyCheck, Finding, findings_of, hints_of
+from ckpttools.family_check.findings import FamilyCheck, FamilyFinding, findings_of, hints_of
 from ckpttools.family_check.made_up import Model, Sizes, made_up
 from ckpttools.family_check.round_trip import RoundTrip, round_trip
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
-from ckpttools.mapping.flags import told_by_names
-from ckpttools.mapping.sizes import Size, derive
+from ckpttools.mapping.flags import inferred_flags
+from ckpttools.mapping.sizes import Size, derive, lengths_of
 from ckpttools.mapping.table import Mapped, Table
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_files import ModelFiles
@@ -41,7 +42,7 @@ def check_family(family: Family, against: Path | None = None, config: Path | Non
     """
     if config is not None and config.is_dir():
         if not (config / CONFIG).exists():
-            raise ConfigError("there is no config.json", place=config, hint="--config names it")
+            raise ConfigError("there is no config.json", place=config, hint=f"{option('config')} names it")
         config = config / CONFIG
     parsed: Mapping[str, Any] | None = None if config is None else read_json(config)
     if against is not None:
@@ -58,7 +59,9 @@ def check_alone(family: Family) -> FamilyCheck:
     if any(map(is_fatal, own)):
         return FamilyCheck(family.name, findings=own)
     wrong = [
-        Finding("formula", axis, f"{family.derived[axis]!r} comes out with none of the sizes that were tried")
+        FamilyFinding(
+            "formula", axis, f"{family.derived[axis]!r} comes out with none of the sizes that were tried"
+        )
         for axis in Sizes.of(definition).wrong
     ]
     models = list(made_up(definition))
@@ -82,7 +85,7 @@ def check_on_config(family: Family, config: Mapping[str, Any], place: str) -> Fa
     model_type = config.get("model_type")
     spelling = family.spelling_for(model_type if isinstance(model_type, str) else None)
     model = Model("", config, Sizes.of(definition).lengths, definition.unruled)
-    return _told(said, _trip(family, model, spelling))
+    return _concluded(said, _trip(family, model, spelling))
 
 
 def check_against(
@@ -114,7 +117,7 @@ def check_against(
     said = replace(said, side=fit.side, hints=fit.hints())
     if isinstance(mapped, CheckpointError):
         return _failed(said, mapped)
-    return _told(said, _there_and_back(family, fit, mapped, config))
+    return _concluded(said, _there_and_back(family, fit, mapped, config))
 
 
 def _trouble(mapped: Mapped | CheckpointError) -> int:
@@ -128,7 +131,7 @@ def _failed(said: FamilyCheck, error: CheckpointError) -> FamilyCheck:
     )
 
 
-def _told(said: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
+def _concluded(said: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
     """With what a round trip came to."""
     return replace(
         said,
@@ -153,7 +156,7 @@ def _trip(family: Family, model: Model, spelling: Spelling) -> RoundTrip:
         sizes = derive({**made, **said}, family.derived, CONFIG)
     except CheckpointError as error:
         return RoundTrip(tuple(findings_of(error)))
-    return round_trip(bind, {axis: size.length for axis, size in sizes.items()})
+    return round_trip(bind, lengths_of(sizes))
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,7 @@ class _Fit:
         sides = [(row, row.right if side == "huggingface" else row.left) for row in table.rows]
         names = {each.key.first() for _, each in sides}
         undecided = {name for row in table.rows for name in row.flags} - table.flags.keys()
-        told = told_by_names(sorted(undecided), sides, arrays)
+        told = inferred_flags(sorted(undecided), sides, arrays)
         flags = {**table.flags, **{name: replace(flag, open_key=None) for name, flag in told.items()}}
         share = sum(name in arrays for name in names) / len(names)
         is_open = tuple(name for name, flag in told.items() if flag.open_key is not None)
@@ -222,6 +225,6 @@ def _there_and_back(family: Family, fit: _Fit, mapped: Mapped, config: Mapping[s
         table = family.table(
             config, CONFIG, scan_axis=scan_axis, spelling=spelling, overrides=fit.table.flags
         )
-        return replace(table, sizes=sizes, told=True)
+        return replace(table, sizes=sizes, is_configured=True)
 
     return round_trip(bind, mapped.sizes, shapes)

@@ -9,10 +9,11 @@ from functools import cached_property
 
 from ckpttools.core.errors import MappingError
 from ckpttools.families.family import Family
-from ckpttools.family_check.findings import Finding, near
+from ckpttools.family_check.findings import FamilyFinding, near
 from ckpttools.mapping.arithmetic import names_in
-from ckpttools.mapping.axes import Field, Side, parse_key
+from ckpttools.mapping.axes import Side
 from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.keys import Field, parse_key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.values import Scale
 
@@ -24,7 +25,7 @@ LAYOUTS = {"unscanned": None, "scanned on axis 0": 0, "scanned on axis 1": 1}
 _HARMLESS = ("flag", "spelling")
 
 
-def is_fatal(finding: Finding) -> bool:
+def is_fatal(finding: FamilyFinding) -> bool:
     """Whether a finding about a definition leaves nothing to be tried."""
     return finding.kind not in _HARMLESS
 
@@ -40,16 +41,16 @@ class Definition:
     family: Family
 
     @cached_property
-    def _spelled(self) -> tuple[tuple[Row, ...], tuple[Finding, ...]]:
+    def _spelled(self) -> tuple[tuple[Row, ...], tuple[FamilyFinding, ...]]:
         rows = list(self.family.rows)
-        broken: list[Finding] = []
+        broken: list[FamilyFinding] = []
         owned = [(group, row) for group in self.family.layers for row in group.rows]
         for scan_axis in LAYOUTS.values():
             for group, row in owned:
                 try:
-                    rows += replace(group, rows=(row,)).spelled(scan_axis)
+                    rows += replace(group, rows=(row,)).all_rows(scan_axis)
                 except MappingError as error:
-                    broken.append(Finding("row", str(row), f"{error.message}: {error.got}"))
+                    broken.append(FamilyFinding("row", str(row), f"{error.message}: {error.got}"))
         return tuple(rows), tuple(broken)
 
     @property
@@ -82,7 +83,7 @@ class Definition:
         asked = {flag for row in self.rows for flag in row.flags}
         return {flag: Flag(False, "no rule") for flag in sorted(asked - self.family.flags.keys())}
 
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[FamilyFinding, ...]:
         """All that is wrong, each once."""
         texts = tuple(self._texts())
         if texts:
@@ -97,7 +98,7 @@ class Definition:
         )
         return tuple(dict.fromkeys(found))
 
-    def _texts(self) -> Iterator[Finding]:
+    def _texts(self) -> Iterator[FamilyFinding]:
         """Where there is a text instead of a tuple of texts: Python goes through its letters."""
         family = self.family
         tuples: dict[str, object] = {
@@ -108,68 +109,70 @@ class Definition:
         tuples |= {f"layers[{k}].stacked": group.stacked for k, group in enumerate(family.layers)}
         for place, each in tuples.items():
             if isinstance(each, str):
-                yield Finding("row", place, f"a text where texts belong: write ({each!r},)")
+                yield FamilyFinding("row", place, f"a text where texts belong: write ({each!r},)")
         for axis, names in family.sizes.items():
             if not names or not isinstance(names[0], str):
-                yield Finding("size", axis, "no configuration field says its length")
+                yield FamilyFinding("size", axis, "no configuration field says its length")
 
-    def _rows(self) -> Iterator[Finding]:
+    def _rows(self) -> Iterator[FamilyFinding]:
         if not self.family.rows:
-            yield Finding("row", "rows", "there are none outside of layers, such as that of the embedding")
+            yield FamilyFinding(
+                "row", "rows", "there are none outside of layers, such as that of the embedding"
+            )
         for side in self.sides:
             for axis, times in Counter(side.axes).items():
                 if times > 1:
-                    yield Finding("axis", str(side), f"{axis} occurs twice on one side")
+                    yield FamilyFinding("axis", str(side), f"{axis} occurs twice on one side")
             for name in sorted(side.key.needs - self.axes):
-                yield Finding("axis", str(side), f"nothing has an axis {name}{near(name, self.axes)}")
+                yield FamilyFinding("axis", str(side), f"nothing has an axis {name}{near(name, self.axes)}")
         for row in (*self.family.rows, *(row for group in self.family.layers for row in group.rows)):
             if isinstance(row.op, Scale) and row.op.axis not in self.axes:
                 text = f"values are scaled by {row.op.axis}, which no row has{near(row.op.axis, self.axes)}"
-                yield Finding("op", str(row.left.key), text)
+                yield FamilyFinding("op", str(row.left.key), text)
 
-    def _labels(self) -> Iterator[Finding]:
+    def _labels(self) -> Iterator[FamilyFinding]:
         constants = self.family.constants
         for axis, fields in self.labelled.items():
             counts = {len(field.labels) for field in fields}
             if len(counts) > 1:
-                yield Finding("label", axis, f"{' and '.join(map(str, fields))} have different lengths")
+                yield FamilyFinding("label", axis, f"{' and '.join(map(str, fields))} have different lengths")
             elif axis in constants and constants[axis] not in counts:
-                yield Finding("label", axis, f"{fields[0]}, but [constants] says {constants[axis]}")
+                yield FamilyFinding("label", axis, f"{fields[0]}, but [constants] says {constants[axis]}")
             for field in fields:
                 if len(set(field.labels)) < len(field.labels):
-                    yield Finding("label", axis, f"{field} has a word twice")
+                    yield FamilyFinding("label", axis, f"{field} has a word twice")
 
-    def _flags(self) -> Iterator[Finding]:
+    def _flags(self) -> Iterator[FamilyFinding]:
         rules = self.family.flags
         asking = {flag: row for row in reversed(self.rows) for flag in row.flags}
         for flag, row in asking.items():
             if flag not in rules:
-                yield Finding(
+                yield FamilyFinding(
                     "flag", flag, f"no rule sets it, but {row.left.key} asks for it{near(flag, rules)}"
                 )
         for flag in rules:
             if flag not in asking:
-                yield Finding("flag", flag, f"no row asks for it{near(flag, asking)}")
+                yield FamilyFinding("flag", flag, f"no row asks for it{near(flag, asking)}")
 
-    def _formulas(self) -> Iterator[Finding]:
+    def _formulas(self) -> Iterator[FamilyFinding]:
         family = self.family
         for axis, formula in family.derived.items():
             try:
                 unknown = sorted(names_in(formula) - self.axes)
             except MappingError as error:
-                yield Finding("formula", axis, f"{error.message}: {formula!r}")
+                yield FamilyFinding("formula", axis, f"{error.message}: {formula!r}")
                 continue
             for name in unknown:
-                yield Finding(
+                yield FamilyFinding(
                     "formula", axis, f"{formula!r}: no axis is called {name}{near(name, self.axes)}"
                 )
             if axis in self._followed(axis):
-                yield Finding("formula", axis, f"{formula!r} follows from {axis} itself")
+                yield FamilyFinding("formula", axis, f"{formula!r} follows from {axis} itself")
         for axis in sorted(family.constants.keys() & family.sizes.keys()):
-            yield Finding("size", axis, "both the configuration and a constant say its length")
+            yield FamilyFinding("size", axis, "both the configuration and a constant say its length")
         for text in family.left_out:
             for name in sorted(parse_key(text).needs - self.axes):
-                yield Finding("axis", text, f"nothing has an axis {name}{near(name, self.axes)}")
+                yield FamilyFinding("axis", text, f"nothing has an axis {name}{near(name, self.axes)}")
 
     def _followed(self, axis: str) -> frozenset[str]:
         """The axes that the length of one follows from, where no configuration says any."""
@@ -182,28 +185,28 @@ class Definition:
             rest |= names
         return frozenset(found)
 
-    def _spellings(self) -> Iterator[Finding]:
+    def _spellings(self) -> Iterator[FamilyFinding]:
         family = self.family
         if not family.spellings:
-            yield Finding("row", "spellings", "there are none, not even the one that changes nothing")
+            yield FamilyFinding("row", "spellings", "there are none, not even the one that changes nothing")
         keys = {str(row.right.key) for row in self.rows}
         anchors: dict[str, str] = {}
         names: set[str] = set()
         for each in family.spellings:
             if each.name in names:
-                yield Finding("spelling", each.name, "two spellings have this name")
+                yield FamilyFinding("spelling", each.name, "two spellings have this name")
             names.add(each.name)
             for prefix in each.prefixes:
                 if not any(key.startswith(prefix) for key in keys):
-                    yield Finding("spelling", each.name, f"no row's key begins with {prefix!r}")
+                    yield FamilyFinding("spelling", each.name, f"no row's key begins with {prefix!r}")
             for model_type in each.model_types:
                 if model_type not in family.model_types:
                     text = f"the family has no model_type {model_type}{near(model_type, family.model_types)}"
-                    yield Finding("spelling", each.name, text)
+                    yield FamilyFinding("spelling", each.name, text)
             anchor = str(each.key(family.rows[0].right.key)) if family.rows else each.name
             if anchor in anchors:
                 text = f"its files have {anchor}, as those of {anchors[anchor]}: nothing tells them apart"
-                yield Finding("spelling", each.name, text)
+                yield FamilyFinding("spelling", each.name, text)
             anchors.setdefault(anchor, each.name)
 
 

@@ -13,7 +13,7 @@ _MOST_NEAR = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FamilyFinding:
     """Something that is wrong.
 
     Attributes:
@@ -29,7 +29,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TriedLayout:
     """One way in which MaxText lays the layers out.
 
     Attributes:
@@ -63,8 +63,8 @@ class FamilyCheck:
     config: str | None = None
     models: tuple[str, ...] = ()
     num_arrays: int = 0
-    layouts: tuple[Layout, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    layouts: tuple[TriedLayout, ...] = ()
+    findings: tuple[FamilyFinding, ...] = ()
     hints: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -77,25 +77,27 @@ class FamilyCheck:
         return not self.findings
 
 
-def findings_of(error: CheckpointError) -> Iterator[Finding]:
+def findings_of(error: CheckpointError) -> Iterator[FamilyFinding]:
     """What an error of a table says, one by one."""
     if isinstance(error, NotCoveredError):
         yield from _uncovered(error.coverage)
         return
     kind = "size" if isinstance(error, ShapeError | ConfigError) else "row"
     details = [f"{label} {text}" for label, text in (("got", error.got), ("wanted", error.wanted)) if text]
-    yield Finding(kind, error.place or "", "; ".join([error.message, *details]))
+    yield FamilyFinding(kind, error.place or "", "; ".join([error.message, *details]))
 
 
-def _uncovered(coverage: Coverage) -> Iterator[Finding]:
+def _uncovered(coverage: Coverage) -> Iterator[FamilyFinding]:
     for number, (key, shape) in enumerate(coverage.missing.items()):
         near = near_names(key, coverage.extra, 1) if number < _MOST_NEAR else []
         there = f"; there is {near[0]}" if near else ""
-        yield Finding("missing", key, f"an array of shape {list(shape)}{there}")
+        yield FamilyFinding("missing", key, f"an array of shape {list(shape)}{there}")
     for key in coverage.extra:
-        yield Finding("not expected", key, "no row spells this")
+        yield FamilyFinding("not expected", key, "no row spells this")
     for each in coverage.misshapen:
-        yield Finding("shape", each.key, f"got {list(each.got)}, wanted {list(each.wanted)} ({each.why})")
+        yield FamilyFinding(
+            "shape", each.key, f"got {list(each.got)}, wanted {list(each.wanted)} ({each.why})"
+        )
 
 
 def hints_of(error: CheckpointError) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.region import Shape
 from ckpttools.family_check.definition import LAYOUTS
-from ckpttools.family_check.findings import Finding, Layout, findings_of, hints_of
+from ckpttools.family_check.findings import FamilyFinding, TriedLayout, findings_of, hints_of
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.table import Table
@@ -34,10 +34,10 @@ class RoundTrip:
         layouts: those in which everything came back.
     """
 
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[FamilyFinding, ...] = ()
     hints: tuple[str, ...] = ()
     num_arrays: int = 0
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[TriedLayout, ...] = ()
 
 
 def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = None) -> RoundTrip:
@@ -52,7 +52,7 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
     findings = list(_made_twice([(row.right, row.left) for row in rows], lengths))
     right = _spelled([row.right for row in rows], lengths) if right is None else right
     hints: list[str] = []
-    layouts: list[Layout] = []
+    layouts: list[TriedLayout] = []
     # Where two rows make one key, all else follows from that.
     ambiguous = bool(findings)
     for name, scan_axis in LAYOUTS.items():
@@ -68,7 +68,7 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
                 hints += hints_of(error)
         findings += found
         if not (found or ambiguous):
-            layouts.append(Layout(name, len(left)))
+            layouts.append(TriedLayout(name, len(left)))
     return RoundTrip(tuple(dict.fromkeys(findings)), tuple(dict.fromkeys(hints)), len(right), tuple(layouts))
 
 
@@ -89,7 +89,7 @@ def _spelled(sides: Iterable[Side], lengths: Mapping[str, int]) -> dict[str, Sha
     return {key: side.shape(lengths) for side in sides for key in side.keys(lengths)}
 
 
-def _made_twice(sides: Sequence[tuple[Side, Side]], lengths: Mapping[str, int]) -> Iterator[Finding]:
+def _made_twice(sides: Sequence[tuple[Side, Side]], lengths: Mapping[str, int]) -> Iterator[FamilyFinding]:
     """Keys that two rows make, or two coordinates of one: pairs are the side that is made and the other."""
     makers: dict[str, int] = {}
     for number, (side, other) in enumerate(sides):
@@ -97,13 +97,13 @@ def _made_twice(sides: Sequence[tuple[Side, Side]], lengths: Mapping[str, int]) 
             if key not in makers:
                 makers[key] = number
             elif makers[key] == number:
-                yield Finding("key", key, f"made twice by {side.key}, at two coordinates")
+                yield FamilyFinding("key", key, f"made twice by {side.key}, at two coordinates")
             else:
                 first = sides[makers[key]][1].key
-                yield Finding("key", key, f"made twice, from {first} and from {other.key}")
+                yield FamilyFinding("key", key, f"made twice, from {first} and from {other.key}")
 
 
-def _there_and_back(table: Table, right: Shapes, left: Shapes) -> Iterator[Finding]:
+def _there_and_back(table: Table, right: Shapes, left: Shapes) -> Iterator[FamilyFinding]:
     """Compares what comes out on the left with what its sides say, and what comes back with what went in."""
     # Rows that change values want numbers that can be changed, and give float32 back as float32.
     there = table.to_left({key: Constant(shape, _F32, bytes(4)) for key, shape in right.items()})
@@ -112,11 +112,11 @@ def _there_and_back(table: Table, right: Shapes, left: Shapes) -> Iterator[Findi
     yield from _differing(table.to_right(there.arrays).arrays, kept)
 
 
-def _differing(arrays: Mapping[str, LazyArray], wanted: Shapes) -> Iterator[Finding]:
-    yield from (Finding("missing", key, "no row makes it") for key in wanted if key not in arrays)
+def _differing(arrays: Mapping[str, LazyArray], wanted: Shapes) -> Iterator[FamilyFinding]:
+    yield from (FamilyFinding("missing", key, "no row makes it") for key in wanted if key not in arrays)
     for key, array in arrays.items():
         if key not in wanted:
-            yield Finding("not expected", key, "no row spells this")
+            yield FamilyFinding("not expected", key, "no row spells this")
         elif array.shape != wanted[key] or array.dtype != _F32:
             made = f"{array.dtype}{list(array.shape)}"
-            yield Finding("shape", key, f"got {made}, wanted {_F32}{list(wanted[key])}")
+            yield FamilyFinding("shape", key, f"got {made}, wanted {_F32}{list(wanted[key])}")

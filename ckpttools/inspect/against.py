@@ -15,11 +15,11 @@ from ckpttools.families.family import Family
 from ckpttools.inspect.comparison import Comparison, Different, Spec
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.layer_rows import numbered_layer
-from ckpttools.mapping.axes import Key
 from ckpttools.mapping.coverage import Coverage, Misfit, NotCoveredError
 from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
-from ckpttools.maxtext.key_templates import Spelled
+from ckpttools.maxtext.key_templates import FamilyKeys
 from ckpttools.maxtext.recognition import family_fits
 from ckpttools.maxtext.view import MaxTextView, view_of
 
@@ -163,9 +163,7 @@ class _FamilyCheck:
         return Comparison(
             said,
             len(self.arrays),
-            missing=tuple(
-                Spec(name, None, None) for name in (*fit.missing, *_gaps(self.arrays, fit.spelled))
-            ),
+            missing=tuple(Spec(name, None, None) for name in (*fit.missing, *_gaps(self.arrays, fit.keys))),
             extra=tuple(_spec(name, array) for name, array in self.arrays.items() if name in others),
             reasons=("Only names were compared: give the model's config.json to compare shapes, too.",),
             shapes_compared=False,
@@ -197,7 +195,7 @@ class _FamilyCheck:
     def _map(self) -> None:
         """Spells the arrays the other way, for what that says of them."""
         axis = (self.view.scan_axis or 0) if self.view.is_stacked else None
-        overrides = _without_names(self.family.spelled(axis)) if self.config is None else {}
+        overrides = _without_names(self.family.all_rows(axis)) if self.config is None else {}
         place = self.place or self.tree.metadata.place
         if self.view.is_maxtext:
             table = self.family.table(self.config, place, scan_axis=axis, overrides=overrides)
@@ -217,10 +215,10 @@ def _layers(names: Iterable[str]) -> dict[str, set[int]]:
     return numbers
 
 
-def _gaps(names: Iterable[str], spelled_as: Spelled) -> Iterator[str]:
+def _gaps(names: Iterable[str], keys: FamilyKeys) -> Iterator[str]:
     """Layers that no array is of, before some that have one: `model.layers.2.*`."""
     for before, found in _layers(names).items():
-        first = min(spelled_as.first_numbers(before), default=min(found))
+        first = min(keys.first_numbers(before), default=min(found))
         yield from (f"{before}{number}.*" for number in range(first, max(found)) if number not in found)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import islice
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.errors import CoverageError, listing, near_names
@@ -13,7 +12,7 @@ from ckpttools.core.region import Shape
 from ckpttools.core.text import folded
 from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Side
-from ckpttools.mapping.sizes import Size
+from ckpttools.mapping.sizes import Size, lengths_of
 from ckpttools.quantized.weights import is_scale, quantized
 
 # Beyond this many lines a list says only how many more there are.
@@ -100,7 +99,7 @@ def check_coverage(
     Raises:
         NotCoveredError: with every missing, left-over and misshapen array.
     """
-    lengths = {axis: size.length for axis, size in sizes.items()}
+    lengths = lengths_of(sizes)
     sides = {key: each.side for each in wanted for key in each.side.keys(lengths)}
     missing = [key for key in sides if key not in arrays]
     extra = [key for key in arrays if key not in sides]
@@ -188,7 +187,7 @@ def _with_near(key: str, extra: list[str]) -> str:
 
 
 def _misshapen(key: str, shape: Shape, side: Side, sizes: Mapping[str, Size]) -> Misfit:
-    wanted = side.shape({axis: size.length for axis, size in sizes.items()})
+    wanted = side.shape(lengths_of(sizes))
     why = "it looks transposed" if shape == wanted[::-1] else "; ".join(_doubtful(shape, wanted, side, sizes))
     return Misfit(key, shape, wanted, why)
 
@@ -238,18 +237,15 @@ def _beyond_hints(
     extra: Sequence[str], wanted: Sequence[Expected], sizes: Mapping[str, Size]
 ) -> Iterator[str]:
     """Says which size is too small for the keys that are there."""
-    there = set(extra)
-    for axis in dict.fromkeys(axis for each in wanted for axis in each.side.key.axes):
+    there, lengths = set(extra), lengths_of(sizes)
+    keys = [each.side.key for each in wanted]
+    for axis in dict.fromkeys(axis for key in keys for axis in key.axes):
         size = sizes[axis]
         beyond = (
-            each.side.key.spell({**dict.fromkeys(each.side.key.axes, 0), axis: size.length}, _lengths(sizes))
-            for each in wanted
-            if axis in each.side.key.axes and not any(f.labels for f in each.side.key.fields)
+            key.format({**dict.fromkeys(key.axes, 0), axis: size.length}, lengths)
+            for key in keys
+            if axis in key.axes and not any(field.labels for field in key.fields)
         )
-        hit = next(islice((key for key in beyond if key in there), 1), None)
+        hit = next((name for name in beyond if name in there), None)
         if hit:
             yield f"{hit} is beyond the {size.length} that {size.source} says"
-
-
-def _lengths(sizes: Mapping[str, Size]) -> dict[str, int]:
-    return {axis: size.length for axis, size in sizes.items()}

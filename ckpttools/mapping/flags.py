@@ -28,7 +28,7 @@ class Flag:
     open_key: str | None = None
 
 
-def told_by_names(
+def inferred_flags(
     names: Sequence[str], sides: Sequence[tuple[Row, Side]], keys: Collection[str]
 ) -> dict[str, Flag]:
     """The flags that no configuration decides, as the keys that are there tell them.
@@ -40,10 +40,10 @@ def told_by_names(
         sides: each row with the side whose keys are looked for.
         keys: what is there.
     """
-    return {name: _told(name, sides, keys) for name in names}
+    return {name: _inferred(name, sides, keys) for name in names}
 
 
-def _told(name: str, sides: Sequence[tuple[Row, Side]], keys: Collection[str]) -> Flag:
+def _inferred(name: str, sides: Sequence[tuple[Row, Side]], keys: Collection[str]) -> Flag:
     having = {side.key.first() for row, side in sides if name in row.when.split()}
     lacking = {side.key.first() for row, side in sides if name in row.unless.split()}
     common = sorted(having & lacking & set(keys))

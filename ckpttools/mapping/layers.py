@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ckpttools.mapping.axes import parse_key
+from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.row import Row
 
 
@@ -34,7 +34,7 @@ class Layers:
     when: str = ""
     unless: str = ""
 
-    def spelled(self, scan_axis: int | None) -> Iterator[Row]:
+    def all_rows(self, scan_axis: int | None) -> Iterator[Row]:
         """The rows with their prefixes, for layers stacked on `scan_axis`, or for unscanned ones."""
         above = parse_key(self.right)
         left = parse_key(self.left if scan_axis is None else self.scanned)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.core.errors import MappingError
-from ckpttools.mapping.axes import Key, Side
+from ckpttools.mapping.axes import Side
+from ckpttools.mapping.keys import Key
 from ckpttools.mapping.op_text import op_text
 from ckpttools.mapping.row_text import (
     ARROW,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpttools.core.errors import MappingError, near_names
-from ckpttools.mapping.axes import Key, Side, parse_key, parse_side
+from ckpttools.mapping.axes import Side, parse_side
+from ckpttools.mapping.keys import Key, parse_key
 from ckpttools.mapping.op_text import OPS, parse_op
 from ckpttools.mapping.values import ValueOp
 

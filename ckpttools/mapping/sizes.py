@@ -9,7 +9,8 @@ from typing import Any
 
 from ckpttools.core.errors import ConfigError, ShapeError
 from ckpttools.mapping.arithmetic import DoesNotDivideError, names_in, value
-from ckpttools.mapping.axes import Group, Key, Side
+from ckpttools.mapping.axes import Side
+from ckpttools.mapping.keys import Field, Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,11 @@ class Size:
 
     length: int
     source: str
+
+
+def lengths_of(sizes: Mapping[str, Size]) -> dict[str, int]:
+    """The lengths alone."""
+    return {axis: size.length for axis, size in sizes.items()}
 
 
 Alternatives = tuple[str | int, ...]
@@ -76,7 +82,7 @@ def derive(sizes: Mapping[str, Size], formulas: Mapping[str, str], place: str) -
     """
     found = dict(sizes)
     for _ in formulas:
-        lengths = {axis: size.length for axis, size in found.items()}
+        lengths = lengths_of(found)
         for axis, formula in formulas.items():
             if axis in found or not names_in(formula) <= set(lengths):
                 continue
@@ -130,30 +136,22 @@ def counted(sizes: Mapping[str, Size], keys: Iterable[str], sides: Iterable[Side
     """`sizes`, completed by the highest numbers in keys; axes of which no key is there are left out."""
     found = dict(sizes)
     names = list(keys)
-    lengths = {axis: size.length for axis, size in sizes.items()}
+    lengths = lengths_of(sizes)
     for side in sides:
-        for axis in [axis for axis in side.key.axes if axis not in sizes]:
-            for name in names:
-                coordinate = _coordinate(side.key, axis, name, lengths)
-                if coordinate is not None and (axis not in found or coordinate >= found[axis].length):
-                    found[axis] = Size(coordinate + 1, name)
+        telling = {k: field for k, field in enumerate(side.key.fields) if _is_telling(field, lengths)}
+        for name in names if telling else ():
+            numbers = side.key.numbers(name) or ()
+            for k, field in telling.items() if numbers else ():
+                for axis, coordinate in next(field.indices(numbers[k], lengths), {}).items():
+                    if axis not in found or coordinate >= found[axis].length:
+                        found[axis] = Size(coordinate + 1, name)
     return found
 
 
-def _coordinate(key: Key, axis: str, name: str, lengths: Mapping[str, int]) -> int | None:
-    """The coordinate of `axis` in a key, where what is before it fits the template."""
-    rest = name
-    for part, after in zip(key.parts, (*key.parts[1:], ""), strict=True):
-        if isinstance(part, str):
-            if not rest.startswith(part):
-                return None
-            rest = rest[len(part) :]
-            continue
-        end = rest.find(after[0]) if isinstance(after, str) and after else len(rest)
-        if axis in part.axes:
-            return part.told(rest[:end], lengths) if set(part.counts) <= lengths.keys() else None
-        rest = rest[end:]
-    return None
+def _is_telling(field: Field, lengths: Mapping[str, int]) -> bool:
+    """Whether its number tells the coordinate of an axis whose length is not known."""
+    known = set(field.counts) <= lengths.keys()
+    return len(field.axes) == 1 and field.axes[0] not in lengths and known and not field.labels
 
 
 def require(
@@ -170,13 +168,13 @@ def require(
         raise ShapeError(
             f"the size of {', '.join(missing)} cannot be told",
             place=place,
-            got=_why_not_told(shown, missing[0], sizes) if shown else None,
+            got=_why_unknown(shown, missing[0], sizes) if shown else None,
             wanted="a field of the configuration or an array that shows it",
         )
-    return {axis: size.length for axis, size in sizes.items()}
+    return lengths_of(sizes)
 
 
-def _why_not_told(shown: Observation, axis: str, sizes: Mapping[str, Size]) -> str:
+def _why_unknown(shown: Observation, axis: str, sizes: Mapping[str, Size]) -> str:
     """What the array says of the axis, and what is in the way."""
     if len(shown.groups) != len(shown.shape):
         return f"{shown.key} {list(shown.shape)}, which should have {len(shown.groups)} axes"

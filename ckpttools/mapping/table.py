@@ -13,12 +13,13 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
-from ckpttools.mapping.axes import Key, Side
+from ckpttools.mapping.axes import Side
 from ckpttools.mapping.coverage import Expected, check_coverage
-from ckpttools.mapping.flags import Flag, refuse_open, told_by_names
-from ckpttools.mapping.respelling import Respelling
+from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open
+from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
-from ckpttools.mapping.sizes import Observation, Size, counted, derive, require, unify
+from ckpttools.mapping.row_conversion import RowConversion
+from ckpttools.mapping.sizes import Observation, Size, counted, derive, lengths_of, require, unify
 from ckpttools.mapping.values import BoundOp
 
 
@@ -108,7 +109,7 @@ class Table:
         left_out: templates, and patterns, of right keys that the left side has no place for.
         padded: axis -> length that left arrays have on it at least, filled up with zeros.
         place: what is being mapped, for messages.
-        told: whether a configuration has told how many layers there are.
+        is_configured: whether a configuration has said how many layers there are.
         remedies: pattern of right keys that no row takes -> what to do about such.
     """
 
@@ -120,7 +121,7 @@ class Table:
     left_out: tuple[Key, ...] = ()
     padded: Mapping[str, int] = field(default_factory=dict)
     place: str = ""
-    told: bool = True
+    is_configured: bool = True
     remedies: Mapping[str, str] = field(default_factory=dict)
 
     def to_left(
@@ -142,7 +143,7 @@ class Table:
             if not any(_matches(key, (pattern,)) for key in arrays):
                 raise UsageError("nothing has a name that matches", place=self.place, got=pattern)
         directions = [_Direction(row.right, row.left, row, False) for row in self.rows]
-        mapped = self._respelled(arrays, directions, (*self.dropped, *self._left_out(), *drop), exact)
+        mapped = self._converted(arrays, directions, (*self.dropped, *self._left_out(), *drop), exact)
         return self._padded(mapped)
 
     def to_left_partly(
@@ -173,15 +174,15 @@ class Table:
         """
         directions = [_Direction(row.left, row.right, row, True) for row in self.rows]
         kept, lengths, surplus = self._windowed(arrays, directions, cut)
-        mapped = self._respelled(kept, directions, (), False, "ckpt select SRC DST --drop PATTERN first")
-        return Mapped(mapped.arrays, mapped.sizes, mapped.values, (), mapped.changed, lengths, surplus)
+        mapped = self._converted(kept, directions, (), False, "ckpt select SRC DST --drop PATTERN first")
+        return replace(mapped, cut=lengths, surplus=surplus)
 
     def left_out_of(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Of right arrays, those that the left side has no place for."""
         patterns = self._left_out()
         return {key: array for key, array in arrays.items() if _matches(key, patterns)}
 
-    def _respelled(
+    def _converted(
         self,
         arrays: Mapping[str, LazyArray],
         all_directions: list[_Direction],
@@ -209,7 +210,7 @@ class Table:
         directions = [each for each in all_directions if each.row.applies(present)]
         absent = [each for each in all_directions if not each.row.applies(present)]
         said = self._unified(kept, directions)
-        if not self.told:
+        if not self.is_configured:
             said = _without_layers(said, directions)
         directions = [each for each in directions if not _is_void(each.source, said)]
         return _Settled(kept, dropped, flags, directions, absent, said)
@@ -218,12 +219,12 @@ class Table:
         """The flags that are known, and those that the names of the arrays tell."""
         undecided = {name for each in directions for name in each.row.flags} - self.flags.keys()
         sides = [(each.row, each.source) for each in directions]
-        return {**self.flags, **told_by_names(sorted(undecided), sides, arrays)}
+        return {**self.flags, **inferred_flags(sorted(undecided), sides, arrays)}
 
     def _left_out(self) -> tuple[str, ...]:
         """Patterns of the keys that the left side has no place for."""
         sizes = derive(self.sizes, self.derived, self.place)
-        lengths = {axis: size.length for axis, size in sizes.items()}
+        lengths = lengths_of(sizes)
         templates = [key for key in self.left_out if key.needs <= lengths.keys()]
         return tuple(text for key in templates for text in Side(key, ()).keys(lengths))
 
@@ -241,7 +242,7 @@ class Table:
                     if key in arrays:
                         shape = arrays[key].shape
                         arrays[key] = padded(arrays[key], (*shape[:at], length, *shape[at + 1 :]))
-        return Mapped(arrays, mapped.sizes, mapped.values, mapped.dropped, mapped.changed)
+        return replace(mapped, arrays=arrays)
 
     def _windowed(
         self, arrays: Mapping[str, LazyArray], directions: Iterable[_Direction], cut: Collection[str]
@@ -321,35 +322,35 @@ def _made(
     exact: bool,
 ) -> Mapped:
     """Every target array, once all is accounted for."""
-    sizes = {axis: size.length for axis, size in said.items()}
+    sizes = lengths_of(said)
     made: dict[str, LazyArray] = {}
     notes: list[ValueNote] = []
     changed: set[str] = set()
     for each in directions:
-        respelling = _respelling(each, sizes, arrays, exact)
+        conversion = _conversion(each, sizes, arrays, exact)
         for index in each.target.indices(sizes):
-            key = each.target.key.spell(index, sizes)
-            made[key] = respelling.at(index, arrays)
-            if respelling.op:
+            key = each.target.key.format(index, sizes)
+            made[key] = conversion.at(index, arrays)
+            if conversion.op:
                 changed.add(key)
-        notes += _value_notes(each, respelling, arrays)
+        notes += _value_notes(each, conversion, arrays)
     return Mapped(made, sizes, tuple(notes), dropped, frozenset(changed))
 
 
 def _made_partly(settled: _Settled) -> Mapped:
     """Every target array whose sources are all there."""
-    sizes = {axis: size.length for axis, size in settled.sizes.items()}
+    sizes = lengths_of(settled.sizes)
     arrays, made, used = settled.arrays, dict[str, LazyArray](), set[str]()
     for each in settled.directions:
         if not {*each.source.axes, *each.source.key.needs, *each.target.key.needs} <= sizes.keys():
             continue
         for index in each.target.indices(sizes):
-            keys = list(Respelling(each.source, each.target, sizes).source_keys(index))
+            keys = list(RowConversion(each.source, each.target, sizes).source_keys(index))
             shapes = {arrays[key].shape if key in arrays else None for key in keys}
             own = _own_sizes(each.source, shapes.pop(), sizes) if len(shapes) == 1 else None
             if own is not None:
-                respelling = _respelling(each, own, arrays, False)
-                made[each.target.key.spell(index, sizes)] = respelling.at(index, arrays)
+                conversion = _conversion(each, own, arrays, False)
+                made[each.target.key.format(index, sizes)] = conversion.at(index, arrays)
                 used.update(keys)
     unused = tuple(key for key in arrays if key not in used)
     return Mapped(made, sizes, (), settled.dropped, unused=unused)
@@ -365,15 +366,15 @@ def _own_sizes(side: Side, shape: Shape | None, sizes: Mapping[str, int]) -> Map
     return own if side.shape(own) == shape else None
 
 
-def _respelling(
+def _conversion(
     direction: _Direction, sizes: Mapping[str, int], arrays: Mapping[str, LazyArray], exact: bool
-) -> Respelling:
+) -> RowConversion:
     op = direction.row.op.bound(sizes) if direction.row.op else None
     if op and direction.inverse:
         op = op.inverse()
     elif op and exact:
         op = _exact(op, direction, sizes, arrays)
-    return Respelling(direction.source, direction.target, sizes, op)
+    return RowConversion(direction.source, direction.target, sizes, op)
 
 
 def _exact(
@@ -398,11 +399,11 @@ def _exact(
 
 
 def _value_notes(
-    direction: _Direction, respelling: Respelling, arrays: Mapping[str, LazyArray]
+    direction: _Direction, conversion: RowConversion, arrays: Mapping[str, LazyArray]
 ) -> Iterator[ValueNote]:
-    if respelling.op:
-        dtype = arrays[next(direction.source.keys(respelling.sizes))].dtype
-        exactness = respelling.op.exactness(dtype)
+    if conversion.op:
+        dtype = arrays[next(direction.source.keys(conversion.sizes))].dtype
+        exactness = conversion.op.exactness(dtype)
         yield ValueNote(str(direction.target.key), exactness.exact, exactness.reason, dtype)
 
 
@@ -413,9 +414,9 @@ def _observed(
     found: list[Observation] = []
     for side in sides:
         axes = side.key.axes
-        lengths = {**dict.fromkeys(axes, 1), **{axis: size.length for axis, size in sizes.items()}}
+        lengths = {**dict.fromkeys(axes, 1), **lengths_of(sizes)}
         if side.key.needs <= lengths.keys():
-            key = side.key.spell(dict.fromkeys(axes, 0), lengths)
+            key = side.key.format(dict.fromkeys(axes, 0), lengths)
             if key in arrays:
                 found.append(Observation(key, side.groups, arrays[key].shape))
     return found

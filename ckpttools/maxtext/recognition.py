@@ -13,7 +13,8 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import folded
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families
-from ckpttools.maxtext.key_templates import Form, Spelled, forms_of_names, meets, spellings
+from ckpttools.mapping.keys import Key
+from ckpttools.maxtext.key_templates import Alike, FamilyKeys, alike, family_keys
 from ckpttools.maxtext.view import view_of
 
 NameSide = Literal["maxtext", "huggingface"]
@@ -54,7 +55,7 @@ def guess_families(tree: Tree, families: Iterable[Family]) -> tuple[FamilyGuess,
     """
     fits = [fit for fit in family_fits(tree, families) if fit.is_likely]
     best = min((fit.badness for fit in fits), default=None)
-    found = {fit.spelled.family.name: fit for fit in fits if fit.badness == best}
+    found = {fit.keys.family.name: fit for fit in fits if fit.badness == best}
     side: NameSide = "maxtext" if view_of(tree).is_maxtext else "huggingface"
     return tuple(fit.guess(side) for fit in found.values())
 
@@ -65,70 +66,73 @@ def families_with_names_of(tree: Tree) -> list[str]:
     return [each.name for each in found if each.matched == each.wanted and not each.num_others]
 
 
-def family_fits(tree: Tree, families: Iterable[Family]) -> list[Fit]:
+def family_fits(tree: Tree, families: Iterable[Family]) -> list[FamilyFit]:
     """How well each family fits, in each of its spellings; arguments as those of `guess_families`."""
     view = view_of(tree)
-    spelled = [each for family in families for each in spellings(family, view)]
+    keys = [each for family in families for each in family_keys(family, view)]
     arrays = view.named
-    names = forms_of_names(arrays, spelled)
+    names = alike(arrays, keys)
     config = tree.metadata.config or {}
     return [
-        Fit.of(each, True, names, _left_out(each, config, arrays))
+        FamilyFit.of(each, True, names, _left_out(each, config, arrays))
         if config.get("model_type") in each.family.model_types
-        else Fit.of(each, False, names)
-        for each in spelled
+        else FamilyFit.of(each, False, names)
+        for each in keys
     ]
 
 
 def _left_out(
-    spelled: Spelled, config: Mapping[str, object], arrays: Mapping[str, LazyArray]
+    keys: FamilyKeys, config: Mapping[str, object], arrays: Mapping[str, LazyArray]
 ) -> frozenset[str]:
     """Names that the family has no place for, as far as the configuration tells which these are."""
     try:
-        return frozenset(spelled.family.table(config, "config.json").left_out_of(arrays))
+        return frozenset(keys.family.table(config, "config.json").left_out_of(arrays))
     except CheckpointError:
         return frozenset()
 
 
 @dataclass(frozen=True)
-class Fit:
+class FamilyFit:
     """A family in one spelling against the names of a tree.
 
     Attributes:
-        spelled: the family's templates.
+        keys: the family's templates.
         named: whether the configuration names it.
         required: what such a model must have.
         met: templates that are there.
-        others: names that there is no template for, by form.
-        num_forms: forms of the tree's names.
+        others: names that there is no template for, by what they have in common.
+        num_alike: in how many such groups the tree's names are.
     """
 
-    spelled: Spelled
+    keys: FamilyKeys
     named: bool
-    required: Mapping[Form, str]
-    met: frozenset[Form]
-    others: Mapping[Form, list[str]]
-    num_forms: int
+    required: Mapping[Key, Key]
+    met: frozenset[Key]
+    others: Mapping[Alike, list[str]]
+    num_alike: int
 
     @classmethod
     def of(
         cls,
-        spelled: Spelled,
+        keys: FamilyKeys,
         named: bool,
-        names: Mapping[Form, list[str]],
+        names: Mapping[Alike, list[str]],
         left_out: frozenset[str] = frozenset(),
-    ) -> Fit:
-        templates = spelled.by_text()
-        of_form = {form: [t for t in templates.get(form[0], ()) if meets(form, t)] for form in names}
-        met = frozenset(template for found in of_form.values() for template in found)
-        unmet = {form: names[form] for form, found in of_form.items() if not found}
-        wanted = {form: [each for each in group if each not in left_out] for form, group in unmet.items()}
-        others = {
-            form: group
-            for form, group in wanted.items()
-            if group and not any(fnmatchcase(group[0], pattern) for pattern in spelled.ignored)
+    ) -> FamilyFit:
+        forms = keys.by_text
+        hits = {
+            group: [form for form, _ in forms.get(group[0], ()) if _meet(found, form)]
+            for group, found in names.items()
         }
-        return cls(spelled, named, spelled.required(met), met, others, len(names))
+        met = frozenset(template for found in hits.values() for template in found)
+        unmet = {group: names[group] for group, found in hits.items() if not found}
+        wanted = {group: [each for each in found if each not in left_out] for group, found in unmet.items()}
+        others = {
+            group: found
+            for group, found in wanted.items()
+            if found and not any(fnmatchcase(found[0], pattern) for pattern in keys.ignored)
+        }
+        return cls(keys, named, keys.required(met), met, others, len(names))
 
     @property
     def matched(self) -> int:
@@ -137,23 +141,23 @@ class Fit:
     @property
     def missing(self) -> tuple[str, ...]:
         """Key templates of what must be there and is not."""
-        return tuple(text for form, text in self.required.items() if form not in self.met)
+        return tuple(str(key) for form, key in self.required.items() if form not in self.met)
 
     @property
     def is_likely(self) -> bool:
         """Whether half of what must be there is, and half of what is there is wanted."""
-        return 2 * self.matched >= len(self.required) > 0 and 2 * len(self.others) <= self.num_forms
+        return 2 * self.matched >= len(self.required) > 0 and 2 * len(self.others) <= self.num_alike
 
     @property
     def badness(self) -> tuple[bool, int, int]:
         """What the best fit has least of; last what a model may have, and this one has not."""
-        absent = sum(len(group.forms - self.met) for group in self.spelled.groups)
+        absent = sum(len(group.forms - self.met) for group in self.keys.groups)
         return not self.named, len(self.required) - self.matched + len(self.others), absent
 
     def guess(self, side: NameSide) -> FamilyGuess:
         others = [name for names in self.others.values() for name in names]
         return FamilyGuess(
-            name=self.spelled.family.name,
+            name=self.keys.family.name,
             side=side,
             named=self.named,
             matched=self.matched,
@@ -162,3 +166,8 @@ class Fit:
             others=tuple(folded(others)),
             num_others=len(others),
         )
+
+
+def _meet(names: Iterable[str], template: Key) -> bool:
+    """Whether one of the names is of a template."""
+    return any(template.numbers(name) is not None for name in names)

@@ -10,12 +10,12 @@ from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families, family_of
-from ckpttools.mapping.axes import parse_key
+from ckpttools.mapping.keys import parse_key
 from ckpttools.maxtext.cycles import Cycle, CycleNames
 from ckpttools.maxtext.layer_notes import fits
 from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LAYERS, SCAN_AXIS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for
-from ckpttools.maxtext.recognition import Fit, family_fits
+from ckpttools.maxtext.recognition import FamilyFit, family_fits
 from ckpttools.maxtext.scan import StackLayers
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
@@ -88,8 +88,8 @@ def _layouts(tree: Tree) -> dict[Cycle, list[str]]:
     found: dict[Cycle, list[str]] = {}
     for fit in family_fits(_layers_alone(tree), families().values()):
         if fit.matched and not fit.others and not _missing(fit):
-            names = found.setdefault(cycle_of(fit.spelled.family), [])
-            names += [fit.spelled.family.name] if fit.spelled.family.name not in names else []
+            names = found.setdefault(cycle_of(fit.keys.family), [])
+            names += [fit.keys.family.name] if fit.keys.family.name not in names else []
     return found
 
 
@@ -99,7 +99,7 @@ def _layers_alone(tree: Tree) -> Tree:
     return Tree({(DECODER, *path): each for path, each in found.items() if path and LAYERS in str(path[0])})
 
 
-def _missing(fit: Fit) -> list[str]:
+def _missing(fit: FamilyFit) -> list[str]:
     return [template for template in fit.missing if template.startswith(_LAYERS)]
 
 

@@ -392,7 +392,7 @@ def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
 def _scan_axis(family: Family, arrays: Mapping[str, LazyArray], asked: int | None) -> int | None:
     """The axis on which layers are stacked, None where each has arrays of its own."""
     stacked, single = (
-        sum(key.first() in arrays for key in {row.left.key for row in family.spelled(axis)})
+        sum(key.first() in arrays for key in {row.left.key for row in family.all_rows(axis)})
         for axis in (SCAN_AXIS, None)
     )
     if stacked <= single:

@@ -6,7 +6,7 @@
     to = "params/params/decoder/layers/mlp/wi_0/kernel"
     to-axes = "embed layer mlp"
 
-The language of names and axes is that of rows (`ckpttools.mapping.axes`).
+The language of names and axes is that of rows (`ckpttools.mapping.axes`, `ckpttools.mapping.keys`).
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _renamed(tree: Tree, taken: Mapping[Path, tuple[Rule, Filled] | None]) -> It
             continue
         rule, filled = found
         if rule.axes is None and rule.target_template is not None:
-            yield Move(path, rule.path(rule.target_template.spell(filled), path), tree[path])
+            yield Move(path, rule.path(rule.target_template.format(filled), path), tree[path])
 
 
 _KEYS = {"from", "to", "axes", "to-axes", "drop", "optional"}

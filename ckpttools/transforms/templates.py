@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpttools.core.errors import MappingError
-from ckpttools.mapping.axes import Field, Key, parse_key
+from ckpttools.mapping.keys import Field, Key, parse_key
 
 _ANY = "{...}"
 
@@ -50,26 +50,36 @@ class Template:
 
     def match(self, name: str) -> Filled | None:
         """What `name` has in the fields; None where it is not of this template."""
-        begin = _prefix(self.before, name)
-        if begin is None:
-            return None
-        end, numbers = begin
-        if self.after is None:
-            return Filled(numbers) if end == len(name) else None
-        for start in range(end + 1, len(name) + 1):
-            rest = _prefix(self.after, name[start:])
-            if rest and start + rest[0] == len(name) and numbers | rest[1] == rest[1] | numbers:
-                return Filled(numbers | rest[1], name[end:start])
-        return None
+        found = ((self._numbers(numbers), text) for numbers, text in self._readings(name))
+        return next((Filled(numbers, text) for numbers, text in found if numbers is not None), None)
 
-    def spell(self, filled: Filled) -> str:
+    def _readings(self, name: str) -> Iterator[tuple[Sequence[int], str | None]]:
+        """Numbers for all fields, and the text between."""
+        for end, numbers in self.before.readings(name):
+            if self.after is None:
+                yield from [(numbers, None)] if end == len(name) else ()
+                continue
+            for start in range(end + 1, len(name) + 1):
+                for stop, rest in self.after.readings(name, 0, start):
+                    yield from [((*numbers, *rest), name[end:start])] if stop == len(name) else ()
+
+    def _numbers(self, numbers: Sequence[int]) -> dict[Slot, int] | None:
+        """The numbers by slot; None where one has several."""
+        pairs = set(zip(map(slot, self.fields), numbers, strict=True))
+        found = dict(pairs)
+        return found if len(found) == len(pairs) else None
+
+    def format(self, filled: Filled) -> str:
         """The name that has this in its fields.
 
         Raises:
             MappingError: a number for which the template has no label.
         """
-        text = _spelled(self.before, filled)
-        return text if self.after is None else f"{text}{filled.text}{_spelled(self.after, filled)}"
+        before, after = (
+            key.filled(filled.numbers[slot(field)] for field in key.fields) if key else ""
+            for key in (self.before, self.after)
+        )
+        return f"{before}{filled.text or ''}{after}"
 
     def __str__(self) -> str:
         return str(self.before) if self.after is None else f"{self.before}{_ANY}{self.after}"
@@ -91,54 +101,3 @@ def slot(field: Field) -> Slot:
     """What a field is filled with; `{layer}`, `{layer+3}` and `{layer:a,b}` are filled with the same."""
     plain = len(field.axes) == 1 and field.strides in ((), (1,))
     return field.axes, () if plain else field.strides, field.counts
-
-
-def _prefix(key: Key, name: str) -> tuple[int, dict[Slot, int]] | None:
-    """Where the beginning of `name` that is of this template ends, and its numbers."""
-    position = 0
-    numbers: dict[Slot, int] = {}
-    for part in key.parts:
-        if isinstance(part, str):
-            if not name.startswith(part, position):
-                return None
-            position += len(part)
-            continue
-        text = _text_of(part, name[position:])
-        number = _number(part, text)
-        if number is None or numbers.setdefault(slot(part), number) != number:
-            return None
-        position += len(text)
-    return position, numbers
-
-
-def _text_of(field: Field, rest: str) -> str:
-    """What of `rest` the field takes: its longest label, or all digits."""
-    if field.labels:
-        return max((label for label in field.labels if rest.startswith(label)), key=len, default="")
-    count = next((n for n, character in enumerate(rest) if not character.isdecimal()), len(rest))
-    return rest[:count]
-
-
-def _number(field: Field, text: str) -> int | None:
-    if field.labels:
-        return field.labels.index(text) if text else None
-    # 07 would not come back as it was.
-    if not text.isascii() or not text.isdecimal() or str(int(text)) != text:
-        return None
-    number = int(text) - field.offset
-    return None if number < 0 else number
-
-
-def _spelled(key: Key, filled: Filled) -> str:
-    return "".join(part if isinstance(part, str) else _field_text(part, filled) for part in key.parts)
-
-
-def _field_text(field: Field, filled: Filled) -> str:
-    number = filled.numbers[slot(field)]
-    if not field.labels:
-        return str(number + field.offset)
-    if number >= len(field.labels):
-        raise MappingError(
-            "there are more coordinates than labels", place=field, got=number, wanted=len(field.labels)
-        )
-    return field.labels[number]

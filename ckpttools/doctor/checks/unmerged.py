@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.wording import option
 from ckpttools.doctor.arrays import array_findings
 from ckpttools.doctor.base import ERROR, INFO, Check, Finding, Fix, mending, pasted, set_aside
 from ckpttools.doctor.new_files import holds, refuse_existing, write_new
@@ -37,7 +38,8 @@ def _unmerged(scene: Scene, item: Item) -> Finding:
             ERROR,
             str(item.path),
             f"{', '.join(item.processes)} without a {MANIFEST} for all",
-            "one index over what is here would not be whole, so --fix merge refuses to write it",
+            "one index over what is here would not be whole, so "
+            f"{option('fix', 'merge')} refuses to write it",
             "see to what else is said of this directory first",
             "merge",
         )

@@ -9,7 +9,8 @@ from functools import cached_property
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise, relayout, stack, take
 from ckpttools.core.region import Shape
-from ckpttools.mapping.axes import Group, Side
+from ckpttools.mapping.axes import Side
+from ckpttools.mapping.keys import Group
 from ckpttools.mapping.values import BoundOp
 
 
@@ -29,7 +30,7 @@ class _Moves:
 
 
 @dataclass(frozen=True)
-class Respelling:
+class RowConversion:
     """One direction of a row at the sizes of one model: target arrays as expressions of source arrays.
 
     Attributes:
@@ -56,7 +57,7 @@ class Respelling:
         """The keys of all source arrays that the target array at `index` is made of."""
         lengths = {**self.sizes, **dict.fromkeys(index, 1)}
         for inner in self.source.indices(lengths):
-            yield self.source.key.spell({**inner, **index}, self.sizes)
+            yield self.source.key.format({**inner, **index}, self.sizes)
 
     @cached_property
     def _stacked_axes(self) -> Group:
@@ -79,7 +80,7 @@ class Respelling:
 
     def _single(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> LazyArray:
         """What one source array gives: its values, the axes that enter the key taken, the rest in order."""
-        array = arrays[self.source.key.spell(index, self.sizes)]
+        array = arrays[self.source.key.format(index, self.sizes)]
         if self.op is not None:
             array = elementwise(array, self.op)
         moves = self._moves

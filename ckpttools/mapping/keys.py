@@ -1,0 +1,281 @@
+"""Keys with fields in them: parsed from text, formatted at coordinates, matched against names.
+
+    model.layers.{layer}.self_attn.q_proj.weight
+
+An index inside a key is an axis like any other. `{layer}` is a plain one, `{layer+3}` counts from 3,
+`{6*block+position}` is a sum of multiples, `{layer+#dense}` counts from the length of `dense`,
+`{repeat block}` is two axes merged into one number, `{part:query,key,value}` has words for coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+from operator import mul
+
+from ckpttools.core.errors import MappingError
+
+Group = tuple[str, ...]
+"""The named axes that make up one number, or one axis of an array, outermost first."""
+
+Index = dict[str, int]
+"""A coordinate of each axis."""
+
+_DIGITS = "0123456789"
+# Python reads no number of some thousand digits; no coordinate has as many as these.
+_MOST_DIGITS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A place in a key that is filled with the coordinate of one or more axes.
+
+    Attributes:
+        axes: the axes, outermost first.
+        strides: what each coordinate is multiplied by before they are added up; empty for axes merged
+            into one number, C order.
+        offset: added to the number.
+        counts: axes whose lengths are added to the number.
+        labels: words instead of numbers, or empty.
+    """
+
+    axes: Group
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    counts: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+
+    def number(self, index: Mapping[str, int], sizes: Mapping[str, int]) -> int:
+        """What is written at a coordinate, but for the offset; the place of a label."""
+        steps: Iterable[int] = map(mul, map(index.__getitem__, self.axes), self._steps(sizes))
+        return sum(steps) + sum(map(sizes.__getitem__, self.counts))
+
+    def indices(self, number: int, sizes: Mapping[str, int]) -> Iterator[Index]:
+        """Every coordinate at which `number` is written; an axis of unknown length may have any."""
+        steps = zip(self._steps(sizes), self.axes, strict=True)
+        terms = [(step, axis, sizes.get(axis)) for step, axis in sorted(steps, key=lambda each: -each[0])]
+        return _indices(number - sum(map(sizes.__getitem__, self.counts)), terms)
+
+    def _steps(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """What each coordinate is multiplied by."""
+        if len(self.axes) == 1:
+            return self.strides or (1,)
+        inner = range(1, len(self.axes) + 1)
+        return self.strides or tuple(prod(sizes[axis] for axis in self.axes[k:]) for k in inner)
+
+    def text(self, number: int) -> str:
+        """What stands in a key for a number."""
+        if not self.labels:
+            return str(number + self.offset)
+        if number < len(self.labels):
+            return self.labels[number]
+        raise MappingError(
+            "there are more coordinates than labels", place=self, got=number, wanted=len(self.labels)
+        )
+
+    def readings(self, name: str, start: int, after: str | Field) -> Iterator[tuple[int, int]]:
+        """Where the field may end that begins at `start` and has `after` behind it, and its number."""
+        if self.labels:
+            for word in sorted(self.labels, key=lambda each: -len(each)):
+                if name.startswith(word, start):
+                    yield start + len(word), self.labels.index(word)
+            return
+        # 07 would not come back as it was: nothing follows a 0.
+        most = 1 if name.startswith("0", start) else _MOST_DIGITS
+        end = start
+        while end < len(name) and name[end] in _DIGITS and end < start + most:
+            end += 1
+        # What begins with no digit stands behind all of them.
+        is_apart = isinstance(after, str) and after[:1] not in _DIGITS
+        for stop in range(end, end - 1 if is_apart and end > start else start, -1):
+            number = int(name[start:stop]) - self.offset
+            if number >= 0:
+                yield stop, number
+
+    def __str__(self) -> str:
+        if self.labels:
+            return f"{{{self.axes[0]}:{','.join(self.labels)}}}"
+        if not self.strides:
+            return f"{{{' '.join(self.axes)}}}"
+        terms = [axis if n == 1 else f"{n}*{axis}" for n, axis in zip(self.strides, self.axes, strict=True)]
+        terms += [f"#{count}" for count in self.counts] + [str(self.offset)] * bool(self.offset)
+        return f"{{{'+'.join(terms)}}}"
+
+
+def _indices(number: int, terms: Sequence[tuple[int, str, int | None]]) -> Iterator[Index]:
+    """Coordinates of which the multiples add up to `number`; of each term its step, axis, and length."""
+    (step, axis, length), *rest = terms
+    if number < 0 or number % gcd(*(each for each, _, _ in terms)):
+        return
+    most = number // step if length is None else min(number // step, length - 1)
+    if not rest:
+        yield from [{axis: most}] if most * step == number else ()
+        return
+    lengths = [(each, size) for each, _, size in rest if size is not None]
+    reach = sum(each * (size - 1) for each, size in lengths) if len(lengths) == len(rest) else number
+    for coordinate in range(most, max(0, -((reach - number) // step)) - 1, -1):
+        for inner in _indices(number - coordinate * step, rest):
+            yield {axis: coordinate, **inner}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key template: literal text and fields in turn."""
+
+    parts: tuple[str | Field, ...]
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Field))
+
+    @property
+    def axes(self) -> Group:
+        return tuple(axis for field in self.fields for axis in field.axes)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Axes whose lengths must be known to format all of its keys."""
+        return frozenset(self.axes) | {count for field in self.fields for count in field.counts}
+
+    def format(self, index: Mapping[str, int], sizes: Mapping[str, int]) -> str:
+        """The key at one coordinate of each of its axes.
+
+        Raises:
+            MappingError: a coordinate that has no label.
+        """
+        texts = (
+            part if isinstance(part, str) else part.text(part.number(index, sizes)) for part in self.parts
+        )
+        return "".join(texts)
+
+    def filled(self, numbers: Iterable[int]) -> str:
+        """The key with a number in each of its fields; errors as `format`."""
+        left = iter(numbers)
+        return "".join(part if isinstance(part, str) else part.text(next(left)) for part in self.parts)
+
+    def match(self, name: str, sizes: Mapping[str, int]) -> Index | None:
+        """Coordinates at which the key is `name`, None where there are none: the inverse of `format`.
+
+        Args:
+            name: of an array.
+            sizes: lengths of the axes; one that is alone in its field, or outermost of merged ones, may be
+                left out, and then have any coordinate.
+        """
+        for end, numbers in self.readings(name):
+            if end == len(name):
+                index = next(_agreeing(list(zip(self.fields, numbers, strict=True)), {}, sizes), None)
+                if index is not None:
+                    return index
+        return None
+
+    def numbers(self, name: str) -> tuple[int, ...] | None:
+        """What stands in the fields of `name`, whatever the lengths are; None where it is no such key."""
+        last = self.parts[-1] if self.parts else ""
+        if isinstance(last, str) and not name.endswith(last):
+            return None
+        return next((numbers for end, numbers in self.readings(name) if end == len(name)), None)
+
+    def readings(self, name: str, part: int = 0, start: int = 0) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Where the key, or its rest from a part on,, may end in `name`, and the numbers in its fields."""
+        parts = self.parts
+        while part < len(parts):
+            each, part = parts[part], part + 1
+            if isinstance(each, Field):
+                after = parts[part] if part < len(parts) else ""
+                for end, number in each.readings(name, start, after):
+                    for stop, numbers in self.readings(name, part, end):
+                        yield stop, (number, *numbers)
+                return
+            if not name.startswith(each, start):
+                return
+            start += len(each)
+        yield start, ()
+
+    def first(self) -> str:
+        """The key at coordinate 0 of each of its axes; lengths that it counts from are taken as 0."""
+        return self.format(dict.fromkeys(self.axes, 0), dict.fromkeys(self.needs, 0))
+
+    def below(self, prefix: Key) -> Key:
+        """This key under another one, joined by a dot."""
+        return key_of((*prefix.parts, ".", *self.parts)) if prefix.parts else self
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.parts))
+
+
+def _agreeing(fields: Sequence[tuple[Field, int]], index: Index, sizes: Mapping[str, int]) -> Iterator[Index]:
+    """Coordinates that give every field its number: an axis of several fields has the same in all."""
+    if not fields:
+        yield index
+        return
+    (field, number), *rest = fields
+    for found in field.indices(number, sizes):
+        if all(index.get(axis, at) == at for axis, at in found.items()):
+            yield from _agreeing(rest, index | found, sizes)
+
+
+def key_of(parts: Iterable[str | Field]) -> Key:
+    """A key of these parts: literals that follow each other are one, as where the whole key is parsed."""
+    merged: list[str | Field] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if isinstance(part, str) and isinstance(last, str):
+            merged[-1] = last + part
+        else:
+            merged.append(part)
+    return Key(tuple(merged))
+
+
+def parse_key(text: str) -> Key:
+    """The key template that a text is; the inverse of `str`.
+
+    Raises:
+        MappingError: unbalanced braces, or a field that is not in the language.
+    """
+    parts: list[str | Field] = []
+    rest = text
+    while rest:
+        literal, brace, rest = rest.partition("{")
+        if "}" in literal:
+            raise MappingError("a brace is not opened", place=text, got=literal)
+        if literal:
+            parts.append(literal)
+        if brace:
+            inside, closed, rest = rest.partition("}")
+            if not closed:
+                raise MappingError("a brace is not closed", place=text, got="{" + inside)
+            parts.append(_parse_field(inside, text))
+    return Key(tuple(parts))
+
+
+def _parse_field(inside: str, text: str) -> Field:
+    names, colon, words = inside.partition(":")
+    field = _parse_sum(names, text) if {"+", "*"} & set(names) else Field(tuple(names.split()))
+    named = all(axis.isidentifier() for axis in (*field.axes, *field.counts))
+    if not (field.axes and named and all(field.strides)):
+        raise MappingError("a field must hold axis names", place=text, got="{" + inside + "}")
+    if not colon:
+        return field
+    labels = tuple(words.split(","))
+    if len(field.axes) != 1 or field.strides or not all(labels):
+        raise MappingError("labels are for one plain axis", place=text, got="{" + inside + "}")
+    return Field(field.axes, labels=labels)
+
+
+def _parse_sum(names: str, text: str) -> Field:
+    """`6*block+position+#dense+3`: multiples of axes, lengths of axes, and numbers."""
+    strides: dict[str, int] = {}
+    counts: list[str] = []
+    offset = 0
+    for term in (term.strip() for term in names.split("+")):
+        factor, times, axis = term.rpartition("*")
+        if term.isdecimal():
+            offset += int(term)
+        elif term.startswith("#"):
+            counts.append(term[1:])
+        elif times and not factor.strip().isdecimal():
+            raise MappingError("a field must hold axis names", place=text, got="{" + names + "}")
+        else:
+            strides[axis.strip()] = int(factor) if times else 1
+    return Field(tuple(strides), tuple(strides.values()), offset, tuple(counts))
