@@ -15,8 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
 
+from ckpttools.codecs.coding import Coding
+from ckpttools.codecs.registry import steps_of
+from ckpttools.codecs.streams import ByteRange
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.doctor.examine import examine
-from ckpttools.formats.zarr.chunk_ends import Encoded, is_whole
 from ckpttools.stores.memory import Bytes
 
 F32 = np.dtype("float32")
@@ -169,4 +172,6 @@ def test_codecs_that_nobody_knows_are_left_in_peace():
 
 
 def whole(data: bytes, codecs: list[str], decoded: int) -> bool:
-    return is_whole(Encoded(Bytes("", data), 0, len(data)), codecs, decoded)
+    steps = steps_of({"name": name} for name in codecs)
+    coding = Coding((decoded,), DTYPES["uint8"], (0,), codecs=steps)
+    return coding.is_whole(ByteRange(Bytes("", data), 0, len(data)))

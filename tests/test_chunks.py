@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt
-from support.orbax_items import LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
+from support.orbax_items import BIG, CRC, GZIP, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
 from support.places import HF, ORBAX
 from support.stored_trees import write
 
@@ -35,6 +35,7 @@ from ckpttools.inspect.reads import predict
 from ckpttools.testing.strategies import stored
 
 F32 = np.dtype("float32")
+TURNED = {"name": "transpose", "configuration": {"order": [1, 0]}}
 READABLE = [
     "pytree_ocdbt1_zarr31",
     "pytree_ocdbt0_zarr30",
@@ -45,12 +46,14 @@ READABLE = [
 ]
 
 
-def array(shape, chunk, piece=None, *, nbytes=None, missing=0, dtype="float32", codecs=()):
+def array(shape, chunk, piece=None, *, nbytes=None, missing=0, dtype="float32", codecs=(), **how):
     """A stored array as a format would describe it; `piece` "any" is one of plain ranges."""
     piece = None if piece == "any" else chunk if piece is None else piece
     chunks = prod(map(ceil_div, shape, chunk))
     size = prod(shape) * DTYPES[dtype].itemsize if nbytes is None else nbytes
-    return StoredArray("w", tuple(shape), DTYPES[dtype], tuple(chunk), piece, codecs, chunks, missing, size)
+    return StoredArray(
+        "w", tuple(shape), DTYPES[dtype], tuple(chunk), piece, codecs, chunks, missing, size, **how
+    )
 
 
 class TestMeshes:
@@ -311,11 +314,19 @@ class TestSurvey:
         ("created", "words", "piece"),
         [
             (zarr3([LITTLE], [4, 4]), (), (4, 4)),
+            (zarr3([BIG], [4, 4]), ("big-endian",), (4, 4)),
+            (zarr3([LITTLE, ZSTD, CRC], [4, 4]), ("zstd:3", "crc32c"), (4, 4)),
+            (
+                zarr3([TURNED, sharded([4, 4], [sharded([2, 4], [LITTLE, GZIP])])], [4, 4]),
+                ("transpose[1,0]", "gzip:5", "in shards of [4,4]", "sharded"),
+                (4, 4),
+            ),
+            (zarr2({"id": "blosc", "clevel": 5}, [4, 4], dtype=">f4"), ("big-endian", "blosc:5"), (4, 4)),
             (zarr3([LITTLE, ZSTD], [4, 4]), ("zstd:3",), (4, 4)),
             (zarr3([sharded([4, 4], [LITTLE, ZSTD])], [4, 4]), ("zstd:3", "sharded"), (4, 4)),
             (zarr3([sharded([2, 4], [LITTLE])], [4, 4]), ("in shards of [4,4]",), (2, 4)),
             (
-                zarr3([{"name": "transpose", "configuration": {"order": [1, 0]}}, LITTLE], [4, 4]),
+                zarr3([TURNED, LITTLE], [4, 4]),
                 ("transpose[1,0]",),
                 (4, 4),
             ),
@@ -327,6 +338,8 @@ class TestSurvey:
         item = write_item(tmp_path / "item", {("w",): (created, values_of(F32, (8, 8)))})
         stored = storage_of(open_tree(item)).arrays[0]
         assert (stored.codecs, stored.piece, stored.chunk) == (words, piece, (4, 4))
+        assert stored.compressed == any(word.startswith(("zstd", "gzip", "blosc")) for word in words)
+        assert stored.transposed == any(word.startswith(("transpose", "order")) for word in words)
 
     def test_a_zarr_hierarchy(self, tmp_path):
         import zarr
@@ -349,15 +362,23 @@ class TestAdvice:
 
     def test_nothing_to_say(self):
         assert self.subjects(array((16384, 16, 1024), (1024, 1, 1024))) == []
-        assert self.subjects(array((8, 8), (1, 1)), array((4, 4), (4, 4), codecs=("zstd:3",))) == []
+        assert self.subjects(array((8, 8), (1, 1)), array((4, 4), (4, 4), compressed=True)) == []
+        assert self.subjects(array((16384, 1024), (16, 1024))) == []  # of 64 KiB
 
     @pytest.mark.parametrize(
         ("stored", "subject"),
         [
             (array((16384, 16384), (16384, 16384)), "giant chunks"),
-            (array((16384, 1024), (16, 1024)), "over-fine chunks"),
-            (array((16384, 1024), (1024, 1024), codecs=("zstd:3", "sharded")), "compressed chunks"),
-            (array((16384, 1024), (1024, 1024), codecs=("transpose[1,0]",)), "transposed chunks"),
+            (array((16384, 1024), (15, 1024)), "over-fine chunks"),
+            (array((16384, 1024), (1024, 1024), (8, 1024)), "over-fine chunks"),
+            (
+                array((16384, 1024), (1024, 1024), compressed=True),
+                "compressed chunks",
+            ),
+            (
+                array((16384, 1024), (1024, 1024), transposed=True),
+                "transposed chunks",
+            ),
             (array((16384, 1024), (1024, 1024), missing=3), "missing chunks"),
         ],
     )

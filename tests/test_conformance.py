@@ -12,12 +12,12 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, assume, given, note, settings
 
+from ckpttools.codecs.zstd import Zstd
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.orbax import format as orbax
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.formats.zarr.chunk_codecs import Zstd
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.conformance import FormatTests, write
 from ckpttools.testing.trees import assert_same, trees, unambiguous

@@ -23,6 +23,7 @@ from support.stored_trees import write
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored, take
 from ckpttools.array.tree import Tree
+from ckpttools.codecs.zstd import Zstd
 from ckpttools.compare.deviation import Deviation, Tolerances
 from ckpttools.compare.diff import ArrayDiff, diff
 from ckpttools.compare.distances import numbers
@@ -32,7 +33,6 @@ from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.formats.zarr.chunk_codecs import Zstd
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.refusing import Refusing

@@ -311,6 +311,63 @@ def test_a_command_can_be_added_as_the_page_says(tmp_path):
     assert "largest of largest_command is no command" in broken["output"]
 
 
+@pytest.fixture
+def lzma_codec(tmp_path, monkeypatch):
+    """The codec of the page, as an installed package has it."""
+    from ckpttools.codecs import registry
+
+    install(tmp_path, "add-a-codec.md", "lzma_codec", "ckpttools.codecs", "lzma", "Lzma")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._plug_ins.cache_clear()
+    yield
+    registry._plug_ins.cache_clear()
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+@pytest.mark.parametrize("shards", [None, (8, 6)])
+def test_a_codec_can_be_added_as_the_page_says(tmp_path, lzma_codec, shards):
+    import zarr
+    from zarr.codecs.numcodecs import LZMA
+
+    truth = np.arange(63, dtype="float32").reshape(9, 7)
+    made = zarr.create_group(tmp_path / "z").create_array(
+        "w", shape=truth.shape, chunks=(4, 3), shards=shards, dtype="f4", compressors=LZMA(preset=2)
+    )
+    made[...] = truth
+    array = ckpttools.open(tmp_path / "z")[("w",)]
+    assert np.array_equal(array.read(), truth)
+    assert np.array_equal(array[2:7, 1:4], truth[2:7, 1:4])
+    (found,) = ckpttools.chunks(tmp_path / "z").arrays
+    assert (found.codecs[0], found.compressed) == ("lzma:2", True)
+    assert ckpttools.doctor(tmp_path / "z").findings == ()
+    chunk = next(path for path in sorted((tmp_path / "z" / "w" / "c").rglob("0")) if path.is_file())
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    assert any("are cut" in each.what for each in ckpttools.doctor(tmp_path / "z").findings)
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+def test_the_added_codec_is_written_and_refused(tmp_path, lzma_codec):
+    import zarr
+
+    from ckpttools.core.errors import FormatError, UsageError
+
+    truth = np.arange(63, dtype="float32").reshape(9, 7)
+    zarr.create_group(tmp_path / "a").create_array("w", data=truth)
+    ckpttools.convert(tmp_path / "a", tmp_path / "z", format="zarr3", compression="lzma:1")
+    assert np.array_equal(ckpttools.open(tmp_path / "z")[("w",)].read(), truth)
+    assert np.array_equal(zarr.open_array(tmp_path / "z" / "w", mode="r")[...], truth)
+    with pytest.raises(UsageError, match="unknown compression 'lzma:10'") as refused:
+        ckpttools.convert(tmp_path / "a", tmp_path / "y", format="zarr3", compression="lzma:10")
+    assert "lzma or lzma:LEVEL with a level from 0 to 9" in refused.value.wanted
+    chunk = next(path for path in (tmp_path / "z" / "w" / "c").rglob("*") if path.is_file())
+    data = bytearray(chunk.read_bytes())
+    data[len(data) // 2] ^= 255
+    chunk.write_bytes(data)
+    with pytest.raises(FormatError, match="the lzma data is damaged") as damaged:
+        ckpttools.open(tmp_path / "z")[("w",)].read()
+    assert damaged.value.place.endswith("w, chunk c/0/0")
+
+
 def test_a_plug_in_that_cannot_be_loaded_is_named_and_breaks_nothing(tmp_path):
     install(tmp_path, "add-a-family.md", "my_family", "ckpttools.families", "tiny", "FAMILY", block=1)
     (tmp_path / "my_family.py").write_text("raise RuntimeError('boom')\n")

@@ -35,7 +35,7 @@ from ckpttools.doctor import checks as checks_room
 from ckpttools.doctor.base import LEVELS, pasted
 from ckpttools.doctor.examine import checks, examine, fixes, mend
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax.databases import read_database
+from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.registry import open_tree
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
@@ -585,12 +585,12 @@ class TestMerge:
     def test_what_was_merged_is_what_was_there(self, tmp_path):
         import orbax.checkpoint as ocp
 
-        truth = read_database(ORBAX / "lazy_2proc" / "7" / "items").entries
+        truth = entries_of(ORBAX / "lazy_2proc" / "7" / "items").all
         item = self.unmerged(tmp_path)
         before = content(item)
         diagnosis = mend(item, "merge")
         assert (diagnosis.healthy, len(diagnosis.fixed)) == (True, 1)
-        assert read_database(item).entries.keys() == truth.keys()
+        assert entries_of(item).all.keys() == truth.keys()
         kept = content(item)
         assert {path: kept[path] for path in before} == before
         restored = ocp.PyTreeCheckpointer().restore(item)
@@ -879,7 +879,7 @@ def test_a_check_that_fails_is_told(monkeypatch):
 
 
 def extents(item):
-    return [each for each in read_database(item).entries.values() if not isinstance(each, bytes)]
+    return [each for each in entries_of(item).all.values() if not isinstance(each, bytes)]
 
 
 SOURCES = [

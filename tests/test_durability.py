@@ -18,10 +18,10 @@ from support.stored_trees import ARRAYS, EVERYTHING
 from ckpttools.api.conversion import Conversion
 from ckpttools.api.save import plan_tree
 from ckpttools.array.tree import Tree
+from ckpttools.codecs.zstd import Zstd
 from ckpttools.formats.base import Writer
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.formats.zarr.chunk_codecs import Zstd
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.run import executor
 from ckpttools.stores.local.files import sync_tree

@@ -16,6 +16,7 @@ from support.trees import Values, hugging_face, lazy, parameters_of, values_of
 
 from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Tree, spelled
+from ckpttools.codecs.zstd import Zstd
 from ckpttools.compare.alignment import aligned
 from ckpttools.compare.deviation import EXACT, Tolerances
 from ckpttools.compare.diff import ArrayDiff, diff
@@ -26,7 +27,6 @@ from ckpttools.compare.samples import in_memory
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.zarr.chunk_codecs import Zstd
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.testing.strategies import noise, shapes, stored

@@ -22,6 +22,7 @@ from support.stored_trees import write
 
 from ckpttools.array.nodes import Chunked, Decoded, take
 from ckpttools.array.tree import Metadata, Tree
+from ckpttools.codecs.registry import parse_compression
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, MemoryBudgetError, UnknownNameError
 from ckpttools.core.region import Region, grid_cell, grid_indices
@@ -35,7 +36,6 @@ from ckpttools.digest.stored_together import assembled, cheapest_reads, wholes
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.formats.zarr.chunk_codecs import parse_compression
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext

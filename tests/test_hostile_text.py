@@ -17,6 +17,7 @@ from ckpttools.core.errors import FormatError
 from ckpttools.core.text import printable, printable_text
 from ckpttools.formats.json_file import DEEPEST, parse_json, read_json
 from ckpttools.formats.orbax.entries import Indexed
+from ckpttools.formats.orbax.index import Index
 
 STEERING = "a\x1b[2Jb\x1b]0;title\x07c\x9bd\u202ee\u2066f\rg\nError: all is lost"
 ONES = (zarr3([LITTLE], [2]), np.ones(4, "float32"))
@@ -193,7 +194,8 @@ def test_keys_that_are_no_text(tmp_path):
     shown = ckpt("inspect", "tree", item)
     assert shown.exit_code == 3
     assert "half a surrogate pair" in shown.output
-    index = Indexed(item, {b"a/\xff": b"1", b"a/\xfe": b"2", "a/é".encode(): b"3"})
+    entries = {b"a/\xff": b"1", b"a/\xfe": b"2", "a/é".encode(): b"3"}
+    index = Indexed(item, Index((), entries, ()))
     keys = list(index.below("a/"))
     assert len(set(keys)) == 3
     assert [index.get(f"a/{key}") for key in keys] == [b"3", b"2", b"1"]

@@ -19,7 +19,8 @@ MAY = {
     "mapping": {"array", "quantized"},
     "families": {"array", "mapping"},
     "stores": set(),
-    "formats": {"array", "stores"},
+    "codecs": {"array"},
+    "formats": {"array", "stores", "codecs"},
     "plan": {"array", "formats.base", "formats.placement"},
     "run": {"array", "stores", "formats.base", "formats.placement", "plan"},
     "transforms": {"array", "quantized", "mapping"},
@@ -57,12 +58,13 @@ MAY = {
         "run.scanning",
         "maxtext",
     },
-    "doctor": {"array", "quantized", "stores", "formats"},
+    "doctor": {"array", "quantized", "stores", "codecs", "formats"},
     "api": {
         "array",
         "roles",
         "families",
         "stores",
+        "codecs",
         "formats",
         "plan",
         "run",
@@ -81,7 +83,7 @@ ROOMS = {*MAY, *OPEN}
 # Words from outside -> rooms that may use them.
 ONLY_IN = {
     "struct": {"formats", "stores"},
-    "tensorstore": {"formats", "stores"},
+    "tensorstore": {"codecs"},
     "threading": {"array", "run", "digest", "compare", "stores", "cli"},
     "concurrent": {"run", "stores", "cli"},
     "click": {"cli"},

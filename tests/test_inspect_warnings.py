@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.orbax_items import LITTLE, sharded, values_of, write_item, zarr3
 
+from ckpttools.array import chunk_sizes
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked, Constant
 from ckpttools.array.tree import Metadata, Path, Tree
 from ckpttools.core.dtypes import DTYPES
+from ckpttools.formats.registry import open_tree
+from ckpttools.formats.survey import survey
+from ckpttools.inspect.advice import advice
+from ckpttools.inspect.chunks import inspect_chunks
+from ckpttools.inspect.tree import inspect_tree
 from ckpttools.inspect.warnings import TreeWarning, warnings_of
 
 LENGTHS = st.integers(1, 1 << 12)
@@ -129,3 +137,25 @@ def test_arrays_named_are_those_with_the_fault(sizes: dict[Path, tuple[int, int,
         if 2 * a * b < 65536 and count >= 1024:
             fine.add(name)
     assert found == {name: names for name, names in (("giant-chunk", giant), ("fine-chunks", fine)) if names}
+
+
+def test_advice_about_chunks_is_of_the_same_arrays(tmp_path, monkeypatch):
+    """`inspect tree` warns and `inspect chunks` advises by one rule, of pieces where chunks are shards."""
+    for name, value in (("GIANT", 400), ("FINE", 20), ("MANY", 10)):
+        monkeypatch.setattr(chunk_sizes, name, value)
+    grids = {
+        "giant": zarr3([LITTLE], [8, 16]),
+        "one": zarr3([LITTLE], [1, 16]),
+        "fine": zarr3([LITTLE], [1, 4]),
+        "pieces": zarr3([sharded([1, 4], [LITTLE])], [4, 16]),
+        "cut": zarr3([LITTLE], [4, 8]),
+    }
+    arrays = {
+        (name,): (how, values_of(np.dtype("float32"), (1, 16) if name == "one" else (8, 16)))
+        for name, how in grids.items()
+    }
+    tree = open_tree(write_item(tmp_path / "item", arrays))
+    warned = {each.name.partition("-")[0]: each.arrays for each in inspect_tree(tree).warnings}
+    advised = {each.subject: each.paths for each in advice(inspect_chunks(tree, survey(tree)))}
+    assert (warned["giant"], warned["fine"]) == (("giant",), ("fine", "pieces"))
+    assert (advised["giant chunks"], advised["over-fine chunks"]) == (("giant",), ("fine", "pieces"))

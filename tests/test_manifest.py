@@ -25,6 +25,7 @@ from support.stored_trees import write
 from ckpttools.api.conversion import Resources
 from ckpttools.api.save import plan_tree
 from ckpttools.array.tree import Metadata, Tree
+from ckpttools.codecs.registry import parse_compression
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.digest.canonical import Selection
@@ -34,7 +35,6 @@ from ckpttools.digest.manifest import read_manifest
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.formats.zarr.chunk_codecs import parse_compression
 from ckpttools.maxtext.scan import StackLayers
 from ckpttools.plan import plan as planning
 from ckpttools.run.executor import execute

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.orbax_items import (
+    BIG,
+    BLOSC,
     CRC,
     GZIP,
     LITTLE,
@@ -132,8 +134,11 @@ class TestDamaged:
         ("codecs", "message"),
         [
             ([LITTLE, ZSTD], "the zstd data is damaged"),
-            ([LITTLE, GZIP], "tensorstore cannot decode the chunk"),
-            ([LITTLE, CRC], "tensorstore cannot decode the chunk"),
+            ([LITTLE, GZIP], "the gzip data is damaged"),
+            ([LITTLE, ZSTD, CRC], "the CRC-32C of a chunk does not match"),
+            ([LITTLE, CRC], "a chunk has the wrong length"),
+            ([LITTLE, BLOSC], "tensorstore cannot decode the chunk|decodes to more"),
+            ([BIG], "a chunk has the wrong length"),
             ([sharded([300, 2], [LITTLE, ZSTD])], "CRC-32C of a shard's index"),
         ],
     )

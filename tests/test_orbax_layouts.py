@@ -16,7 +16,7 @@ from ckpttools.array.tree import Empty, Text
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.doctor.examine import examine, mend
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax.databases import database_of
+from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.format import FORMAT
 from ckpttools.formats.registry import open_tree
 
@@ -262,7 +262,7 @@ class TestUnmerged:
                 (item / name).rename(process / name)
         ways = (
             lambda: open_tree(item),
-            lambda: database_of(item),
+            lambda: entries_of(item),
             lambda: [fail(each) for each in examine(item).findings if "disagree" in each.what],
             lambda: mend(item, "merge"),
         )

@@ -21,14 +21,15 @@ from support.stored_trees import ARRAYS, EVERYTHING, STEP, ZARR3, array, content
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Text, Tree, dotted
-from ckpttools.core.dtypes import DTYPES
+from ckpttools.codecs.registry import parse_compression
+from ckpttools.codecs.zstd import HIGHEST_LEVEL, LARGEST_ENCODED, Zstd
+from ckpttools.core.dtypes import DTYPES, from_zarr2
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.orbax import format as orbax
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import Appended
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr import chunking, zarr2
-from ckpttools.formats.zarr.chunk_codecs import HIGHEST_LEVEL, LARGEST_ENCODED, Zstd, parse_compression
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
 from ckpttools.run import executor
@@ -480,8 +481,7 @@ class TestRefusals:
 @pytest.mark.parametrize("name", DTYPES)
 def test_zarr2_spellings_are_tensorstores(tmp_path, name):
     dtype = DTYPES[name]
-    spelling = zarr2.spelling(dtype)
-    if spelling is None:
+    if dtype.zarr2 is None:
         assert name not in ZARR3
         return
     spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{tmp_path}/"}}
@@ -491,6 +491,7 @@ def test_zarr2_spellings_are_tensorstores(tmp_path, name):
     theirs = json.loads((tmp_path / ".zarray").read_bytes())
     compressor = theirs["compressor"]
     assert json.loads(zarr2.encode((3, 2), dtype, (3, 2), compressor)) == theirs
+    assert from_zarr2(theirs["dtype"]) == dtype
 
 
 def test_stored_helpers_make_what_they_say():

@@ -10,6 +10,7 @@ from ckpttools.array import nodes, slabs
 from ckpttools.array.nodes import Constant, Stored, elementwise, relayout, stack
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Metadata, Tree
+from ckpttools.codecs.zstd import Zstd
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.notes import Note, Notes
@@ -17,7 +18,6 @@ from ckpttools.core.region import Region, grid_cell, grid_indices
 from ckpttools.formats.base import Layout
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import DataFile, Placement
-from ckpttools.formats.zarr.chunk_codecs import Zstd
 from ckpttools.mapping.values import Cast, Multiply
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build

@@ -39,6 +39,7 @@ from ckpttools.array.nodes import Constant, Stored, elementwise, relayout, stack
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.cli.options import ANY_PATH
 from ckpttools.cli.storage import storage_options
+from ckpttools.codecs.zstd import Zstd
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, NoSpaceError, UsageError
 from ckpttools.core.region import grid_cell, grid_indices
@@ -51,7 +52,6 @@ from ckpttools.formats.placement import Referenced
 from ckpttools.formats.references import ReferenceMode, References, reference_mode
 from ckpttools.formats.registry import open_tree, writer_for
 from ckpttools.formats.zarr import chunking
-from ckpttools.formats.zarr.chunk_codecs import Zstd
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.mapping.values import Cast
 from ckpttools.plan.plan import build
@@ -70,7 +70,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @pytest.fixture(autouse=True)
 def tiny_chunks_count(monkeypatch):
-    monkeypatch.setattr(references, "SMALLEST_CHUNK", 1)
+    monkeypatch.setattr(references, "FINE", 1)
 
 
 def writer(mode: ReferenceMode, destination: Path | None = None) -> OrbaxWriter:
@@ -347,7 +347,7 @@ def test_an_inner_axis_that_is_taken_leaves_nothing_to_share(tmp_path, monkeypat
     huge = Stored((1 << 16, 1 << 15, 2), BF16, LocalFile.at(tmp_path / "x"), 0)
     found = chunks(take(huge, 2, 1))
     assert (found.chunk, found.count) == ((1, 1), 1 << 31)
-    monkeypatch.setattr(references, "SMALLEST_CHUNK", 64 << 10)
+    monkeypatch.setattr(references, "FINE", 64 << 10)
     tree = Tree({("w",): take(huge, 2, 1)}, Metadata(step=0))
     assert references.find(tree, References(ANY), "d").links == {}
 
@@ -374,7 +374,7 @@ def test_layers_whose_chunks_differ_cannot_be_stacked(stores, weights):
 
 
 def test_thousands_of_vectors_become_one_chunk(weights, monkeypatch, tmp_path):
-    monkeypatch.setattr(references, "SMALLEST_CHUNK", 1 << 10)
+    monkeypatch.setattr(references, "FINE", 1 << 10)
     tree = Tree({("alone",): weights[0], ("stacked",): stack(weights, 0)})
     plan = planned(tree, ANY)
     assert is_referenced(plan, "alone")
@@ -762,7 +762,7 @@ from ckpttools.plan import plan
 from ckpttools.run import executor
 from ckpttools.run.events import TaskDone
 from ckpttools.stores.local.partial import JOURNAL as NAME
-references.SMALLEST_CHUNK, executor._SYNC_SECONDS = 1, 0.001
+references.FINE, executor._SYNC_SECONDS = 1, 0.001
 plan.LARGEST_TASK, plan._SMALLEST_TASK = 1 << 12, 1 << 10
 source, out, entries = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
 def observe(event):

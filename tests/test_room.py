@@ -6,9 +6,9 @@ import pytest
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Tree
+from ckpttools.codecs.zstd import Zstd
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.zarr.chunk_codecs import Zstd
 from ckpttools.formats.zarr.write import ZarrWriter
 
 TIB = 1 << 40

@@ -16,8 +16,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.golden_data import described
 from support.stored_trees import EVERYTHING, ZARR3, array, contents, write
+from zarr.codecs import numcodecs
 
 from ckpttools.array.tree import Empty, Metadata, Text, Tree
+from ckpttools.codecs.zstd import Zstd
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.region import Region
 from ckpttools.formats.base import ReadOptions
@@ -26,7 +28,6 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr import chunking
 from ckpttools.formats.zarr import read as zarr3_read
-from ckpttools.formats.zarr.chunk_codecs import Zstd
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.conformance import FormatTests
 from ckpttools.testing.trees import assert_same, trees, unambiguous
@@ -195,6 +196,8 @@ class TestMadeByZarrPython:
         "default": {},
         "raw": {"compressors": None},
         "gzip": {"compressors": zarr.codecs.GzipCodec(level=5)},
+        "zlib": {"compressors": numcodecs.Zlib(level=2)},
+        "bz2": {"compressors": numcodecs.BZ2(level=2)},
         "blosc": {"compressors": zarr.codecs.BloscCodec(cname="zstd")},
         "crc32c": {"compressors": [zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()]},
         "big-endian": {"compressors": None, "serializer": zarr.codecs.BytesCodec(endian="big")},
@@ -206,6 +209,7 @@ class TestMadeByZarrPython:
         "named-axes": {"dimension_names": ["rows", "columns"]},
     }
 
+    @pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
     @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
     def test_codecs_and_keys(self, tmp_path, options):
         self.make(tmp_path / "z", **options)

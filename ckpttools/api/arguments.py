@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
+from ckpttools.codecs.base import Codec
 from ckpttools.core.dtypes import DType, parse_dtype
-from ckpttools.formats.zarr.chunk_codecs import CompressionSpec
 
 Size = int | str
 """Bytes: a number, or text such as "512MiB" and "2GB"."""
@@ -30,7 +30,7 @@ class Storing(TypedDict, total=False):
 
     ocdbt: bool | None
     zarr3: bool | None
-    compression: str | CompressionSpec | None
+    compression: str | Codec | None
     target_data_file_size: Size | None
     reference: bool | None
 

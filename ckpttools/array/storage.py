@@ -56,6 +56,7 @@ class StoredArray:
         chunks: cells of the grid.
         missing: those that are not stored.
         nbytes: bytes that the others take.
+        compressed, transposed: whether a codec makes the data smaller, or puts axes into another order.
     """
 
     path: str
@@ -67,6 +68,8 @@ class StoredArray:
     chunks: int
     missing: int
     nbytes: int
+    compressed: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,24 @@ class DType:
         return max(1, self.bits // 8)
 
     @property
+    def number_bytes(self) -> int:
+        """Bytes of a number: of an element, or of each part of a complex one."""
+        return self.itemsize // 2 if self.kind == "complex" else self.itemsize
+
+    @property
+    def zarr2(self) -> str | None:
+        """`dtype` in a `.zarray`: `<f4`, `|b1`, `bfloat16`; None where zarr v2 and tensorstore lack the type.
+
+        numpy's own types are spelled as numpy's array interface spells them. The others, which zarr v2 does
+        not know, have plain names in tensorstore (0.1.86) and so in every checkpoint that Orbax has written.
+        """
+        if self.name.startswith("float6_"):
+            return None
+        if self.value_bits not in (None, 1) or self.name == "bfloat16" or "_" in self.name:
+            return self.name
+        return f"{'|' if self.itemsize == 1 else '<'}{_LETTERS[self.kind]}{self.itemsize}"
+
+    @property
     def packed(self) -> bool:
         """Whether safetensors stores several elements in one byte."""
         return self.bits % 8 != 0
@@ -190,8 +208,10 @@ _TABLE = (
     DType("complex128", 128, "complex", None, "complex128", layout=Float(52)),
 )
 DTYPES: dict[str, DType] = {dtype.name: dtype for dtype in _TABLE}
+_LETTERS = {"bool": "b", "int": "i", "uint": "u", "float": "f", "complex": "c"}
 _BY_SAFETENSORS = {dtype.safetensors: dtype for dtype in _TABLE if dtype.safetensors}
 _BY_ZARR3 = {dtype.zarr3: dtype for dtype in _TABLE if dtype.zarr3}
+_BY_ZARR2 = {dtype.zarr2[1:]: dtype for dtype in _TABLE if dtype.zarr2 and dtype.zarr2[0] in "<|"}
 _SHORT = {
     "bf16": "bfloat16",
     "f16": "float16",
@@ -227,3 +247,8 @@ def from_safetensors(code: str) -> DType | None:
 def from_zarr3(name: str) -> DType | None:
     """The dtype of a zarr.json `data_type`, or None if it is not one that tensorstore writes."""
     return _BY_ZARR3.get(name)
+
+
+def from_zarr2(name: str) -> DType | None:
+    """The dtype of a `.zarray` in numpy's spelling (`<f4`, `>f4`, `|b1`) or in tensorstore's, or None."""
+    return _BY_ZARR2.get(name[1:]) if name[:1] in ("<", ">", "|") else DTYPES.get(name)

@@ -15,7 +15,7 @@ from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, pasted, told
 from ckpttools.doctor.chunk_files import POINTER, bad_chunks
 from ckpttools.doctor.looking import is_directory
 from ckpttools.doctor.scene import Item
-from ckpttools.formats.orbax.databases import Database
+from ckpttools.formats.orbax.entries import Entries
 from ckpttools.formats.orbax.hosts import where_chunks_may_be
 from ckpttools.formats.orbax.metadata import TREE_FILE, SavedLeaf, parse_tree
 from ckpttools.formats.orbax.ocdbt import Extent
@@ -42,10 +42,10 @@ def array_findings(item: Item) -> Iterator[Finding]:
     yield from _names(item)
 
 
-def _files(database: Database, item: Item) -> Iterator[Finding]:
+def _files(database: Entries, item: Item) -> Iterator[Finding]:
     """Data files that are missing or shorter than the index says."""
     ends: dict[str, list[int]] = defaultdict(list)
-    for entry in database.entries.values():
+    for entry in database.all.values():
         if isinstance(entry, Extent):
             ends[entry.file].append(entry.offset + entry.length)
     for name, found in ends.items() if database.manifests else ():
@@ -65,7 +65,7 @@ def _files(database: Database, item: Item) -> Iterator[Finding]:
             yield Finding(ERROR, str(path), what, "it was cut short: those chunks cannot be read", _COPY)
 
 
-def _chunks(item: Item, database: Database, table: ChunkTable) -> Iterator[Finding]:
+def _chunks(item: Item, database: Entries, table: ChunkTable) -> Iterator[Finding]:
     place = f"{item.path}: {table.name}" if table.name else str(item.path)
     if table.strays:
         array = table.array

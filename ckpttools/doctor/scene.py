@@ -17,7 +17,7 @@ from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.doctor.looking import is_directory
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.interrupted import absent
-from ckpttools.formats.orbax.databases import Database, database_of
+from ckpttools.formats.orbax.entries import Entries, entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.index import processes_of
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
@@ -111,10 +111,10 @@ class Item:
         return self.may_leave_out or self.says("store_array_data_equal_to_fill_value") is False
 
     @cached_property
-    def database(self) -> Database | CheckpointError:
+    def database(self) -> Entries | CheckpointError:
         """All keys, or what is wrong with the index."""
         try:
-            return database_of(self.path, self.read.max_index_bytes)
+            return entries_of(self.path, max_index_bytes=self.read.max_index_bytes)
         except CheckpointError as error:
             return error
 

@@ -15,9 +15,10 @@ from math import prod
 
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked, Relayout, Stack, Stored, Take, Window
+from ckpttools.codecs.base import Spec
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.formats.orbax.arrays import Grid
-from ckpttools.formats.zarr.chain import LITTLE, Chain, Codec
+from ckpttools.formats.zarr.chain import Chain
 
 # A block is cut into at most so many times more parts than necessary, to have even ones.
 _MOST_UNEVEN = 8
@@ -149,7 +150,7 @@ def blocks_of_stored(array: Stored) -> Blocks | None:
     if (array.dtype.packed and not array.whole_bytes) or not array.size:
         return None
     place = (array.source, array.offset, array.nbytes)
-    chain = Chain(tuple(range(len(array.shape))), (LITTLE,))
+    chain = Chain(tuple(range(len(array.shape))))
     steps = [0] * len(array.shape)
     axes = _axes(array.shape, array.shape, chain.order, steps)
     return Blocks(axes, [place], array.dtype.itemsize, chain, False, False)
@@ -267,7 +268,7 @@ class Chunks:
     blocks: Blocks
     pieces: Sequence[Sequence[int]]
     chunk: Shape
-    codecs: tuple[Codec, ...]
+    codecs: tuple[Spec, ...]
     is_in_order: bool
 
     @property

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path as FilePath
 
+from ckpttools.array.chunk_sizes import FINE
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked
 from ckpttools.array.tree import Path, Tree, spelled
@@ -27,9 +28,6 @@ from ckpttools.stores.local.file import LocalFile
 from ckpttools.stores.local.links import Trials
 from ckpttools.stores.memory import Bytes
 
-# Chunks of a new grid are not made smaller than this, unless there is one only: thousands of norms as one
-# chunk each would load slower than they are written. Matrices of models have more, vectors less.
-SMALLEST_CHUNK = 64 << 10
 # What loading takes under a `transpose` codec, beside plain C order: tensorstore reads a whole array of
 # 4096 x 8 x 8192 bfloat16 with 0.40 instead of 1.4 GB/s; Orbax restores one of 2048 x 4 x 8192 onto 8
 # simulated devices with 0.06 instead of 0.9 GB/s (first axis sharded) and 0.12 instead of 0.8 (last), whether
@@ -167,7 +165,7 @@ class _Search:
         if self._mode is ReferenceMode.SAME_ORDER and not is_kept:
             return False
         # An array that was an array before keeps its grid, whatever that is.
-        return isinstance(leaf, Chunked) or chunks.count == 1 or chunks.nbytes >= SMALLEST_CHUNK
+        return isinstance(leaf, Chunked) or chunks.count == 1 or chunks.nbytes >= FINE
 
     def _refusal(self, source: ByteSource) -> str | None:
         """Why a file cannot be linked to the destination; None if it can, as far as is known."""

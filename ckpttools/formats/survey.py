@@ -14,7 +14,7 @@ from ckpttools.array.nodes import Chunked, Stored
 from ckpttools.array.storage import Storage, StoredArray, StoredFile
 from ckpttools.array.tree import Tree, dotted, spelled
 from ckpttools.core.region import Region, Shape, grid_shape
-from ckpttools.formats.orbax.databases import database_of, files_below
+from ckpttools.formats.orbax.entries import entries_of, files_below
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Extent, length_of
 from ckpttools.formats.zarr.chunks import ChunkTable, chunk_tables, key_below
 
@@ -64,7 +64,7 @@ def zarr_storage(tree: Tree, max_index_bytes: int = MAX_INDEX_BYTES) -> Storage:
     Raises:
         FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
     """
-    database = database_of(Path(tree.metadata.place), max_index_bytes)
+    database = entries_of(Path(tree.metadata.place), max_index_bytes=max_index_bytes)
     uses: dict[str, _Use] = defaultdict(_Use)
     for node in database.nodes:
         uses[node.file].index.append((node.offset, node.offset + node.length))
@@ -73,7 +73,7 @@ def zarr_storage(tree: Tree, max_index_bytes: int = MAX_INDEX_BYTES) -> Storage:
         raise error
     for name, documents in found.documents.items():
         for document in documents:
-            entry = database.entries[key_below(name, document)]
+            entry = database.all[key_below(name, document)]
             if isinstance(entry, Extent):
                 uses[entry.file].index.append((entry.offset, entry.offset + entry.length))
     for name, table in found.tables.items():
@@ -106,7 +106,9 @@ def _stored_array(table: ChunkTable, path: str) -> StoredArray:
         dtype=array.dtype,
         chunk=array.chunk,
         piece=array.coding.shape,
-        codecs=table.codecs,
+        codecs=array.codecs,
+        compressed=array.is_compressed,
+        transposed=array.is_transposed,
         chunks=prod(array.grid),
         missing=table.missing,
         nbytes=nbytes,

@@ -7,14 +7,15 @@ reading chunks of each coding through tensorstore; two cores, files in the page 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from shlex import quote
 
+from ckpttools.array.chunk_sizes import FINE, is_fine, is_giant
+from ckpttools.core.region import grid_shape
 from ckpttools.inspect.chunks import Advice, ArrayChunks, ChunksReport
 
 _MIB = 1 << 20
-_GIANT = 256 * _MIB
 _LARGE = 16 * _MIB
-_FINE = _MIB
 # Smaller chunks are not cut by our own grid either: their over-read costs little.
 _RECUT = 4 * _MIB
 _OVER_READ = 1.5
@@ -34,6 +35,17 @@ def advice(report: ChunksReport) -> tuple[Advice, ...]:
 def _about(subject: str, found: Sequence[ArrayChunks], text: str, command: str | None) -> Iterator[Advice]:
     if found:
         yield Advice(subject, tuple(each.path for each in found), text, command)
+
+
+def _cut_so(report: ChunksReport, rule: Callable[[int, int], bool]) -> list[ArrayChunks]:
+    """Arrays not fetched by any range, of which a rule is about the number and size of what is."""
+    return [
+        each
+        for each in report.arrays
+        if each.piece_shape is not None
+        and each.piece_nbytes
+        and rule(prod(grid_shape(each.shape, each.piece_shape)), each.piece_nbytes)
+    ]
 
 
 def _missing(report: ChunksReport) -> Iterator[Advice]:
@@ -61,11 +73,7 @@ def _unmerged(report: ChunksReport) -> Iterator[Advice]:
 
 
 def _giant(report: ChunksReport) -> Iterator[Advice]:
-    found = [
-        each
-        for each in report.arrays
-        if each.piece_shape is not None and each.num_chunks == 1 and each.piece_nbytes >= _GIANT
-    ]
+    found = _cut_so(report, is_giant)
     text = (
         "each is one chunk, which every device fetches whole, however it is sharded: 0.5 GB/s against "
         "1.5 to 1.6 from one chunk for each layer, cut by 16"
@@ -109,24 +117,23 @@ def _short_runs(report: ChunksReport) -> Iterator[Advice]:
         and each.reads
         and each.reads.reads > 1
         and each.reads.needed // each.reads.reads < 16 * 1024
-        and each.reads.needed >= _FINE
+        and each.reads.needed >= _MIB
     ]
     text = "shards of these are many short runs of bytes; sharded on the first axis each would be one"
     yield from _about("short runs", found, text, None)
 
 
 def _fine(report: ChunksReport) -> Iterator[Advice]:
-    found = [
-        each
-        for each in report.arrays
-        if each.piece_shape is not None and each.nbytes >= _LARGE and each.piece_nbytes < _FINE
-    ]
-    text = "chunks of less than 1 MiB cost more in requests and index than in bytes; 4 to 64 MiB serve best"
+    found = _cut_so(report, is_fine)
+    text = (
+        f"thousands of chunks of less than {FINE >> 10} KiB cost more in requests and index than in bytes; "
+        "4 to 64 MiB serve best"
+    )
     yield from _about("over-fine chunks", found, text, _REWRITE)
 
 
 def _compressed(report: ChunksReport) -> Iterator[Advice]:
-    found = [each for each in report.arrays if any(map(_compresses, each.codecs))]
+    found = [each for each in report.arrays if each.compressed]
     stored = sum(each.stored_nbytes for each in found)
     nbytes = sum(each.nbytes for each in found)
     if stored < _LARGE:
@@ -136,12 +143,8 @@ def _compressed(report: ChunksReport) -> Iterator[Advice]:
     yield from _about("compressed chunks", found, text, f"{_REWRITE} --compression none")
 
 
-def _compresses(codec: str) -> bool:
-    return codec.partition(":")[0] in ("zstd", "gzip", "blosc", "zlib", "bz2", "lz4")
-
-
 def _transposed(report: ChunksReport) -> Iterator[Advice]:
-    found = [each for each in report.arrays if any(codec.startswith("transpose") for codec in each.codecs)]
+    found = [each for each in report.arrays if each.transposed]
     if sum(each.stored_nbytes for each in found) < _LARGE:
         return
     text = "whoever loads these must transpose them: 0.4 GB/s against 1.4 from plain C order"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 from operator import attrgetter
 
@@ -45,6 +45,7 @@ class ArrayChunks:
         piece_shape: what is fetched at least; None where any part can be.
         piece_nbytes: bytes of such a piece in memory.
         codecs: how pieces are coded; empty for plain C order.
+        compressed, transposed: whether a codec makes the data smaller, or puts axes into another order.
         num_chunks, missing_chunks: cells of the grid, and those that are not stored.
         reads: what devices must read; None where no mesh was given.
     """
@@ -59,6 +60,8 @@ class ArrayChunks:
     piece_shape: tuple[int, ...] | None
     piece_nbytes: int
     codecs: tuple[str, ...]
+    compressed: bool
+    transposed: bool
     num_chunks: int
     missing_chunks: int
     reads: Reads | None = None
@@ -183,18 +186,7 @@ def _is_stacked(path: str) -> bool:
 
 
 def _file(file: StoredFile) -> FileChunks:
-    return FileChunks(
-        file.name,
-        file.kind,
-        file.nbytes,
-        file.live,
-        file.index,
-        file.dead,
-        file.arrays,
-        file.chunks,
-        file.links,
-        file.lost,
-    )
+    return FileChunks(*(getattr(file, each.name) for each in fields(FileChunks)))
 
 
 def _array(array: StoredArray, mesh: Mesh | None, spec: Spec | None, axis: int | None) -> ArrayChunks:
@@ -211,6 +203,8 @@ def _array(array: StoredArray, mesh: Mesh | None, spec: Spec | None, axis: int |
         piece_shape=array.piece,
         piece_nbytes=prod(piece) * array.dtype.itemsize,
         codecs=array.codecs,
+        compressed=array.compressed,
+        transposed=array.transposed,
         num_chunks=array.chunks,
         missing_chunks=array.missing,
         reads=predict(array, mesh, spec, axis) if mesh and spec else None,

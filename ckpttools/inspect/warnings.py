@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
 
+from ckpttools.array.chunk_sizes import is_fine, is_giant
 from ckpttools.array.gaps import incomplete
-from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked
 from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.region import grid_shape
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.view import view_of
-
-# A whole array as one chunk is read at a third of the speed at which it is read cut by 16 (1.6 GB of bfloat16
-# onto 8 devices), and every host holds all of it for its part; below this size neither matters.
-_GIANT_CHUNK = 256 << 20
-# A chunk costs its reader a request and a task; at this size that takes longer than the bytes.
-_FINE_CHUNK, _MANY_CHUNKS = 64 << 10, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +76,7 @@ def _no_scan_layers(tree: Tree) -> Iterator[TreeWarning]:
 
 
 def _giant_chunks(tree: Tree) -> Iterator[TreeWarning]:
-    found = {path: array for path, array in tree.arrays.items() if _is_one_giant_chunk(array)}
+    found = _cut_so(tree, is_giant)
     if found:
         largest = max(found, key=lambda path: found[path].nbytes)
         are = "1 array is one chunk" if len(found) == 1 else f"{len(found):,} arrays are one chunk each"
@@ -91,12 +85,8 @@ def _giant_chunks(tree: Tree) -> Iterator[TreeWarning]:
         yield TreeWarning("giant-chunk", text, tuple(map(spelled, found)))
 
 
-def _is_one_giant_chunk(array: LazyArray) -> bool:
-    return isinstance(array, Chunked) and array.nbytes >= _GIANT_CHUNK and _chunks(array) == 1
-
-
 def _fine_chunks(tree: Tree) -> Iterator[TreeWarning]:
-    found = {path: array for path, array in tree.arrays.items() if _is_cut_finely(array)}
+    found = _cut_so(tree, is_fine)
     if found:
         counts = {path: _chunks(array) for path, array in found.items()}
         most = max(counts, key=lambda path: counts[path])
@@ -106,17 +96,18 @@ def _fine_chunks(tree: Tree) -> Iterator[TreeWarning]:
         yield TreeWarning("fine-chunks", text, tuple(map(spelled, found)))
 
 
-def _is_cut_finely(array: LazyArray) -> bool:
-    return (
-        isinstance(array, Chunked)
-        and prod(array.chunk) * array.dtype.itemsize < _FINE_CHUNK
-        and _chunks(array) >= _MANY_CHUNKS
-    )
+def _cut_so(tree: Tree, rule: Callable[[int, int], bool]) -> dict[Path, Chunked]:
+    """The arrays stored in a grid of chunks whose number and size a rule is about."""
+    stored = {path: array for path, array in tree.arrays.items() if isinstance(array, Chunked)}
+    return {
+        path: array
+        for path, array in stored.items()
+        if rule(_chunks(array), prod(array.chunk) * array.dtype.itemsize)
+    }
 
 
-def _chunks(array: LazyArray) -> int:
-    """Number of chunks of an array that is stored in a grid of them, else 1."""
-    return prod(grid_shape(array.shape, array.chunk)) if isinstance(array, Chunked) else 1
+def _chunks(array: Chunked) -> int:
+    return prod(grid_shape(array.shape, array.chunk))
 
 
 def _unclear_state(tree: Tree) -> Iterator[TreeWarning]:

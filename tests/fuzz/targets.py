@@ -228,7 +228,7 @@ def _codec_documents() -> dict[str, tuple[str, bytes]]:
     }
     made = {}
     for name, codecs in chains.items():
-        document = zarr3.ArrayDocument((8, 4), DTYPES["float32"], (4, 4), tuple(codecs)).to_json()
+        document = zarr3.encode((8, 4), DTYPES["float32"], (4, 4), codecs)
         made[name] = (zarr3.DOCUMENT, document)
     for name in (None, "zlib", "gzip", "bz2", "blosc", "zstd"):
         settings = {"id": name, **({"level": 1} if name != "blosc" else blosc)} if name else None

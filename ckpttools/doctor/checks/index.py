@@ -8,7 +8,7 @@ from pathlib import Path
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, pasted, told
 from ckpttools.doctor.scene import Item, Scene
-from ckpttools.formats.orbax.databases import Database, files_below
+from ckpttools.formats.orbax.entries import Entries, files_below
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Extent
 
 # How a B+tree node starts.
@@ -28,14 +28,14 @@ def _look(scene: Scene) -> Iterator[Finding]:
             yield Finding(ERROR, str(item.path), what, why, "copy it again, whole: cp -a SRC DST")
 
 
-def _unnamed(item: Item, database: Database) -> Iterator[Finding]:
+def _unnamed(item: Item, database: Entries) -> Iterator[Finding]:
     """Data files that the index in use does not name.
 
     Every save leaves nodes that its later commits superseded. They are worth a word where they take room;
     chunks that nobody can reach always are.
     """
     named = {node.file for node in database.nodes}
-    named |= {entry.file for entry in database.entries.values() if isinstance(entry, Extent)}
+    named |= {entry.file for entry in database.all.values() if isinstance(entry, Extent)}
     loose = {
         name: status.st_size
         for name, status in files_below(item.path)

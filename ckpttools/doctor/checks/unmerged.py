@@ -15,8 +15,8 @@ from ckpttools.doctor.new_files import holds, refuse_existing, write_new
 from ckpttools.doctor.scene import Directory, Item, Scene
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax import ocdbt
-from ckpttools.formats.orbax.databases import read_database
-from ckpttools.formats.orbax.index import processes_of, union_of
+from ckpttools.formats.orbax.entries import Indexed
+from ckpttools.formats.orbax.index import processes_of, read_index, union_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.stores.local.file import storage_error
@@ -61,8 +61,8 @@ def _left_behind(item: Item) -> Iterator[Finding]:
         return
     for name in item.processes:
         try:
-            found = read_database(item.path / name, item.read.max_index_bytes)
-            lost = found.entries.keys() - item.database.entries.keys()
+            index = read_index(item.path / name, item.read.max_index_bytes)
+            lost = Indexed(item.path / name, index).all.keys() - item.database.all.keys()
         except CheckpointError as error:
             why = "the merged index does not need it: only merging again would"
             yield Finding(

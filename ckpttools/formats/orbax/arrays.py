@@ -13,15 +13,16 @@ from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked, Constant, Stored
 from ckpttools.array.stored import Gaps
 from ckpttools.array.tree import Path, dotted, spelled
+from ckpttools.codecs.sharding import Shard
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.core.region import Shape, grid_cell, grid_indices, grid_shape
 from ckpttools.formats.orbax.entries import Entries, FileFault, Files
 from ckpttools.formats.orbax.hosts import where_chunks_may_be
 from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
 from ckpttools.formats.zarr import zarr2, zarr3
+from ckpttools.formats.zarr.array import ZarrArray
 from ckpttools.formats.zarr.chunks import parse_array
-from ckpttools.formats.zarr.codecs import ZarrArray
-from ckpttools.formats.zarr.inner_chunks import Piece, Shard, piece_array, scratch_of, shard_of
+from ckpttools.formats.zarr.inner_chunks import Piece, piece_array, scratch_of
 from ckpttools.stores.memory import Bytes
 
 
@@ -63,7 +64,7 @@ class Arrays:
         for file in reversed(files) if self.use_zarr3 is False else files:
             entry = self.entries.get(prefix + file)
             if entry is not None:
-                document = self._bytes(entry)
+                document = self.entries.read(entry)
                 if document not in self._parsed:
                     place = f"{self.directory}: {prefix}{file}"
                     self._parsed[document] = parse_array(file, document, place)
@@ -85,11 +86,6 @@ class Arrays:
         where = "directory" if isinstance(self.entries, Files) else "index"
         return FormatError(f"the {where} has no {prefix}{file}", place=self.directory, hint=hint)
 
-    def _bytes(self, entry: Entry) -> bytes:
-        if isinstance(entry, bytes):
-            return entry
-        return self.entries.file(entry).read(entry.offset, entry.length)
-
 
 @dataclass(frozen=True)
 class Grid:
@@ -110,20 +106,20 @@ class Grid:
     def lazy(self) -> Chunked:
         document, coding = self.document, self.document.coding
         shard, nbytes = self._shard, self._array_nbytes
-        scratch = None if self._is_plain else scratch_of(coding, document.dtype, shard, nbytes)
+        scratch = None if self._is_plain else scratch_of(coding, shard, nbytes)
         return Chunked(document.shape, document.dtype, coding.shape, self, scratch, self._gaps())
 
     @cached_property
     def _is_plain(self) -> bool:
         """Whether every chunk is its elements in C order and nothing else."""
-        order = self.document.coding.order
-        return self.document.chunk_bytes is not None and order == tuple(range(len(order)))
+        coding, order = self.document.coding, self.document.coding.order
+        return coding.is_plain and self.document.shard is None and order == tuple(range(len(order)))
 
     @cached_property
     def _array_nbytes(self) -> int:
         """Bytes of all pieces when they are decoded."""
         document = self.document
-        return prod(grid_shape(document.shape, document.coding.shape)) * document.piece_bytes
+        return prod(grid_shape(document.shape, document.coding.shape)) * document.coding.nbytes
 
     def places(self) -> list[tuple[ByteSource, int, int]] | None:
         """File, first byte and length of every chunk, in C order of the grid; None if any was left out.
@@ -143,9 +139,9 @@ class Grid:
     def _fill(self) -> bytes | None:
         return self.document.fill if self.arrays.may_be_left_out else None
 
-    @property
+    @cached_property
     def _shard(self) -> Shard | None:
-        return shard_of(self.document, self._fill)
+        return self.document.shard_filled(self._fill)
 
     def _gaps(self) -> Gaps | None:
         """The chunks that are missing, None if none are or they may hold the fill value."""
@@ -210,23 +206,21 @@ class Grid:
         shape, dtype = self.document.coding.shape, self.document.dtype
         if self._is_plain:
             return self._plain(index)
-        pieces = self.document.pieces
-        places = [divmod(i, n) for i, n in zip(index, pieces, strict=True)]
+        places = [divmod(i, n) for i, n in zip(index, self.document.pieces, strict=True)]
         chunk = tuple(place[0] for place in places)
         located = self._located(chunk)
         if located is None:
             return Constant(shape, dtype, self.document.fill)
         source, offset, nbytes = located
-        shard = (self._shard, _position([place[1] for place in places], pieces)) if self._shard else None
-        if shard and self._is_one_plain_piece(nbytes):
-            offset += shard[0].index_bytes if shard[0].at_start else 0
-            nbytes, shard = self.document.piece_bytes, None
+        coding, shard = self.document.coding, self._shard
+        number = shard.number([place[1] for place in places]) if shard else 0
+        if shard and self._is_one_plain_piece(shard, nbytes):
+            offset += shard.index_bytes if shard.at_start else 0
+            nbytes, shard = coding.nbytes, None
         extent = grid_cell(self.document.shape, shape, index).shape
-        coding = self.document.coding
-        piece = Piece(
-            source, offset, nbytes, dtype, coding, self._name(chunk), extent, shard, self._array_nbytes
-        )
-        return piece_array(piece, shape)
+        of_shard = (shard, number) if shard else None
+        name, total = self._name(chunk), self._array_nbytes
+        return piece_array(Piece(source, offset, nbytes, coding, name, extent, of_shard, total), shape)
 
     def _plain(self, index: Shape) -> LazyArray:
         """A chunk that is its elements; asked for at every read, so as little as possible is made for it."""
@@ -237,15 +231,10 @@ class Grid:
         source, offset, _ = located
         return Stored(document.chunk, document.dtype, source, offset, whole_bytes=True)
 
-    def _is_one_plain_piece(self, nbytes: int) -> bool:
+    def _is_one_plain_piece(self, shard: Shard, nbytes: int) -> bool:
         """Whether a shard has room for its index and one plain piece: then it is known where that is."""
-        shard = self._shard
-        return (
-            self.document.coding.opener is None
-            and shard is not None
-            and shard.pieces == 1
-            and nbytes == self.document.piece_bytes + shard.index_bytes
-        )
+        coding = self.document.coding
+        return coding.is_plain and shard.pieces == 1 and nbytes == coding.nbytes + shard.index_bytes
 
     def _located(self, index: Shape) -> tuple[ByteSource, int, int] | None:
         """File, offset and length of a chunk; None if it was left out."""
@@ -277,11 +266,3 @@ class Grid:
     def _name(self, index: Shape) -> str:
         """A chunk in messages."""
         return f"{self.arrays.directory}: {spelled(self.path)}, chunk {self.document.keys.key(index)}"
-
-
-def _position(index: Sequence[int], lengths: Sequence[int]) -> int:
-    """The C-order position of a multi-index."""
-    position = 0
-    for i, n in zip(index, lengths, strict=True):
-        position = position * n + i
-    return position

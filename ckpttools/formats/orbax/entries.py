@@ -1,19 +1,19 @@
-"""What an item holds, as a map from key to bytes: through its OCDBT index, or as a file for each key."""
+"""What a directory of arrays holds, by key: as its OCDBT index says, or in a file for each key."""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Protocol
+from typing import ClassVar
 
 from ckpttools.core.errors import FormatError
-from ckpttools.formats.orbax.index import PROCESSES, index_of, named_file
-from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent
+from ckpttools.formats.orbax.index import PROCESSES, Index, index_of, named_file
+from ckpttools.formats.orbax.ocdbt import MANIFEST, MAX_INDEX_BYTES, Entry, Extent
 from ckpttools.stores.local.file import LocalFile, storage_error
 
 
@@ -53,20 +53,38 @@ class FileFault:
         return self.nbytes is None or extent.offset + extent.length > self.nbytes
 
 
-class Entries(Protocol):
-    """The keys of an item."""
+class Entries(ABC):
+    """The keys of a directory of arrays, and what they stand for: the one index that all who look ask.
+
+    Attributes:
+        directory: paths of extents are relative to it.
+        manifests: of the OCDBT indexes that were read, relative to it; empty where every key is a file.
+        nodes: byte ranges of manifests and nodes.
+        missing: what to say of a key that is not there.
+    """
+
+    manifests: tuple[str, ...] = ()
+    nodes: tuple[Extent, ...] = ()
+    missing: ClassVar[str]
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    @abstractmethod
+    def all(self) -> Mapping[str, Entry]:
+        """Every key."""
 
     @property
     def faults(self) -> Mapping[str, FileFault]:
         """The files that do not hold all that is said to be in them, by name."""
+        return {}
 
-    @property
-    def missing(self) -> str:
-        """What to say of a key that is not there."""
-
+    @abstractmethod
     def get(self, key: str) -> Entry | None:
         """What a key stands for, None if it is not there."""
 
+    @abstractmethod
     def below(self, prefix: str) -> Iterator[str]:
         """The rest of each key that starts with a prefix, which is empty or ends in a slash."""
 
@@ -77,22 +95,42 @@ class Entries(Protocol):
             FormatError: it is not there.
             StorageError: it may not be looked at.
         """
+        return named_file(self.directory, extent.file)
+
+    def read(self, entry: Entry) -> bytes:
+        """The value of an entry.
+
+        Raises:
+            FormatError, StorageError: the file ends before, is not there or cannot be read.
+        """
+        if isinstance(entry, bytes):
+            return entry
+        source = self.file(entry)
+        if entry.offset + entry.length > source.size:
+            raise FormatError(
+                f"{source.path} ends too early",
+                got=f"a file of {source.size} bytes",
+                wanted=f"bytes {entry.offset} to {entry.offset + entry.length}",
+            )
+        return source.read(entry.offset, entry.length)
 
 
-def entries_of(directory: Path, use_ocdbt: bool | None, max_index_bytes: int) -> Entries:
-    """The keys of the item in a directory.
+def entries_of(
+    directory: Path, use_ocdbt: bool | None = None, max_index_bytes: int = MAX_INDEX_BYTES
+) -> Entries:
+    """What is stored in a directory: by its OCDBT index, by those of the processes of a save, or in files.
 
     Args:
-        directory: the item.
+        directory: of an item, or a plain hierarchy.
         use_ocdbt: what its metadata says, None if nothing.
         max_index_bytes: as in `ckpttools.formats.base.ReadOptions`.
 
     Raises:
-        FormatError, StorageError: there is no index where one must be, or it is damaged.
+        FormatError, StorageError: there is no index where one must be, it is damaged, or processes differ.
     """
     index = index_of(directory, max_index_bytes)
     if index is not None:
-        return Indexed(directory, index.entries)
+        return Indexed(directory, index)
     if use_ocdbt:
         raise FormatError(
             f"there is no {MANIFEST}",
@@ -103,43 +141,48 @@ def entries_of(directory: Path, use_ocdbt: bool | None, max_index_bytes: int) ->
     return Files(directory)
 
 
-class Indexed:
+class Indexed(Entries):
     """The keys of an OCDBT index; data files are opened once and shared."""
 
     missing = "no entry in the index"
 
-    def __init__(self, directory: Path, index: Mapping[bytes, Entry]) -> None:
-        self._directory, self._index = directory, index
+    def __init__(self, directory: Path, index: Index) -> None:
+        super().__init__(directory)
+        self.manifests, self.nodes = index.manifests, index.nodes
+        # As os.fsdecode does with file names: two different keys stay different.
+        self._entries = {key.decode(errors="surrogateescape"): each for key, each in index.entries.items()}
         self._files: dict[str, LocalFile] = {}
 
+    @property
+    def all(self) -> Mapping[str, Entry]:
+        return self._entries
+
     @cached_property
-    def _keys(self) -> list[bytes]:
-        return sorted(self._index)
+    def _keys(self) -> list[str]:
+        return sorted(self._entries)
 
     def get(self, key: str) -> Entry | None:
-        return self._index.get(key.encode(errors="surrogateescape"))
+        return self._entries.get(key)
 
     def below(self, prefix: str) -> Iterator[str]:
-        start = prefix.encode(errors="surrogateescape")
-        for position in range(bisect_left(self._keys, start), len(self._keys)):
+        for position in range(bisect_left(self._keys, prefix), len(self._keys)):
             key = self._keys[position]
-            if not key.startswith(start):
+            if not key.startswith(prefix):
                 return
-            # As os.fsdecode does with file names: two different keys stay different.
-            yield key[len(start) :].decode(errors="surrogateescape")
+            yield key[len(prefix) :]
 
     @cached_property
     def faults(self) -> Mapping[str, FileFault]:
         ends: dict[str, int] = {}
-        for entry in self._index.values():
+        for entry in self._entries.values():
             if isinstance(entry, Extent):
                 ends[entry.file] = max(ends.get(entry.file, 0), entry.offset + entry.length)
-        found = {file: _fault(self._directory / file, end) for file, end in ends.items()}
+        found = {file: _fault(self.directory / file, end) for file, end in ends.items()}
         return {file: fault for file, fault in found.items() if fault is not None}
 
     def file(self, extent: Extent) -> LocalFile:
         if extent.file not in self._files:
-            self._files[extent.file] = named_file(self._directory, extent.file)
+            self._files[extent.file] = super().file(extent)
         return self._files[extent.file]
 
 
@@ -153,20 +196,20 @@ def _fault(path: Path, end: int) -> FileFault | None:
     return FileFault(path, nbytes, end) if nbytes < end else None
 
 
-class Files:
+class Files(Entries):
     """A directory for each array, with a file for each key. Files are opened for each read: there may be
     more of them than a process may have open."""
 
     missing = "no such file"
-    faults: Mapping[str, FileFault] = MappingProxyType({})
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    @cached_property
+    def all(self) -> Mapping[str, Entry]:
+        return {name: Extent(name, 0, status.st_size) for name, status in files_below(self.directory)}
 
     def get(self, key: str) -> Entry | None:
         if ".." in key.split("/") or "\0" in key:
             return None
-        path = self._directory / key
+        path = self.directory / key
         try:
             status = path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -178,9 +221,24 @@ class Files:
     def below(self, prefix: str) -> Iterator[str]:
         if "\0" in prefix:  # no file system has such a name
             return
-        top = self._directory / prefix
+        top = self.directory / prefix
         for directory, _, files in os.walk(top):
             yield from (os.path.relpath(f"{directory}/{file}", top) for file in files)
 
-    def file(self, extent: Extent) -> LocalFile:
-        return named_file(self._directory, extent.file)
+
+def files_below(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Name and status of every regular file at or below a directory, by name; links to files are followed.
+
+    Raises:
+        StorageError: a directory may not be listed.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise storage_error("cannot list", error.filename, error) from error
+
+    for place, inner, names in os.walk(directory, onerror=refuse):
+        inner.sort()
+        for name in sorted(names):
+            path = Path(place, name)
+            if path.is_file():
+                yield path.relative_to(directory).as_posix(), path.stat()

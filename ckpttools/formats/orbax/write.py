@@ -14,6 +14,8 @@ from typing import Any
 
 from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.tree import Path, Tree, dotted, spelled
+from ckpttools.codecs.base import Codec
+from ckpttools.codecs.zstd import LARGEST_ENCODED
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.region import Shape, ceil_div, grid_indices
 from ckpttools.core.wording import option
@@ -23,10 +25,9 @@ from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent, encode
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement, Range, Referenced
 from ckpttools.formats.references import NO_REFERENCES, ReferenceMode, References, find
-from ckpttools.formats.zarr import zarr2
-from ckpttools.formats.zarr.chunk_codecs import LARGEST_ENCODED, CompressionSpec
+from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunking import chunk_shape
-from ckpttools.formats.zarr.zarr3 import DOCUMENT, RAW_CODECS, ArrayDocument, chunk_key
+from ckpttools.formats.zarr.zarr3 import DOCUMENT, written_codecs
 from ckpttools.stores.local.files import write_file
 
 DATA_DIRECTORY = "d"
@@ -56,7 +57,7 @@ class OrbaxWriter:
     item: str = "items"
     ocdbt: bool = True
     zarr3: bool = True
-    compression: CompressionSpec | None = None
+    compression: Codec | None = None
     target_data_file_bytes: int | None = None
     references: References = NO_REFERENCES
     name: str = "orbax"
@@ -115,7 +116,7 @@ class OrbaxWriter:
         return None
 
     def _chunk_key(self, index: Shape) -> str:
-        return chunk_key(index) if self.zarr3 else zarr2.chunk_key(index)
+        return (zarr3.KEYS if self.zarr3 else zarr2.KEYS).key(index)
 
     def finish(self, directory: FilePath, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`: index or documents, Orbax's metadata at both levels, then the commit marks."""
@@ -140,12 +141,12 @@ class OrbaxWriter:
         for path, array in tree.arrays.items():
             placement = layout.placements[path]
             if self.zarr3:
-                codecs = (*RAW_CODECS, codec.zarr3) if codec else RAW_CODECS
-                codecs = placement.home.codecs if isinstance(placement.home, Referenced) else codecs
-                document = ArrayDocument(array.shape, array.dtype, placement.chunk, codecs)
-                yield _key(path, DOCUMENT), document.to_json()
+                home = placement.home
+                codecs = home.codecs if isinstance(home, Referenced) else written_codecs(codec)
+                text = zarr3.encode(array.shape, array.dtype, placement.chunk, codecs)
+                yield _key(path, DOCUMENT), text
             else:
-                compressor = codec.zarr2 if codec else None
+                compressor = codec.zarr2_spec if codec else None
                 text = zarr2.encode(array.shape, array.dtype, placement.chunk, compressor)
                 yield _key(path, zarr2.DOCUMENT), text
 
@@ -180,7 +181,7 @@ class OrbaxWriter:
         if self.zarr3:
             check_dtypes(tree, lambda dtype: dtype.zarr3, "zarr v3")
         else:
-            check_dtypes(tree, zarr2.spelling, "zarr v2")
+            check_dtypes(tree, lambda dtype: dtype.zarr2, "zarr v2")
         if not self.ocdbt:
             _check_directories(tree)
 

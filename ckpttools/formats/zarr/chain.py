@@ -6,17 +6,17 @@ So a chunk can be named again as the chunk of another array, if its codecs can b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
+from ckpttools.codecs.base import Spec, configuration_of
+from ckpttools.codecs.bytes import LITTLE, LITTLE_ENDIAN, BytesCodec
+from ckpttools.codecs.coding import of_bytes, ordered
+from ckpttools.codecs.registry import Step, steps_of
+from ckpttools.codecs.sharding import Sharding
+from ckpttools.codecs.transpose import transpose_spec
 from ckpttools.core.region import Shape
-
-Codec = Mapping[str, Any]
-
-LITTLE: Codec = {"configuration": {"endian": "little"}, "name": "bytes"}
-# Codecs from bytes to bytes: they know no axes.
-_OF_BYTES = frozenset(("blosc", "crc32c", "gzip", "zstd"))
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,21 @@ class Chain:
     """
 
     order: Shape
-    codecs: tuple[Codec, ...]
-    shard: Codec | None = None
+    codecs: tuple[Spec, ...] = (LITTLE,)
+    shard: Spec | None = None
     pieces: tuple[tuple[int, int], ...] = ()
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether the bytes are the elements, so that a part of them is a part of the chunk."""
-        return self.shard is None and len(self.codecs) == 1 and is_little(self.codecs[0])
+        return self.shard is None and steps_of(self.codecs) == (LITTLE_ENDIAN,)
 
     @property
     def kind(self) -> tuple[object, ...]:
         """The same for chains that differ in axes of length one only."""
         return self.codecs, self.shard, self.pieces
 
-    def spelled(self, chunk: Shape, order: Shape) -> tuple[Codec, ...] | None:
+    def spelled(self, chunk: Shape, order: Shape) -> tuple[Spec, ...] | None:
         """The codecs for chunks of another shape with the same memory; None where there are none.
 
         Args:
@@ -54,8 +54,7 @@ class Chain:
             order: its axes from the slowest to the fastest.
         """
         moves = order != tuple(range(len(order)))
-        transposed: tuple[Codec, ...] = ({"configuration": {"order": list(order)}, "name": "transpose"},)
-        lead = transposed if moves else ()
+        lead = (transpose_spec(order),) if moves else ()
         if self.shard is None:
             return (*lead, *self.codecs)
         memory = [chunk[axis] for axis in order]
@@ -67,40 +66,25 @@ class Chain:
         return (*lead, {"configuration": settings, "name": "sharding_indexed"})
 
 
-def parse_chain(codecs: Sequence[Codec], chunk: Shape) -> Chain | None:
+def parse_chain(codecs: Sequence[Spec], chunk: Shape) -> Chain | None:
     """The chain that a `zarr.json` lists; None where it cannot be told from the axes."""
-    rest, order = list(codecs), tuple(range(len(chunk)))
-    if rest and rest[0].get("name") == "transpose":
-        named = configuration_of(rest.pop(0)).get("order")
-        if not isinstance(named, list) or sorted(named) != list(order):
-            return None
-        order = tuple(named)
-    if _know_no_axes(rest):
+    order, steps = ordered(steps_of(codecs), len(chunk))
+    rest = codecs[len(codecs) - len(steps) :]
+    if order is None:
+        return None
+    if _know_no_axes(steps):
         return Chain(order, tuple(rest))
-    if [codec.get("name") for codec in rest] != ["sharding_indexed"]:
+    if len(steps) != 1 or not isinstance(steps[0], Sharding):
         return None
-    settings = dict(configuration_of(rest[0]))
-    inner, within = settings.pop("chunk_shape", ()), settings.pop("codecs", ())
+    sharding, settings = steps[0], dict(configuration_of(rest[0]))
+    settings.pop("codecs", ())
+    inner = settings.pop("chunk_shape", ())
     memory = [chunk[axis] for axis in order]
-    if not _know_no_axes(within) or len(inner) != len(memory):
+    if not _know_no_axes(sharding.steps) or len(inner) != len(memory):
         return None
-    if list(inner) == memory:
-        return Chain(order, tuple(within), settings)
     pieces = tuple((n, piece) for n, piece in zip(memory, inner, strict=True) if n > 1)
-    return Chain(order, tuple(within), settings, pieces)
+    return Chain(order, tuple(sharding.codecs), settings, () if list(inner) == memory else pieces)
 
 
-def _know_no_axes(codecs: Sequence[Codec]) -> bool:
-    names = [codec.get("name") for codec in codecs]
-    return names[:1] == ["bytes"] and _OF_BYTES.issuperset(names[1:])
-
-
-def is_little(codec: Codec) -> bool:
-    """Whether a `bytes` codec stores little-endian; elements of one byte need not say."""
-    return bool(configuration_of(codec).get("endian", "little") == "little")
-
-
-def configuration_of(codec: Codec) -> Codec:
-    """The settings of a codec; none where it says nothing sensible."""
-    found = codec.get("configuration")
-    return found if isinstance(found, dict) else {}
+def _know_no_axes(steps: Sequence[Step]) -> bool:
+    return len(steps) > 0 and isinstance(steps[0], BytesCodec) and of_bytes(steps[1:]) is not None

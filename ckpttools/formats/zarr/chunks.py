@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -12,10 +11,10 @@ from typing import Any
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.region import Shape
 from ckpttools.formats.json_file import parse_json
-from ckpttools.formats.orbax.databases import Database
+from ckpttools.formats.orbax.entries import Entries
 from ckpttools.formats.orbax.ocdbt import Entry
 from ckpttools.formats.zarr import zarr2, zarr3
-from ckpttools.formats.zarr.codecs import ZarrArray
+from ckpttools.formats.zarr.array import ZarrArray
 
 PARSERS: Mapping[str, Callable[[bytes, str], ZarrArray]] = {
     zarr3.DOCUMENT: zarr3.parse_array,
@@ -31,7 +30,6 @@ class ChunkTable:
         name: what comes before the names of its chunks, without the slash; "" for an array alone.
         document: file name of its metadata, which tells the version of zarr.
         array: what that says.
-        codecs: how a piece becomes bytes, in words, first step first; empty for plain C order.
         chunks: those that are there, by index in the grid.
         strays: names of chunks for which the grid has no room.
     """
@@ -39,7 +37,6 @@ class ChunkTable:
     name: str
     document: str
     array: ZarrArray
-    codecs: tuple[str, ...]
     chunks: Mapping[Shape, Entry]
     strays: tuple[str, ...]
 
@@ -77,14 +74,14 @@ class ChunkTables:
     documents: Mapping[str, Sequence[str]]
 
 
-def chunk_tables(database: Database) -> ChunkTables:
+def chunk_tables(database: Entries) -> ChunkTables:
     """The arrays of a database; what is wrong with one of them is kept beside the others."""
     documents: dict[str, list[str]] = defaultdict(list)
-    for key in database.entries:
+    for key in database.all:
         name, _, last = key.rpartition("/")
         if last in PARSERS:
             documents[name].append(last)
-    below = _by_array(database.entries, documents)
+    below = _by_array(database.all, documents)
     tables: dict[str, ChunkTable] = {}
     faults: dict[str, CheckpointError] = {}
     known: _Known = {}
@@ -120,21 +117,20 @@ def _by_array(entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, l
 
 
 # (name of the document, its text) -> what it says; None for a group. Arrays of one shape share theirs.
-_Known = dict[tuple[str, bytes], tuple[ZarrArray, tuple[str, ...]] | None]
+_Known = dict[tuple[str, bytes], ZarrArray | None]
 
 
 def _table(
-    database: Database, name: str, document: str, keys: Iterable[str], known: _Known
+    database: Entries, name: str, document: str, keys: Iterable[str], known: _Known
 ) -> ChunkTable | None:
     """The chunks of one array; None where the document is that of a group."""
     key = key_below(name, document)
-    text, place = database.read(database.entries[key]), f"{database.directory}: {key}"
+    text, place = database.read(database.all[key]), f"{database.directory}: {key}"
     if (document, text) not in known:
         known[document, text] = _parsed(document, text, place)
-    parsed = known[document, text]
-    if parsed is None:
+    array = known[document, text]
+    if array is None:
         return None
-    array, codecs = parsed
     chunks: dict[Shape, Entry] = {}
     strays: list[str] = []
     for rest in keys:
@@ -142,18 +138,15 @@ def _table(
         if index is None:
             continue
         if array.has_room(index):
-            chunks[index] = database.entries[key_below(name, rest)]
+            chunks[index] = database.all[key_below(name, rest)]
         else:
             strays.append(rest)
-    return ChunkTable(name, document, array, codecs, chunks, tuple(strays))
+    return ChunkTable(name, document, array, chunks, tuple(strays))
 
 
-def _parsed(document: str, text: bytes, place: str) -> tuple[ZarrArray, tuple[str, ...]] | None:
-    fields = _json(text, place)
-    if fields.get("node_type") == "group":
-        return None
-    with _of_a_wrong_build(place):
-        return PARSERS[document](text, place), _codecs(fields)
+def _parsed(document: str, text: bytes, place: str) -> ZarrArray | None:
+    is_group = _json(text, place).get("node_type") == "group"
+    return None if is_group else parse_array(document, text, place)
 
 
 def parse_array(document: str, text: bytes, place: str) -> ZarrArray:
@@ -167,15 +160,9 @@ def parse_array(document: str, text: bytes, place: str) -> ZarrArray:
     Raises:
         FormatError: it is not the metadata of an array.
     """
-    with _of_a_wrong_build(place):
-        return PARSERS[document](text, place)
-
-
-@contextmanager
-def _of_a_wrong_build(place: str) -> Iterator[None]:
-    """Documents of a wrong build, such as codecs that are no list of objects, are an error of the format."""
     try:
-        yield
+        return PARSERS[document](text, place)
+    # Documents of a wrong build, such as codecs that are no list of objects.
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise FormatError(
             "not the metadata of a zarr array", place=place, got=f"{type(error).__name__}: {error}"
@@ -190,39 +177,3 @@ def _json(text: bytes, place: str) -> Mapping[str, Any]:
     if not isinstance(fields, dict):
         raise FormatError("JSON, but not an object", place=place)
     return fields
-
-
-def _codecs(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """The codecs of a document in words. What is plain, little-endian C order goes without saying."""
-    if "codecs" in fields:
-        chunk = fields["chunk_grid"]["configuration"]["chunk_shape"]
-        return tuple(word for codec in fields["codecs"] for word in _words(codec, chunk))
-    order = ("order F",) if fields.get("order") == "F" else ()
-    compressor = fields.get("compressor")
-    return (*order, _levelled(str(compressor.get("id")), compressor)) if compressor else order
-
-
-def _words(codec: Mapping[str, Any], chunk: object) -> Iterator[str]:
-    name, settings = str(codec.get("name")), codec.get("configuration") or {}
-    match name:
-        case "bytes":
-            yield from ["big-endian"] if settings.get("endian") == "big" else []
-        case "transpose":
-            yield f"transpose{_listed(settings.get('order'))}"
-        case "sharding_indexed":
-            inner = settings.get("chunk_shape")
-            for each in settings.get("codecs", ()):
-                yield from _words(each, inner)
-            # Orbax makes every chunk a shard of one piece.
-            yield "sharded" if inner == chunk else f"in shards of {_listed(chunk)}"
-        case _:
-            yield _levelled(name, settings)
-
-
-def _listed(numbers: object) -> str:
-    return str(numbers).replace(" ", "")
-
-
-def _levelled(name: str, settings: Mapping[str, Any]) -> str:
-    level = settings.get("level", settings.get("clevel"))
-    return name if level is None else f"{name}:{level}"

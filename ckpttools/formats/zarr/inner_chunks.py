@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ckpttools.array import slabs
-from ckpttools.array.lazy import ByteSource, LazyArray
+from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Decoded, Stored, relayout
-from ckpttools.core.dtypes import DType
+from ckpttools.codecs.coding import Coding
+from ckpttools.codecs.sharding import Shard
+from ckpttools.codecs.streams import ByteRange, Reading, Repeated, Stream
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region, Shape, contiguous_runs, split_to
-from ckpttools.formats.zarr.codecs import Coding, FileRange, Repeated, Stream, ZarrArray, fetched
 from ckpttools.stores.memory import Bytes
 
 if TYPE_CHECKING:
@@ -32,88 +33,15 @@ if TYPE_CHECKING:
 KEPT_BYTES = 64 << 20
 # Larger pieces are not kept but read on where the last read stopped.
 _STREAMS = 2
-# What taking scratch may round up.
-_MISSING = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
-class Shard:
-    """Where the pieces of a shard are: its index, read when a piece is.
+class Piece(ByteRange):
+    """The bytes of one piece, or of the shard that has it, and how they become elements.
+
+    An `Encoded` of `ckpttools.array.nodes`.
 
     Attributes:
-        pieces: how many there are.
-        at_start: whether the index is before the pieces; else behind them.
-        fill: element of pieces that were left out; None if that is an error.
-    """
-
-    pieces: int
-    at_start: bool
-    fill: bytes | None
-
-    @property
-    def index_bytes(self) -> int:
-        """Offset and length of each piece, and a CRC-32C."""
-        return 16 * self.pieces + 4
-
-    def locate(self, source: ByteSource, offset: int, nbytes: int, number: int) -> tuple[int, int] | None:
-        """Offset and length of a piece in the file, None if it was left out.
-
-        Raises:
-            FormatError: the index is not one.
-        """
-        return self._place(self._index(source, offset, nbytes), number, offset, nbytes)
-
-    def places(self, source: ByteSource, offset: int, nbytes: int) -> list[tuple[int, int] | None]:
-        """The same for all pieces; errors as `locate`."""
-        index = self._index(source, offset, nbytes)
-        return [self._place(index, number, offset, nbytes) for number in range(self.pieces)]
-
-    def _index(self, source: ByteSource, offset: int, nbytes: int) -> bytes:
-        if nbytes < self.index_bytes:
-            raise FormatError(
-                "a shard is shorter than its index", got=nbytes, wanted=f"{self.index_bytes} bytes"
-            )
-        start = offset if self.at_start else offset + nbytes - self.index_bytes
-        index = fetched(source, start, self.index_bytes)
-        _check_crc(index)
-        return index
-
-    def _place(self, index: bytes, number: int, offset: int, nbytes: int) -> tuple[int, int] | None:
-        place = int.from_bytes(index[16 * number : 16 * number + 8], "little")
-        length = int.from_bytes(index[16 * number + 8 : 16 * number + 16], "little")
-        if place == length == _MISSING:
-            return None
-        if place + length > nbytes:
-            got = f"bytes {place} to {place + length}"
-            raise FormatError("a piece runs past the end of its shard", got=got, wanted=f"at most {nbytes}")
-        return offset + place, length
-
-
-def shard_of(array: ZarrArray, fill: bytes | None) -> Shard | None:
-    """How the chunks of an array are shards, None if they are none; `fill` as in `Shard`."""
-    at_start = array.shard_index_at_start
-    return None if at_start is None else Shard(prod(array.pieces), at_start, fill)
-
-
-def _check_crc(index: bytes) -> None:
-    import google_crc32c
-
-    stored, actual = int.from_bytes(index[-4:], "little"), google_crc32c.value(index[:-4])
-    if stored != actual:
-        raise FormatError(
-            "the CRC-32C of a shard's index does not match", got=f"{actual:#010x}", wanted=f"{stored:#010x}"
-        )
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The bytes of one piece and how they become elements; an `Encoded` of `ckpttools.array.nodes`.
-
-    Attributes:
-        source: the file.
-        offset: where the bytes of the piece, or of the shard that has it, start.
-        nbytes: and how many there are.
-        dtype: of the elements.
         coding: how they are coded.
         name: array and chunk, for messages.
         extent: shape of the part of the piece that is inside the array.
@@ -121,10 +49,6 @@ class Piece:
         siblings_nbytes: decoded bytes of the whole array.
     """
 
-    source: ByteSource
-    offset: int
-    nbytes: int
-    dtype: DType
     coding: Coding
     name: str
     extent: Shape
@@ -145,9 +69,9 @@ class Piece:
     def _shape(self) -> Shape:
         return self.coding.stored_shape
 
-    @cached_property
+    @property
     def decoded_bytes(self) -> int:
-        return prod(self._shape) * self.dtype.itemsize
+        return self.coding.nbytes
 
     @property
     def _is_kept(self) -> bool:
@@ -196,7 +120,7 @@ class Piece:
         """All elements, in memory of their own."""
         import numpy as np
 
-        made = np.empty(self._shape, self.dtype.carrier)
+        made = np.empty(self._shape, self.coding.dtype.carrier)
         self._read_whole(made)
         return made
 
@@ -204,13 +128,13 @@ class Piece:
         """Reads a part of a large piece: slabs that are contiguous in it, front to back."""
         import numpy as np
 
-        itemsize = self.dtype.itemsize
+        itemsize = self.coding.dtype.itemsize
         for slab in split_to(_rows(self._shape, region), slabs.elements(itemsize)):
             wanted = slab.intersect(region)
             if wanted is None:
                 continue
             position = next(contiguous_runs(self._shape, slab))[0] * itemsize
-            with scratch.take(slab.shape, self.dtype.carrier) as buffer:
+            with scratch.take(slab.shape, self.coding.dtype.carrier) as buffer:
                 flat = buffer.reshape(-1).view(np.uint8).data
                 stream = _worker(scratch).stream(self, position, flat)
                 stream.fill(flat)
@@ -223,18 +147,12 @@ class Piece:
         return Reading(self._opened(), self.decoded_bytes)
 
     def _opened(self) -> Stream:
-        start, length = self.offset, self.nbytes
-        if self.shard is not None:
-            shard, number = self.shard
-            found = shard.locate(self.source, start, length, number)
-            if found is None:
-                return self._left_out(shard)
-            start, length = found
-        if self.coding.opener is not None:
-            return self.coding.opener(self.source, start, length, self.extent)
-        return FileRange(self.source, start, length)
-
-    def _left_out(self, shard: Shard) -> Stream:
+        if self.shard is None:
+            return self.coding.decoded(self, self.extent)
+        shard, number = self.shard
+        found = shard.locate(self, number)
+        if found is not None:
+            return self.coding.decoded(found, self.extent)
         if shard.fill is None:
             raise FormatError("a piece of a shard is missing", got="no entry in the shard's index")
         return Repeated(shard.fill, self.decoded_bytes)
@@ -249,44 +167,6 @@ def _rows(shape: Shape, region: Region) -> Region:
                 region.start[:tail] + (0,) * (region.rank - tail), region.stop[:tail] + shape[tail:]
             )
     return region
-
-
-class Reading:
-    """A stream of decoded bytes, of which a position is known."""
-
-    def __init__(self, stream: Stream, nbytes: int) -> None:
-        self._stream, self._nbytes = stream, nbytes
-        self.position = 0
-
-    def fill(self, out: memoryview) -> None:
-        """Fills all of `out`.
-
-        Raises:
-            FormatError: the data ends before.
-        """
-        while out:
-            count = self._stream.readinto(out)
-            if count == 0:
-                got = f"{self.position} bytes"
-                raise FormatError(
-                    "a chunk decodes to less than its shape wants", got=got, wanted=f"{self._nbytes} bytes"
-                )
-            self.position += count
-            out = out[count:]
-
-    def skip(self, position: int, discard: memoryview) -> None:
-        """Goes on to a position, through memory that may be overwritten."""
-        while self.position < position:
-            self.fill(discard[: position - self.position])
-
-    def finish(self) -> None:
-        """Reads to the end, which lets the decoder check what it checks there.
-
-        Raises:
-            FormatError: there is more.
-        """
-        if self._stream.readinto(memoryview(bytearray(1))):
-            raise FormatError("a chunk decodes to more than its shape wants", wanted=f"{self._nbytes} bytes")
 
 
 class _Worker:
@@ -341,21 +221,21 @@ def piece_array(piece: Piece, shape: Shape) -> LazyArray:
 
     A plain piece alone in its bytes must have as many as its elements take.
     """
-    stored = piece.coding.stored_shape
+    coding, order = piece.coding, piece.coding.order
+    stored = coding.stored_shape
     array: LazyArray
-    if piece.coding.opener is None and piece.shard is None:
-        array = Stored(stored, piece.dtype, piece.source, piece.offset, whole_bytes=True)
+    if coding.is_plain and piece.shard is None:
+        array = Stored(stored, coding.dtype, piece.source, piece.offset, whole_bytes=True)
     else:
-        array = Decoded(stored, piece.dtype, piece)
-    order = piece.coding.order
+        array = Decoded(stored, coding.dtype, piece)
     if order == tuple(range(len(order))):
         return array
     inverse = sorted(range(len(order)), key=order.__getitem__)
     return relayout(array, [(length,) for length in stored], inverse, [1] * len(shape))
 
 
-def scratch_of(coding: Coding, dtype: DType, shard: Shard | None, array_nbytes: int) -> int:
+def scratch_of(coding: Coding, shard: Shard | None, array_nbytes: int) -> int:
     """Scratch that reading any piece of an array takes."""
     alone = (shard, 0) if shard else None
-    piece = Piece(Bytes("", b""), 0, 0, dtype, coding, "", coding.shape, alone, array_nbytes)
+    piece = Piece(Bytes("", b""), 0, 0, coding, "", coding.shape, alone, array_nbytes)
     return piece_array(piece, coding.shape).scratch_bytes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ckpttools.codecs.registry import parse_compression
 from ckpttools.core.options import Option
-from ckpttools.formats.zarr.chunk_codecs import parse_compression
 
 HELP = """Write any checkpoint as zarr v3: groups and arrays under the keys of the tree, no model known.
 

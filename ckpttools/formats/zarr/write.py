@@ -15,6 +15,8 @@ from typing import Any
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.codecs.base import Codec
+from ckpttools.codecs.zstd import LARGEST_ENCODED
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
@@ -22,9 +24,8 @@ from ckpttools.formats import flat
 from ckpttools.formats.base import Extents, Layout
 from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, is_file_name
 from ckpttools.formats.placement import ChunkFiles, Placement
-from ckpttools.formats.zarr.chunk_codecs import LARGEST_ENCODED, CompressionSpec
 from ckpttools.formats.zarr.chunking import chunk_shape
-from ckpttools.formats.zarr.zarr3 import DOCUMENT, RAW_CODECS, ArrayDocument, chunk_key
+from ckpttools.formats.zarr.zarr3 import DOCUMENT, KEYS, encode, written_codecs
 from ckpttools.stores.local.files import write_file
 
 SEPARATOR = "/"
@@ -38,7 +39,7 @@ class ZarrWriter:
         compression: of chunks; None stores them as they are, which loads fastest.
     """
 
-    compression: CompressionSpec | None = None
+    compression: Codec | None = None
     name: str = "zarr3"
 
     def layout(self, tree: Tree, most: int) -> Layout:
@@ -76,8 +77,7 @@ class ZarrWriter:
             _write(directory, (), _group(attributes))
 
     def _document(self, array: LazyArray, chunk: Shape) -> dict[str, Any]:
-        codecs = (*RAW_CODECS, self.compression.zarr3) if self.compression else RAW_CODECS
-        document = ArrayDocument(array.shape, array.dtype, chunk, codecs).to_json()
+        document = encode(array.shape, array.dtype, chunk, written_codecs(self.compression))
         return {**json.loads(document), "attributes": {}}
 
 
@@ -95,7 +95,7 @@ def _names(path: Path) -> tuple[str, ...]:
 
 
 def _chunk_file(path: Path, index: Shape) -> str:
-    return SEPARATOR.join((*_names(path), chunk_key(index)))
+    return SEPARATOR.join((*_names(path), KEYS.key(index)))
 
 
 def _write(directory: FilePath, path: Path, document: dict[str, Any]) -> None:

@@ -4,59 +4,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ckpttools.codecs.base import Codec, Spec, configuration_of
+from ckpttools.codecs.bytes import LITTLE
+from ckpttools.codecs.coding import coding_of
+from ckpttools.codecs.registry import steps_of
 from ckpttools.core.dtypes import DType, from_zarr3
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
 from ckpttools.formats.json_file import parse_json
-from ckpttools.formats.zarr.chain import LITTLE, Codec, configuration_of, is_little, parse_chain
-from ckpttools.formats.zarr.codecs import (
-    ChunkKeys,
-    Coding,
-    ZarrArray,
-    by_tensorstore,
-    checked_grid,
-    checked_keys,
-    fill_element,
-    plain,
-    zstd,
-)
+from ckpttools.formats.zarr.array import ChunkKeys, ZarrArray, checked_grid, checked_keys, fill_element
+from ckpttools.formats.zarr.chain import parse_chain
+
+DOCUMENT = "zarr.json"
+KEYS = ChunkKeys("c", "/")
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayDocument:
-    """What a `zarr.json` says.
-
-    Attributes:
-        shape: of the array.
-        dtype: of its elements.
-        chunk: shape of the grid's cells.
-        codecs: the codec chain as the document has it.
-    """
-
-    shape: Shape
-    dtype: DType
-    chunk: Shape
-    codecs: tuple[Mapping[str, Any], ...]
-
-    def to_json(self) -> bytes:
-        """The document's bytes, keys in a fixed order."""
-        document = {
-            "chunk_grid": {"configuration": {"chunk_shape": list(self.chunk)}, "name": "regular"},
-            "chunk_key_encoding": {"name": "default"},
-            "codecs": [dict(codec) for codec in self.codecs],
-            "data_type": self.dtype.zarr3,
-            "fill_value": _zero(self.dtype),
-            "node_type": "array",
-            "shape": list(self.shape),
-            "zarr_format": 3,
-        }
-        return json.dumps(document, separators=(",", ":")).encode()
+def encode(shape: Shape, dtype: DType, chunk: Shape, codecs: Sequence[Spec]) -> bytes:
+    """The bytes of a `zarr.json`, keys in a fixed order; arguments as of `ZarrArray`."""
+    document = {
+        "chunk_grid": {"configuration": {"chunk_shape": list(chunk)}, "name": "regular"},
+        "chunk_key_encoding": {"name": "default"},
+        "codecs": [dict(codec) for codec in codecs],
+        "data_type": dtype.zarr3,
+        "fill_value": _zero(dtype),
+        "node_type": "array",
+        "shape": list(shape),
+        "zarr_format": 3,
+    }
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
-RAW_CODECS: tuple[Mapping[str, Any], ...] = (LITTLE,)
+def written_codecs(compression: Codec | None) -> tuple[Spec, ...]:
+    """The codecs of chunks that are written, as the document lists them."""
+    spec = compression.zarr3_spec if compression else None
+    return (LITTLE, spec) if spec else (LITTLE,)
 
 
 def _zero(dtype: DType) -> object:
@@ -65,16 +48,17 @@ def _zero(dtype: DType) -> object:
     return zeros.get(dtype.kind, 0)
 
 
-def parse_document(data: bytes, place: str) -> ArrayDocument:
+def parse_array(data: bytes, place: str) -> ZarrArray:
     """Reads a `zarr.json`.
 
     Raises:
-        FormatError: it is not the document of an array with a regular grid and a known dtype.
+        FormatError: it is not the document of an array with a regular grid and a known dtype; or its shape,
+            keys or fill value are none.
     """
     try:
         document = parse_json(data)
-        chunk = document["chunk_grid"]["configuration"]["chunk_shape"]
-        shape, name, codecs = document["shape"], document["data_type"], document["codecs"]
+        grid = document["chunk_grid"]["configuration"]["chunk_shape"]
+        lengths, name, codecs = document["shape"], document["data_type"], tuple(document["codecs"])
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(
             "not the metadata of a zarr v3 array", place=place, got=f"{type(error).__name__}: {error}"
@@ -82,74 +66,17 @@ def parse_document(data: bytes, place: str) -> ArrayDocument:
     dtype = from_zarr3(name) if isinstance(name, str) else None
     if dtype is None:
         raise FormatError("an unknown zarr data type", place=place, got=name)
-    return ArrayDocument(tuple(shape), dtype, tuple(chunk), tuple(codecs))
-
-
-def chunk_key(index: Shape) -> str:
-    """The key of a chunk below its array: `c/0/3`, or `c` for an array of rank 0."""
-    return "/".join(["c", *map(str, index)])
-
-
-DOCUMENT = "zarr.json"
-_INDEX_CODECS = ("bytes", "crc32c")
-
-
-def parse_array(data: bytes, place: str) -> ZarrArray:
-    """Reads a `zarr.json`, with everything that reading the array takes.
-
-    Raises:
-        FormatError: as `parse_document`; or its shape, keys or fill value are none.
-    """
-    short = parse_document(data, place)
-    document = parse_json(data)
-    shape, chunk = checked_grid(list(short.shape), list(short.chunk), place)
-    coding, at_start = _coding(short.codecs, short.dtype, chunk, document)
-    fill = fill_element(document.get("fill_value"), short.dtype, place)
-    chain = parse_chain(short.codecs, chunk)
-    return ZarrArray(shape, short.dtype, chunk, _keys(document, place), coding, at_start, fill, chain)
+    shape, chunk = checked_grid(lengths, grid, place)
+    coding, shard = coding_of(codecs, chunk, dtype, document)
+    fill = fill_element(document.get("fill_value"), dtype, place)
+    steps, chain = steps_of(codecs), parse_chain(codecs, chunk)
+    return ZarrArray(shape, dtype, chunk, _keys(document, place), coding, shard, fill, steps, chain)
 
 
 def _keys(document: Mapping[str, Any], place: str) -> ChunkKeys:
     encoding = document.get("chunk_key_encoding", {"name": "default"})
-    names = {"default": ChunkKeys("c", "/"), "v2": ChunkKeys("", ".")}
+    names = {"default": KEYS, "v2": ChunkKeys("", ".")}
     if not isinstance(encoding, dict) or encoding.get("name") not in names:
         raise FormatError("an unknown encoding of chunk keys", place=place, got=encoding)
     keys = names[encoding["name"]]
     return checked_keys(keys.prefix, configuration_of(encoding).get("separator", keys.separator), place)
-
-
-def _coding(
-    codecs: Sequence[Codec], dtype: DType, chunk: Shape, document: Mapping[str, Any]
-) -> tuple[Coding, bool | None]:
-    """The coding of pieces; and, if chunks are shards of them, whether their index is at the start."""
-    if [codec.get("name") for codec in codecs] == ["sharding_indexed"]:
-        settings = configuration_of(codecs[0])
-        inner = settings.get("chunk_shape", ())
-        if _divides(inner, chunk) and _is_plain_index(settings.get("index_codecs", ())):
-            pieces = _chain(settings.get("codecs", ()), dtype, tuple(inner), document)
-            return pieces, settings.get("index_location", "end") == "start"
-    return _chain(codecs, dtype, chunk, document), None
-
-
-def _divides(inner: Sequence[int], chunk: Shape) -> bool:
-    return len(inner) == len(chunk) and all(n > 0 and c % n == 0 for c, n in zip(chunk, inner, strict=True))
-
-
-def _is_plain_index(codecs: Sequence[Codec]) -> bool:
-    names = tuple(codec.get("name") for codec in codecs)
-    return names == _INDEX_CODECS and is_little(codecs[0])
-
-
-def _chain(codecs: Sequence[Codec], dtype: DType, shape: Shape, document: Mapping[str, Any]) -> Coding:
-    """What a chain of codecs makes of a piece: plain or zstd in some order of axes, or whatever it is."""
-    axes, rest = list(range(len(shape))), list(codecs)
-    order: Any = axes
-    if rest and rest[0].get("name") == "transpose":
-        order = configuration_of(rest.pop(0)).get("order")
-    names = [codec.get("name") for codec in rest]
-    if isinstance(order, list) and sorted(order) == axes and names[:1] == ["bytes"] and is_little(rest[0]):
-        if len(names) == 1:
-            return plain(shape, order)
-        if names[1:] == ["zstd"]:
-            return zstd(shape, order, dtype)
-    return by_tensorstore(shape, dtype, "zarr3", {**document, "codecs": list(codecs)})

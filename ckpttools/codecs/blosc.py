@@ -1,0 +1,38 @@
+"""Blosc, decoded by tensorstore, which has its library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpttools.codecs import tensorstore
+from ckpttools.codecs.base import Codec
+from ckpttools.codecs.streams import ByteRange
+from ckpttools.core.errors import FormatError
+
+_HEADER, _DECODED_AT, _LENGTH_AT = 16, 4, 12
+
+
+@dataclass(frozen=True)
+class Blosc(Codec):
+    """Blosc, whatever the compressor inside of it and however it shuffles: its header says that."""
+
+    zarr3 = zarr2 = "blosc"
+
+    def decoding_bytes(self, nbytes: int) -> int:
+        return tensorstore.COPIES * nbytes
+
+    def decode(self, data: bytes, most: int) -> memoryview:
+        if len(data) < _HEADER:
+            raise self.damaged(f"{len(data)} bytes")
+        nbytes = int.from_bytes(data[_DECODED_AT : _DECODED_AT + 4], "little")
+        if nbytes > most:
+            raise FormatError(
+                "a chunk decodes to more than its shape wants",
+                got=f"{nbytes} bytes",
+                wanted=f"{most} at most",
+            )
+        return tensorstore.decoded_bytes({"id": "blosc"}, data, nbytes) if nbytes else memoryview(b"")
+
+    def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
+        """Its header says the length of all."""
+        return chunk.nbytes >= _HEADER and chunk.number(_LENGTH_AT, 4) == chunk.nbytes

@@ -1,0 +1,159 @@
+"""How the bytes of a piece become elements, put together from what each codec says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from ckpttools.codecs.base import Codec, Spec, Unknown
+from ckpttools.codecs.bytes import LITTLE_ENDIAN, BytesCodec
+from ckpttools.codecs.registry import Step, steps_of
+from ckpttools.codecs.sharding import Shard, Sharding
+from ckpttools.codecs.streams import ByteRange, Fetched, Stream
+from ckpttools.codecs.tensorstore import COPIES, Foreign, foreign
+from ckpttools.codecs.transpose import Transpose
+from ckpttools.core.dtypes import DType
+from ckpttools.core.region import Shape
+
+# What a compressor may add to data in which it finds nothing to save; one beneath it may have added as much.
+_SLACK, _SHARE = 1 << 10, 64
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How a piece, the least that is coded by itself, lies in its bytes.
+
+    Attributes:
+        shape: of the piece: a chunk, or an inner chunk of a shard.
+        dtype: of its elements.
+        order: axes of the piece from the slowest to the fastest in memory.
+        elements: how they are bytes.
+        codecs: what was made of these, the first one first.
+        foreign: what decodes all of it instead.
+    """
+
+    shape: Shape
+    dtype: DType
+    order: Shape
+    elements: BytesCodec = LITTLE_ENDIAN
+    codecs: tuple[Codec, ...] = ()
+    foreign: Foreign | None = None
+
+    @property
+    def stored_shape(self) -> Shape:
+        """Shape of the piece with its axes in the order of memory."""
+        return tuple(self.shape[axis] for axis in self.order)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the piece when it is decoded."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether the bytes are the elements."""
+        return self.elements.is_little and not self.codecs and self.foreign is None
+
+    @cached_property
+    def name(self) -> str:
+        """Tells it from other codings."""
+        return f"{list(self.order)} {self.foreign or (self.elements, self.codecs)}"
+
+    @cached_property
+    def memory(self) -> int:
+        """Bytes that an open stream takes at most."""
+        if self.foreign is not None:
+            return COPIES * self.nbytes
+        return sum(codec.decoding_bytes(self.nbytes) for codec in self.codecs)
+
+    def decoded(self, stored: ByteRange, extent: Shape) -> Stream:
+        """The stream of the elements, in the order of memory.
+
+        Args:
+            stored: the bytes of the piece.
+            extent: shape of the piece's part that is inside the array: what lies outside may be missing.
+        """
+        if self.foreign is not None:
+            return self.foreign.decoded(stored, tuple(extent[axis] for axis in self.order))
+        stream: Stream = Fetched(stored)
+        most = self.nbytes + self.nbytes // _SHARE + _SLACK
+        for codec in reversed(self.codecs):
+            stream = codec.decoded(stream, most)
+        return self.elements.decoded(stream, self.dtype)
+
+    @cached_property
+    def _sizes(self) -> Sequence[int | None]:
+        """Bytes of the elements, and of what each codec makes of them; None where that depends on values."""
+        sizes: list[int | None] = [None if self.foreign else self.nbytes]
+        for codec in self.codecs:
+            before = sizes[-1]
+            sizes.append(None if before is None or codec.adds is None else before + codec.adds)
+        return sizes
+
+    @property
+    def stored_nbytes(self) -> int | None:
+        """Bytes of every piece as it is stored; None where that depends on values."""
+        return self._sizes[-1]
+
+    def is_whole(self, chunk: ByteRange) -> bool:
+        """Whether nothing tells that a piece is cut or something else. Nothing is decoded.
+
+        Raises:
+            FormatError, StorageError: the file cannot be read.
+        """
+        if self.stored_nbytes is not None:
+            return chunk.nbytes == self.stored_nbytes
+        for codec, decoded in zip(reversed(self.codecs), reversed(self._sizes[:-1]), strict=True):
+            if codec.adds is None:
+                return chunk.nbytes > 0 and codec.is_whole(chunk, decoded)
+            chunk = chunk.without_end(codec.adds)
+        return chunk.nbytes > 0
+
+    def below(self, order: Shape) -> Coding:
+        """The coding for axes that were put in this order before."""
+        shape = tuple(self.shape[order.index(axis)] for axis in range(len(order)))
+        return replace(self, shape=shape, order=tuple(order[axis] for axis in self.order))
+
+
+def coding_of(
+    codecs: Sequence[Spec], chunk: Shape, dtype: DType, document: Mapping[str, Any]
+) -> tuple[Coding, Shard | None]:
+    """How pieces are coded, and chunks are shards of them; None where they are not, but pieces.
+
+    Args:
+        codecs: as a `zarr.json` lists them.
+        chunk: shape of a chunk.
+        dtype: of the elements.
+        document: the `zarr.json`, for whom it may be left to.
+    """
+    order, rest = ordered(steps_of(codecs), len(chunk))
+    if order is not None and len(rest) == 1 and isinstance(rest[0], Sharding):
+        shard = rest[0].shard(tuple(chunk[axis] for axis in order), order)
+        if shard is not None:
+            piece = _of_piece(rest[0].codecs, tuple(rest[0].piece), dtype, document)
+            return piece.below(order), shard
+    return _of_piece(codecs, chunk, dtype, document), None
+
+
+def _of_piece(codecs: Sequence[Spec], shape: Shape, dtype: DType, document: Mapping[str, Any]) -> Coding:
+    order, rest = ordered(steps_of(codecs), len(shape))
+    made = of_bytes(rest[1:])
+    if order is not None and made is not None and rest and isinstance(rest[0], BytesCodec):
+        return Coding(shape, dtype, order, rest[0], made)
+    return Coding(shape, dtype, tuple(range(len(shape))), foreign=foreign(codecs, shape, document))
+
+
+def ordered(steps: Sequence[Step], rank: int) -> tuple[Shape | None, Sequence[Step]]:
+    """The order of axes in memory, None if that is none; and the steps behind that."""
+    if steps and isinstance(steps[0], Transpose):
+        return steps[0].order(rank), steps[1:]
+    return tuple(range(rank)), steps
+
+
+def of_bytes(steps: Sequence[Step]) -> tuple[Codec, ...] | None:
+    """Steps that are all known codecs from bytes to bytes; None if they are not."""
+    known = tuple(each for each in steps if isinstance(each, Codec) and not isinstance(each, Unknown))
+    return known if len(known) == len(steps) else None

@@ -1,0 +1,42 @@
+"""CRC-32C: a checksum behind the data. All of it is looked at before any of it is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpttools.codecs.base import Codec
+from ckpttools.core.errors import FormatError
+
+NBYTES = 4
+
+
+@dataclass(frozen=True)
+class Crc32c(Codec):
+    """The four bytes of a checksum, little-endian, behind the data."""
+
+    zarr3 = "crc32c"
+    compresses = False
+    adds = NBYTES
+
+    def decoding_bytes(self, nbytes: int) -> int:
+        return 2 * nbytes
+
+    def decode(self, data: bytes, most: int) -> bytes:
+        return checked(data, "a chunk")
+
+
+def checked(data: bytes, what: str) -> bytes:
+    """Data without its checksum.
+
+    Raises:
+        FormatError: the checksum is not that of the data.
+    """
+    import google_crc32c
+
+    body = data[:-NBYTES]
+    stored, actual = int.from_bytes(data[-NBYTES:], "little"), google_crc32c.value(body)
+    if len(data) < NBYTES or stored != actual:
+        raise FormatError(
+            f"the CRC-32C of {what} does not match", got=f"{actual:#010x}", wanted=f"{stored:#010x}"
+        )
+    return body

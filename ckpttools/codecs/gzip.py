@@ -1,0 +1,47 @@
+"""gzip and zlib: DEFLATE with one header or the other."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from dataclasses import dataclass
+
+from ckpttools.codecs.base import Codec, Decoder
+from ckpttools.codecs.streams import READ_BYTES, ByteRange, Stream
+
+_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class Gzip(Codec):
+    """gzip; both writers of zarr make one member of a chunk."""
+
+    zarr3 = zarr2 = "gzip"
+
+    def decoding_bytes(self, nbytes: int) -> int:
+        # What is read and what is decoded, each twice, and a window.
+        return 4 * READ_BYTES + (2 << 20)
+
+    def decoded(self, encoded: Stream, most: int) -> Stream:
+        reader = gzip.GzipFile(fileobj=encoded.file())
+        return Decoder(self, reader, EOFError, OSError, zlib.error)
+
+    def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
+        """The last four bytes are the number of decoded ones."""
+        if chunk.part(0, len(_MAGIC)) != _MAGIC:
+            return False
+        return decoded is None or chunk.number(chunk.nbytes - 4, 4) == decoded % (1 << 32)
+
+
+@dataclass(frozen=True)
+class Zlib(Codec):
+    """zlib, of whose data nothing can be told without decoding it."""
+
+    zarr2, zarr3 = "zlib", "numcodecs.zlib"
+
+    def decode(self, data: bytes, most: int) -> bytes:
+        decoder = zlib.decompressobj()
+        made = decoder.decompress(data, most)
+        if len(made) < most and (decoder.unused_data or not decoder.eof):
+            raise self.damaged("more data behind it" if decoder.eof else "it ends too early")
+        return made

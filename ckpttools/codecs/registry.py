@@ -1,0 +1,101 @@
+"""All codecs by name: built-in ones are listed here, others come by entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from ckpttools.codecs.base import Codec, Spec, Unknown, configuration_of
+from ckpttools.codecs.blosc import Blosc
+from ckpttools.codecs.bytes import BytesCodec
+from ckpttools.codecs.bzip2 import Bz2
+from ckpttools.codecs.crc32c import Crc32c
+from ckpttools.codecs.gzip import Gzip, Zlib
+from ckpttools.codecs.sharding import Sharding
+from ckpttools.codecs.transpose import Transpose
+from ckpttools.codecs.zstd import Zstd
+from ckpttools.core.errors import UsageError
+from ckpttools.core.plugins import load_group
+
+_BUILT_IN: tuple[type[Codec], ...] = (Zstd, Gzip, Zlib, Bz2, Blosc, Crc32c)
+
+_MOST_DIGITS = 9
+
+Step = Transpose | BytesCodec | Sharding | Codec
+"""A codec in a chain: from elements to elements, from elements to bytes, or from bytes to bytes."""
+
+
+@cache
+def _plug_ins() -> tuple[type[Codec], ...]:
+    return tuple(each for each in load_group("ckpttools.codecs", type).values() if issubclass(each, Codec))
+
+
+def _find(attribute: str, name: str) -> type[Codec] | None:
+    """The codec that has this name as `zarr3` or as `zarr2`."""
+    found = next((each for each in _BUILT_IN if getattr(each, attribute) == name), None)
+    # Looking for plug-ins takes 30 ms, which most checkpoints do not need.
+    return found or next((each for each in _plug_ins() if getattr(each, attribute) == name), None)
+
+
+def steps_of(codecs: Iterable[Spec]) -> tuple[Step, ...]:
+    """What the codecs of a `zarr.json` are."""
+    return tuple(map(_step, codecs))
+
+
+def _step(spec: Spec) -> Step:
+    name, settings = str(spec.get("name")), configuration_of(spec)
+    match name:
+        case "transpose":
+            return Transpose.parse(settings)
+        case "bytes":
+            return BytesCodec.parse(settings)
+        case "sharding_indexed":
+            codecs, index = settings.get("codecs", ()), settings.get("index_codecs", ())
+            piece, location = settings.get("chunk_shape", ()), settings.get("index_location", "end")
+            return Sharding(piece, codecs, steps_of(codecs), steps_of(index), location == "start")
+        case _:
+            return _parsed(_find("zarr3", name), name, settings)
+
+
+def flat(steps: Iterable[Step]) -> Iterator[Step]:
+    """Steps and those of the pieces of shards."""
+    for step in steps:
+        yield step
+        yield from flat(step.steps) if isinstance(step, Sharding) else ()
+
+
+def compressor_of(compressor: Mapping[str, Any]) -> Codec:
+    """What the `compressor` of a `.zarray` is."""
+    name = str(compressor.get("id"))
+    return _parsed(_find("zarr2", name), name, compressor)
+
+
+def _parsed(kind: type[Codec] | None, name: str, settings: Mapping[str, Any]) -> Codec:
+    return kind.parse(settings) if kind else Unknown(Codec.parse(settings).level, name)
+
+
+def parse_compression(text: str) -> Codec | None:
+    """The codec that a user names: `none`, `zstd`, `zstd:9`. None stands for raw chunks.
+
+    Raises:
+        UsageError: no such codec or level; says which there are.
+    """
+    if text == "none":
+        return None
+    name, colon, level = text.partition(":")
+    kind = _find("zarr2", name) or _find("zarr3", name)
+    if kind and kind.levels and not colon:
+        return kind()
+    if kind and level.isdecimal() and len(level) <= _MOST_DIGITS and int(level) in kind.levels:
+        return kind(int(level))
+    raise UsageError(f"unknown compression {text!r}", wanted=_wanted())
+
+
+def _wanted() -> str:
+    kinds = [each for each in (*_BUILT_IN, *_plug_ins()) if each.levels]
+    named = (
+        f"{each().kind} or {each().kind}:LEVEL with a level from {each.levels[0]} to {each.levels[-1]}"
+        for each in kinds
+    )
+    return f"none, {', '.join(named)}"

@@ -1,0 +1,51 @@
+"""Axes in another order in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.codecs.base import Spec
+from ckpttools.core.region import Shape
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """The codec `transpose` of zarr v3, the `order` of v2.
+
+    Attributes:
+        said: the order as the metadata has it, which may be anything.
+        word: the codec in a word.
+    """
+
+    said: object
+    word: str
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any]) -> Transpose:
+        said = settings.get("order")
+        return cls(said, f"transpose{listed(said)}")
+
+    @classmethod
+    def fortran(cls, rank: int) -> Transpose:
+        """The order "F" of zarr v2."""
+        return cls(list(reversed(range(rank))), "order F")
+
+    def names(self, chunk: object) -> tuple[str, ...]:
+        return (self.word,)
+
+    def order(self, rank: int) -> Shape | None:
+        """Axes from the slowest to the fastest in memory; None where it is no order of so many axes."""
+        said = self.said
+        return tuple(said) if isinstance(said, list) and sorted(said) == list(range(rank)) else None
+
+
+def transpose_spec(order: Sequence[int]) -> Spec:
+    """The codec as `zarr.json` lists it."""
+    return {"configuration": {"order": list(order)}, "name": "transpose"}
+
+
+def listed(numbers: object) -> str:
+    """Numbers as words of codecs have them: without spaces."""
+    return str(numbers).replace(" ", "")

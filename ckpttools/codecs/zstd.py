@@ -1,0 +1,111 @@
+"""Zstandard: decoded into the buffer that wants it, without ever being whole in memory.
+
+Measured with Orbax's default (`sharding_indexed` of one inner chunk, bytes, zstd level 3; 1.07 GB of bfloat16
+weights in chunks of 128 MiB, one thread, files cached; resident bytes beside the 1.07 GB result):
+
+    tensorstore, the whole array      0.57 GB/s   +1177 MiB
+    tensorstore, chunk by chunk       0.51 GB/s    +409 MiB
+    tensorstore, chunk in memory://   0.45 GB/s    +810 MiB
+    zstandard, decompress()           0.72 GB/s    +356 MiB
+    zstandard, stream_reader          1.57 GB/s      +4 MiB
+    this package, as a whole          1.31 GB/s      +2 MiB
+    this package, 32 rows at a time   1.24 GB/s      +7 MiB
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpttools.codecs.base import Codec, Decoder, Spec
+from ckpttools.codecs.streams import READ_BYTES, ByteRange, Stream
+
+# Level 3 is zstd's own default and Orbax's for zarr v3. From level 20 on a compressor takes hundreds of MiB.
+DEFAULT_LEVEL, HIGHEST_LEVEL = 3, 19
+# Every worker holds a chunk that it encodes twice, as it is and as it becomes.
+LARGEST_ENCODED = 16 << 20
+# Largest window of zstd's levels up to 19; a decoder keeps that much of what it has decoded.
+_WINDOW_BYTES = 8 << 20
+# Tables and one block of output.
+_DECODER_BYTES = 512 << 10
+_CHECKSUM_BYTES = 4
+_FRAME = 0xFD2FB528
+# Frames that decoders skip: 0x184D2A50 to 0x184D2A5F, then their length.
+_SKIPPED = 0x184D2A5
+_RLE_BLOCK, _RESERVED_BLOCK = 1, 3
+
+
+@dataclass(frozen=True)
+class Zstd(Codec):
+    """One or more zstd frames."""
+
+    zarr3 = zarr2 = "zstd"
+    levels = range(1, HIGHEST_LEVEL + 1)
+
+    level: int | None = DEFAULT_LEVEL
+
+    def decoding_bytes(self, nbytes: int) -> int:
+        return min(nbytes, _WINDOW_BYTES) + READ_BYTES + _DECODER_BYTES
+
+    def decoded(self, encoded: Stream, most: int) -> Stream:
+        import zstandard
+
+        decompressor = zstandard.ZstdDecompressor()
+        reader = decompressor.stream_reader(
+            encoded,  # type: ignore[arg-type]
+            read_size=READ_BYTES,
+            read_across_frames=True,
+        )
+        return Decoder(self, reader, zstandard.ZstdError)
+
+    def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
+        """Walks its blocks, which say their lengths (RFC 8878): 3 bytes for at most 128 KiB of elements."""
+        position: int | None = 0
+        while position is not None and position < chunk.nbytes:
+            position = _after_frame(chunk, position)
+        return position == chunk.nbytes
+
+    @property
+    def zarr3_spec(self) -> Spec:
+        return {"configuration": {"checksum": False, "level": self.level or 0}, "name": "zstd"}
+
+    @property
+    def working_bytes(self) -> int:
+        import zstandard
+
+        level = self.level or DEFAULT_LEVEL
+        parameters = zstandard.ZstdCompressionParameters.from_level(level, source_size=LARGEST_ENCODED)
+        return parameters.estimated_compression_context_size()
+
+    def encode(self, data: memoryview) -> bytes:
+        """One zstd frame that states the size of its content; other threads run meanwhile."""
+        import zstandard
+
+        # A compressor must not serve two threads; making one takes microseconds, a chunk milliseconds.
+        return zstandard.ZstdCompressor(level=self.level or DEFAULT_LEVEL).compress(data)
+
+
+def _after_frame(chunk: ByteRange, position: int) -> int | None:
+    """Where a frame that starts at a position ends; None if it is none, or has no end."""
+    magic = chunk.number(position, 4)
+    if magic is not None and magic >> 4 == _SKIPPED:
+        length = chunk.number(position + 4, 4)
+        return None if length is None else position + 8 + length
+    flags = chunk.number(position + 4, 1)
+    if magic != _FRAME or flags is None:
+        return None
+    is_single, has_checksum = bool(flags & 0x20), bool(flags & 0x04)
+    content_size = (int(is_single), 2, 4, 8)[flags >> 6]
+    dictionary = (0, 1, 2, 4)[flags & 3]
+    after = _after_blocks(chunk, position + 5 + (not is_single) + dictionary + content_size)
+    return None if after is None else after + _CHECKSUM_BYTES * has_checksum
+
+
+def _after_blocks(chunk: ByteRange, position: int) -> int | None:
+    is_last = False
+    while not is_last:
+        header = chunk.number(position, 3)
+        if header is None or (header >> 1) & 3 == _RESERVED_BLOCK:
+            return None
+        is_last = bool(header & 1)
+        position += 3 + (1 if (header >> 1) & 3 == _RLE_BLOCK else header >> 3)
+    return position
