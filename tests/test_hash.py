@@ -31,7 +31,7 @@ from ckpttools.digest.canonical import Selection, per_layer
 from ckpttools.digest.digest import algorithm_named, block_elements
 from ckpttools.digest.digester import Digester
 from ckpttools.digest.hashing import hash_tree
-from ckpttools.digest.stored_together import assembled, cheapest_reads, wholes
+from ckpttools.digest.stacks import assembled, cheapest_reads, wholes
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
