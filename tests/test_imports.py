@@ -55,6 +55,7 @@ MAY = {
         "plan.pieces",
         "run.scanning",
         "maxtext",
+        "digest.pairing",
     },
     "doctor": {"array", "quantized", "stores", "formats"},
     "api": {
