@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.digest.differences import of_kinds
-from ckpttools.digest.manifest import Entry
+from ckpttools.digest.digest import Digest
 from ckpttools.digest.pairing import Pairing, Remark
 
 SIDES = st.dictionaries(
@@ -14,13 +14,13 @@ SIDES = st.dictionaries(
 )
 
 
-def entries(side: dict[str, tuple[str, tuple[int, ...]]]) -> dict[str, Entry]:
-    return {name: Entry(dtype, shape, "", "") for name, (dtype, shape) in side.items()}
+def digests(side: dict[str, tuple[str, tuple[int, ...]]]) -> dict[str, Digest]:
+    return {name: Digest(dtype, shape, "", "") for name, (dtype, shape) in side.items()}
 
 
 @given(SIDES, SIDES, st.sampled_from(["*", "p", "[p-r]", "x"]))
 def test_every_array_is_in_a_pair_or_left_over(a: dict, b: dict, pattern: str):  # type: ignore[type-arg]
-    both = Pairing(entries(a), entries(b), (Remark("said"),)).matching(pattern)
+    both = Pairing(digests(a), digests(b), (Remark("said"),)).matching(pattern)
     paired = [name for name, _, _ in both.pairs]
     assert sorted([*paired, *both.only_a, *both.only_b]) == sorted({**both.a, **both.b})
     assert not {*both.only_a} & {*b} and not {*both.only_b} & {*a}

@@ -85,9 +85,8 @@ def test_stacks_and_layers_are_compared_whatever_side_they_are_on(mine_stacked, 
         return {f"layers_{k}": take(whole, 1, k) if stacked else alone[k] for k in range(3)}
 
     read = []
-    found = compare(
-        layers(damaged, mine_stacked), layers(truth, wanted_stacked), **PLENTY, observe=read.append
-    )
+    both = Pairing(layers(damaged, mine_stacked), layers(truth, wanted_stacked))
+    found = compare(both, **PLENTY, observe=read.append)
     assert [(each.name, each.first, each.elements) for each in found] == [("layers_2", (4, 5), 2)]
     assert sum(read) == 2 * truth.nbytes, "each side once"
 

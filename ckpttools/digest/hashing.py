@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
@@ -10,7 +10,7 @@ from ckpttools.digest.canonical import Selection
 from ckpttools.digest.differences import Difference, in_order, of_kinds, same_kind
 from ckpttools.digest.digest import DEFAULT_ALGORITHM, Digest, block_elements
 from ckpttools.digest.digester import Digester
-from ckpttools.digest.manifest import Entry, Manifest, first_bad_block
+from ckpttools.digest.manifest import Manifest, first_bad_block
 from ckpttools.digest.pairing import Pairing
 
 
@@ -39,13 +39,7 @@ def hash_tree(
     """
     selection = selection or Selection()
     digester = Digester(selection.arrays(tree), algorithm)
-    return manifest_of(digester.digests(memory=memory, jobs=jobs, observe=observe), selection, algorithm)
-
-
-def manifest_of(digests: Mapping[str, Digest], selection: Selection, algorithm: str) -> Manifest:
-    """A manifest of digests that are already made."""
-    entries = {name: Entry.of(digest) for name, digest in digests.items()}
-    return Manifest(algorithm, selection, entries)
+    return Manifest(algorithm, selection, digester.digests(memory=memory, jobs=jobs, observe=observe))
 
 
 def differences(got: Manifest, wanted: Manifest) -> tuple[Difference, ...]:
@@ -59,7 +53,7 @@ def differences(got: Manifest, wanted: Manifest) -> tuple[Difference, ...]:
     return in_order([*of_kinds(both), *values])
 
 
-def _bad_block(name: str, got: Entry, wanted: Entry, algorithm: str) -> Difference:
+def _bad_block(name: str, got: Digest, wanted: Digest, algorithm: str) -> Difference:
     block = first_bad_block(got, wanted, algorithm)
     first, last = block_elements(got.shape, DTYPES[got.dtype].itemsize, block)
     return Difference(name, "values", got.digest, wanted.digest, first=first, last=last)
