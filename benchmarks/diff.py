@@ -18,7 +18,7 @@ from hash import CORES, MEMORY, against_pread
 from pairs import ckpt, remove
 
 from ckpttools.api.conversion import open_checkpoint
-from ckpttools.compare.alignment import aligned
+from ckpttools.compare.align import aligned
 from ckpttools.compare.diff import diff as compare
 from ckpttools.compare.explain import explain
 from ckpttools.testing.models import LlamaSizes, write_llama
@@ -27,9 +27,9 @@ from ckpttools.testing.models import LlamaSizes, write_llama
 def diff(a: Path, b: Path, *, why: bool) -> None:
     """What `ckpt diff` does between opening and printing."""
     both = aligned(open_checkpoint(a), open_checkpoint(b))
-    found = compare(both.a, both.b, memory=MEMORY, jobs=CORES)
+    found = compare(both, memory=MEMORY, jobs=CORES)
     if why and not all(each.is_equal for each in found):
-        explain(found, both.a, both.b, both.sizes, memory=MEMORY, jobs=CORES)
+        explain(found, both, memory=MEMORY, jobs=CORES)
 
 
 def disturb(path: Path) -> None:

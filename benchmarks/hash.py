@@ -28,6 +28,7 @@ from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.compare.verify import compare
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.hashing import hash_tree
+from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.testing.models import LlamaSizes, write_llama
 
@@ -85,7 +86,7 @@ def hashed(path: Path, algorithm: str = "xxh3-128") -> object:
 
 def compared(mine: Path, wanted: Path) -> None:
     sides = [Selection().arrays(open_checkpoint(path)) for path in (mine, wanted)]
-    assert not compare(*sides, memory=MEMORY, jobs=CORES)
+    assert not compare(Pairing(*sides), memory=MEMORY, jobs=CORES)
 
 
 def manifests(source: Path, directory: Path, rounds: int) -> None:

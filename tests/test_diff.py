@@ -30,6 +30,7 @@ from ckpttools.compare.distances import numbers
 from ckpttools.compare.measure import deviation
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MemoryBudgetError
+from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
@@ -47,7 +48,7 @@ WHOLE = [dtype for dtype in DTYPES.values() if dtype.kind in ("int", "uint")]
 
 
 def of_pair(a: LazyArray, b: LazyArray, tolerances: Tolerances | None = None) -> ArrayDiff:
-    (found,) = diff({"a": a}, {"a": b}, tolerances or Tolerances(), **PLENTY)
+    (found,) = diff(Pairing({"a": a}, {"a": b}), tolerances or Tolerances(), **PLENTY)
     return found
 
 
@@ -254,7 +255,7 @@ class TestMeasures:
         mine = {f"layers_{k}": take(whole, 1, k) for k in range(4)}
         theirs = {f"layers_{k}": stored(truth[:, k].copy(), dtype) for k in range(4)}
         for a, b in ((mine, theirs), (theirs, mine)):
-            found = {each.name: each for each in diff(a, b, **PLENTY)}
+            found = {each.name: each for each in diff(Pairing(a, b), **PLENTY)}
             assert [name for name, each in found.items() if not each.is_equal] == [f"layers_{layer}"]
             part = found[f"layers_{layer}"].deviation
             assert part is not None
@@ -262,7 +263,7 @@ class TestMeasures:
 
     def test_what_only_one_side_has_and_what_has_another_shape(self):
         array, other = (stored(noise(shape, DTYPES["int8"]), DTYPES["int8"]) for shape in ((4,), (2, 2)))
-        found = diff({"a": array, "b": array}, {"b": other, "c": other}, **PLENTY)
+        found = diff(Pairing({"a": array, "b": array}, {"b": other, "c": other}), **PLENTY)
         assert [(each.name, each.outcome) for each in found] == [
             ("a", "only in A"),
             ("b", "shape"),
@@ -274,26 +275,26 @@ class TestMeasures:
         a = stored(values.view(np.uint32), DTYPES["float32"])
         b = stored((values.view(np.uint32) >> 16).astype(np.uint16), DTYPES["bfloat16"])
         assert of_pair(a, b).outcome == "dtype"
-        (found,) = diff({"a": a}, {"a": b}, ignore_dtypes=True, **PLENTY)
+        (found,) = diff(Pairing({"a": a}, {"a": b}), ignore_dtypes=True, **PLENTY)
         assert found.outcome == "equal"
 
     def test_layers_of_two_dtypes(self):
         f32 = stored(np.ones((2, 3), np.float32).view(np.uint32), DTYPES["float32"])
         whole = chunked(np.full((2, 2, 3), 0x3F80, np.uint16), DTYPES["bfloat16"], (2, 2, 3))
         a = {f"l{k}": take(whole, 1, k) for k in range(2)}
-        found = diff(a, {"l0": f32, "l1": take(whole, 1, 1)}, **PLENTY)
+        found = diff(Pairing(a, {"l0": f32, "l1": take(whole, 1, 1)}), **PLENTY)
         assert [each.outcome for each in found] == ["dtype", "equal"]
 
     def test_only_what_both_have_is_read(self):
         refusing = Stored((1 << 20,), DTYPES["int8"], Refusing("a", 1 << 20), 0)
         short = stored(noise((2,), DTYPES["int8"]), DTYPES["int8"])
-        found = diff({"a": refusing, "b": refusing}, {"b": short, "c": refusing}, **PLENTY)
+        found = diff(Pairing({"a": refusing, "b": refusing}, {"b": short, "c": refusing}), **PLENTY)
         assert {each.outcome for each in found} == {"only in A", "shape", "only in B"}
 
     def test_too_little_memory(self):
         array = stored(noise((4,), DTYPES["int8"]), DTYPES["int8"])
         with pytest.raises(MemoryBudgetError):
-            diff({"a": array}, {"a": array}, memory=1 << 20, jobs=1)
+            diff(Pairing({"a": array}, {"a": array}), memory=1 << 20, jobs=1)
 
 
 _FIELDS = Deviation.__dataclass_fields__
@@ -430,14 +431,14 @@ class TestCommand:
 
 DIFF = """
 import sys
-from ckpttools.compare.alignment import aligned
+from ckpttools.compare.align import aligned
 from ckpttools.api.conversion import open_checkpoint
 from ckpttools.compare.diff import diff
 from ckpttools.compare.explain import explain
 from ckpttools.run.memory import peak_bytes
 both = aligned(*(open_checkpoint(path) for path in sys.argv[2:]))
 limits = {"memory": int(sys.argv[1]), "jobs": 2}
-found = explain(diff(both.a, both.b, **limits), both.a, both.b, both.sizes, **limits)
+found = explain(diff(both, **limits), both, **limits)
 print(sum(not each.is_equal for each in found), peak_bytes())
 """
 
@@ -459,10 +460,10 @@ def test_the_memory_is_kept_where_much_differs(tmp_path: Path, memory: int):
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 def test_whole_numbers_that_float64_does_not_tell_apart_differ(dtype: str):
     sides = [{"w": stored(np.array([1, 2**53 + k], dtype).view(np.uint64), DTYPES[dtype])} for k in (0, 1)]
-    (found,) = diff(*sides, **PLENTY)
+    (found,) = diff(Pairing(*sides), **PLENTY)
     assert found.outcome == "differs"
     assert found.deviation is not None and (found.deviation.differing, found.deviation.first) == (1, (1,))
 
 
 def test_trees_may_be_empty():
-    assert diff(Tree({}).arrays, {}, **PLENTY) == ()  # type: ignore[arg-type]
+    assert diff(Pairing(Tree({}).arrays, {}), **PLENTY) == ()  # type: ignore[arg-type]

@@ -14,17 +14,19 @@ from hypothesis import strategies as st
 from support.stored_trees import write
 from support.trees import Values, hugging_face, lazy, parameters_of, values_of
 
+from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.codecs.zstd import Zstd
-from ckpttools.compare.alignment import aligned
+from ckpttools.compare.align import aligned
 from ckpttools.compare.deviation import EXACT, Tolerances
 from ckpttools.compare.diff import ArrayDiff, diff
 from ckpttools.compare.explain import explain
-from ckpttools.compare.relatives import moves
+from ckpttools.compare.renames import moves
 from ckpttools.compare.reshape import reshaped, transposes
 from ckpttools.compare.samples import in_memory
 from ckpttools.core.dtypes import DTYPES
+from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.model import ModelOptions
@@ -49,8 +51,13 @@ GATE, UP, DOWN = (f"mlp/{name}/kernel" for name in ("wi_0", "wi_1", "wo"))
 
 def compared(a: Tree, b: Tree, tolerances: Tolerances = EXACT) -> dict[str, ArrayDiff]:
     both = aligned(a, b)
-    found = diff(both.a, both.b, tolerances, **PLENTY)
-    return {each.name: each for each in explain(found, both.a, both.b, both.sizes, **PLENTY)}
+    found = diff(both, tolerances, **PLENTY)
+    return {each.name: each for each in explain(found, both, **PLENTY)}
+
+
+def explained(a: Mapping[str, LazyArray], b: Mapping[str, LazyArray]) -> tuple[ArrayDiff, ...]:
+    both = Pairing(a, b)
+    return explain(diff(both, **PLENTY), both, **PLENTY)
 
 
 def causes(found: Mapping[str, ArrayDiff]) -> dict[str, str | None]:
@@ -316,7 +323,7 @@ def test_nothing_is_explained_by_what_holds_for_a_sample_only():
     for made in (truth.T.copy(), truth * np.float32(3), truth + np.float32(1), np.zeros_like(truth)):
         made[150, 77] += 0.5
         a, b = {"w": lazy(truth)}, {"w": lazy(made)}
-        (found,) = explain(diff(a, b, **PLENTY), a, b, **PLENTY)
+        (found,) = explained(a, b)
         assert found.outcome == "differs" and found.cause is None
 
 
@@ -325,7 +332,7 @@ def test_a_factor_in_every_dtype(dtype: str):
     truth = np.random.default_rng(0).standard_normal((64, 32)).astype(DTYPES[dtype].numpy)
     made = (truth.astype(np.float64) * 1.7).astype(truth.dtype)
     a, b = {"w": lazy(truth)}, {"w": lazy(made)}
-    (found,) = explain(diff(a, b, **PLENTY), a, b, **PLENTY)
+    (found,) = explained(a, b)
     assert found.cause is not None and found.cause.name == "factor"
 
 
@@ -339,13 +346,13 @@ def test_every_pair_of_dtypes_can_be_looked_at(pair: tuple[str, str], seed: int,
         for k, (name, shape) in enumerate(zip(pair, shapes_of, strict=True))
     ]
     a, b = ({"w": each} for each in sides)
-    (found,) = explain(diff(a, b, **PLENTY), a, b, **PLENTY)
+    (found,) = explained(a, b)
     assert found.cause is None
 
 
 def test_one_number_in_another_shape_is_no_evidence():
     sides = [{"w": lazy(np.full(shape, 0.5, np.float32))} for shape in ((8, 6), (12, 4))]
-    (found,) = explain(diff(*sides, **PLENTY), *sides, **PLENTY)
+    (found,) = explained(*sides)
     assert found.outcome == "shape"
     assert found.cause is None
 
@@ -357,7 +364,7 @@ def test_encoded_arrays_are_sampled_in_memory_where_there_is_room(tmp_path: Path
     a, b = (
         {spelled(path): array for path, array in open_tree(tmp_path / name).arrays.items()} for name in "ab"
     )
-    (found,) = explain(diff(a, b, **PLENTY), a, b, **PLENTY)
+    (found,) = explained(a, b)
     assert found.cause is not None and found.cause.name == "transposed"
     copy = in_memory(a["w"], truth.nbytes)
     assert isinstance(copy, Stored) and np.array_equal(copy.read(), truth)
@@ -391,7 +398,7 @@ def test_no_cause_is_named_where_none_is(
     changed = PERTURBATIONS[kind](values[0], random)
     a = {f"layers_{k}": lazy(each.astype(DTYPES[dtypes[0]].numpy)) for k, each in enumerate(values)}
     b = dict(a) | {"layers_0": lazy(changed.astype(DTYPES[dtypes[1]].numpy))}
-    found = explain(diff(a, b, **PLENTY), a, b, **PLENTY)
+    found = explained(a, b)
     assert [each.cause for each in found] == [None] * 3
 
 

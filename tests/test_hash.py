@@ -32,7 +32,7 @@ from ckpttools.digest.canonical import Selection, per_layer
 from ckpttools.digest.digest import algorithm_named, block_elements
 from ckpttools.digest.digester import Digester
 from ckpttools.digest.hashing import hash_tree
-from ckpttools.digest.stored_together import assembled, cheapest_reads, wholes
+from ckpttools.digest.stacks import assembled, cheapest_reads, wholes
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
@@ -61,7 +61,7 @@ def hashed(truth, dtype, regions, *, room=MIB, algorithm="xxh3-128", arrange=lam
     hasher = BlockHasher(truth.shape, dtype, algorithm, Room(room))
     for region in regions:
         hasher.add(region, arrange(truth[(*region.slices, ...)]))
-    return hasher.digest().hex if hasher.is_complete else None
+    return hasher.digest().digest if hasher.is_complete else None
 
 
 # Every other element of one twice as long, Fortran order, and a plain copy.
@@ -137,7 +137,7 @@ def test_parts_may_come_from_several_threads():
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(lambda region, to=hasher: to.add(region, truth[region.slices]), parts))
         assert hasher.is_complete
-        assert hasher.digest().hex == wanted
+        assert hasher.digest().digest == wanted
         assert room.take(MIB), "all room is given back"
 
 
@@ -156,7 +156,7 @@ def test_without_room_an_array_is_given_up_and_may_come_again(data, shape):
             assert room.take(room.nbytes), "what was kept is given back"
             room.give(room.nbytes)
             hasher.add(Region.whole(shape), truth)
-    assert hasher.digest().hex == array_digest(truth, "uint16", block=SMALL_BLOCK)
+    assert hasher.digest().digest == array_digest(truth, "uint16", block=SMALL_BLOCK)
 
 
 @given(st.lists(lazy_arrays(), min_size=1, max_size=4))
@@ -238,7 +238,9 @@ def test_chunks_of_several_layers_are_decoded_once():
     arrays = {f"layers_{k}": take(source, 1, k) for k in range(5)}
     made = Digester(arrays, "xxh3-128").digests(**PLENTY)
     assert sum(decoded) == truth.nbytes
-    assert [each.hex for each in made.values()] == [array_digest(truth[:, k], "bfloat16") for k in range(5)]
+    assert [each.digest for each in made.values()] == [
+        array_digest(truth[:, k], "bfloat16") for k in range(5)
+    ]
 
 
 def test_layers_that_are_stored_apart_are_read_apart():
@@ -295,7 +297,7 @@ def test_columns_that_find_no_room_are_read_again():
             patch.object(digester, "fitted", lambda *_, peak=peak, **__: peak),
         ):
             digests = Digester(arrays, "xxh3-128").digests(**PLENTY)
-        assert [each.hex for each in digests.values()] == wanted
+        assert [each.digest for each in digests.values()] == wanted
         assert sum(decoded) == passes * truth.nbytes
 
 

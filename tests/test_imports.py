@@ -57,6 +57,7 @@ MAY = {
         "plan.pieces",
         "run.scanning",
         "maxtext",
+        "digest.pairing",
     },
     "doctor": {"array", "quantized", "stores", "codecs", "formats"},
     "api": {

@@ -24,6 +24,7 @@ from ckpttools.compare.verify import compare
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.differences import Difference
+from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
@@ -47,7 +48,7 @@ def test_the_first_bit_that_differs_is_told_and_all_are_counted(data, shape, dty
         damaged.reshape(-1)[place : place + 1].view(np.uint8)[-1] ^= 1
     chunk = None if dtype.packed else data.draw(chunk_shapes(shape))
     mine = chunked(damaged, dtype, chunk) if chunk else stored(damaged, dtype)
-    found = compare({"a": mine}, {"a": stored(truth, dtype)}, **PLENTY)
+    found = compare(Pairing({"a": mine}, {"a": stored(truth, dtype)}), **PLENTY)
     if not places:
         assert found == ()
         return
@@ -62,11 +63,11 @@ def test_nan_is_equal_to_itself_and_zero_not_to_minus_zero():
     values = np.array([np.nan, 0.0, 1.0], "<f8").view(np.uint64)
     others = np.array([np.nan, -0.0, 1.0], "<f8").view(np.uint64)
     dtype = DTYPES["float64"]
-    assert compare({"a": stored(values, dtype)}, {"a": stored(values, dtype)}, **PLENTY) == ()
-    (found,) = compare({"a": stored(values, dtype)}, {"a": stored(others, dtype)}, **PLENTY)
+    assert compare(Pairing({"a": stored(values, dtype)}, {"a": stored(values, dtype)}), **PLENTY) == ()
+    (found,) = compare(Pairing({"a": stored(values, dtype)}, {"a": stored(others, dtype)}), **PLENTY)
     assert found == Difference("a", "values", first=(1,), elements=1, file="memory")
     nans = stored(np.full(3, complex(np.nan, np.nan)), DTYPES["complex128"])
-    assert compare({"a": nans}, {"a": nans}, **PLENTY) == ()
+    assert compare(Pairing({"a": nans}, {"a": nans}), **PLENTY) == ()
 
 
 @pytest.mark.parametrize("mine_stacked", [True, False])
@@ -84,9 +85,8 @@ def test_stacks_and_layers_are_compared_whatever_side_they_are_on(mine_stacked, 
         return {f"layers_{k}": take(whole, 1, k) if stacked else alone[k] for k in range(3)}
 
     read = []
-    found = compare(
-        layers(damaged, mine_stacked), layers(truth, wanted_stacked), **PLENTY, observe=read.append
-    )
+    both = Pairing(layers(damaged, mine_stacked), layers(truth, wanted_stacked))
+    found = compare(both, **PLENTY, observe=read.append)
     assert [(each.name, each.first, each.elements) for each in found] == [("layers_2", (4, 5), 2)]
     assert sum(read) == 2 * truth.nbytes, "each side once"
 
@@ -99,7 +99,7 @@ def test_a_conversion_is_proven_against_what_it_was_made_from(mine):
     made = Selection(parameters=True).arrays(source)
     sides = (scanned, made) if mine == "scanned" else (made, scanned)
     read = []
-    assert compare(*sides, **PLENTY, observe=read.append) == ()
+    assert compare(Pairing(*sides), **PLENTY, observe=read.append) == ()
     assert sum(read) == 2 * sum(array.nbytes for array in scanned.values())
 
 
@@ -109,7 +109,9 @@ def test_differences_of_every_kind_in_the_order_of_names():
     half = stored(noise((4, 3), DTYPES["float16"]), DTYPES["float16"])
     mine = {"x.10": a, "x.2": a, "same": a, "dtype": half, "extra": a, "shape": stack([a, a], 0)}
     wanted = {"x.10": b, "x.2": b, "same": a, "dtype": a, "missing": a, "shape": a}
-    found = [(each.name, each.reason, each.got, each.wanted) for each in compare(mine, wanted, **PLENTY)]
+    found = [
+        (each.name, each.reason, each.got, each.wanted) for each in compare(Pairing(mine, wanted), **PLENTY)
+    ]
     assert found == [
         ("dtype", "dtype", "float16[4,3]", "float32[4,3]"),
         ("extra", "extra", None, None),
@@ -229,10 +231,11 @@ COMPARE = """
 import sys
 from ckpttools.api.conversion import open_checkpoint
 from ckpttools.digest.canonical import per_layer
+from ckpttools.digest.pairing import Pairing
 from ckpttools.compare.verify import compare
 from ckpttools.run.memory import peak_bytes
 sides = [per_layer(open_checkpoint(path)) for path in sys.argv[2:]]
-found = compare(*sides, memory=int(sys.argv[1]), jobs=2)
+found = compare(Pairing(*sides), memory=int(sys.argv[1]), jobs=2)
 print(len(found), peak_bytes())
 """
 

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Unpack
 
@@ -22,13 +21,15 @@ from ckpttools.api.sources import (
 )
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
-from ckpttools.compare.alignment import Aligned, AlignOptions, aligned, less_padding
+from ckpttools.compare.align import AlignOptions, aligned
 from ckpttools.compare.deviation import Tolerances
-from ckpttools.compare.diff import OUTCOMES, ArrayDiff
+from ckpttools.compare.diff import OUTCOMES, ArrayDiff, Outcome
 from ckpttools.compare.diff import diff as compare
 from ckpttools.compare.hints import after_diff
+from ckpttools.compare.padding import without_padding
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.wording import option
+from ckpttools.digest.pairing import Pairing, Remark
 from ckpttools.maxtext.model import ModelOptions
 
 _SHOWN = 8
@@ -66,8 +67,8 @@ class DiffReport:
     a: SideReport
     b: SideReport
     equal: bool
-    remarks: tuple[str, ...]
-    outcomes: Mapping[str, int]
+    remarks: tuple[Remark, ...]
+    outcomes: Mapping[Outcome, int]
     arrays: tuple[ArrayDiff, ...]
     hints: tuple[str, ...] = ()
 
@@ -139,7 +140,7 @@ def diff(
         read = read_options(reading)
         trees = opened(a, read), opened(b, read)
         both = aligned(*trees, options)
-        chosen = less_padding(_chosen(both, filter), padding_rows, look.memory)
+        chosen = without_padding(_chosen(both, filter), padding_rows, look.memory)
         found = _compared(chosen, look, Tolerances(atol, rtol, ulp), ignore_dtype)
         if explain and not all(each.is_equal for each in found):
             found = _explained(found, chosen, both, look)
@@ -155,34 +156,30 @@ def diff(
     )
 
 
-def _chosen(both: Aligned, pattern: str) -> Aligned:
+def _chosen(both: Pairing[LazyArray], pattern: str) -> Pairing[LazyArray]:
     """The arrays whose names match.
 
     Raises:
         UsageError: none does.
         FormatError: there are none.
     """
-    a, b = (
-        {name: array for name, array in arrays.items() if fnmatchcase(name, pattern)}
-        for arrays in (both.a, both.b)
-    )
-    if not a and not b:
+    chosen = both.matching(pattern)
+    if not chosen.a and not chosen.b:
         raise (UsageError if both.a or both.b else FormatError)(
             "none of the arrays is meant",
             got=f"{len(both.a)} and {len(both.b)} arrays",
             wanted=f"names that match {pattern!r}",
             hint=f"names are those that {option('everything', True)} lists",
         )
-    return replace(both, a=a, b=b)
+    return chosen
 
 
 def _compared(
-    chosen: Aligned, look: Looking, tolerances: Tolerances, ignore_dtypes: bool
+    chosen: Pairing[LazyArray], look: Looking, tolerances: Tolerances, ignore_dtypes: bool
 ) -> tuple[ArrayDiff, ...]:
     total = sum(a.nbytes + b.nbytes for _, a, b in chosen.pairs if a.shape == b.shape)
     return compare(
-        chosen.a,
-        chosen.b,
+        chosen,
         tolerances,
         ignore_dtypes=ignore_dtypes,
         memory=look.memory,
@@ -192,10 +189,10 @@ def _compared(
 
 
 def _explained(
-    found: tuple[ArrayDiff, ...], chosen: Aligned, both: Aligned, look: Looking
+    found: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], both: Pairing[LazyArray], look: Looking
 ) -> tuple[ArrayDiff, ...]:
     from ckpttools.compare.explain import explain
 
     # Causes may lie in arrays that are not asked for: what was renamed is elsewhere.
-    a, b = {**both.a, **chosen.a}, {**both.b, **chosen.b}
-    return explain(found, a, b, both.sizes, memory=look.memory, jobs=look.jobs)
+    every = replace(both, a={**both.a, **chosen.a}, b={**both.b, **chosen.b})
+    return explain(found, every, memory=look.memory, jobs=look.jobs)

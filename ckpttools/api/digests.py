@@ -19,7 +19,7 @@ from ckpttools.api.sources import (
     place_of,
     read_options,
 )
-from ckpttools.api.verification import wording_of
+from ckpttools.api.verification import conversion_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Shape
@@ -115,20 +115,20 @@ def hash(
         check_beside(Path(manifest), place_of(source) or "")
         check_name(Path(manifest))
     selection = Selection(filter, per_layer, parameters)
-    wording = wording_of(family, rope_layout, tied, drop)
+    conversion = conversion_options(family, rope_layout, tied, drop)
     with looking(memory, jobs, observe) as look:
         tree = opened(source, read_options(reading))
         remarks: tuple[str, ...] = ()
         if names == "maxtext":
-            from ckpttools.compare.counterpart import in_maxtext_names
+            from ckpttools.compare.conversion import in_maxtext_names
 
             if not per_layer:
                 hint = f"leave out {option('per_layer', False)} or {option('names')}"
                 raise UsageError(f"{option('names', 'maxtext')} names single layers", hint=hint)
-            named = in_maxtext_names(tree, wording)
-            selection = replace(selection, spelling=lambda tree: named.arrays, parameters=True)
+            named = in_maxtext_names(tree, conversion)
+            selection = replace(selection, naming=lambda tree: named.arrays, parameters=True)
             remarks = named.remarks
-        elif wording is not None:
+        elif conversion is not None:
             hint = f"{option('names', 'maxtext')} asks for those of a conversion"
             raise UsageError("names are as they are stored", hint=hint)
         made = hash_tree(

@@ -25,10 +25,11 @@ from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.differences import Difference
 from ckpttools.digest.manifest import Manifest
+from ckpttools.digest.pairing import Named, Pairing
 from ckpttools.maxtext.model import check_choice
 
 if TYPE_CHECKING:
-    from ckpttools.compare.counterpart import Counterpart, Paired, Wording
+    from ckpttools.compare.conversion import ConversionOptions
 
 _SHOWN = 8
 
@@ -117,7 +118,7 @@ def verify(
     if (against is None) == (manifest is None):
         wanted = f"one of: {option('against', 'SRC')}, {option('manifest', 'FILE')}"
         raise UsageError("say what to compare with", wanted=wanted)
-    said = _Said(wording_of(family, rope_layout, tied, drop), cast, padding_rows)
+    said = _Said(conversion_options(family, rope_layout, tied, drop), cast, padding_rows)
     selection = Selection(filter, per_layer, parameters)
     with looking(memory, jobs, observe) as look:
         read = read_options(reading)
@@ -132,62 +133,45 @@ def verify(
 class _Said:
     """What the user says of what made the one of the other."""
 
-    wording: Wording | None
+    conversion: ConversionOptions | None
     casts: bool
     padding_rows: str | None
 
 
-def wording_of(
+def conversion_options(
     family: str | None, rope_layout: str | None, tied: str | None, drop: str | Sequence[str]
-) -> Wording | None:
+) -> ConversionOptions | None:
     """What is said of a conversion; None where nothing is, which spares the import of all conversions."""
     if not (family or rope_layout or tied or drop):
         return None
-    from ckpttools.compare.counterpart import Wording
+    from ckpttools.compare.conversion import ConversionOptions
     from ckpttools.maxtext.model import ModelOptions
 
     patterns = (drop,) if isinstance(drop, str) else tuple(drop)
-    return Wording(ModelOptions(family, rope_layout, tied), patterns)
+    return ConversionOptions(ModelOptions(family, rope_layout, tied), patterns)
 
 
 def _bit_by_bit(tree: Tree, source: Tree, said: _Said, selection: Selection, look: Looking) -> Verification:
+    from ckpttools.compare.conversion import paired
     from ckpttools.compare.hints import after_verify
+    from ckpttools.compare.padding import without_padding
     from ckpttools.compare.verify import compare
-    from ckpttools.transforms.cast import cast as cast_to
 
-    sides = _sides(tree, source, said, selection, look.memory)
-    mine, wanted = sides.mine, sides.wanted
-    if said.casts:
-        wanted = {
-            name: cast_to(array, mine[name].dtype) if name in mine else array
-            for name, array in wanted.items()
-        }
-    total = sum(mine[name].nbytes + wanted[name].nbytes for name in mine.keys() & wanted.keys())
-    found = compare(mine, wanted, memory=look.memory, jobs=look.jobs, observe=look.observer(total))
-    made = _verification(tree, source.metadata.place, mine, found, sides.remarks)
-    return replace(made, hints=after_verify(found, mine, wanted))
+    both = paired(tree, source, selection, said.conversion, said.padding_rows)
+    both = without_padding(both, said.padding_rows, look.memory)
+    both = _cast(both) if said.casts else both
+    total = sum(mine.nbytes + wanted.nbytes for _, mine, wanted in both.pairs)
+    found = compare(both, memory=look.memory, jobs=look.jobs, observe=look.observer(total))
+    remarks = tuple(each.text for each in both.remarks)
+    made = _verification(tree, source.metadata.place, both.a, found, remarks)
+    return replace(made, hints=after_verify(found, both))
 
 
-def _sides(tree: Tree, source: Tree, said: _Said, selection: Selection, memory: int) -> Paired:
-    """What is compared with what."""
-    from ckpttools.compare.counterpart import Paired, counterpart, paired, require_no_padding
+def _cast(both: Pairing[LazyArray]) -> Pairing[LazyArray]:
+    """B's arrays in the dtypes of A's."""
+    from ckpttools.transforms.cast import cast
 
-    respelled = counterpart(source, tree, said.wording)
-    if respelled is None:
-        require_no_padding(said.padding_rows)
-        return Paired(selection.arrays(tree), selection.arrays(source))
-    if not selection.layers:
-        hint = f"leave out {option('per_layer', False)}"
-        raise UsageError("a conversion is compared layer by layer", hint=hint)
-    parameters = replace(selection, parameters=True)
-    both = paired(
-        parameters.arrays(tree),
-        parameters.chosen(respelled.arrays, source.metadata.place),
-        respelled.surplus,
-        padding_rows=said.padding_rows,
-        memory=memory,
-    )
-    return replace(both, remarks=(*respelled.remarks, *both.remarks))
+    return replace(both, b={**both.b, **{name: cast(b, a.dtype) for name, a, b in both.pairs}})
 
 
 def _by_digests(tree: Tree, path: Path, said: _Said, selection: Selection, look: Looking) -> Verification:
@@ -203,7 +187,7 @@ def _by_digests(tree: Tree, path: Path, said: _Said, selection: Selection, look:
         raise UsageError("the manifest says which arrays are meant", hint=hint)
     manifest = read_manifest(path)
     mine = _as_in(manifest, tree, said, look.memory)
-    selection = Selection(spelling=lambda tree: mine.arrays)
+    selection = Selection(naming=lambda tree: mine.arrays)
     made = hash_tree(
         tree,
         selection,
@@ -217,24 +201,24 @@ def _by_digests(tree: Tree, path: Path, said: _Said, selection: Selection, look:
     return replace(shown, hints=after_manifest(found, mine.arrays, manifest.arrays))
 
 
-def _as_in(manifest: Manifest, tree: Tree, said: _Said, memory: int) -> Counterpart:
+def _as_in(manifest: Manifest, tree: Tree, said: _Said, memory: int) -> Named[LazyArray]:
     """The arrays that a manifest means, under the names that it gives them."""
-    from ckpttools.compare.counterpart import Counterpart, in_maxtext_names, require_no_padding, require_none
+    from ckpttools.compare.conversion import in_maxtext_names, require_no_padding, require_none
     from ckpttools.maxtext.view import view_of
     from ckpttools.maxtext.vocabulary import less_padding
 
     selection = manifest.selection
     if manifest.names != "maxtext":
-        require_none(said.wording, "the manifest has the names that are stored")
+        require_none(said.conversion, "the manifest has the names that are stored")
         require_no_padding(said.padding_rows)
-        return Counterpart(selection.arrays(tree))
-    named = in_maxtext_names(tree, said.wording)
+        return Named(selection.arrays(tree))
+    named = in_maxtext_names(tree, said.conversion)
     arrays = selection.chosen(named.arrays, tree.metadata.place)
     shapes = {name: each.shape for name, each in manifest.arrays.items()}
     # A Hugging Face model has no rows beyond its own vocabulary.
     way = said.padding_rows if view_of(tree).is_maxtext else "keep"
     less = less_padding(arrays, shapes, way, memory)
-    return Counterpart(less.arrays, (*named.remarks, *less.remarks))
+    return Named(less.arrays, (*named.remarks, *less.remarks))
 
 
 def _verification(

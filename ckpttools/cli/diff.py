@@ -151,7 +151,7 @@ def diff(
             max_index_bytes=max_index_bytes,
         )
     if as_json:
-        print_json(_plain(report))
+        print_json({**_plain(report), "remarks": list(map(str, report.remarks))})
     else:
         print_diff(report)
     if not report.equal:

@@ -10,17 +10,18 @@ import click
 
 from ckpttools.cli.output import show, width
 from ckpttools.cli.units import counted, disk
-from ckpttools.compare.relatives import indices
+from ckpttools.compare.renames import indices
 from ckpttools.core.text import folded, printable
 
 if TYPE_CHECKING:
     from ckpttools.api.differing import DiffReport, SideReport
-    from ckpttools.compare.diff import ArrayDiff, Spec
+    from ckpttools.compare.diff import ArrayDiff, Outcome, Spec
+    from ckpttools.digest.pairing import Remark
 
 _MOST_PARAGRAPHS = 60
 _MARGIN = 11
 # What outcomes are called after a number of arrays; also the order in which arrays are listed.
-_OUTCOMES = {
+_OUTCOMES: dict[Outcome, str] = {
     "differs": "with other numbers",
     "shape": "of another shape",
     "dtype": "of another dtype",
@@ -40,8 +41,8 @@ def _lines(report: DiffReport) -> Iterator[str]:
     for name, side in (("A", report.a), ("B", report.b)):
         yield from _side(name, side, report.remarks)
     for remark in report.remarks:
-        if not remark.startswith(("A: ", "B: ")):
-            yield from _indented(remark)
+        if remark.side is None:
+            yield from _indented(remark.text)
     yield ""
     paragraphs = list(_paragraphs(report.arrays))
     for paragraph in paragraphs[:_MOST_PARAGRAPHS]:
@@ -55,14 +56,14 @@ def _lines(report: DiffReport) -> Iterator[str]:
         yield from _indented(hint)
 
 
-def _side(name: str, side: SideReport, remarks: Sequence[str]) -> Iterator[str]:
+def _side(name: str, side: SideReport, remarks: Sequence[Remark]) -> Iterator[str]:
     step = f", step {side.step}" if side.step is not None else ""
     facts = f"{side.format or 'unknown'}{step}, {counted(side.arrays, 'array')}, {disk(side.nbytes)}"
     yield f"{name}  {click.style(printable(side.path), bold=True)}"
     yield from _indented(facts)
     for remark in remarks:
-        if remark.startswith(f"{name}: "):
-            yield from _indented(remark[3:])
+        if remark.side == name:
+            yield from _indented(remark.text)
 
 
 def _indented(text: str) -> Iterator[str]:

@@ -21,13 +21,13 @@ from ckpttools.core.text import folded, printable
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
     from ckpttools.api.verification import Verification
-    from ckpttools.digest.differences import Difference
+    from ckpttools.digest.differences import Difference, Reason
     from ckpttools.formats.base import ReadOptions
 
 _DIFFERENT = 1
 _MOST_LINES = 20
 # What `Difference.reason` is called after a number of arrays; also the order in which they are listed.
-_REASONS = {
+_REASONS: dict[Reason, str] = {
     "values": "with other values",
     "dtype": "of another dtype",
     "shape": "of another shape",
@@ -126,7 +126,7 @@ def _lines(found: Verification) -> Iterator[str]:
         yield from map(printable, found.hints)
 
 
-def _of_reason(found: Verification, reason: str) -> list[str]:
+def _of_reason(found: Verification, reason: Reason) -> list[str]:
     """A line for each array of other values; of the others those that differ in numbers only are one line."""
     listed = [each for each in found.differences if each.reason == reason]
     if reason == "values":

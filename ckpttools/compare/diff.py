@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -19,15 +19,17 @@ from ckpttools.core.budget import names_bytes
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, split_to
 from ckpttools.core.text import in_natural_order
-from ckpttools.digest.stored_together import Whole
+from ckpttools.digest.pairing import Pairing
+from ckpttools.digest.stacks import Whole
 from ckpttools.plan.pieces import Item
 from ckpttools.run.scanning import scan
 
 if TYPE_CHECKING:
-    from ckpttools.compare.causes import Cause
+    from ckpttools.compare.causes.base import Cause
 
-OUTCOMES = ("differs", "shape", "dtype", "only in A", "only in B", "within", "equal")
+Outcome = Literal["differs", "shape", "dtype", "only in A", "only in B", "within", "equal"]
 """What can be said of an array, the worst first; with the last two it counts as equal."""
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class ArrayDiff:
     """
 
     name: str
-    outcome: str
+    outcome: Outcome
     a: Spec | None
     b: Spec | None
     deviation: Deviation | None = None
@@ -68,8 +70,7 @@ class ArrayDiff:
 
 
 def diff(
-    a: Mapping[str, LazyArray],
-    b: Mapping[str, LazyArray],
+    both: Pairing[LazyArray],
     tolerances: Tolerances = EXACT,
     *,
     ignore_dtypes: bool = False,
@@ -80,7 +81,7 @@ def diff(
     """Every array of both sides, in the order of names.
 
     Args:
-        a, b: arrays by name.
+        both: the arrays.
         tolerances: which differences do not count.
         ignore_dtypes: whether the same numbers in another dtype are equal.
         memory: bytes that may be resident at most.
@@ -90,31 +91,21 @@ def diff(
     Raises:
         CheckpointError: an array cannot be read, or the memory is too small.
     """
-    both = [name for name in a if name in b and a[name].shape == b[name].shape]
-    found = _deviations({name: a[name] for name in both}, b, tolerances, memory, jobs, observe)
-    made: dict[str, ArrayDiff] = {}
-    for name in {**a, **b}:
-        mine, theirs = a.get(name), b.get(name)
-        if mine is None or theirs is None:
-            made[name] = _alone(name, mine, theirs)
-        elif mine.shape != theirs.shape:
-            made[name] = ArrayDiff(name, "shape", Spec.of(mine), Spec.of(theirs))
+    of_one_shape = {name: a for name, a, b in both.pairs if a.shape == b.shape}
+    found = _deviations(of_one_shape, both.b, tolerances, memory, jobs, observe)
+    made = {name: ArrayDiff(name, "only in A", Spec.of(array), None) for name, array in both.only_a.items()}
+    made |= {name: ArrayDiff(name, "only in B", None, Spec.of(array)) for name, array in both.only_b.items()}
+    for name, a, b in both.pairs:
+        if name in of_one_shape:
+            total = replace(found.get(name, Deviation()), elements=a.size)
+            outcome = _outcome(total, ignore_dtypes or a.dtype == b.dtype)
+            made[name] = ArrayDiff(name, outcome, Spec.of(a), Spec.of(b), total)
         else:
-            total = replace(found.get(name, Deviation()), elements=mine.size)
-            same_type = ignore_dtypes or mine.dtype == theirs.dtype
-            made[name] = ArrayDiff(
-                name, _outcome(total, same_type), Spec.of(mine), Spec.of(theirs), deviation=total
-            )
+            made[name] = ArrayDiff(name, "shape", Spec.of(a), Spec.of(b))
     return tuple(made[name] for name in in_natural_order(made))
 
 
-def _alone(name: str, mine: LazyArray | None, theirs: LazyArray | None) -> ArrayDiff:
-    if mine is not None:
-        return ArrayDiff(name, "only in A", Spec.of(mine), None)
-    return ArrayDiff(name, "only in B", None, None if theirs is None else Spec.of(theirs))
-
-
-def _outcome(total: Deviation, same_type: bool) -> str:
+def _outcome(total: Deviation, same_type: bool) -> Outcome:
     if total.beyond:
         return "differs"
     if not same_type:
@@ -146,10 +137,6 @@ def _deviations(
         return _joined(_apart(pairs[index][0], region, values, dtypes[index], tolerances, scratch))
 
     items: list[Item] = [(whole.array, other) for whole, other in pairs]
-
-    def called(index: int) -> str:
-        return pairs[index][0].name
-
     seen = scan(
         items,
         visit,
@@ -158,7 +145,7 @@ def _deviations(
         scratch=SCRATCH_BYTES,
         reserved=names_bytes(a),
         observe=observe,
-        name=called,
+        name=lambda index: pairs[index][0].name,
     )
     return _joined(found for each in seen for found in each.result.items())
 

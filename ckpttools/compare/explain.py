@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -11,22 +11,15 @@ import numpy as np
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import Scratch
 from ckpttools.compare.bits import same_bits
-from ckpttools.compare.causes import (
-    CAUSES,
-    CAUSES_OF_SHAPES,
-    ENOUGH,
-    Case,
-    Cause,
-    Causes,
-    Hypothesis,
-    another_array,
-    tied,
-)
+from ckpttools.compare.causes import DETECTORS
+from ckpttools.compare.causes.base import ENOUGH, Case, Detector, Hypothesis
+from ckpttools.compare.causes.others import tied
 from ckpttools.compare.diff import ArrayDiff
 from ckpttools.compare.measure import SCRATCH_BYTES
-from ckpttools.compare.relatives import Relatives, moves, template
+from ckpttools.compare.renames import Candidates, moves, template
 from ckpttools.compare.samples import boxes, close, in_memory, same_in
 from ckpttools.core.region import Region
+from ckpttools.digest.pairing import Pairing
 from ckpttools.plan.pieces import Item
 from ckpttools.run.scanning import scan
 
@@ -40,10 +33,9 @@ _COPIES = 8
 
 def explain(
     found: Sequence[ArrayDiff],
-    a: Mapping[str, LazyArray],
-    b: Mapping[str, LazyArray],
-    sizes: Mapping[str, int] | None = None,
+    both: Pairing[LazyArray],
     *,
+    detectors: Collection[Detector] = DETECTORS,
     memory: int,
     jobs: int,
     observe: Callable[[int], None] = lambda nbytes: None,
@@ -52,49 +44,45 @@ def explain(
 
     Args:
         found: what `ckpttools.compare.diff.diff` found.
-        a, b: the arrays that it compared.
-        sizes: lengths of the model's axes, as far as they are known.
+        both: the arrays that it compared, and others that these may have been taken for.
+        detectors: what looks for causes, in any order.
         memory, jobs, observe: as `diff`.
 
     Raises:
         CheckpointError: an array cannot be read, or the memory is too small.
     """
-    fitting = dict(_fitting(found, a, b, sizes or {}, memory // _COPIES))
+    ranked = sorted(detectors, key=lambda each: each.rank)
+    fitting = dict(_fitting(found, both, ranked, memory // _COPIES))
     proved: dict[str, Hypothesis] = {}
     for number in range(_MOST_FITTING):
         open_ = {name: each for name, each in fitting.items() if name not in proved and number < len(each)}
         tried = [each[number] for each in open_.values()]
         failed = _failed(tried, memory, jobs, observe)
         proved |= {name: tried[k] for k, name in enumerate(open_) if k not in failed}
-    causes = {name: each.cause for name, each in proved.items()} | _causes_of_moves(proved)
+    moved = moves({name: each.origin for name, each in proved.items() if each.origin is not None})
+    causes = {name: each.cause for name, each in proved.items()} | moved
     return tuple(replace(each, cause=causes.get(each.name)) for each in found)
-
-
-def _causes_of_moves(proved: Mapping[str, Hypothesis]) -> dict[str, Cause]:
-    named = moves({name: each.origin for name, each in proved.items() if each.origin is not None})
-    return {name: Cause(move.kind, move.text, move.advice) for name, move in named.items()}
 
 
 def _fitting(
     found: Sequence[ArrayDiff],
-    a: Mapping[str, LazyArray],
-    b: Mapping[str, LazyArray],
-    sizes: Mapping[str, int],
+    both: Pairing[LazyArray],
+    ranked: Sequence[Detector],
     room: int,
 ) -> Iterator[tuple[str, list[Hypothesis]]]:
     """Names and what fits a sample of their arrays."""
-    relatives = Relatives(a, b)
+    a, b, candidates = both.a, both.b, Candidates(both.a)
     groups: dict[tuple[str, str], list[Case]] = {}
     for each in found:
-        if each.outcome.startswith("only"):
+        if each.a is None or each.b is None:
             side, own = ("A", a) if each.b is None else ("B", b)
-            yield each.name, list(filter(_fits, tied(each.name, own[each.name], side, own)))
+            yield each.name, list(filter(_fits, tied(each.name, side, own)))
         elif _is_worth_a_look(each) and not (each.outcome == "shape" and _is_constant(a[each.name])):
             first = each.deviation.first if each.deviation else None
-            case = Case(each.name, a[each.name], b[each.name], first, sizes, relatives)
+            case = Case(each.name, a[each.name], b[each.name], first, both.sizes, candidates)
             groups.setdefault((template(each.name), each.outcome), []).append(case)
-    for (_, outcome), cases in groups.items():
-        yield from _of_group(cases, CAUSES if outcome == "differs" else CAUSES_OF_SHAPES, room)
+    for cases in groups.values():
+        yield from _of_group(cases, [each for each in ranked if each.looks_at(cases[0])], room)
 
 
 def _is_worth_a_look(each: ArrayDiff) -> bool:
@@ -115,31 +103,31 @@ def _is_constant(array: LazyArray) -> bool:
 
 
 def _of_group(
-    cases: list[Case], causes: Sequence[Causes], room: int
+    cases: list[Case], ranked: Sequence[Detector], room: int
 ) -> Iterator[tuple[str, list[Hypothesis]]]:
     """Arrays of one name but for numbers: what fits no probe is not looked for in all the others."""
     step = -(-len(cases) // _PROBES)
-    known: set[Causes] = {another_array}
+    known = {each for each in ranked if each.of_single_arrays}
     for case in cases[::step]:
-        found = _that_fit(case, causes, room)
-        known |= {cause for cause, _ in found}
-        yield case.name, [each for _, each in found]
+        found = _that_fit(case, ranked, room)
+        known |= found.keys()
+        yield case.name, [each for fitting in found.values() for each in fitting]
+    some = [each for each in ranked if each in known]
     for number, case in enumerate(cases):
         if number % step:
-            some = [cause for cause in causes if cause in known]
-            yield case.name, [each for _, each in _that_fit(case, some, room)]
+            yield case.name, [each for fitting in _that_fit(case, some, room).values() for each in fitting]
 
 
-def _that_fit(case: Case, causes: Sequence[Causes], room: int) -> list[tuple[Causes, Hypothesis]]:
-    """The first cause of which hypotheses fit a sample, with the first few of these."""
+def _that_fit(case: Case, ranked: Sequence[Detector], room: int) -> dict[Detector, list[Hypothesis]]:
+    """The first detector of which hypotheses fit a sample, with the first few of these."""
     # What is tried in memory is found again by its number, so that no copy outlives the search.
     near = replace(case, a=in_memory(case.a, room), b=in_memory(case.b, room))
-    for cause in causes:
-        fitting = (number for number, each in enumerate(cause(near)) if _fits(each))
+    for detector in ranked:
+        fitting = (number for number, each in enumerate(detector.hypotheses(near)) if _fits(each))
         numbers = list(islice(fitting, _MOST_FITTING))
         if numbers:
-            return [(cause, each) for number, each in enumerate(cause(case)) if number in numbers]
-    return []
+            return {detector: [h for number, h in enumerate(detector.hypotheses(case)) if number in numbers]}
+    return {}
 
 
 def _fits(hypothesis: Hypothesis) -> bool:
@@ -150,35 +138,21 @@ def _fits(hypothesis: Hypothesis) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Proof:
-    """Two arrays that should be the same, and the number of the hypothesis that says so."""
-
-    number: int
-    left: LazyArray
-    right: LazyArray
-    ulps: int
-
-
 def _failed(
     hypotheses: Sequence[Hypothesis], memory: int, jobs: int, observe: Callable[[int], None]
 ) -> set[int]:
     """The hypotheses, by number, that do not hold for all elements."""
-    proofs = [
-        _Proof(number, left, right, each.ulps)
-        for number, each in enumerate(hypotheses)
-        for left, right in each.pairs
-    ]
+    items: list[Item] = [pair for each in hypotheses for pair in each.pairs]
+    numbers = [number for number, each in enumerate(hypotheses) for _ in each.pairs]
 
     def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> bool:
-        proof = proofs[index]
-        dtypes = proof.left.dtype, proof.right.dtype
-        if dtypes[0] == dtypes[1] and same_bits(*values):
+        left, right = items[index]
+        if left.dtype == right.dtype and same_bits(*values):
             return True
-        return close(values[0], values[1], dtypes, proof.ulps, scratch)
+        ulps = hypotheses[numbers[index]].ulps
+        return close(values[0], values[1], (left.dtype, right.dtype), ulps, scratch)
 
-    items: list[Item] = [(each.left, each.right) for each in proofs]
     if not items:
         return set()
     seen = scan(items, visit, memory=memory, jobs=jobs, scratch=SCRATCH_BYTES, observe=observe)
-    return {proofs[each.index].number for each in seen if not each.result}
+    return {numbers[each.index] for each in seen if not each.result}

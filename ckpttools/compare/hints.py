@@ -15,21 +15,20 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.wording import option, place
 from ckpttools.digest.canonical import parameters_among
 from ckpttools.digest.differences import Difference
+from ckpttools.digest.pairing import Pairing
 from ckpttools.roles.of_tree import Kind
 
 
-def after_verify(
-    found: Collection[Difference], mine: Mapping[str, LazyArray], wanted: Mapping[str, LazyArray]
-) -> tuple[str, ...]:
+def after_verify(found: Collection[Difference], both: Pairing[LazyArray]) -> tuple[str, ...]:
     """What to try after two checkpoints were compared bit by bit.
 
     Args:
         found: all differences.
-        mine, wanted: what was compared, by name.
+        both: what was compared.
     """
-    dtypes = {each.name for each in found if _is_of_another_float(each, mine, wanted)}
+    dtypes = {each.name for each in found if each.reason == "dtype" and _are_floats(each.name, both)}
     rest = [each for each in found if each.name not in dtypes]
-    if not _are_state(rest, mine, wanted):
+    if not _are_state(rest, both.a, both.b):
         return _of_parameters(found)
     state = (f"{option('parameters', True)} compares the parameters alone",) if rest else ()
     cast = (
@@ -84,12 +83,8 @@ def _are_state(found: Collection[Difference], mine: Mapping[str, Kind], wanted: 
     return bool(sides[0] & sides[1]) and not {each.name for each in found} & (sides[0] | sides[1])
 
 
-def _is_of_another_float(
-    each: Difference, mine: Mapping[str, LazyArray], wanted: Mapping[str, LazyArray]
-) -> bool:
-    if each.reason != "dtype":
-        return False
-    here, there = mine[each.name], wanted[each.name]
+def _are_floats(name: str, both: Pairing[LazyArray]) -> bool:
+    here, there = both.a[name], both.b[name]
     return here.shape == there.shape and here.dtype.is_float and there.dtype.is_float
 
 

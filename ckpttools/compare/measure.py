@@ -10,7 +10,7 @@ import numpy as np
 from ckpttools.array.scratch import Scratch
 from ckpttools.compare.deviation import EXACT, Deviation, Tolerances
 from ckpttools.compare.distances import numbers, steps_between
-from ckpttools.compare.narrow import NARROW, deviation_of_narrow
+from ckpttools.compare.ulp import IN_FLOAT32, deviation_in_float32
 from ckpttools.core.dtypes import DType
 
 # What is looked at at once, of each side. Shorter blocks are over so soon that workers wait for the
@@ -18,7 +18,7 @@ from ckpttools.core.dtypes import DType
 _BLOCK_BYTES = 1 << 20
 # Elements that become float64 at once, in a dozen arrays at most.
 _PART = 1 << 15
-# What `deviation_of_narrow` takes, and which elements of a block differ and where.
+# What `deviation_in_float32` takes, and which elements of a block differ and where.
 SCRATCH_BYTES = 20 << 20
 
 
@@ -71,8 +71,8 @@ def _of_elements(
     a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], tolerances: Tolerances, scratch: Scratch
 ) -> Deviation:
     """Of single elements in a row."""
-    if all(dtype.name in NARROW for dtype in dtypes):
-        found = deviation_of_narrow(a, b, dtypes, tolerances, scratch)
+    if all(dtype.name in IN_FLOAT32 for dtype in dtypes):
+        found = deviation_in_float32((a, b), dtypes, tolerances, scratch)
         if found is not None:
             return found
     total = Deviation()

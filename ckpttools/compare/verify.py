@@ -12,9 +12,10 @@ from ckpttools.array.views import view_of
 from ckpttools.compare.bits import same_bits
 from ckpttools.core.budget import names_bytes
 from ckpttools.core.region import Region, Shape, split_to
-from ckpttools.digest.differences import Difference, in_order, kinds_differ, only_in_one
+from ckpttools.digest.differences import Difference, in_order, of_kinds, same_kind
 from ckpttools.digest.digest import coordinates
-from ckpttools.digest.stored_together import Whole, alone, assembled, cheapest_reads, wholes
+from ckpttools.digest.pairing import Pairing
+from ckpttools.digest.stacks import Whole, alone, assembled, cheapest_reads, wholes
 from ckpttools.plan.pieces import Item
 from ckpttools.run.scanning import scan
 
@@ -26,18 +27,16 @@ _Found = dict[str, tuple[int, int]]
 
 
 def compare(
-    mine: Mapping[str, LazyArray],
-    wanted: Mapping[str, LazyArray],
+    both: Pairing[LazyArray],
     *,
     memory: int,
     jobs: int,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[Difference, ...]:
-    """All arrays that are not the same to the bit, in the order of names.
+    """All arrays of A that are not the same to the bit as those of B, in the order of names.
 
     Args:
-        mine: arrays by name.
-        wanted: those that they should be.
+        both: arrays, and those that they should be.
         memory: bytes that may be resident at most.
         jobs: workers at a time.
         observe: called with the bytes of each piece that was read, of both sides.
@@ -45,17 +44,9 @@ def compare(
     Raises:
         CheckpointError: an array cannot be read, or the memory is too small.
     """
-    found = [only_in_one(name, extra=name in mine) for name in mine.keys() ^ wanted.keys()]
-    comparable: dict[str, LazyArray] = {}
-    for name in [name for name in mine if name in wanted]:
-        here, there = mine[name], wanted[name]
-        if (here.shape, here.dtype) == (there.shape, there.dtype):
-            comparable[name] = here
-        else:
-            found.append(kinds_differ(name, here.dtype.name, here.shape, there.dtype.name, there.shape))
-    values = _differing(side_by_side(comparable, wanted), memory, jobs, observe)
-    found += [_difference(name, mine[name], *where) for name, where in values.items()]
-    return in_order(found)
+    alike = {name: here for name, here, there in both.pairs if same_kind(here, there)}
+    values = _differing(side_by_side(alike, both.b), memory, jobs, observe)
+    return in_order([*of_kinds(both), *(_difference(name, both.a[name], *at) for name, at in values.items())])
 
 
 def side_by_side(
@@ -100,10 +91,6 @@ def _differing(
 
     found: _Found = {}
     items: list[Item] = [(whole.array, other) for whole, other in pairs]
-
-    def name(index: int) -> str:
-        return pairs[index][0].name
-
     seen = scan(
         items,
         visit,
@@ -111,7 +98,7 @@ def _differing(
         jobs=jobs,
         reserved=names_bytes(part.name for whole, _ in pairs for part in whole.parts),
         observe=observe,
-        name=name,
+        name=lambda index: pairs[index][0].name,
     )
     for each in seen:
         _merge(found, each.result)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, ceil_div, contiguous_runs, count_runs, split_to
-from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, block_count, finished
+from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, block_count
 
 
 class Room:
@@ -109,7 +109,7 @@ class BlockHasher:
 
     def digest(self) -> Digest:
         """The digest, once the array is complete."""
-        return finished(self._algorithm, self._dtype, self._shape, bytes(self._digests))
+        return Digest.of(self._algorithm, self._dtype.name, self._shape, bytes(self._digests))
 
     def restart(self) -> None:
         """Forgets what has come: all parts will come again."""

@@ -1,4 +1,4 @@
-"""One spelling for checkpoints that hold the same: no flavour's wrapping, layers one by one.
+"""One set of names for checkpoints that hold the same: no flavour's wrapping, layers one by one.
 
 Scanned and unscanned MaxText checkpoints, Linen's and NNX's, get the same names for the same arrays.
 """
@@ -18,7 +18,7 @@ from ckpttools.maxtext.restack import unstacked
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Kind, roles_of
 
-Canonical = Callable[[Tree], Mapping[str, LazyArray]]
+Naming = Callable[[Tree], Mapping[str, LazyArray]]
 """Names the arrays of a tree. What trees have in common gets the same names, shapes and dtypes."""
 
 
@@ -81,13 +81,13 @@ class Selection:
         pattern: shell pattern of names.
         layers: stacked layers one by one; else as they are stored.
         parameters: these alone, without optimizer state, step and random states.
-        spelling: names the arrays; None for `per_layer` or `as_stored`, as `layers` says.
+        naming: names the arrays; None for `per_layer` or `as_stored`, as `layers` says.
     """
 
     pattern: str = "*"
     layers: bool = True
     parameters: bool = False
-    spelling: Canonical | None = None
+    naming: Naming | None = None
 
     def arrays(self, tree: Tree) -> dict[str, LazyArray]:
         """The arrays by name, in the order of names.
@@ -95,10 +95,10 @@ class Selection:
         Raises:
             UsageError: nothing that is asked for is there.
             FormatError: there is no array at all.
-            CheckpointError: as `spelling`.
+            CheckpointError: as `naming`.
         """
-        spelling = self.spelling or (per_layer if self.layers else as_stored)
-        return self.chosen(spelling(tree), tree.metadata.place)
+        naming = self.naming or (per_layer if self.layers else as_stored)
+        return self.chosen(naming(tree), tree.metadata.place)
 
     def chosen(self, named: Mapping[str, LazyArray], place: str) -> dict[str, LazyArray]:
         """Of arrays that have their names, those that are meant, in the order of names.

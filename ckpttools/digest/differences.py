@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from ckpttools.core.region import Shape
 from ckpttools.core.text import in_natural_order
+from ckpttools.digest.pairing import K, Pairing
+from ckpttools.roles.of_tree import Kind
+
+Reason = Literal["missing", "extra", "dtype", "shape", "values"]
+"""Only the reference has it, the reference lacks it, or this is not the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +21,7 @@ class Difference:
 
     Attributes:
         name: of the array.
-        reason: "missing" (only the reference has it), "extra" (the reference lacks it), "dtype", "shape" or
-            "values".
+        reason: why it is not.
         got, wanted: dtype, shape or digest here and in the reference, where these differ.
         first: coordinates of the first element that differs, or of the block that has it.
         last: coordinates of the last element of that block; None where `first` is the element itself.
@@ -25,7 +30,7 @@ class Difference:
     """
 
     name: str
-    reason: str
+    reason: Reason
     got: str | None = None
     wanted: str | None = None
     first: Shape | None = None
@@ -40,19 +45,23 @@ def in_order(found: Iterable[Difference]) -> tuple[Difference, ...]:
     return tuple(by_name[name] for name in in_natural_order(by_name))
 
 
-def only_in_one(name: str, *, extra: bool) -> Difference:
-    """An array that one side lacks."""
-    return Difference(name, "extra" if extra else "missing")
+def of_kinds(both: Pairing[K]) -> list[Difference]:
+    """What one side lacks, and arrays that cannot be the same, as they have not one dtype and shape."""
+    extra = [Difference(name, "extra") for name in both.only_a]
+    missing = [Difference(name, "missing") for name in both.only_b]
+    other = [
+        Difference(name, "dtype" if a.dtype != b.dtype else "shape", _type(a), _type(b))
+        for name, a, b in both.pairs
+        if not same_kind(a, b)
+    ]
+    return extra + missing + other
 
 
-def kinds_differ(
-    name: str, dtype: str, shape: Sequence[int], wanted_dtype: str, wanted_shape: Sequence[int]
-) -> Difference:
-    """Arrays of one name that cannot be the same, as they have not one type."""
-    reason = "dtype" if dtype != wanted_dtype else "shape"
-    return Difference(name, reason, _type(dtype, shape), _type(wanted_dtype, wanted_shape))
+def same_kind(a: Kind, b: Kind) -> bool:
+    """Whether two arrays have one dtype and shape."""
+    return (a.dtype, a.shape) == (b.dtype, b.shape)
 
 
-def _type(dtype: str, shape: Sequence[int]) -> str:
+def _type(each: Kind) -> str:
     """`bfloat16[4096,14336]`, as JAX writes it."""
-    return f"{dtype}[{','.join(map(str, shape))}]"
+    return f"{each.dtype}[{','.join(map(str, each.shape))}]"

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UnknownNameError
 from ckpttools.core.region import Region, Shape, ceil_div
 
@@ -58,29 +57,20 @@ class Digest:
     Attributes:
         dtype: name of the element type.
         shape: of the array.
-        blocks: digests of the blocks, one after the other.
-        value: the digest of all.
+        digest: of the array, as hexadecimal digits.
+        blocks: digests of its blocks, one after the other, as hexadecimal digits.
     """
 
     dtype: str
     shape: Shape
-    blocks: bytes
-    value: bytes
+    digest: str
+    blocks: str
 
-    @property
-    def hex(self) -> str:
-        return self.value.hex()
-
-
-def finished(algorithm: str, dtype: DType, shape: Shape, blocks: bytes) -> Digest:
-    """The digest of an array from those of its blocks."""
-    return Digest(dtype.name, shape, blocks, digest_of(algorithm, dtype.name, shape, blocks))
-
-
-def digest_of(algorithm: str, dtype: str, shape: Shape, blocks: bytes) -> bytes:
-    """The hash of `float32[2,3]`, a newline, and the blocks' digests."""
-    head = f"{dtype}[{','.join(map(str, shape))}]\n".encode()
-    return algorithm_named(algorithm)(head + blocks)
+    @classmethod
+    def of(cls, algorithm: str, dtype: str, shape: Shape, blocks: bytes) -> Digest:
+        """That of an array from those of its blocks: the hash of `float32[2,3]`, a newline, and them."""
+        head = f"{dtype}[{','.join(map(str, shape))}]\n".encode()
+        return cls(dtype, shape, algorithm_named(algorithm)(head + blocks).hex(), blocks.hex())
 
 
 def tree_digest(algorithm: str, digests: Iterable[tuple[str, str]]) -> str:

@@ -13,7 +13,7 @@ from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Region
 from ckpttools.digest.block_hasher import BlockHasher, Room
 from ckpttools.digest.digest import Digest
-from ckpttools.digest.stored_together import Whole, cheapest_reads, wholes
+from ckpttools.digest.stacks import Whole, cheapest_reads, wholes
 from ckpttools.plan.pieces import Item, Tiles, fitted, rows
 from ckpttools.run.events import Watch
 from ckpttools.run.scanning import scan

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.digest.canonical import Selection
-from ckpttools.digest.differences import Difference, in_order, kinds_differ, only_in_one
+from ckpttools.digest.differences import Difference, in_order, of_kinds, same_kind
 from ckpttools.digest.digest import DEFAULT_ALGORITHM, Digest, block_elements
 from ckpttools.digest.digester import Digester
-from ckpttools.digest.manifest import Entry, Manifest, first_bad_block
+from ckpttools.digest.manifest import Manifest, first_bad_block
+from ckpttools.digest.pairing import Pairing
 
 
 def hash_tree(
@@ -38,28 +39,21 @@ def hash_tree(
     """
     selection = selection or Selection()
     digester = Digester(selection.arrays(tree), algorithm)
-    return manifest_of(digester.digests(memory=memory, jobs=jobs, observe=observe), selection, algorithm)
-
-
-def manifest_of(digests: Mapping[str, Digest], selection: Selection, algorithm: str) -> Manifest:
-    """A manifest of digests that are already made."""
-    entries = {name: Entry.of(digest) for name, digest in digests.items()}
-    return Manifest(algorithm, selection, entries)
+    return Manifest(algorithm, selection, digester.digests(memory=memory, jobs=jobs, observe=observe))
 
 
 def differences(got: Manifest, wanted: Manifest) -> tuple[Difference, ...]:
     """Where a checkpoint, hashed as a manifest was, is not what the manifest says; in the order of names."""
-    found = [only_in_one(name, extra=name in got.arrays) for name in got.arrays.keys() ^ wanted.arrays.keys()]
-    for name in got.arrays.keys() & wanted.arrays.keys():
-        mine, theirs = got.arrays[name], wanted.arrays[name]
-        if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
-            found.append(kinds_differ(name, mine.dtype, mine.shape, theirs.dtype, theirs.shape))
-        elif mine.digest != theirs.digest:
-            found.append(_bad_block(name, mine, theirs, got.algorithm))
-    return in_order(found)
+    both = Pairing(got.arrays, wanted.arrays)
+    values = [
+        _bad_block(name, mine, theirs, got.algorithm)
+        for name, mine, theirs in both.pairs
+        if same_kind(mine, theirs) and mine.digest != theirs.digest
+    ]
+    return in_order([*of_kinds(both), *values])
 
 
-def _bad_block(name: str, got: Entry, wanted: Entry, algorithm: str) -> Difference:
+def _bad_block(name: str, got: Digest, wanted: Digest, algorithm: str) -> Difference:
     block = first_bad_block(got, wanted, algorithm)
     first, last = block_elements(got.shape, DTYPES[got.dtype].itemsize, block)
     return Difference(name, "values", got.digest, wanted.digest, first=first, last=last)

@@ -17,9 +17,8 @@ from ckpttools.core.errors import (
     StorageError,
     UnknownNameError,
 )
-from ckpttools.core.region import Shape
 from ckpttools.digest.canonical import Selection, parameters_among
-from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, digest_of, tree_digest
+from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, tree_digest
 from ckpttools.stores.local.files import write_error, write_whole
 
 FORMAT = "ckpttools-manifest"
@@ -28,27 +27,6 @@ VERSION = 1
 
 NAMES = ("stored", "maxtext")
 """Under which names a manifest has arrays: their own, or those that a conversion to MaxText gives them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One array.
-
-    Attributes:
-        dtype: name of its element type.
-        shape: of the array.
-        digest: of the array, as hexadecimal digits.
-        blocks: digests of its blocks, one after the other, as hexadecimal digits.
-    """
-
-    dtype: str
-    shape: Shape
-    digest: str
-    blocks: str
-
-    @classmethod
-    def of(cls, digest: Digest) -> Entry:
-        return cls(digest.dtype, digest.shape, digest.hex, digest.blocks.hex())
 
 
 @dataclass(frozen=True)
@@ -64,7 +42,7 @@ class Manifest:
 
     algorithm: str
     selection: Selection
-    arrays: Mapping[str, Entry]
+    arrays: Mapping[str, Digest]
     names: str = NAMES[0]
 
     @cached_property
@@ -207,7 +185,7 @@ def _checked(document: Mapping[str, Any], path: Path) -> Manifest:
     """The manifest of a document whose digests agree with each other."""
     try:
         entries = {
-            name: _entry(name, each, document["algorithm"]) for name, each in document["arrays"].items()
+            name: _digest(name, each, document["algorithm"]) for name, each in document["arrays"].items()
         }
         selection = Selection(
             _typed(document["pattern"], str),
@@ -233,13 +211,12 @@ def _checked(document: Mapping[str, Any], path: Path) -> Manifest:
     return manifest
 
 
-def _entry(name: str, each: Mapping[str, Any], algorithm: str) -> Entry:
+def _digest(name: str, each: Mapping[str, Any], algorithm: str) -> Digest:
     shape = tuple(_typed(length, int) for length in each["shape"])
-    entry = Entry(_typed(each["dtype"], str), shape, each["digest"], each["blocks"])
-    made = digest_of(algorithm, entry.dtype, shape, bytes.fromhex(entry.blocks)).hex()
-    if made != entry.digest:
-        raise ValueError(f"{name}: digest {entry.digest} where its blocks' digests make {made}")
-    return entry
+    made = Digest.of(algorithm, _typed(each["dtype"], str), shape, bytes.fromhex(each["blocks"]))
+    if made.digest != each["digest"]:
+        raise ValueError(f"{name}: digest {each['digest']} where its blocks' digests make {made.digest}")
+    return made
 
 
 def _typed(value: Any, wanted: type) -> Any:
@@ -248,7 +225,7 @@ def _typed(value: Any, wanted: type) -> Any:
     return value
 
 
-def first_bad_block(got: Entry, wanted: Entry, algorithm: str) -> int:
+def first_bad_block(got: Digest, wanted: Digest, algorithm: str) -> int:
     """The first block in which two arrays of one type differ."""
     size = 2 * len(algorithm_named(algorithm)(b""))
     pairs = zip(_cut(got.blocks, size), _cut(wanted.blocks, size), strict=True)

@@ -11,8 +11,7 @@ from ckpttools.core.budget import does_not_fit
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.digest import DEFAULT_ALGORITHM
 from ckpttools.digest.digester import Digester
-from ckpttools.digest.hashing import manifest_of
-from ckpttools.digest.manifest import check_name
+from ckpttools.digest.manifest import Manifest, check_name
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Receipt, Watch
 
@@ -56,6 +55,6 @@ def run_hashing(plan: Plan, run: Run, path: Path, *, overwrite: bool) -> Receipt
 
     def conclude() -> None:
         digests = digester.digests(memory=plan.memory, jobs=plan.jobs)
-        manifest_of(digests, everything, DEFAULT_ALGORITHM).write(path, overwrite=overwrite)
+        Manifest(DEFAULT_ALGORITHM, everything, digests).write(path, overwrite=overwrite)
 
     return run(watch=digester.watching(plan.tree), conclude=conclude)

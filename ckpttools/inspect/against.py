@@ -11,6 +11,7 @@ from typing import Any
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.errors import CheckpointError, UsageError
+from ckpttools.digest.pairing import Pairing
 from ckpttools.families.family import Family
 from ckpttools.inspect.comparison import Comparison, Different, Spec
 from ckpttools.inspect.filtering import filtered
@@ -35,21 +36,20 @@ def against_tree(tree: Tree, other: Tree, pattern: str = "*") -> Comparison:
     Raises:
         UsageError: there are arrays, and none matches.
     """
-    mine = {spelled(path): array for path, array in tree.arrays.items()}
-    theirs = {spelled(path): array for path, array in other.arrays.items()}
-    chosen = filtered({**mine, **theirs}, str, pattern)
-    pairs = (
-        (_spec(name, mine[name]), _spec(name, theirs[name]))
-        for name in chosen
-        if name in mine and name in theirs
-    )
+    both = Pairing(_by_name(tree), _by_name(other))
+    chosen = frozenset(filtered({**both.a, **both.b}, str, pattern))
+    pairs = ((_spec(name, a), _spec(name, b)) for name, a, b in both.pairs if name in chosen)
     return Comparison(
         against=other.metadata.place,
-        num_compared=sum(name in mine for name in chosen),
-        missing=tuple(_spec(name, theirs[name]) for name in chosen if name not in mine),
-        extra=tuple(_spec(name, mine[name]) for name in chosen if name not in theirs),
+        num_compared=len(both.a.keys() & chosen),
+        missing=tuple(_spec(name, array) for name, array in both.only_b.items() if name in chosen),
+        extra=tuple(_spec(name, array) for name, array in both.only_a.items() if name in chosen),
         different=tuple(Different(got.path, got, wanted) for got, wanted in pairs if got != wanted),
     )
+
+
+def _by_name(tree: Tree) -> dict[str, LazyArray]:
+    return {spelled(path): array for path, array in tree.arrays.items()}
 
 
 def _spec(name: str, array: LazyArray) -> Spec:

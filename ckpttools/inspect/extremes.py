@@ -7,10 +7,7 @@ So nothing depends on the order in which numbers are made of elements, which is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import inf
 
 import numpy as np
 
@@ -30,14 +27,12 @@ class Extremes:
 
     Attributes:
         low, high: the least and the largest.
-        above, below: the magnitude of the one nearest to zero among those without a sign, and among those
-            with one; infinite where there are none.
+        nearest: the smallest magnitude.
     """
 
     low: float
     high: float
-    above: float
-    below: float
+    nearest: float
 
 
 def extremes(carriers: np.ndarray, dtype: DType) -> Extremes | None:
@@ -51,30 +46,25 @@ def extremes(carriers: np.ndarray, dtype: DType) -> Extremes | None:
     if not_finite is None:
         return None
     sign, signed = 1 << (dtype.bits - 1), carriers.view(_SIGNED[dtype.itemsize])
-    first, last = int(_least(carriers, axis=None)), int(_most(carriers, axis=None))
-    least, most = int(_least(signed, axis=None)), int(_most(signed, axis=None))
-    # Patterns of magnitudes, the smallest and the largest, of positive and of negative numbers. Without a
-    # sign negative numbers come last; with one they come first, the nearest to zero in front.
-    positive = (first, most) if first < sign else None
-    negative = (least + sign, last - sign) if last >= sign else None
-    if any(side is not None and side[1] >= not_finite for side in (positive, negative)):
+    # Without a sign the negative numbers come last, the nearest to zero in front; with one they come first.
+    ends = int(_least(carriers, axis=None)), int(_most(signed, axis=None))
+    negative_ends = int(_least(signed, axis=None)) + sign, int(_most(carriers, axis=None)) - sign
+    positive = ends if ends[0] < sign else None
+    negative = negative_ends if negative_ends[1] >= 0 else None
+    sides = [each for each in (positive, negative) if each is not None]
+    if any(far >= not_finite for _, far in sides):
         return None
-    number = partial(_number, dtype)
-    match positive, negative:
-        case (near, far), None:
-            return Extremes(number(near), number(far), number(near), inf)
-        case None, (near, far):
-            return Extremes(-number(far), -number(near), inf, number(near))
-        case (near, far), (other, low):
-            return Extremes(-number(low), number(far), number(near), number(other))
-    raise ValueError("no elements have no extremes")
+    # A side alone has both extremes.
+    low = -_number(dtype, negative[1]) if negative else _number(dtype, ends[0])
+    high = _number(dtype, positive[1]) if positive else -_number(dtype, negative_ends[0])
+    return Extremes(low, high, _number(dtype, min(near for near, _ in sides)))
 
 
 def near_zero(carriers: np.ndarray, dtype: DType, seen: Extremes, scratch: Scratch) -> tuple[int, int]:
     """How many elements are zero, and how many subnormal.
 
-    A single zero among many numbers sends them all here, so rows without one are left aside: 40 us for 2 MiB
-    of bfloat16, 160 where every element is compared, 760 where each is made a number of float32 before.
+    A single zero among many numbers sends them all here, so rows without one are left aside: comparing every
+    element instead takes 59 % longer for all the statistics of bfloat16, 23 % for those of float32.
 
     Args:
         carriers: of any shape and strides.
@@ -82,12 +72,10 @@ def near_zero(carriers: np.ndarray, dtype: DType, seen: Extremes, scratch: Scrat
         seen: their extremes.
         scratch: has as many bytes as the carriers, and one more for each.
     """
-    normal = dtype.smallest_normal
-    sides = [side for side, least in (("u", seen.above), ("i", seen.below)) if least < normal]
-    if not sides:
+    if seen.nearest >= dtype.smallest_normal:
         return 0, 0
     with scratch.take((carriers.size,), dtype.carrier) as room:
-        suspect = _suspect(carriers, dtype, sides, room)
+        suspect = _suspect(carriers, dtype, room)
         with scratch.take(suspect.shape, np.dtype(bool)) as found:
             np.bitwise_and(suspect, (1 << (dtype.bits - 1)) - 1, out=suspect)
             zeros = int(np.count_nonzero(np.equal(suspect, 0, out=found)))
@@ -95,7 +83,7 @@ def near_zero(carriers: np.ndarray, dtype: DType, seen: Extremes, scratch: Scrat
             return zeros, int(np.count_nonzero(nearer)) - zeros
 
 
-def _suspect(carriers: np.ndarray, dtype: DType, sides: Sequence[str], room: np.ndarray) -> np.ndarray:
+def _suspect(carriers: np.ndarray, dtype: DType, room: np.ndarray) -> np.ndarray:
     """All elements of the rows with one that is near zero, and what is left over after whole rows."""
     if not carriers.flags.c_contiguous:
         room.reshape(carriers.shape)[...] = carriers
@@ -103,11 +91,10 @@ def _suspect(carriers: np.ndarray, dtype: DType, sides: Sequence[str], room: np.
     whole = carriers.size // _ROW * _ROW
     flat = carriers.reshape(-1)
     rows = flat[:whole].reshape(-1, _ROW)
-    normal, near = dtype.normal_from, np.zeros(len(rows), bool)
-    for side in sides:
-        patterns = rows.view(f"<{side}{dtype.itemsize}")
-        # With a sign in front the least integer is that of negative zero.
-        near |= _least(patterns, axis=1) < np.iinfo(patterns.dtype).min + normal
+    # With a sign in front the least integer is that of negative zero.
+    signed = rows.view(_SIGNED[dtype.itemsize])
+    near = _least(rows, axis=1) < dtype.normal_from
+    near |= _least(signed, axis=1) < np.iinfo(signed.dtype).min + dtype.normal_from
     places = np.flatnonzero(near)
     end = places.size * _ROW
     np.take(rows, places, axis=0, out=room[:end].reshape(-1, _ROW), mode="clip")

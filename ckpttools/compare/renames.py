@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.compare.causes.base import Cause
 from ckpttools.compare.samples import sampled
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Shape
@@ -21,36 +21,30 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Relatives:
-    """The arrays of both sides, to be looked up by what they hold.
+class Candidates:
+    """The arrays of A, to be looked up by what they hold.
 
     Attributes:
-        a, b: arrays by name.
+        arrays: by name.
     """
 
-    a: Mapping[str, LazyArray]
-    b: Mapping[str, LazyArray]
+    arrays: Mapping[str, LazyArray]
+    _by_shape: dict[Shape, dict[bytes, list[str]]] = field(default_factory=dict, compare=False)
 
-    def like(self, name: str) -> Iterator[str]:
-        """Names of arrays of A that, by a sample, hold what B has under `name`."""
-        mark = fingerprint(self.b[name])
+    def like(self, array: LazyArray) -> Iterator[tuple[str, LazyArray]]:
+        """Those that, by a sample, hold what an array of the other side does."""
+        mark = fingerprint(array)
         if mark is not None:
-            shape = self.b[name].shape
-            yield from (each for each in self._marks(shape).get(mark, ()) if each != name)
-
-    @cached_property
-    def _by_shape(self) -> dict[Shape, dict[bytes, list[str]]]:
-        return {}
+            yield from ((name, self.arrays[name]) for name in self._marks(array.shape).get(mark, ()))
 
     def _marks(self, shape: Shape) -> dict[bytes, list[str]]:
-        """Fingerprint -> names, of all arrays of A of this shape."""
+        """Fingerprint -> names, of all arrays of this shape."""
         if shape not in self._by_shape:
-            marks: dict[bytes, list[str]] = {}
-            for name, array in self.a.items():
+            marks = self._by_shape[shape] = {}
+            for name, array in self.arrays.items():
                 mark = fingerprint(array) if array.shape == shape else None
                 if mark is not None:
                     marks.setdefault(mark, []).append(name)
-            self._by_shape[shape] = marks
         return self._by_shape[shape]
 
 
@@ -70,27 +64,13 @@ def fingerprint(array: LazyArray) -> bytes | None:
     return values.tobytes()
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """In words, what it means that B has under its names what A has under others.
-
-    Attributes:
-        kind: "shifted", "permuted", "swapped" or "renamed".
-        text, advice: in words.
-    """
-
-    kind: str
-    text: str
-    advice: str = _SWAP
-
-
-def moves(origins: Mapping[str, str]) -> dict[str, Move]:
-    """For each name of B what became of it, all of them being known.
+def moves(origins: Mapping[str, str]) -> dict[str, Cause]:
+    """For each name of B what it means that A has its array under another, all of them being known.
 
     Args:
         origins: name in B -> the name under which A has the array.
     """
-    made: dict[str, Move] = {}
+    made: dict[str, Cause] = {}
     renumbered: dict[str, dict[str, tuple[str, int, int]]] = {}
     for name, origin in origins.items():
         number = _number(name, origin)
@@ -104,24 +84,26 @@ def moves(origins: Mapping[str, str]) -> dict[str, Move]:
     return made
 
 
-def _renumbered(group: Mapping[str, tuple[str, int, int]]) -> Move:
+def _renumbered(group: Mapping[str, tuple[str, int, int]]) -> Cause:
     """Of arrays that differ in one number: B's is another one than A's."""
     offsets = {theirs - mine for _, mine, theirs in group.values()}
     word = next(iter(group.values()))[0]
     if len(offsets) == 1:
-        return Move("shifted", f"{word} are shifted: number n in B is number n{offsets.pop():+d} in A")
+        return Cause(
+            "shifted", f"{word} are shifted: number n in B is number n{offsets.pop():+d} in A", _SWAP
+        )
     pairs = sorted({(mine, theirs) for _, mine, theirs in group.values()})
     shown = ", ".join(f"{mine} is {theirs}" for mine, theirs in pairs[:_SHOWN])
     more = ", …" if len(pairs) > _SHOWN else ""
-    return Move("permuted", f"{word} are in another order: of B's and A's numbers {shown}{more}")
+    return Cause("permuted", f"{word} are in another order: of B's and A's numbers {shown}{more}", _SWAP)
 
 
-def _renamed(name: str, origin: str, mutual: bool) -> Move:
+def _renamed(name: str, origin: str, mutual: bool) -> Cause:
     mine, theirs = _different(name, origin)
     if mutual:
         first, second = sorted((mine, theirs))
-        return Move("swapped", f"{first} and {second} are swapped")
-    return Move("renamed", f"B's {mine} is A's {theirs}")
+        return Cause("swapped", f"{first} and {second} are swapped", _SWAP)
+    return Cause("renamed", f"B's {mine} is A's {theirs}", _SWAP)
 
 
 def _different(name: str, other: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.array.tree import Tree
-from ckpttools.compare.counterpart import counterpart, in_maxtext_names
+from ckpttools.compare.conversion import as_converted, in_maxtext_names
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
@@ -185,7 +185,7 @@ def test_another_model_is_refused(tmp_path):
 
 def test_two_of_a_kind_need_no_counterpart(tmp_path):
     tree = open_tree(convert(tmp_path / "maxtext", "qwen3"))
-    assert counterpart(tree, tree) is None
+    assert as_converted(tree, tree) is None
     named = in_maxtext_names(open_tree(hf("qwen3"))).arrays
     kernel = named["decoder/layers_1/mlp/wi_0/kernel"].read()
     assert np.array_equal(

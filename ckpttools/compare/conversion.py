@@ -1,7 +1,7 @@
-"""One checkpoint in the spelling of another, as a conversion makes it: what `verify` and `hash` compare.
+"""Two checkpoints paired as a conversion makes the one of the other: what `verify` and `hash` compare.
 
-Unlike `ckpttools.compare.alignment`, which compares whatever it finds, this refuses what a conversion
-would refuse.
+Unlike `ckpttools.compare.align`, which compares whatever it finds, this refuses what a conversion would
+refuse.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
-from ckpttools.digest.canonical import per_layer
+from ckpttools.digest.canonical import Selection, per_layer
+from ckpttools.digest.pairing import Named, Pairing, Remark
 from ckpttools.maxtext.model import ModelOptions, family_for
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.maxtext.tying import right_head
 from ckpttools.maxtext.view import view_of
-from ckpttools.maxtext.vocabulary import Surplus, counted, less_padding
 
 _HEAD = "decoder/logits_dense/kernel"
 
 
 @dataclass(frozen=True, slots=True)
-class Wording:
+class ConversionOptions:
     """What a user says of the conversion that made the one of the other.
 
     Attributes:
@@ -39,22 +39,7 @@ class Wording:
     drop: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Counterpart:
-    """The parameters of a checkpoint in another spelling.
-
-    Attributes:
-        arrays: by name.
-        remarks: what is not among them, in words.
-        surplus: name -> rows of the array it was made from, beyond the vocabulary, that are not in it.
-    """
-
-    arrays: Mapping[str, LazyArray]
-    remarks: tuple[str, ...] = ()
-    surplus: Mapping[str, Surplus] = field(default_factory=dict)
-
-
-def in_maxtext_names(tree: Tree, wording: Wording | None = None) -> Counterpart:
+def in_maxtext_names(tree: Tree, said: ConversionOptions | None = None) -> Named[LazyArray]:
     """The arrays of a MaxText tree, layers one by one; of a Hugging Face tree those that it becomes.
 
     Raises:
@@ -62,101 +47,98 @@ def in_maxtext_names(tree: Tree, wording: Wording | None = None) -> Counterpart:
         CheckpointError: as `to_maxtext`.
     """
     if view_of(tree).is_maxtext:
-        require_none(wording, "the names are MaxText's")
-        return Counterpart(per_layer(tree))
-    wording = wording or Wording()
-    return _converted(
-        tree, ToMaxText(model=wording.model, drop=wording.drop), f"{option('tied', 'drop')} says so"
-    )
+        require_none(said, "the names are MaxText's")
+        return Named(per_layer(tree))
+    said = said or ConversionOptions()
+    return _converted(tree, ToMaxText(model=said.model, drop=said.drop), f"{option('tied', 'drop')} says so")
 
 
-def counterpart(source: Tree, made: Tree, wording: Wording | None = None) -> Counterpart | None:
+def as_converted(source: Tree, made: Tree, said: ConversionOptions | None = None) -> Named[LazyArray] | None:
     """The parameters of `source` as a conversion to `made` spells them; None where both spell alike.
 
     What a user may have chosen for that conversion is told from `made`: an output head, and float32 for what
-    would not come back exactly otherwise. Rows beyond the vocabulary are left to `paired`.
+    would not come back exactly otherwise. Rows beyond the vocabulary are left to
+    `ckpttools.compare.padding`.
 
     Args:
         source: what was converted.
         made: what came of it.
-        wording: what the user says of the conversion.
+        said: what the user says of the conversion.
 
     Raises:
         UsageError: a conversion is told of that cannot be the one between these.
         CheckpointError: the one cannot have become the other; as `to_maxtext` and `to_huggingface`.
     """
     if view_of(made).is_maxtext == view_of(source).is_maxtext:
-        require_none(wording, "both sides spell names alike")
+        require_none(said, "both sides spell names alike")
         return None
-    wording = wording or Wording()
+    said = said or ConversionOptions()
     if view_of(source).is_maxtext:
-        if wording.drop:
+        if said.drop:
             raise UsageError(
                 f"{option('drop')} is for arrays of Hugging Face that were left out",
                 got=f"{source.metadata.place}, which is MaxText's, as the source",
                 hint="leave it out",
             )
-        return _as_huggingface(source, made, wording.model)
+        return _as_huggingface(source, made, said.model)
     there = per_layer(made)
-    options = _options(there, wording)
+    options = _options(there, said)
     why_headless = (
-        f"{option('tied', 'drop')} says so" if wording.model.tied else f"{made.metadata.place} has none"
+        f"{option('tied', 'drop')} says so" if said.model.tied else f"{made.metadata.place} has none"
     )
     wanted = _converted(source, options, why_headless)
     widened = any(_is_wider(there.get(name), array) for name, array in wanted.arrays.items())
     return _converted(source, replace(options, exact=True), why_headless) if widened else wanted
 
 
-@dataclass(frozen=True)
-class Paired:
-    """Two sets of arrays that should be the same.
-
-    Attributes:
-        mine, wanted: by name. Rows beyond the vocabulary that count are arrays of their own on one side.
-        remarks: what became of the others.
-    """
-
-    mine: Mapping[str, LazyArray]
-    wanted: Mapping[str, LazyArray]
-    remarks: tuple[str, ...] = ()
-
-
 def paired(
-    mine: Mapping[str, LazyArray],
-    wanted: Mapping[str, LazyArray],
-    surplus: Mapping[str, Surplus],
-    *,
-    padding_rows: str | None,
-    memory: int,
-) -> Paired:
-    """Arrays and what a conversion makes of others, with the rows beyond the vocabulary looked at.
+    made: Tree,
+    source: Tree,
+    selection: Selection,
+    said: ConversionOptions | None = None,
+    padding_rows: str | None = None,
+) -> Pairing[LazyArray]:
+    """The arrays of a checkpoint, A, and those of the one that it should be equal to, B. Reads no array.
 
     Args:
-        mine: arrays of what was made.
-        wanted: what was converted, in their spelling.
-        surplus: as `Counterpart.surplus`, of `wanted`.
-        padding_rows: as `ckpttools.maxtext.vocabulary.counted` takes it.
-        memory: bytes that may be resident at most.
+        made: what came of a conversion, or has the same names.
+        source: what was converted.
+        selection: which arrays are meant.
+        said: what the user says of the conversion.
+        padding_rows: what becomes of rows beyond the vocabulary: only checked here.
 
     Raises:
-        CheckpointError: rows cannot be read, or the memory is too small.
+        UsageError: something is said of a conversion, and there is none; or no array is meant.
+        CheckpointError: as `as_converted`.
     """
-    theirs = counted({name: surplus[name] for name in wanted if name in surplus}, padding_rows, memory)
-    less = less_padding(mine, {name: each.shape for name, each in wanted.items()}, padding_rows, memory)
-    return Paired(less.arrays, {**wanted, **theirs.arrays}, (*theirs.remarks, *less.remarks))
+    named = as_converted(source, made, said)
+    if named is None:
+        require_no_padding(padding_rows)
+        return Pairing(selection.arrays(made), selection.arrays(source))
+    if not selection.layers:
+        hint = f"leave out {option('per_layer', False)}"
+        raise UsageError("a conversion is compared layer by layer", hint=hint)
+    parameters = replace(selection, parameters=True)
+    return Pairing(
+        parameters.arrays(made),
+        parameters.chosen(named.arrays, source.metadata.place),
+        tuple(map(Remark, named.remarks)),
+        maxtext="A" if view_of(made).is_maxtext else None,
+        surplus=named.surplus,
+    )
 
 
-def require_none(wording: Wording | None, why: str) -> None:
+def require_none(said: ConversionOptions | None, why: str) -> None:
     """Refuses what would be ignored.
 
     Args:
-        wording: what the user says of a conversion.
+        said: what the user says of a conversion.
         why: there is none.
 
     Raises:
         UsageError: something is said.
     """
-    if wording not in (None, Wording()):
+    if said not in (None, ConversionOptions()):
         family, rope_layout, tied, drop = map(option, ("family", "rope_layout", "tied", "drop"))
         hint = f"leave out {family}, {rope_layout}, {tied} and {drop}"
         raise UsageError(f"nothing is converted: {why}", hint=hint)
@@ -172,7 +154,7 @@ def require_no_padding(padding_rows: str | None) -> None:
         )
 
 
-def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> Counterpart:
+def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> Named[LazyArray]:
     made = to_maxtext(tree, replace(options, scan=False))
     family = family_for(tree.metadata.config, options.model, tree.metadata.place)
     parameters = Tree({path: leaf for path, leaf in made.state.items() if path[0] == "params"})
@@ -183,7 +165,7 @@ def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> Counterpart
         remarks.append(f"left out, as family {family.name} has no row for it{said}: {array_count(dropped)}")
     if head in made.notes.dropped:
         remarks.append(f"left out, as {why_headless}: the output head, {head}")
-    return Counterpart(per_layer(parameters), tuple(remarks))
+    return Named(per_layer(parameters), tuple(remarks))
 
 
 def _head(tree: Tree, options: ToMaxText) -> str | None:
@@ -193,12 +175,12 @@ def _head(tree: Tree, options: ToMaxText) -> str | None:
     return head.head if head else None
 
 
-def _options(there: Mapping[str, LazyArray], wording: Wording) -> ToMaxText:
+def _options(there: Mapping[str, LazyArray], said: ConversionOptions) -> ToMaxText:
     """The options that the conversion to `there` must have had."""
-    model = wording.model
+    model = said.model
     if model.tied is None:
         model = replace(model, tied="materialize" if _HEAD in there else "drop")
-    return ToMaxText(model=model, drop=wording.drop)
+    return ToMaxText(model=model, drop=said.drop)
 
 
 def _is_wider(there: LazyArray | None, wanted: LazyArray) -> bool:
@@ -206,7 +188,7 @@ def _is_wider(there: LazyArray | None, wanted: LazyArray) -> bool:
     return floats and there is not None and there.dtype.bits == 32 and wanted.dtype.bits == 16
 
 
-def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> Counterpart:
+def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> Named[LazyArray]:
     weights = {dotted(path): array for path, array in made.arrays.items()}
     known = ModelFiles.of(source, None)
     config = made.metadata.config or known.config
@@ -219,4 +201,5 @@ def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> Counterpar
     absent = known.carried.keys() - carried.keys()
     remark = f"left out, as it is carried along and not in {made.metadata.place}: {array_count(absent)}"
     arrays = {dotted(path): array for path, array in converted.tree.arrays.items()}
-    return Counterpart({**arrays, **carried}, (remark,) if absent else (), converted.surplus)
+    remarks = (remark,) if absent else ()
+    return Named({**arrays, **carried}, remarks, surplus=converted.surplus)

@@ -16,7 +16,7 @@ from ckpttools.compare.deviation import Deviation, Tolerances
 from ckpttools.compare.distances import coarser, numbers, steps_into
 from ckpttools.core.dtypes import DType
 
-NARROW = ("float16", "bfloat16", "float32")
+IN_FLOAT32 = ("float16", "bfloat16", "float32")
 """Dtypes that float32 holds, with the layout that `steps_into` wants."""
 
 # What float32 calculates here is wrong by less than one in 2**22 ...
@@ -27,57 +27,48 @@ _LEAST = 2.0**-140
 _MOST = 1 << 15
 _FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 
+Sides = tuple[np.ndarray, np.ndarray]
 Dtypes = tuple[DType, DType]
 """Those of the one side and of the other."""
 
 
-def deviation_of_narrow(
-    a: np.ndarray, b: np.ndarray, dtypes: Dtypes, tolerances: Tolerances, scratch: Scratch
+def deviation_in_float32(
+    sides: Sides, dtypes: Dtypes, tolerances: Tolerances, scratch: Scratch
 ) -> Deviation | None:
     """The deviation of elements in a row; None where float32 does not do.
 
     Args:
-        a, b: carriers, 1-d, at least one.
-        dtypes: of `a` and of `b`, among `NARROW`.
+        sides: carriers of both, 1-d, at least one.
+        dtypes: of both, among `IN_FLOAT32`.
         tolerances: what `beyond` leaves out.
         scratch: has 32 bytes for every element.
     """
+    size = sides[0].size
     with (
-        scratch.take((3, a.size), _FLOAT32) as (x, y, gap),
-        scratch.take((a.size,), _BOOL) as mask,
-        scratch.take((a.size,), coarser(*dtypes).carrier) as steps,
+        scratch.take((3, size), _FLOAT32) as (x, y, gap),
+        scratch.take((size,), _BOOL) as mask,
+        scratch.take((size,), coarser(*dtypes).carrier) as steps,
         np.errstate(invalid="ignore", over="ignore"),
     ):
-        widen(a, dtypes[0], x)
-        widen(b, dtypes[1], y)
-        np.absolute(np.subtract(x, y, out=gap), out=gap)
-        most = float(gap.max())
-        if not isfinite(most):
+        widen(sides[0], dtypes[0], x)
+        widen(sides[1], dtypes[1], y)
+        most = float(np.absolute(np.subtract(x, y, out=gap), out=gap).max())
+        if not isfinite(most) or not _can_be_rounded(dtypes, x, y):
             return None
         # Numbers that differ have a difference that is not 0: subnormal numbers see to that.
+        if not most:
+            return Deviation()
+        _steps(steps, sides, dtypes, (x, y), scratch)
+        magnitudes = np.maximum(np.absolute(x, out=x), np.absolute(y, out=y), out=x)
         np.not_equal(gap, 0, out=mask)
         differing, first = int(np.count_nonzero(mask)), int(mask.argmax())
-        if not differing:
-            return Deviation()
-        if dtypes[0] != dtypes[1] and not _within_range(coarser(*dtypes), x, y):
-            return None
-        _steps(steps, (a, b), dtypes, (x, y), scratch)
-        size = np.maximum(np.absolute(x, out=x), np.absolute(y, out=y), out=x)
-        beyond = differing
+        beyond: int | None = differing
         if tolerances.any:
-            doubtful = _beyond(mask, gap, size, steps, tolerances, y, scratch)
-            if doubtful.size > _MOST:
-                return None
-            mask[doubtful] &= _is_beyond(a[doubtful], b[doubtful], dtypes, tolerances)
-            beyond = int(np.count_nonzero(mask))
+            beyond = _beyond(mask, gap, magnitudes, steps, y, sides, dtypes, tolerances, scratch)
             first = int(mask.argmax()) if beyond else first
-        relative = np.divide(gap, size, out=y)
-        # 0 and 0 are no relative difference, but NaN.
-        most_relative = float(np.fmax.reduce(relative))
-        farthest = np.concatenate([_at_least(gap, most, mask), _at_least(relative, most_relative, mask)])
-        if farthest.size > _MOST:
+        largest = _largest(mask, gap, most, np.divide(gap, magnitudes, out=y), sides, dtypes)
+        if beyond is None or largest is None:
             return None
-        largest = _largest(a[farthest], b[farthest], dtypes)
         return Deviation(
             differing=differing,
             beyond=beyond,
@@ -88,16 +79,17 @@ def deviation_of_narrow(
         )
 
 
-def _within_range(dtype: DType, *sides: np.ndarray) -> bool:
-    """Whether all numbers can be rounded to some of the dtype."""
-    return all(max(-float(each.min()), float(each.max())) < dtype.beyond_range for each in sides)
+def _can_be_rounded(dtypes: Dtypes, *sides: np.ndarray) -> bool:
+    """Whether all numbers have some of the coarser dtype near them."""
+    room = coarser(*dtypes).beyond_range
+    return dtypes[0] == dtypes[1] or all(max(-float(each.min()), float(each.max())) < room for each in sides)
 
 
 def _steps(
     out: np.ndarray,
-    carriers: tuple[np.ndarray, np.ndarray],
+    carriers: Sides,
     dtypes: Dtypes,
-    values: tuple[np.ndarray, np.ndarray],
+    values: Sides,
     scratch: Scratch,
 ) -> None:
     """Steps from one number to the next, in the coarser dtype; `values` are the elements in float32."""
@@ -126,17 +118,23 @@ def _to_bfloat16(values: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
         np.right_shift(rounded, 16, out=out, casting="unsafe")
 
 
-def _at_least(values: np.ndarray, most: float, mask: np.ndarray) -> np.ndarray:
-    """The places of all values that may be the largest."""
-    places: np.ndarray = np.flatnonzero(np.greater_equal(values, most * (1 - _HAIR), out=mask))
-    return places
+def _largest(
+    mask: np.ndarray, gap: np.ndarray, most: float, relative: np.ndarray, sides: Sides, dtypes: Dtypes
+) -> tuple[float, float] | None:
+    """The largest difference, and the largest in proportion; None where too many may be.
 
-
-def _largest(a: np.ndarray, b: np.ndarray, dtypes: Dtypes) -> tuple[float, float]:
-    """The largest difference of a few elements, and the largest in proportion."""
-    x, y = map(numbers, (a, b), dtypes)
-    gap, size = np.abs(x - y), np.maximum(np.abs(x), np.abs(y))
-    return float(gap.max()), float((gap / size).max())
+    Args:
+        mask: overwritten.
+        gap, most: the differences, and the largest of them.
+        relative: the differences in proportion; NaN, of 0 and 0, is none.
+    """
+    ends = (gap, most), (relative, float(np.fmax.reduce(relative)))
+    places = [np.flatnonzero(np.greater_equal(each, end * (1 - _HAIR), out=mask)) for each, end in ends]
+    farthest = np.concatenate(places)
+    if farthest.size > _MOST:
+        return None
+    apart, size = _exactly(farthest, sides, dtypes)
+    return float(apart.max()), float((apart / size).max())
 
 
 def _beyond(
@@ -144,18 +142,17 @@ def _beyond(
     gap: np.ndarray,
     size: np.ndarray,
     steps: np.ndarray,
-    tolerances: Tolerances,
     bound: np.ndarray,
+    sides: Sides,
+    dtypes: Dtypes,
+    tolerances: Tolerances,
     scratch: Scratch,
-) -> np.ndarray:
-    """Which elements are beyond the tolerances.
+) -> int | None:
+    """How many elements are beyond the tolerances; None where float32 cannot tell of too many.
 
     Args:
-        mask: gets those that may be.
+        mask: gets those that are.
         bound: overwritten.
-
-    Returns:
-        The places of those of which float32 cannot tell whether they are beyond `atol` and `rtol`.
     """
     with scratch.take(mask.shape, _BOOL) as sure:
         np.add(np.multiply(size, tolerances.rtol, out=bound), tolerances.atol, out=bound)
@@ -166,12 +163,15 @@ def _beyond(
         np.greater(gap, bound, out=mask)
         if tolerances.ulp:
             mask &= np.greater(steps, tolerances.ulp)
-        doubtful: np.ndarray = np.flatnonzero(np.greater(mask, sure, out=sure))
-        return doubtful
+        doubtful = np.flatnonzero(np.greater(mask, sure, out=sure))
+    if doubtful.size > _MOST:
+        return None
+    apart, magnitude = _exactly(doubtful, sides, dtypes)
+    mask[doubtful] &= apart > tolerances.atol + tolerances.rtol * magnitude
+    return int(np.count_nonzero(mask))
 
 
-def _is_beyond(a: np.ndarray, b: np.ndarray, dtypes: Dtypes, tolerances: Tolerances) -> np.ndarray:
-    """Whether single elements are farther apart than `atol` and `rtol` allow."""
-    x, y = map(numbers, (a, b), dtypes)
-    allowed = tolerances.atol + tolerances.rtol * np.maximum(np.abs(x), np.abs(y))
-    return np.asarray(np.abs(x - y) > allowed)
+def _exactly(places: np.ndarray, sides: Sides, dtypes: Dtypes) -> Sides:
+    """|a - b| and max(|a|, |b|) of a few elements, in float64."""
+    x, y = (numbers(each[places], dtype) for each, dtype in zip(sides, dtypes, strict=True))
+    return np.abs(x - y), np.maximum(np.abs(x), np.abs(y))

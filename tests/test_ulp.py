@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.array.scratch import Scratch
-from ckpttools.compare import narrow
+from ckpttools.compare import ulp
 from ckpttools.compare.deviation import EXACT, Deviation, Tolerances
 from ckpttools.compare.distances import coarser, numbers, steps_between, steps_into
 from ckpttools.compare.measure import SCRATCH_BYTES, _of_part, block_elements, deviation
-from ckpttools.compare.narrow import NARROW, deviation_of_narrow
+from ckpttools.compare.ulp import IN_FLOAT32, deviation_in_float32
 from ckpttools.core.dtypes import DTYPES, DType
 
-DTYPE = st.sampled_from([DTYPES[name] for name in NARROW])
+DTYPE = st.sampled_from([DTYPES[name] for name in IN_FLOAT32])
 
 
 def finite(dtype: DType, seed: int, size: int) -> np.ndarray:
@@ -48,7 +48,7 @@ def pair(dtype: DType, seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def through_float32(a: np.ndarray, b: np.ndarray, dtype: DType, tolerances: Tolerances) -> Deviation:
-    found = deviation_of_narrow(a, b, (dtype, dtype), tolerances, Scratch(32 * a.size + (1 << 16)))
+    found = deviation_in_float32((a, b), (dtype, dtype), tolerances, Scratch(32 * a.size + (1 << 16)))
     assert found is not None
     return found
 
@@ -90,7 +90,7 @@ def test_two_dtypes(dtypes: tuple[DType, DType], seed: int, rtol: float):
     a, mixed = (np.where(np.logical_and(*fits), each, 0) for each in (a, mixed))
     for tolerances in (EXACT, Tolerances(rtol=rtol, ulp=1)):
         scratch = Scratch(32 * a.size + (1 << 16))
-        found = deviation_of_narrow(a, mixed, dtypes, tolerances, scratch)
+        found = deviation_in_float32((a, mixed), dtypes, tolerances, scratch)
         assert found == _of_part(a, mixed, dtypes, tolerances)
 
 
@@ -122,7 +122,7 @@ def test_so_are_numbers_that_the_coarser_dtype_has_no_room_for(name: str, number
     b = np.array([most], dtypes[1].numpy).view(dtypes[1].carrier)
     for each, beyond in ((number, 1), (float(np.nextafter(np.float32(number), np.float32(0))), 0)):
         a = np.array([each], np.float32).view(np.uint32)
-        found = deviation_of_narrow(a, b, dtypes, Tolerances(ulp=1), Scratch(1 << 16))
+        found = deviation_in_float32((a, b), dtypes, Tolerances(ulp=1), Scratch(1 << 16))
         assert (found is None) == bool(beyond)
         wide = _of_part(a, b, dtypes, Tolerances(ulp=1))
         assert (wide.beyond, wide.max_ulp) == (beyond, beyond << 16)
@@ -132,25 +132,25 @@ def test_so_are_numbers_that_the_coarser_dtype_has_no_room_for(name: str, number
 def test_what_is_not_finite_is_left_to_float64(bits: int):
     a = np.array([0x3F80, bits], np.uint16)
     for other in (a, np.array([0x3F80, 0x3F80], np.uint16)):
-        assert deviation_of_narrow(a, other, (DTYPES["bfloat16"],) * 2, EXACT, Scratch(1 << 16)) is None
+        assert deviation_in_float32((a, other), (DTYPES["bfloat16"],) * 2, EXACT, Scratch(1 << 16)) is None
 
 
 def test_so_are_differences_beyond_float32():
     a, b = (np.array([each], np.float32).view(np.uint32) for each in (3e38, -3e38))
     dtype = DTYPES["float32"]
-    assert deviation_of_narrow(a, b, (dtype, dtype), EXACT, Scratch(1 << 16)) is None
+    assert deviation_in_float32((a, b), (dtype, dtype), EXACT, Scratch(1 << 16)) is None
     assert deviation(a, b, (dtype, dtype)).max_abs == pytest.approx(6e38)
 
 
 def test_so_are_too_many_that_are_alike(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(narrow, "_MOST", 10)
+    monkeypatch.setattr(ulp, "_MOST", 10)
     dtype = DTYPES["bfloat16"]
     a, b = (np.full(50, bits, np.uint16) for bits in (0x3F80, 0x3F81))
-    assert deviation_of_narrow(a, b, (dtype, dtype), EXACT, Scratch(1 << 16)) is None
+    assert deviation_in_float32((a, b), (dtype, dtype), EXACT, Scratch(1 << 16)) is None
     assert deviation(a, b, (dtype, dtype)).differing == 50
 
 
-@pytest.mark.parametrize("names", list(itertools.product(NARROW, NARROW)))
+@pytest.mark.parametrize("names", list(itertools.product(IN_FLOAT32, IN_FLOAT32)))
 def test_a_block_fits_into_the_scratch(names: tuple[str, str]):
     one, other = (DTYPES[name] for name in names)
     size = block_elements((one, other))

@@ -1,0 +1,340 @@
+"""Two checkpoints under one set of names, whatever their formats, layouts and frameworks.
+
+    aligned(open_tree(hugging_face), open_tree(maxtext)).pairs    # name, one array, the other
+
+Layers come one by one and parameters without what Linen or NNX put around them. Hugging Face arrays get
+MaxText's names by the rows of their family, where only one side is of Hugging Face. Nothing is refused: what
+nothing of the other side answers is in one side only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.array.tree import Tree, dotted, spelled
+from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
+from ckpttools.core.text import array_count
+from ckpttools.core.wording import option
+from ckpttools.digest.canonical import as_stored, per_layer
+from ckpttools.digest.pairing import Named, Pairing, Remark, Side
+from ckpttools.families.family import Family, Spelling
+from ckpttools.families.registry import families, family_called, family_of
+from ckpttools.mapping.keys import parse_key
+from ckpttools.mapping.sizes import Size
+from ckpttools.mapping.table import Mapped
+from ckpttools.maxtext import tying
+from ckpttools.maxtext.model import ModelOptions, overrides
+from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.view import view_of
+from ckpttools.roles.of_tree import Role, roles_of
+
+Arrays = Mapping[str, LazyArray]
+
+
+@dataclass(frozen=True, slots=True)
+class AlignOptions:
+    """What a user may say of the models.
+
+    Attributes:
+        model: family and RoPE layout, where no configuration or another one is to be followed.
+        like: directory of a Hugging Face model, or a `config.json`; None for what lies beside the arrays.
+        padding_rows: what becomes of rows beyond the vocabulary, see `ckpttools.maxtext.vocabulary.counted`.
+    """
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    like: str | Path | None = None
+    padding_rows: str | None = None
+
+
+def aligned(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[LazyArray]:
+    """Both trees under one set of names. Reads no array.
+
+    Raises:
+        UsageError: a RoPE layout is told, and nothing is mapped.
+        CheckpointError: what `options` name is not there.
+    """
+    options = options or AlignOptions()
+    first, second = _with_keys(a), _with_keys(b)
+    maxtext: Side | None = None
+    match view_of(first).is_maxtext, view_of(second).is_maxtext:
+        case True, True:
+            named = _own_names(first), _own_names(second)
+        case True, False:
+            maxtext, named = "A", (_own_names(first), as_maxtext(second, options, first))
+        case False, True:
+            maxtext, named = "B", (as_maxtext(first, options, second), _own_names(second))
+        case _:
+            named = _formatted_alike(first, second, options)
+    of_both = {"rope_layout": options.model.rope_layout, "padding_rows": options.padding_rows}
+    said = [name for name, value in of_both.items() if value is not None]
+    if said and maxtext is None:
+        raise UsageError(
+            f"{option(said[0])} is for Hugging Face against MaxText; both sides spell names alike",
+            hint="leave it out",
+        )
+    both = replace(_with_what_both_have(*named), maxtext=maxtext)
+    return both if both.sizes else replace(both, sizes=_configured_sizes((first, second), options))
+
+
+def as_maxtext(
+    tree: Tree, options: AlignOptions | None = None, other: Tree | None = None
+) -> Named[LazyArray]:
+    """A tree under MaxText's names, layers one by one: a MaxText checkpoint's own, else those of a family.
+
+    Args:
+        tree: any checkpoint.
+        options: what the user says of the model.
+        other: a MaxText checkpoint of the model. Its directory may hold the configuration; where there is
+            none, its names tell the family, and its shapes the sizes.
+
+    Raises:
+        CheckpointError: what `options` name is not there.
+    """
+    options, tree = options or AlignOptions(), _with_keys(tree)
+    if view_of(tree).is_maxtext:
+        return _own_names(tree)
+    files = _files(tree, options, other)
+    source = _Source(tree, files, {} if other is None else _own_names(other).arrays)
+    family, refusal = _family(files, options), ""
+    for each in [family] if family else source.likely_families():
+        try:
+            return source.mapped(each, options.model)
+        except ConfigError as error:
+            refusal = f"; the rows of {each.name} do not fit: {error.message}"
+    own = _own_names(tree)
+    return replace(own, remarks=(*own.remarks, f"names are taken as they are{refusal}"))
+
+
+def _with_keys(tree: Tree) -> Tree:
+    """A tree whose keys were joined to names, with keys again, where that makes a MaxText tree of it."""
+    split = None if view_of(tree).is_maxtext else tree.once(_split)
+    return tree if split is None else split
+
+
+def _split(tree: Tree) -> Tree | None:
+    for joint in "/.":
+        paths: dict[TreePath, TreePath] = {path: tuple(spelled(path).split(joint)) for path in tree}
+        if len(set(paths.values())) == len(tree):
+            split = Tree({paths[path]: leaf for path, leaf in tree.items()}, tree.metadata)
+            if view_of(split).is_maxtext:
+                return split
+    return None
+
+
+def _own_names(tree: Tree) -> Named[LazyArray]:
+    """A tree's own names, without flavour and with layers one by one; worked out once."""
+    return tree.once(_named)
+
+
+def _named(tree: Tree) -> Named[LazyArray]:
+    view, remarks = view_of(tree), list[str]()
+    if view.flavour.name:
+        remarks.append(f"the wrapping of parameters is left away: {view.flavour.name}")
+    try:
+        arrays = per_layer(tree)
+    except CheckpointError as error:
+        arrays = as_stored(tree)
+        remarks.append(f"stacked layers are compared as they are stored: {error.message}")
+    else:
+        if view.is_stacked:
+            remarks.append(f"stacked layers are taken apart: {len(tree.arrays)} arrays become {len(arrays)}")
+    return Named(arrays, tuple(remarks))
+
+
+def _files(tree: Tree, options: AlignOptions, other: Tree | None = None) -> ModelFiles:
+    """The configuration that the user names, that lies beside the arrays, or that the other side carries."""
+    if options.like is None and tree.metadata.config is not None:
+        return ModelFiles(tree.metadata.config)
+    files = ModelFiles.of(tree if other is None else other, options.like)
+    return ModelFiles() if files.config is None else files
+
+
+def _family(files: ModelFiles, options: AlignOptions) -> Family | None:
+    """The family that the user or the configuration names; None where neither names one that is known."""
+    if options.model.family is not None:
+        return family_called(options.model.family)
+    try:
+        return None if files.config is None else family_of(files.config, files.place)
+    except CheckpointError:
+        # Its arrays may have the names of one that is known.
+        return None
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Arrays that are to get MaxText's names.
+
+    Attributes:
+        tree: a Hugging Face checkpoint.
+        files: its configuration, if there is one.
+        beside: arrays of a MaxText checkpoint of the model, by name; none where there is no such.
+    """
+
+    tree: Tree
+    files: ModelFiles
+    beside: Arrays
+
+    @property
+    def arrays(self) -> dict[str, LazyArray]:
+        return {dotted(path): array for path, array in self.tree.arrays.items()}
+
+    def likely_families(self) -> list[Family]:
+        """Those whose rows make the most of the other side's names, whatever sizes a configuration tells."""
+        counts = {family.name: self._common_names(family) for family in families().values()}
+        most = max(counts.values(), default=0)
+        return [families()[name] for name, count in counts.items() if count == most > 0]
+
+    def _common_names(self, family: Family) -> int:
+        try:
+            made = replace(self, files=ModelFiles())._made(family, ModelOptions()).arrays.keys()
+        except CheckpointError:
+            # Rows whose sizes contradict the arrays make no names of them.
+            return 0
+        names = {_with_slashes(key) for key in made}
+        return len(names & self.beside.keys()) if self.beside else len(names)
+
+    def mapped(self, family: Family, model: ModelOptions) -> Named[LazyArray]:
+        """Under MaxText's names by a family's rows; arrays that no row takes keep their own.
+
+        Raises:
+            ConfigError: the configuration contradicts itself.
+        """
+        mapped = self._made(family, model)
+        made = {_with_slashes(key): array for key, array in mapped.arrays.items()}
+        remarks = [f"names are mapped to MaxText's by the rows of family {family.name}"]
+        if self.files.config is None:
+            remarks.append(
+                "there is no config.json: names tell the family, and RoPE is taken to be in halves; "
+                f"{option('like')}, {option('family')} and {option('rope_layout')} say otherwise"
+            )
+        if mapped.dropped:
+            count = array_count(mapped.dropped)
+            remarks.append(f"left out, as family {family.name} has no row for it: {count}")
+        if mapped.unused:
+            remarks.append(f"no part of the model, so under its own name: {array_count(mapped.unused)}")
+        left = {name: self.arrays[name] for name in mapped.unused if name not in made}
+        return Named({**made, **left}, tuple(remarks), mapped.sizes)
+
+    def _made(self, family: Family, model: ModelOptions) -> Mapped:
+        arrays, config = self.arrays, self.files.config
+        spelling = family.spelling_of(arrays)
+        head = tying.right_head(family, spelling)
+        # An output head that is there is compared, whatever the configuration says of it.
+        tied = tying.overrides("keep", head.head if head else None, arrays)
+        flags = {**overrides(family, model), **tied}
+        table = family.table(config, self.files.place, spelling=spelling, overrides=flags)
+        if config is None:
+            table = replace(table, sizes={**_layers(family, spelling, arrays), **table.sizes})
+        return table.to_left_partly(arrays, {k.replace("/", "."): each for k, each in self.beside.items()})
+
+
+def _layers(family: Family, spelling: Spelling, arrays: Arrays) -> dict[str, Size]:
+    """How many layers there are, by the highest number in names."""
+    starts = {str(spelling.key(parse_key(group.right)).parts[0]) for group in family.layers}
+    rests = (name.removeprefix(start) for start in starts for name in arrays if name.startswith(start))
+    numbers = [int(rest.partition(".")[0]) for rest in rests if rest.partition(".")[0].isdecimal()]
+    return {"layers": Size(max(numbers) + 1, "names of layers")} if numbers else {}
+
+
+def _with_slashes(key: str) -> str:
+    return key.replace(".", "/")
+
+
+def _models(trees: tuple[Tree, Tree], options: AlignOptions) -> Iterator[tuple[Family, ModelFiles]]:
+    """What the user or a configuration says that the trees are."""
+    for files in (_files(tree, options) for tree in trees):
+        family = _family(files, options)
+        if family is not None:
+            yield family, files
+
+
+def _formatted_alike(a: Tree, b: Tree, options: AlignOptions) -> tuple[Named[LazyArray], Named[LazyArray]]:
+    """Two trees neither of which is MaxText's: by equal names, or as one family has them in its files."""
+    first, second = _own_names(a), _own_names(b)
+    if first.arrays.keys() == second.arrays.keys():
+        return first, second
+    for family in [family for family, _ in _models((a, b), options)] or families().values():
+        mine, theirs = (family.spelling_of(each.arrays) for each in (first, second))
+        anchor = family.rows[0].right.key
+        if (
+            mine != theirs
+            and str(mine.key(anchor)) in first.arrays
+            and str(theirs.key(anchor)) in second.arrays
+        ):
+            return _without_prefixes(first, mine), _without_prefixes(second, theirs)
+    return first, second
+
+
+def _configured_sizes(trees: tuple[Tree, Tree], options: AlignOptions) -> dict[str, int]:
+    """Lengths of a model's axes by its configuration alone, as where no names are mapped."""
+    for family, files in _models(trees, options):
+        if files.config is not None:
+            try:
+                table = family.table(files.config, files.place)
+            except CheckpointError:
+                # Sizes only help to explain: one of the other side will do.
+                continue
+            return {axis: size.length for axis, size in table.sizes.items()}
+    return {}
+
+
+def _without_prefixes(named: Named[LazyArray], spelling: Spelling) -> Named[LazyArray]:
+    """Names without the prefixes of one spelling, where that leaves them different."""
+    if not spelling.prefixes:
+        return named
+    arrays = {_plain_name(name, spelling): array for name, array in named.arrays.items()}
+    if len(arrays) != len(named.arrays):
+        return named
+    remarks = (*named.remarks, f"names are in the {spelling.name} spelling")
+    return replace(named, arrays=arrays, remarks=remarks)
+
+
+def _plain_name(name: str, spelling: Spelling) -> str:
+    for ours, theirs in spelling.prefixes.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return name
+
+
+def _with_what_both_have(first: Named[LazyArray], second: Named[LazyArray]) -> Pairing[LazyArray]:
+    """Both sides; optimizer, step and random states only where both are checkpoints of a training."""
+    a, b = dict(first.arrays), _with_joints_of(second.arrays, first.arrays)
+    remarks = [Remark(text, "A") for text in first.remarks] + [Remark(text, "B") for text in second.remarks]
+    mine, theirs = _roles(a), _roles(b)
+    training = ["optimizer" in each.values() for each in (mine, theirs)]
+    if not any("parameter" in each.values() for each in (mine, theirs)):
+        return Pairing(a, b, tuple(remarks))
+    sides: tuple[tuple[Side, dict[str, LazyArray], set[str], dict[str, Role]], ...]
+    sides = ("A", a, {*b}, mine), ("B", b, {*a}, theirs)
+    for side, arrays, others, role in sides:
+        if all(training):
+            # Random states are where a trainer happens to keep them.
+            state = [name for name in arrays if role[name] == "other" and name not in others]
+            why = "as the other side has no such random state"
+        else:
+            state = [name for name in arrays if role[name] != "parameter"]
+            why = f"as {'only one of them' if any(training) else 'neither'} is a training checkpoint"
+        if state:
+            what = "the step" if state == ["step"] else f"{array_count(state)} beside the parameters"
+            remarks.append(Remark(f"left out, {why}: {what}", side))
+        for name in state:
+            del arrays[name]
+    return Pairing(a, b, tuple(remarks), {**second.sizes, **first.sizes})
+
+
+def _roles(arrays: Arrays) -> dict[str, Role]:
+    known = roles_of({(name,): array for name, array in arrays.items()})
+    return {name: known.of((name,)) for name in arrays}
+
+
+def _with_joints_of(arrays: Arrays, names: Arrays) -> dict[str, LazyArray]:
+    """`arrays` under those of `names` that differ in nothing but the joint of their keys."""
+    known = {name.replace("/", "."): name for name in names}
+    made = {name if name in names else known.get(name.replace("/", "."), name): name for name in arrays}
+    if len(made) != len(arrays):
+        return dict(arrays)
+    return {new: arrays[old] for new, old in made.items()}

@@ -1,0 +1,89 @@
+"""The same elements with other axes, in another order of axes, or with more of them on one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import relayout, window
+from ckpttools.compare.causes.base import (
+    REMAP,
+    Case,
+    Cause,
+    Claim,
+    Hypothesis,
+    detector,
+    head_dims,
+    zeros_like,
+)
+from ckpttools.compare.reshape import reshaped as with_shape
+from ckpttools.compare.reshape import transposes
+from ckpttools.core.region import Shape
+from ckpttools.core.wording import option
+
+_WORDS = {"halves": "in halves", "interleaved": "interleaved"}
+
+
+@detector("rope-layout", Claim.AXES_MOVED)
+def rope_layout(case: Case) -> Iterator[Hypothesis]:
+    """Rotary pairs lie side by side on one side, half a head apart on the other."""
+    a, b = case.alike
+    for axis, length in enumerate(a.shape):
+        for dim in head_dims(case, axis):
+            for was, layout, parts in (
+                ("halves", "interleaved", (2, dim // 2)),
+                ("interleaved", "halves", (dim // 2, 2)),
+            ):
+                made = _with_parts_swapped(a, axis, (length // dim, *parts))
+                text = f"rotary pairs of heads of {dim} are {_WORDS[was]} in A, {_WORDS[layout]} in B"
+                # Only a conversion from Hugging Face lays pairs out.
+                advice = (
+                    "to get what A has, convert the Hugging Face model that B came from (or is) again, with "
+                    f"{option('rope_layout', was)}"
+                )
+                yield Hypothesis(Cause("rope-layout", text, advice), ((made, b),))
+
+
+def _with_parts_swapped(array: LazyArray, axis: int, parts: tuple[int, int, int]) -> LazyArray:
+    """The last two of three parts of an axis in the other order."""
+    split: list[Shape] = [(length,) for length in array.shape]
+    split[axis] = parts
+    numbers = list(range(len(array.shape) + 2))
+    numbers[axis + 1], numbers[axis + 2] = axis + 2, axis + 1
+    return relayout(array, split, numbers, [3 if k == axis else 1 for k in range(len(array.shape))])
+
+
+@detector("transposed", Claim.AXES_MOVED, shapes="any")
+def transposed(case: Case) -> Iterator[Hypothesis]:
+    """The axes are in another order; several axes may count as one."""
+    a, b = case.alike
+    for made, how in transposes(a, b.shape):
+        yield Hypothesis(Cause("transposed", f"B is A transposed ({how})", REMAP), ((made, b),))
+
+
+@detector("reshaped", Claim.AXES_CHANGED, shapes="unequal")
+def reshaped(case: Case) -> Iterator[Hypothesis]:
+    """The same elements in the same order, under another shape."""
+    a, b = case.alike
+    made = with_shape(a, b.shape)
+    if made is not None:
+        cause = Cause("reshaped", "the same elements in the same order, with other axes", REMAP)
+        yield Hypothesis(cause, ((made, b),))
+
+
+@detector("padded", Claim.AXES_CHANGED, shapes="unequal")
+def padded(case: Case) -> Iterator[Hypothesis]:
+    """One side goes on where the other ends, on one axis: a vocabulary that was filled up."""
+    a, b = case.alike
+    axes = [k for k, (n, m) in enumerate(zip(a.shape, b.shape, strict=False)) if n != m]
+    if len(a.shape) != len(b.shape) or len(axes) != 1:
+        return
+    (axis,) = axes
+    side, long, short = ("A", a, b) if a.shape[axis] > b.shape[axis] else ("B", b, a)
+    start = tuple(short.shape[axis] if k == axis else 0 for k in range(len(long.shape)))
+    tail = window(long, start, tuple(n - s for n, s in zip(long.shape, start, strict=True)))
+    head = (window(long, (0,) * len(start), short.shape), short)
+    more = f"{side} has {tail.shape[axis]} more entries on axis {axis}"
+    advice = f"{option('pad_vocab')} fills a vocabulary up, and the way back to Hugging Face cuts it again"
+    yield Hypothesis(Cause("padded", f"{more}, all zeros", advice), (head, (tail, zeros_like(tail))))
+    yield Hypothesis(Cause("padded", f"{more}, the others are equal", advice), (head,))

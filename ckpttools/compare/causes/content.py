@@ -1,0 +1,108 @@
+"""One side holds nothing, or the same in another encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckpttools.array.nodes import Constant, elementwise, window
+from ckpttools.compare.causes.base import ENOUGH, Case, Cause, Claim, Hypothesis, detector, zeros_like
+from ckpttools.compare.distances import coarser
+from ckpttools.compare.samples import as_dtype
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.region import Region, Shape
+
+
+@detector("zeros", Claim.ONE_SIDE_EMPTY)
+def all_zeros(case: Case) -> Iterator[Hypothesis]:
+    """One side is zeros, as arrays are that were made and never filled."""
+    for side in case.sides:
+        if side.array.dtype.has_zero:
+            advice = f"{side.name} was not written, or never initialised"
+            cause = Cause("zeros", f"{side.name} is all zeros", advice)
+            yield Hypothesis(cause, ((side.array, zeros_like(side.array)),))
+
+
+@detector("nan", Claim.ONE_SIDE_EMPTY)
+def all_nan(case: Case) -> Iterator[Hypothesis]:
+    """One side is NaN throughout."""
+    for side, array, _, _ in case.sides:
+        if array.dtype.is_float and array.dtype.has_nan:
+            nan = np.array(np.nan).astype(array.dtype.numpy).tobytes()
+            cause = Cause("nan", f"{side} is all NaN", f"take an earlier step of {side}")
+            yield Hypothesis(cause, ((array, Constant(array.shape, array.dtype, nan)),))
+
+
+@detector("truncated", Claim.REST_EMPTY)
+def truncated(case: Case) -> Iterator[Hypothesis]:
+    """From some element on one side is zeros, as a file is that was not written to its end."""
+    tail = list(_tail(case.a.shape, case.first)) if case.first else []
+    if not case.first or sum(part.size for part in tail) < ENOUGH:
+        return
+    for side, array, _, _ in case.sides:
+        windows = [window(array, part.start, part.shape) for part in tail]
+        text = f"{side} is zeros from [{', '.join(map(str, case.first))}] on"
+        cause = Cause("truncated", text, f"the file of {side} was cut off, or not written to its end")
+        yield Hypothesis(cause, tuple((each, zeros_like(each)) for each in windows))
+
+
+def _tail(shape: Shape, first: Shape) -> Iterator[Region]:
+    """All elements from one on, in C order, as boxes."""
+    for axis in reversed(range(len(shape))):
+        start = first[axis] + (axis < len(shape) - 1)
+        if start < shape[axis]:
+            lead = first[:axis]
+            yield Region(
+                (*lead, start, *(0 for _ in shape[axis + 1 :])),
+                (*(i + 1 for i in lead), shape[axis], *shape[axis + 1 :]),
+            )
+
+
+_PASSED_THROUGH = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+
+
+@detector("cast", Claim.OTHER_ENCODING)
+def cast(case: Case) -> Iterator[Hypothesis]:
+    """One side is the other, rounded to a coarser dtype; it may have come back from that since."""
+    a, b = case.a, case.b
+    if not case.are_floats:
+        return
+    if a.dtype != b.dtype:
+        to = coarser(a.dtype, b.dtype)
+        other, one = ("A", "B") if to == b.dtype else ("B", "A")
+        yield Hypothesis(_rounded(one, other, to), (case.alike,))
+        # Of bfloat16 and float16 neither holds all numbers of the other.
+        for one, array, other, source in case.sides:
+            if array.dtype != to:
+                made = as_dtype(source, array.dtype)
+                yield Hypothesis(_rounded(one, other, array.dtype), ((made, array),))
+        return
+    for via in (DTYPES[name] for name in _PASSED_THROUGH):
+        if via.bits <= a.dtype.bits and via != a.dtype:
+            for one, array, other, source in case.sides:
+                back = as_dtype(as_dtype(source, via), array.dtype)
+                yield Hypothesis(_rounded(one, other, via), ((back, array),))
+
+
+def _rounded(one: str, other: str, to: DType) -> Cause:
+    text = f"{one} is {other} rounded to {to}"
+    return Cause("cast", text, f"nothing is wrong if {one} was meant to be cast; else convert it again")
+
+
+@detector("byte-order", Claim.OTHER_ENCODING)
+def byte_order(case: Case) -> Iterator[Hypothesis]:
+    """The bytes of every element are in the other order."""
+    if case.a.dtype == case.b.dtype and case.a.dtype.kind != "complex" and case.a.dtype.itemsize > 1:
+        cause = Cause("byte-order", "bytes are swapped: one side is big-endian", "write it little-endian")
+        yield Hypothesis(cause, ((elementwise(case.a, _SwapBytes()), case.b),))
+
+
+@dataclass(frozen=True, slots=True)
+class _SwapBytes:
+    def result(self, dtype: DType) -> DType:
+        return dtype
+
+    def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
+        target[...] = source.byteswap()

@@ -1,0 +1,111 @@
+"""All elements are multiplied by one number, or have 1 added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isclose, sqrt
+
+import numpy as np
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import elementwise
+from ckpttools.compare.causes.base import ENOUGH, Case, Cause, Claim, Hypothesis, detector
+from ckpttools.compare.samples import as_dtype, sampled_numbers
+from ckpttools.core.dtypes import DType
+from ckpttools.mapping.values import Add, blockwise, rounded
+
+
+@detector("norm-offset", Claim.KNOWN_NUMBER)
+def norm_offset(case: Case) -> Iterator[Hypothesis]:
+    """A norm's scale is stored as it is on one side, less one on the other."""
+    if not case.are_floats or _one_is_nothing(*case.alike):
+        return
+    for offset, text in ((1.0, "+ 1"), (-1.0, "- 1")):
+        for one, array, other, source in case.sides:
+            made = as_dtype(elementwise(source, Add(offset)), array.dtype)
+            less, whole = (other, one) if offset > 0 else (one, other)
+            advice = (
+                f"{less} holds what is added to 1 (as Gemma's files do), {whole} the sum (as MaxText does): "
+                "convert with the family's own rows"
+            )
+            cause = Cause("norm-offset", f"{one} is {other} {text}", advice)
+            yield Hypothesis(cause, ((made, array),), ulps=1)
+
+
+def _one_is_nothing(a: LazyArray, b: LazyArray) -> bool:
+    """Whether numbers are so large, or so near each other, that 1 more cannot be told from rounding."""
+    x, y = sampled_numbers(a), sampled_numbers(b)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return not np.any(np.abs(x - y) > 4 * a.dtype.epsilon * np.maximum(np.abs(x), np.abs(y)))
+
+
+@detector("factor", Claim.FITTED_NUMBER)
+def factor(case: Case) -> Iterator[Hypothesis]:
+    """All elements are multiplied by one number."""
+    if not case.are_floats:
+        return
+    a, b = case.alike
+    x, y = sampled_numbers(a), sampled_numbers(b)
+    good = np.isfinite(x) & np.isfinite(y) & (x != 0)
+    if np.count_nonzero(good & (y != 0)) < ENOUGH:
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        ratio = _ratio(x[good], y[good], a.dtype)
+    # Rounding alone makes a factor that is nearly one.
+    if np.isfinite(ratio) and ratio != 0 and abs(ratio - 1) >= 2 * a.dtype.epsilon:
+        made = as_dtype(elementwise(a, _Times(ratio)), b.dtype)
+        yield Hypothesis(_of_factor(case, ratio), ((made, b),), ulps=2)
+
+
+def _ratio(x: np.ndarray, y: np.ndarray, dtype: DType) -> float:
+    """The factor from x to y that fits best: coarse numbers tell it together better than each of them."""
+    if dtype.bits == 64:
+        return float(np.median(y / x))
+    return float(np.dot(x, y) / np.dot(x, x))
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """x * factor in float64, rounded to x's dtype."""
+
+    factor: float
+
+    def result(self, dtype: DType) -> DType:
+        return dtype
+
+    def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
+        def scaled(block: np.ndarray) -> np.ndarray:
+            with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+                return rounded(block.astype(np.float64) * self.factor, dtype)
+
+        blockwise(source, target, dtype, dtype, scaled)
+
+
+def _of_factor(case: Case, ratio: float) -> Cause:
+    tolerance = max(1e-4, case.alike[0].dtype.epsilon)
+    lengths = {n: f"axis {k}" for k, n in reversed(list(enumerate(case.a.shape)))}
+    lengths |= {n: axis for axis, n in case.sizes.items()}
+    for length, what in lengths.items():
+        # An axis that a model does without has the length 0.
+        for value, text in _roots(length) if length > 1 else ():
+            if isclose(abs(ratio), value, rel_tol=tolerance):
+                return _of_root(case.name.lower(), "-" * (ratio < 0) + text, what)
+    return Cause("factor", f"B is A times {ratio:.6g}")
+
+
+def _roots(length: int) -> tuple[tuple[float, str], ...]:
+    return (sqrt(length), f"sqrt({length})"), (1 / sqrt(length), f"1/sqrt({length})")
+
+
+def _of_root(name: str, text: str, what: str) -> Cause:
+    if "query" in name or "q_proj" in name:
+        advice = (
+            "one side has 1/sqrt(head_dim) in the query's weights, as MaxText's models of some families want "
+            "it, and the other has not, or twice: convert with the family's own rows"
+        )
+        return Cause("query-scale", f"B is A times {text}, the scale of the query", advice)
+    if "embed" in name:
+        advice = "one side has sqrt(hidden size) in the embedding, as MaxText's Gemma models want it"
+        return Cause("embedding-scale", f"B is A times {text}, the scale of the embedding", advice)
+    return Cause("factor", f"B is A times {text}, where {what} has that length")

@@ -1,0 +1,61 @@
+"""The entries of an axis, or whole heads on it, are in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import relayout, stack, take
+from ckpttools.compare.causes.base import REMAP, Case, Cause, Claim, Hypothesis, detector, head_dims
+from ckpttools.core.region import Region, Shape
+
+# An axis with more entries is not searched for another order.
+_MOST_ENTRIES = 512
+# Elements of which entries are told apart.
+_SAMPLE = 4096
+_SHOWN = 8
+
+
+@detector("order", Claim.FITTED_ORDER)
+def entry_order(case: Case) -> Iterator[Hypothesis]:
+    """The entries of an axis, or whole heads on it, are in another order."""
+    a, b = case.alike
+    for axis, length in enumerate(a.shape):
+        for width in (1, *head_dims(case, axis)):
+            order = _order(a, b, axis, width) if 1 < length // width <= _MOST_ENTRIES else None
+            if order is not None:
+                what = f"entries of axis {axis}" if width == 1 else f"heads of {width} on axis {axis}"
+                shown = ", ".join(map(str, order[:_SHOWN])) + (", …" if len(order) > _SHOWN else "")
+                text = f"the {what} are in another order in B: A's {shown}"
+                yield Hypothesis(Cause("order", text, REMAP), ((_in_order(a, axis, width, order), b),))
+
+
+def _order(a: LazyArray, b: LazyArray, axis: int, width: int) -> tuple[int, ...] | None:
+    """For every entry of B which of A's it is; None where that cannot be told, or where all are in place."""
+    room = max(1, _SAMPLE // a.shape[axis])
+    stop = list(a.shape)
+    for k in reversed(range(len(stop))):
+        if k != axis:
+            stop[k] = min(stop[k], room)
+            room = max(1, room // stop[k])
+    region = Region((0,) * len(stop), tuple(stop))
+    sides = [np.moveaxis(each.read(region).view(each.dtype.carrier), axis, 0) for each in (a, b)]
+    count = a.shape[axis] // width
+    entries = [[part.tobytes() for part in np.split(np.ascontiguousarray(each), count)] for each in sides]
+    places = {entry: number for number, entry in enumerate(entries[0])}
+    if len(places) < count or set(places) != set(entries[1]):
+        return None
+    order = tuple(places[entry] for entry in entries[1])
+    return None if order == tuple(range(count)) else order
+
+
+def _in_order(array: LazyArray, axis: int, width: int, order: Sequence[int]) -> LazyArray:
+    """An array with the entries of an axis, so many together, taken in an order."""
+    split: list[Shape] = [(n,) for n in array.shape]
+    split[axis] = (len(order), width)
+    loose = relayout(array, split, range(len(array.shape) + 1), [1] * (len(array.shape) + 1))
+    moved = stack([take(loose, axis, number) for number in order], axis)
+    merge = [2 if k == axis else 1 for k in range(len(array.shape))]
+    return relayout(moved, [(n,) for n in moved.shape], range(len(moved.shape)), merge)

@@ -1,0 +1,68 @@
+"""Another array is what should be here, or two causes come together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import relayout
+from ckpttools.compare.causes.axes import rope_layout, transposed
+from ckpttools.compare.causes.base import Case, Cause, Claim, Hypothesis, detector
+from ckpttools.compare.causes.factors import factor, norm_offset
+from ckpttools.compare.samples import in_one_dtype, sampled_numbers
+from ckpttools.core.wording import option
+
+# An embedding and a head have few arrays of their shape beside them; projections have many.
+_MOST_ALIKE = 8
+
+
+@detector("renamed", Claim.OTHER_ARRAY, of_single_arrays=True)
+def renamed(case: Case) -> Iterator[Hypothesis]:
+    """B has under this name what A has under another: names were swapped, layers shifted."""
+    if case.candidates is not None:
+        for name, array in case.candidates.like(case.b):
+            if name != case.name:
+                cause = Cause("renamed", f"B has here what A has in {name}")
+                yield Hypothesis(cause, (in_one_dtype(array, case.b),), origin=name)
+
+
+@detector("moved-and-changed", Claim.TWO_AT_ONCE)
+def moved_and_changed(case: Case) -> Iterator[Hypothesis]:
+    """Elements are both moved and multiplied, as a query is that was converted with other rows."""
+    for moves, values in itertools.product((rope_layout, transposed), (norm_offset, factor)):
+        for move in moves.hypotheses(case):
+            ((made, _),) = move.pairs
+            for change in values.hypotheses(replace(case, a=made, candidates=None)):
+                text = f"{move.cause.text}, and then {change.cause.text}"
+                advice = "; ".join(filter(None, (move.cause.advice, change.cause.advice)))
+                cause = Cause(f"{move.cause.name}+{change.cause.name}", text, advice)
+                yield Hypothesis(cause, change.pairs, change.ulps)
+
+
+def tied(name: str, side: str, own: Mapping[str, LazyArray]) -> Iterator[Hypothesis]:
+    """An array that only one side has is another of that side: an output head stored with its embedding."""
+    array = own[name]
+    shapes = (array.shape, array.shape[::-1])
+    alike = {other: each for other, each in own.items() if other != name and each.shape in shapes}
+    if len(array.shape) != 2 or len(alike) > _MOST_ALIKE:
+        return
+    some = sampled_numbers(array)
+    if np.all(some == some[:1]):
+        # Constants, as adapters begin with, are alike without anything to do with each other.
+        return
+    ways = " or ".join(option("tied", way) for way in ("drop", "materialize"))
+    for other, same in alike.items():
+        if same.dtype == array.dtype:
+            cause = Cause(
+                "tied", f"it is {side}'s {other}", f"the other side ties them: {ways} makes both alike"
+            )
+            turned = (
+                same
+                if same.shape == array.shape
+                else relayout(same, [(n,) for n in same.shape], (1, 0), (1, 1))
+            )
+            yield Hypothesis(cause, ((turned, array),))

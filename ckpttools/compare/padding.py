@@ -1,0 +1,34 @@
+"""Rows beyond a vocabulary, where one side of a pairing has them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.digest.pairing import Pairing, Remark
+from ckpttools.maxtext.vocabulary import counted, less_padding
+
+
+def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:
+    """Rows that MaxText has beyond the vocabulary of Hugging Face: left out where they are zeros.
+
+    Others are an array of their own on that side. Reads them.
+
+    Args:
+        both: the arrays that are compared.
+        way: as `ckpttools.maxtext.vocabulary.counted` takes it.
+        memory: bytes that may be resident at most.
+
+    Raises:
+        CheckpointError: they cannot be read, or the memory is too small.
+    """
+    rows = counted({name: each for name, each in both.surplus.items() if name in both.b}, way, memory)
+    made = replace(both, b={**both.b, **rows.arrays}, remarks=(*both.remarks, *map(Remark, rows.remarks)))
+    if both.maxtext is None:
+        return made
+    mine, theirs = (both.a, both.b) if both.maxtext == "A" else (both.b, both.a)
+    less = less_padding(mine, {name: each.shape for name, each in theirs.items()}, way, memory)
+    remarks = (*made.remarks, *(Remark(text, both.maxtext) for text in less.remarks))
+    if both.maxtext == "A":
+        return replace(made, a=less.arrays, remarks=remarks)
+    return replace(made, b=less.arrays, remarks=remarks)

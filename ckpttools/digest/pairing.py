@@ -1,0 +1,93 @@
+"""Which array of one checkpoint answers which of another, and what is left on either side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+from ckpttools.maxtext.vocabulary import Surplus
+from ckpttools.roles.of_tree import Kind
+
+K = TypeVar("K", bound=Kind)
+Side = Literal["A", "B"]
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """What was done to bring names together, or what takes no part; of one side, where it is one's alone."""
+
+    text: str
+    side: Side | None = None
+
+    def __str__(self) -> str:
+        return f"{self.side}: {self.text}" if self.side else self.text
+
+
+@dataclass(frozen=True)
+class Named(Generic[K]):
+    """The arrays of one checkpoint under names that others have for them, too.
+
+    Attributes:
+        arrays: by name, keys joined by "/" in MaxText's names.
+        remarks: what was done to get there and what is not among them, in words.
+        sizes: lengths of axes such as `head_dim`, as far as a configuration told them.
+        surplus: name -> rows of the array it was made from, beyond the vocabulary, that are not in it.
+    """
+
+    arrays: Mapping[str, K]
+    remarks: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    surplus: Mapping[str, Surplus] = field(default_factory=dict)
+
+
+class Pair(NamedTuple, Generic[K]):
+    """One array as both sides have it; shapes and dtypes may differ."""
+
+    name: str
+    a: K
+    b: K
+
+
+@dataclass(frozen=True)
+class Pairing(Generic[K]):
+    """Two checkpoints whose arrays have the same names where they answer each other.
+
+    Attributes:
+        a, b: arrays by name.
+        remarks: why they do, and what takes no part.
+        sizes: as `Named.sizes`.
+        maxtext: the side that is MaxText's where the other was of Hugging Face and has its names now.
+        surplus: as `Named.surplus`, of B.
+    """
+
+    a: Mapping[str, K]
+    b: Mapping[str, K]
+    remarks: tuple[Remark, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    maxtext: Side | None = None
+    surplus: Mapping[str, Surplus] = field(default_factory=dict)
+
+    @property
+    def pairs(self) -> Iterator[Pair[K]]:
+        """What both have, in the order of A."""
+        return (Pair(name, array, self.b[name]) for name, array in self.a.items() if name in self.b)
+
+    @property
+    def only_a(self) -> dict[str, K]:
+        """What nothing of B answers."""
+        return {name: array for name, array in self.a.items() if name not in self.b}
+
+    @property
+    def only_b(self) -> dict[str, K]:
+        """What nothing of A answers."""
+        return {name: array for name, array in self.b.items() if name not in self.a}
+
+    def matching(self, pattern: str) -> Pairing[K]:
+        """The arrays whose names match a shell pattern."""
+        a, b = (
+            {name: each for name, each in arrays.items() if fnmatchcase(name, pattern)}
+            for arrays in (self.a, self.b)
+        )
+        return replace(self, a=a, b=b)
