@@ -85,7 +85,7 @@ ROOMS = {*MAY, *OPEN}
 ONLY_IN = {
     "struct": {"formats", "stores"},
     "tensorstore": {"codecs"},
-    "threading": {"array", "run", "digest", "compare", "stores", "cli"},
+    "threading": {"testing", "array", "run", "digest", "compare", "stores", "cli"},
     "concurrent": {"run", "stores", "cli"},
     "click": {"cli"},
     "rich": {"cli"},
