@@ -380,7 +380,7 @@ def test_hugging_face_agrees_with_maxtext_once_it_is_spelled_so(name):
     def spelled_as_maxtext(tree):
         return per_layer(to_maxtext(tree, ToMaxText(scan=False)).state)
 
-    selection = Selection(parameters=True, spelling=spelled_as_maxtext)
+    selection = Selection(parameters=True, naming=spelled_as_maxtext)
     theirs = hash_tree(open_tree(GOLDEN / "llama3.1" / name), selection, **PLENTY)
     ours = hash_tree(open_tree(golden_checkpoint(scan=True)), **PLENTY)
     assert theirs.digest == theirs.parameters == ours.parameters
