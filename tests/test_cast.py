@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.command_line import ended as run
 from support.golden_data import golden_checkpoint
 from support.places import HF
+from support.trees import lazy
 
 from ckpttools.api.save import plan_save, save
 from ckpttools.array.nodes import Elementwise, elementwise, relayout
@@ -200,13 +201,8 @@ def test_reads_that_would_overlap_do_so_where_nothing_is_computed():
     assert isinstance(computed.source, Elementwise)
 
 
-def tree_of(metadata=None, **arrays):
-    leaves = {
-        tuple(name.split("__")): stored(
-            np.ascontiguousarray(v).view(DTYPES[v.dtype.name].carrier), DTYPES[v.dtype.name]
-        )
-        for name, v in arrays.items()
-    }
+def named(metadata=None, **arrays):
+    leaves = {tuple(name.split("__")): lazy(values) for name, values in arrays.items()}
     return Tree(leaves, metadata or Metadata(step=3))
 
 
@@ -215,7 +211,7 @@ LOSSY = np.array([[1e30, 1e-30, 2.0, np.inf], [np.nan, 0, -1e30, 3e5]], np.float
 
 class TestTransforms:
     def test_floats_only(self):
-        tree = tree_of(w=np.ones(3, np.float32), step=np.arange(2), flags=np.ones(2, bool))
+        tree = named(w=np.ones(3, np.float32), step=np.arange(2), flags=np.ones(2, bool))
         made = tree.pipe(CastTo("bfloat16"))
         assert {path[0]: array.dtype.name for path, array in made.arrays.items()} == {
             "w": "bfloat16",
@@ -225,12 +221,12 @@ class TestTransforms:
         assert made.metadata.notes.inexact[0].text == "cast from float32 to bfloat16: rounded"
 
     def test_the_first_pattern_that_matches_counts(self):
-        tree = tree_of(a__norm=np.ones(1, np.float32), a__w=np.ones(1, np.float32), b=np.ones(1, np.float32))
+        tree = named(a__norm=np.ones(1, np.float32), a__w=np.ones(1, np.float32), b=np.ones(1, np.float32))
         made = tree.pipe(CastMap({"*norm": "float64", "a": "float16"}, "bfloat16"))
         assert [array.dtype.name for array in made.arrays.values()] == ["float64", "float16", "bfloat16"]
 
     def test_what_loses_nothing_is_no_note(self):
-        made = tree_of(w=np.ones(1, np.float32), n=np.arange(3, dtype=np.int8)).pipe(
+        made = named(w=np.ones(1, np.float32), n=np.arange(3, dtype=np.int8)).pipe(
             CastMap({"n": "float16"}, "float64")
         )
         assert made.metadata.notes.inexact == ()
@@ -246,7 +242,7 @@ class TestTransforms:
         ],
     )
     def test_what_can_lose_whole_numbers_needs_force(self, array, dtype):
-        tree = tree_of(n=array)
+        tree = named(n=array)
         with pytest.raises(MappingError, match="can lose whole numbers") as caught:
             tree.pipe(CastMap({"n": dtype}))
         assert f"n: {array.dtype.name} to {dtype}" in str(caught.value)
@@ -257,15 +253,15 @@ class TestTransforms:
     )
     def test_what_cannot_be_cast_at_all(self, kind, dtype):
         with pytest.raises(MappingError, match="cannot be cast"):
-            tree_of(n=np.ones(2, kind)).pipe(CastMap({"n": dtype}, force=True))
+            named(n=np.ones(2, kind)).pipe(CastMap({"n": dtype}, force=True))
 
     def test_keys_are_no_numbers(self):
-        tree = tree_of(Metadata(key_impls={("rng",): "threefry2x32"}), rng=np.ones(2, np.uint32))
+        tree = named(Metadata(key_impls={("rng",): "threefry2x32"}), rng=np.ones(2, np.uint32))
         with pytest.raises(MappingError, match="PRNG"):
             tree.pipe(CastMap({"rng": "float32"}, force=True))
 
     def test_a_pattern_without_match_and_an_unknown_dtype(self):
-        tree = tree_of(kernel=np.ones(2, np.float32))
+        tree = named(kernel=np.ones(2, np.float32))
         with pytest.raises(UsageError, match="did you mean kernel"):
             tree.pipe(CastMap({"kernle": "float16"}))
         with pytest.raises(UnknownNameError):
@@ -273,7 +269,7 @@ class TestTransforms:
 
 
 def test_the_first_number_beyond_is_counted_and_the_last_within_is_not():
-    tree = tree_of(w=np.array([2.0**31, 2.0**31 - 128, -(2.0**31), -(2.0**31) - 256], np.float32))
+    tree = named(w=np.array([2.0**31, 2.0**31 - 128, -(2.0**31), -(2.0**31) - 256], np.float32))
     made = tree.pipe(CastMap({"w": "int32"}, force=True)).arrays["w",]
     scratch = Scratch(made.scratch_bytes)
     made.read_into(Region.whole((4,)), np.empty(4, made.dtype.carrier), scratch)
@@ -284,7 +280,7 @@ class TestRuns:
     """Counts through a plan, in the receipt and on the command line."""
 
     def test_of_every_array(self, tmp_path):
-        tree = tree_of(a=LOSSY, b=np.ones((2, 2), np.float32), c=LOSSY.T.copy())
+        tree = named(a=LOSSY, b=np.ones((2, 2), np.float32), c=LOSSY.T.copy())
         receipt = save(tree.pipe(CastTo("float16")), tmp_path / "out", "orbax")
         each = {"overflowed": 3, "underflowed": 1}
         assert receipt.counts == {"a": each, "c": each}
@@ -295,7 +291,7 @@ class TestRuns:
         monkeypatch.setattr(executor, "_SYNC_SECONDS", 0.001)
         values = random_floats(DTYPES["float32"], 1)[:20_000].reshape(100, 200)
         _, wanted = converted(values, DTYPES["float32"], DTYPES["float16"])
-        conversion = plan_save(tree_of(w=values).pipe(CastTo("float16")), "zarr3")
+        conversion = plan_save(named(w=values).pipe(CastTo("float16")), "zarr3")
         seen = []
 
         def stop(event):
@@ -310,7 +306,7 @@ class TestRuns:
         assert receipt.counts == {"w": wanted}
 
     def test_on_the_command_line(self, tmp_path):
-        save(tree_of(a=LOSSY, b=np.ones(3, np.float32)), tmp_path / "src", "orbax")
+        save(named(a=LOSSY, b=np.ones(3, np.float32)), tmp_path / "src", "orbax")
         done = run("cast", tmp_path / "src", tmp_path / "out", "--dtype", "float8_e4m3fn")
         assert "4 values became infinite or NaN in 1 array" in done.output
         assert "1 value became zero in 1 array" in done.output

@@ -179,6 +179,17 @@ class TestPlanted:
                 assert f'rope_layout="{own}"' in each_found.cause.advice
                 assert "the Hugging Face model that B came from (or is)" in each_found.cause.advice
 
+    def test_a_last_axis_may_be_one_head_of_any_width(self):
+        """Where no size is known, and 48 is none of the usual widths; on other axes it is any order."""
+        pairs = np.random.default_rng(1).random((64, 48), np.float32)
+        halves = pairs.reshape(64, 24, 2).swapaxes(1, 2).reshape(64, 48)
+        for a, b, cause, text in (
+            (pairs, halves, "rope-layout", "heads of 48 are interleaved in A, in halves in B"),
+            (pairs.T, halves.T, "order", "entries of axis 0 are in another order"),
+        ):
+            found = compared(*(Tree({("w",): lazy(each)}) for each in (a, b)))["w"].cause
+            assert found is not None and (found.name, text in found.text) == (cause, True), found
+
     @SCANS
     def test_layers_shifted(self, scan: bool):
         values = values_of("llama3.1")

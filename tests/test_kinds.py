@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.golden_data import golden_checkpoint
 from support.places import ORBAX, TRAINED
-from support.train_data import ALL, FLAVOURS, golden_leaves, layered, lazy
+from support.train_data import ALL, FLAVOURS, golden_leaves, layered
+from support.trees import lazy
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Empty, Tree

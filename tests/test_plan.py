@@ -236,7 +236,7 @@ def test_a_matrix_is_cut_along_the_axis_it_is_stored_along():
     assert regions == [Region((1024 * k, 0), (1024 * (k + 1), 4096)) for k in range(4)]
 
 
-def tree_of(**changes):
+def one_leaf(**changes):
     options = {"path": "f", "version": "1", "offset": 0, "shape": (6, 4, 4), "dtype": BF16} | changes
     source = Refusing(options["path"], 1 << 20, options["version"])
     array = Stored(options["shape"], options["dtype"], source, options["offset"])
@@ -249,7 +249,7 @@ def tree_of(**changes):
 
 
 def fingerprint(writer=None, notes=None, memory=1 << 30, **changes):
-    return build(tree_of(**changes), writer or Grids({}), memory=memory, jobs=2, notes=notes).fingerprint()
+    return build(one_leaf(**changes), writer or Grids({}), memory=memory, jobs=2, notes=notes).fingerprint()
 
 
 CHANGES = {

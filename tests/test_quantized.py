@@ -192,7 +192,7 @@ SCHEMES = {
 }
 
 
-def tree_of(dtypes: dict[str, str], above: str = "layers.0.up.") -> Tree:
+def module_of(dtypes: dict[str, str], above: str = "layers.0.up.") -> Tree:
     arrays = {(above + name,): array_of(dtype, 4, 4) for name, dtype in dtypes.items()}
     return Tree({**arrays, ("norm.weight",): array_of("bfloat16", 4, 4)})
 
@@ -201,7 +201,7 @@ def tree_of(dtypes: dict[str, str], above: str = "layers.0.up.") -> Tree:
 class TestTransforms:
     def test_no_scale_is_left_out(self, name):
         weight, *scales = SCHEMES[name]
-        tree = tree_of(SCHEMES[name])
+        tree = module_of(SCHEMES[name])
         assert list(quantized({dotted(p): a for p, a in tree.arrays.items()})) == [f"layers.0.up.{weight}"]
         for scale in scales:
             with pytest.raises(MappingError, match="would lose their scales"):
@@ -211,7 +211,7 @@ class TestTransforms:
 
     def test_names_that_belong_together(self, name):
         _, *scales = SCHEMES[name]
-        tree = tree_of(SCHEMES[name])
+        tree = module_of(SCHEMES[name])
         renamed = tree.pipe(MapArrays(lambda path, array: path.replace("layers.0.up", "layers/0/wi")))
         assert len(renamed) == len(tree)
         with pytest.raises(MappingError, match="would lose their scales"):
@@ -221,14 +221,14 @@ class TestTransforms:
 
     def test_numbers_are_not_cast(self, name):
         weight = next(iter(SCHEMES[name]))
-        tree = tree_of(SCHEMES[name])
+        tree = module_of(SCHEMES[name])
         with pytest.raises(FormatError, match="quantised weights cannot be cast"):
             tree.pipe(CastMap({f"*up.{weight}": "float32"}, force=True))
         assert tree.pipe(CastMap({"norm*": "float32"})).arrays["norm.weight",].dtype.name == "float32"
 
     def test_a_function_does_not_cast_them_either(self, name):
         weight, *scales = SCHEMES[name]
-        tree = tree_of(SCHEMES[name])
+        tree = module_of(SCHEMES[name])
 
         def bare(path, array):
             if path.endswith(f".{weight}"):
@@ -328,7 +328,7 @@ def test_what_parts_nothing_is_done(quantised):
 
 
 def test_the_scale_of_another_weight_is_no_scale():
-    tree = tree_of(
+    tree = module_of(
         {"up_blocks": "uint8", "up_scales": "uint8", "down_blocks": "uint8", "down_scales": "uint8"}
     )
     with pytest.raises(MappingError, match="up_blocks: without up_scales"):
@@ -342,13 +342,13 @@ def found_in(tree: Tree) -> dict[str, Quantized]:
 def test_scales_of_norms_scale_no_weights():
     plain = {"norm.scale": "float8_e4m3fn", "norm.bias": "float8_e4m3fn", "up.kernel": "float8_e4m3fn"}
     for dtypes in (plain, {"scale": "bfloat16", "up.kernel": "int8"}):
-        tree = tree_of(dtypes)
+        tree = module_of(dtypes)
         assert not any(each.scales for each in found_in(tree).values())
         tree.pipe(CastTo("float32"))
 
 
 def test_scales_stay_as_they_are():
-    tree = tree_of({"weight": "int8", "weight_scale": "float32"})
+    tree = module_of({"weight": "int8", "weight_scale": "float32"})
     cast = tree.pipe(CastTo("float16"))
     assert cast.arrays["layers.0.up.weight_scale",].dtype.name == "float32"
     assert cast.arrays["norm.weight",].dtype.name == "float16"
@@ -358,7 +358,7 @@ def test_scales_stay_as_they_are():
         ({"weight": "float4_e2m1fn", "scale": "float8_e8m0fnu"}, "float32"),
     ):
         with pytest.raises(FormatError, match="cannot be cast"):
-            tree_of(dtypes).pipe(CastMap({"*scale": to}))
+            module_of(dtypes).pipe(CastMap({"*scale": to}))
 
 
 @pytest.mark.parametrize("scales", ["", "w_scale.{layer}"])
@@ -379,7 +379,7 @@ def test_weights_made_of_several(scales):
 
 def test_mxfp4():
     dtypes = {"mlp.experts.down_proj_blocks": "uint8", "mlp.experts.down_proj_scales": "uint8"}
-    tree = tree_of(dtypes)
+    tree = module_of(dtypes)
     # Only floating-point arrays are cast, and these are none.
     assert tree.pipe(CastTo("float32")).arrays["norm.weight",].dtype.name == "float32"
     for pattern in ("*_scales", "*_blocks"):
@@ -390,7 +390,7 @@ def test_mxfp4():
 
 
 def test_float8_that_nothing_scales_is_cast_like_any_other():
-    tree = tree_of({"weight": "float8_e4m3fn"})
+    tree = module_of({"weight": "float8_e4m3fn"})
     assert tree.pipe(CastTo("bfloat16")).arrays["layers.0.up.weight",].dtype.name == "bfloat16"
     said = tree.with_metadata(config={"quantization_config": FP8})
     with pytest.raises(FormatError, match="1 of 1 without scales"):

@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from support.command_line import run
 from support.golden_data import convert
 from support.places import GOLDEN
-from support.quantised_kinds import GPTQ, KINDS, MODULES, PLAIN, SAID_ONLY, Arrays, parts_of, tree_of, write
+from support.quantised_kinds import (
+    GPTQ,
+    KINDS,
+    MODULES,
+    PLAIN,
+    SAID_ONLY,
+    Arrays,
+    parts_of,
+    tree_of_kind,
+    write,
+)
 
 from ckpttools.api.save import save
 from ckpttools.array.tree import Tree, dotted
@@ -42,7 +52,7 @@ def bytes_of(place: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 class TestEachKind:
     def test_whatever_is_left_out_alone_is_refused(self, kind):
         for said in (True,) if kind in SAID_ONLY else (True, False):
-            tree = tree_of(kind, said=said)
+            tree = tree_of_kind(kind, said=said)
             for key in KINDS[kind][1]:
                 if (kind, key) == ("nf4", "weight"):
                     continue  # It names what is below it as well.
@@ -55,7 +65,7 @@ class TestEachKind:
 
     def test_whole_modules_and_plain_arrays_may_go(self, kind):
         for said in (True,) if kind in SAID_ONLY else (True, False):
-            tree = tree_of(kind, said=said)
+            tree = tree_of_kind(kind, said=said)
             made = tree.pipe(Select(drop=[f"{MODULES[0]}.*"]))
             gone = {dotted(path) for path in tree} - {dotted(path) for path in made}
             assert all(name.startswith(MODULES[0]) for name in gone)
@@ -64,7 +74,7 @@ class TestEachKind:
             assert len(tree.pipe(Select(drop=["*norm*", "*.bias"]))) == len(tree) - 4
 
     def test_casts_leave_alone_what_belongs_to_a_weight(self, kind):
-        tree = tree_of(kind)
+        tree = tree_of_kind(kind)
         quantised = {path for path in tree.arrays if path[0] not in PLAIN}
         floats = kind.endswith(("fp8", "blocks"))
         if floats:
@@ -85,7 +95,7 @@ class TestEachKind:
                 tree.pipe(CastMap({name: "int16"}, force=True))
 
     def test_names_that_part_them_are_refused(self, kind):
-        tree = tree_of(kind)
+        tree = tree_of_kind(kind)
         assert len(tree.pipe(MapArrays(lambda path, _: path.replace("up_proj", "wi_0")))) == len(tree)
         for key in KINDS[kind][1]:
             with pytest.raises(MappingError, match="each module whole"):
@@ -107,12 +117,12 @@ class TestEachKind:
             assert not out.exists()
 
     def test_a_look_says_so(self, kind):
-        report = inspect_tree(tree_of(kind)).quantization
+        report = inspect_tree(tree_of_kind(kind)).quantization
         assert report is not None
         assert report.modules == len(MODULES)
         assert KINDS[kind][0]["quant_method"] in report.scheme
         if kind not in SAID_ONLY:
-            bare = inspect_tree(tree_of(kind, said=False)).quantization
+            bare = inspect_tree(tree_of_kind(kind, said=False)).quantization
             assert bare is not None
             assert bare.modules == len(MODULES)
             assert bare.method is None
@@ -121,7 +131,7 @@ class TestEachKind:
 @settings(max_examples=80, deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.booleans(), st.data())
 def test_all_of_a_module_or_nothing(kind, said, data):
-    tree = tree_of(kind, said=said or kind in SAID_ONLY)
+    tree = tree_of_kind(kind, said=said or kind in SAID_ONLY)
     names = [name for (name,) in tree.arrays]
     keys = sorted({name.rpartition(".")[2] for name in names})
     pattern = st.one_of(
@@ -156,7 +166,7 @@ class TestWhoseItIs:
 
     def test_scales_of_activations_are_no_scales_of_weights(self):
         """A float8 weight that has lost its own still has that of its input."""
-        tree = tree_of("static fp8")
+        tree = tree_of_kind("static fp8")
         left = Tree({p: each for p, each in tree.items() if not p[0].endswith("weight_scale")}, tree.metadata)
         with pytest.raises(FormatError, match="3 of 3 without scales"):
             left.pipe(CastTo("bfloat16"))
@@ -166,7 +176,7 @@ class TestWhoseItIs:
         float8 = DTYPES["float8_e4m3fn"]
         for entry in ("lm_head", "re:.*lm_head", "re:^lm_head.*$", "lm_head*"):
             for field in ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules"):
-                tree = tree_of("gptq")
+                tree = tree_of_kind("gptq")
                 leaves = {**tree.leaves, ("lm_head.weight",): stored(noise((8, 16), float8), float8)}
                 said = {"quantization_config": {**GPTQ, field: [entry]}}
                 made = Tree(leaves, tree.metadata).with_metadata(config=said).pipe(CastTo("float16"))
@@ -259,7 +269,7 @@ class TestIndices:
             "vision.attn.relative_position_index": "int64",
             "vision.attn.relative_position_bias_table": "bfloat16",
         }
-        tree = tree_of("gptq")
+        tree = tree_of_kind("gptq")
         extra = {
             (name,): stored(noise((4, 4), DTYPES[dtype]), DTYPES[dtype]) for name, dtype in names.items()
         }

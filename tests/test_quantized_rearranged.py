@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from support.command_line import run
-from support.quantised_kinds import KINDS, MODULES, PLAIN, tree_of, write
+from support.quantised_kinds import KINDS, MODULES, PLAIN, tree_of_kind, write
 
 from ckpttools.array.nodes import Relayout, elementwise, relayout, stack
 from ckpttools.array.tree import Tree
@@ -35,7 +35,7 @@ def turned(array) -> Relayout:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_function_rearranges_a_part(kind):
-    tree = tree_of(kind)
+    tree = tree_of_kind(kind)
     for key, (_, shape) in KINDS[kind][1].items():
         if len(shape) < 2 and (not shape or shape[0] % 2 or shape[0] < 4):
             continue  # They are the same in any order of axes.
@@ -51,7 +51,7 @@ def test_no_function_rearranges_a_part(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_rule_rearranges_a_part(kind):
     """Names of axes that stay as they are rearrange nothing."""
-    tree = tree_of(kind)
+    tree = tree_of_kind(kind)
     for key, (_, shape) in KINDS[kind][1].items():
         if len(shape) < 2:
             continue
@@ -64,7 +64,7 @@ def test_no_rule_rearranges_a_part(kind):
 
 
 def test_no_function_casts_a_part():
-    tree = tree_of("gptq")
+    tree = tree_of_kind("gptq")
     part = next(path[0] for path in tree.arrays if path[0].endswith(".scales"))
     cast = elementwise(tree.arrays[part,], Convert(DTYPES["float32"]))
     with pytest.raises(MappingError, match="cast from float16 to float32"):

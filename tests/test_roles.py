@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.command_line import run, succeed
-from support.train_data import lazy
+from support.trees import tree_with
 
 from ckpttools import save
-from ckpttools.array.tree import Metadata, Tree, spelled
+from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
@@ -153,8 +154,7 @@ BOOKKEEPING = {
 }
 
 
-def tree_of(leaves):
-    return Tree({path: lazy(array) for path, array in leaves.items()}, Metadata(step=7))
+tree_of = partial(tree_with, step=7)
 
 
 def kept_by(transform, tree):

@@ -11,7 +11,8 @@ from hypothesis import given
 from support.command_line import run
 from support.golden_data import described, golden_checkpoint
 from support.places import TRAINED
-from support.train_data import ALL, Layers, golden_leaves, layered, lazy
+from support.train_data import ALL, Layers, golden_leaves, layered
+from support.trees import lazy
 
 from ckpttools.array.tree import Empty, Tree, spelled
 from ckpttools.core.errors import FormatError, ShapeError, UsageError

@@ -13,7 +13,8 @@ from support.command_line import ended, run
 from support.golden_data import described, golden_checkpoint, leaves_by_package
 from support.places import TRAINED
 from support.scripts import answers
-from support.train_data import ALL, golden_leaves, layered, lazy
+from support.train_data import ALL, golden_leaves, layered
+from support.trees import lazy
 
 from ckpttools.array.nodes import Chunked, LazyArray
 from ckpttools.array.tree import Empty, Tree, spelled

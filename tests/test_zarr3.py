@@ -41,6 +41,7 @@ KNOWN = [name for name in ZARR3 if hasattr(np, name)]
 class TestZarr3(FormatTests):
     format = zarr3_read.FORMAT
     dtypes = tuple(ZARR3.values())
+    most_leaves = 200
 
     def writer(self, tree):
         return ZarrWriter()

@@ -178,7 +178,7 @@ def described(kind: str) -> Arrays:
     return {**PLAIN, **inside}
 
 
-def tree_of(kind: str, *, said: bool = True) -> Tree:
+def tree_of_kind(kind: str, *, said: bool = True) -> Tree:
     leaves = {
         (name,): stored(noise(shape, DTYPES[dtype]), DTYPES[dtype])
         for name, (dtype, shape) in described(kind).items()

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Empty, Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.maxtext.flavours import LINEN, NNX, PLAIN, Flavour
-from ckpttools.testing.strategies import noise, stored
+from ckpttools.testing.strategies import noise
 from support.places import TRAIN
+from support.trees import lazy
 
 ALL = Path(os.environ["CKPTTOOLS_GOLDEN"]) if "CKPTTOOLS_GOLDEN" in os.environ else None
 
@@ -154,11 +154,6 @@ def minimal(shapes: list[list[int]]) -> bool:
 def random(shape: list[int], dtype: str, seeds: Any) -> np.ndarray:
     kind = DTYPES[dtype]
     return noise(tuple(shape), kind, next(seeds)).view(kind.numpy)
-
-
-def lazy(array: np.ndarray) -> LazyArray:
-    dtype = DTYPES[array.dtype.name]
-    return stored(array.view(dtype.carrier), dtype)
 
 
 def stack_by_numpy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -34,7 +35,12 @@ def tree_of(*paths: Path, shape: tuple[int, ...] = (2,), **metadata: object) -> 
 def lazy(values: np.ndarray) -> LazyArray:
     """An array of these numbers."""
     dtype = DTYPES[values.dtype.name]
-    return stored(np.ascontiguousarray(values).view(dtype.carrier), dtype)
+    return stored(values.copy().view(dtype.carrier), dtype)
+
+
+def tree_with(values: Mapping[Path, np.ndarray], **metadata: object) -> Tree:
+    """These numbers at their paths."""
+    return Tree({path: lazy(each) for path, each in values.items()}, Metadata(**metadata))  # type: ignore[arg-type]
 
 
 @cache
