@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ckpttools.api.chunks_report import chunks as chunks
     from ckpttools.api.conversion import Conversion as Conversion
     from ckpttools.api.conversion import Resources as Resources
-    from ckpttools.api.conversion import open_checkpoint as open
+    from ckpttools.api.conversion import open_checkpoint
     from ckpttools.api.conversion_fn import family_conversion_fn as family_conversion_fn
     from ckpttools.api.convert import convert as convert
     from ckpttools.api.diagnosis import doctor as doctor
@@ -67,104 +67,45 @@ if TYPE_CHECKING:
     from ckpttools.transforms.functions import mapped_by as mapped_by
     from ckpttools.transforms.select import Select as Select
 
+    open = open_checkpoint
+
 __version__ = "0.1.0"
 
-_HOMES = {
-    "CastMap": ("ckpttools.transforms.cast", "CastMap"),
-    "CastTo": ("ckpttools.transforms.cast", "CastTo"),
-    "CheckpointError": ("ckpttools.core.errors", "CheckpointError"),
-    "Conversion": ("ckpttools.api.conversion", "Conversion"),
-    "ForceUnroll": ("ckpttools.maxtext.scan", "ForceUnroll"),
-    "LazyArray": ("ckpttools.array.lazy", "LazyArray"),
-    "ModelOptions": ("ckpttools.maxtext.model", "ModelOptions"),
-    "Prepared": ("ckpttools.api.prepared", "Prepared"),
-    "Receipt": ("ckpttools.run.events", "Receipt"),
-    "Region": ("ckpttools.core.region", "Region"),
-    "Resources": ("ckpttools.api.conversion", "Resources"),
-    "Select": ("ckpttools.transforms.select", "Select"),
-    "StackLayers": ("ckpttools.maxtext.scan", "StackLayers"),
-    "StripOptimizer": ("ckpttools.maxtext.strip", "StripOptimizer"),
-    "ToHuggingFace": ("ckpttools.maxtext.to_hf", "ToHuggingFace"),
-    "ToMaxText": ("ckpttools.maxtext.to_maxtext", "ToMaxText"),
-    "Tree": ("ckpttools.array.tree", "Tree"),
-    "UnstackLayers": ("ckpttools.maxtext.scan", "UnstackLayers"),
-    "as_checkpoint_conversion_fn": ("ckpttools.transforms.functions", "as_checkpoint_conversion_fn"),
-    "cast": ("ckpttools.api.changes", "cast"),
-    "check_family": ("ckpttools.api.family_list", "check_family"),
-    "chunks": ("ckpttools.api.chunks_report", "chunks"),
-    "convert": ("ckpttools.api.convert", "convert"),
-    "diff": ("ckpttools.api.differing", "diff"),
-    "doctor": ("ckpttools.api.diagnosis", "doctor"),
-    "families": ("ckpttools.api.family_list", "families"),
-    "family_conversion_fn": ("ckpttools.api.conversion_fn", "family_conversion_fn"),
-    "hash": ("ckpttools.api.digests", "hash"),
-    "hf_to_maxtext": ("ckpttools.api.hf_to_maxtext", "hf_to_maxtext"),
-    "inspect": ("ckpttools.api.tree_report", "inspect"),
-    "mapped_by": ("ckpttools.transforms.functions", "mapped_by"),
-    "maxtext_to_hf": ("ckpttools.api.maxtext_to_hf", "maxtext_to_hf"),
-    "open": ("ckpttools.api.conversion", "open_checkpoint"),
-    "plan_save": ("ckpttools.api.save", "plan_save"),
-    "plan_to_huggingface": ("ckpttools.api.maxtext_to_hf", "plan_to_huggingface"),
-    "plan_to_maxtext": ("ckpttools.api.hf_to_maxtext", "plan_to_maxtext"),
-    "remap": ("ckpttools.api.changes", "remap"),
-    "report": ("ckpttools.api.page", "report"),
-    "save": ("ckpttools.api.save", "save"),
-    "select": ("ckpttools.api.changes", "select"),
-    "stack": ("ckpttools.api.changes", "stack"),
-    "stats": ("ckpttools.api.stats_report", "stats"),
-    "strip_optimizer": ("ckpttools.api.changes", "strip_optimizer"),
-    "transform": ("ckpttools.api.changes", "transform"),
-    "unstack": ("ckpttools.api.changes", "unstack"),
-    "verify": ("ckpttools.api.verification", "verify"),
+# Module -> what it has of what is here.
+_MODULES = {
+    "api.changes": "cast remap select stack strip_optimizer transform unstack",
+    "api.chunks_report": "chunks",
+    "api.conversion": "Conversion Resources open",
+    "api.conversion_fn": "family_conversion_fn",
+    "api.convert": "convert",
+    "api.diagnosis": "doctor",
+    "api.differing": "diff",
+    "api.digests": "hash",
+    "api.family_list": "check_family families",
+    "api.hf_to_maxtext": "hf_to_maxtext plan_to_maxtext",
+    "api.maxtext_to_hf": "maxtext_to_hf plan_to_huggingface",
+    "api.page": "report",
+    "api.prepared": "Prepared",
+    "api.save": "plan_save save",
+    "api.stats_report": "stats",
+    "api.tree_report": "inspect",
+    "api.verification": "verify",
+    "array.lazy": "LazyArray",
+    "array.tree": "Tree",
+    "core.errors": "CheckpointError",
+    "core.region": "Region",
+    "maxtext.model": "ModelOptions",
+    "maxtext.scan": "ForceUnroll StackLayers UnstackLayers",
+    "maxtext.strip": "StripOptimizer",
+    "maxtext.to_hf": "ToHuggingFace",
+    "maxtext.to_maxtext": "ToMaxText",
+    "run.events": "Receipt",
+    "transforms.cast": "CastMap CastTo",
+    "transforms.functions": "as_checkpoint_conversion_fn mapped_by",
+    "transforms.select": "Select",
 }
-__all__ = [
-    "CastMap",
-    "CastTo",
-    "CheckpointError",
-    "Conversion",
-    "ForceUnroll",
-    "LazyArray",
-    "ModelOptions",
-    "Prepared",
-    "Receipt",
-    "Region",
-    "Resources",
-    "Select",
-    "StackLayers",
-    "StripOptimizer",
-    "ToHuggingFace",
-    "ToMaxText",
-    "Tree",
-    "UnstackLayers",
-    "as_checkpoint_conversion_fn",
-    "cast",
-    "check_family",
-    "chunks",
-    "convert",
-    "diff",
-    "doctor",
-    "families",
-    "family_conversion_fn",
-    "hash",
-    "hf_to_maxtext",
-    "inspect",
-    "mapped_by",
-    "maxtext_to_hf",
-    "open",
-    "plan_save",
-    "plan_to_huggingface",
-    "plan_to_maxtext",
-    "remap",
-    "report",
-    "save",
-    "select",
-    "stack",
-    "stats",
-    "strip_optimizer",
-    "transform",
-    "unstack",
-    "verify",
-]
+_HOMES = {name: f"ckpttools.{module}" for module, names in _MODULES.items() for name in names.split()}
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
@@ -172,8 +113,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ckpttools' has no attribute {name!r}")
     from importlib import import_module
 
-    module, attribute = _HOMES[name]
-    return getattr(import_module(module), attribute)
+    return getattr(import_module(_HOMES[name]), "open_checkpoint" if name == "open" else name)
 
 
 def __dir__() -> list[str]:

@@ -31,7 +31,7 @@ def announced(group: str) -> list[EntryPoint]:
 
 
 def _announcements() -> Iterator[bytes | None]:
-    """The entry points of all packages in directories; None where importlib.metadata must tell."""
+    """The entry points of all packages in directories; None for what importlib.metadata must look into."""
     for place in map(Path, sys.path):
         if place.is_file():
             yield None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -305,8 +306,9 @@ def _others(places: Iterable[Path]) -> dict[str, list[Path]]:
     known = plug_ins()
     for place in places if known else ():
         for name, format in known.items():
-            if format.why_not(place) is None:
-                found[name].append(place)
+            with suppress(CheckpointError, OSError):
+                if format.why_not(place) is None:
+                    found[name].append(place)
     return dict(found)
 
 
