@@ -319,6 +319,13 @@ class TestWhatItIs:
         (model / "consolidated.00.pth").write_bytes(b"x")
         assert "safetensors.torch.save_file(torch.load(" in run("hash", model, code=3)
 
+    def test_a_name_on_the_hub(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        told = run("convert", "hf-to-maxtext", "Qwen/Qwen3-0.6B", "out", code=5)
+        assert "fetched first: hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B" in told
+        (tmp_path / "runs").mkdir()
+        assert "hf download" not in run("convert", "hf-to-maxtext", "runs/new", "out", code=5)
+
     def test_a_pipeline_of_diffusers(self, model, tmp_path):
         place = tmp_path / "flux"
         shutil.copytree(model, place / "text_encoder")

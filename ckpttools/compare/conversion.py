@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, dotted
+from ckpttools.array.tree import Tree, dotted, spelled
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection, per_layer
 from ckpttools.digest.pairing import Named, Pairing, Remark
+from ckpttools.maxtext.layout import HEAD
 from ckpttools.maxtext.model import ModelOptions, family_for
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
@@ -23,7 +24,7 @@ from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.maxtext.tying import right_head
 from ckpttools.maxtext.view import view_of
 
-_HEAD = "decoder/logits_dense/kernel"
+_HEAD = spelled(HEAD)
 
 
 @dataclass(frozen=True, slots=True)

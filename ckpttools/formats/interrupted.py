@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.stores.local.partial import REPLACED, SUFFIX, is_staging
@@ -19,8 +20,16 @@ def partial_of(path: Path) -> Path | None:
 def absent(path: Path) -> StorageError:
     """The error of a path at which there is nothing."""
     partial = partial_of(path)
-    hint = "check the spelling of the path" if partial is None else next_step(partial)
+    hint = f"check the spelling of the path{_fetched(path)}" if partial is None else next_step(partial)
     return StorageError(f"{path} is not there", hint=hint)
+
+
+def _fetched(path: Path) -> str:
+    """What to do where a path looks like the name of a model on the hub, OWNER/NAME."""
+    if path.is_absolute() or len(path.parts) != 2 or path.parts[0] == ".." or path.parent.exists():
+        return ""
+    command = f"hf download {quote(str(path))} --local-dir {quote(path.name)}"
+    return f"; a model on the Hugging Face Hub is fetched first: {command}"
 
 
 def refuse_interrupted(path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Path, spelled
 from ckpttools.maxtext.flavours import Flavour
 from ckpttools.maxtext.layout import PARAMS, VALUE
 
+OptimizerName = Literal["adamw", "adam_pax", "sgd", "unknown"]
 _ADAM = {"count", "mu", "nu"}
 _SGD = {"count", "trace"}
 
@@ -19,12 +21,12 @@ class Optimizer:
     """The optimizer whose state a tree holds.
 
     Attributes:
-        name: "adamw" (optax's chain), "adam_pax" (its flat state), "sgd" or "unknown".
+        name: of optax's chain "adamw", of Pax's flat state "adam_pax".
         moments: where parameters are mirrored, such as "opt_state/0/mu".
         mirrored: whether all of them have the parameters' shapes.
     """
 
-    name: str
+    name: OptimizerName
     moments: tuple[str, ...] = ()
     mirrored: bool = True
 
@@ -50,7 +52,7 @@ def optimizer_of(
     chained = {str(path[1]) for path in inner if len(path) > 1 and str(path[0]) == "0"}
     named = {str(key) for path in inner for key in path[:2] if not str(key).isdecimal()}
     heads = dict(_moments(state, parameters, flavour))
-    name = "unknown"
+    name: OptimizerName = "unknown"
     if chained >= _ADAM:
         name = "adamw"
     elif {str(path[0]) for path in inner} >= _ADAM:
