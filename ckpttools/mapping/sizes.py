@@ -143,7 +143,7 @@ def counted(sizes: Mapping[str, Size], keys: Iterable[str], sides: Iterable[Side
     """
     found = dict(sizes)
     names = list(keys)
-    most = max(_MOST_UNSEEN, len(names))
+    most = most_telling(len(names))
     lengths = lengths_of(sizes)
     for side in sides:
         telling = {k: field for k, field in enumerate(side.key.fields) if _is_telling(field, lengths)}
@@ -154,6 +154,11 @@ def counted(sizes: Mapping[str, Size], keys: Iterable[str], sides: Iterable[Side
                     if coordinate < most and (axis not in found or coordinate >= found[axis].length):
                         found[axis] = Size(coordinate + 1, name)
     return found
+
+
+def most_telling(names: int) -> int:
+    """The number from which on numbers in so many names tell nothing."""
+    return max(_MOST_UNSEEN, names)
 
 
 def _is_telling(field: Field, lengths: Mapping[str, int]) -> bool:
