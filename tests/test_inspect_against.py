@@ -175,6 +175,13 @@ class TestFamilies:
         )
         assert not against_family(tree, families()["llama"], config_of("llama3.1"), "config.json").reasons
 
+    def test_no_absurd_number_makes_a_list_of_all_that_would_be_before_it(self):
+        tree = Tree(dict(open_tree(LLAMA / "hf")))
+        last = max(tree, key=spelled)
+        odd = Tree({**tree, (f"model.layers.{10**30}.mlp.up_proj.weight",): tree[last]})
+        found = against_family(odd, families()["llama"])
+        assert len(found.missing) + len(found.extra) < 20
+
     def test_a_pattern_is_of_paths_as_the_tree_has_them(self):
         tree, qwen = maxtext_tree("llama3.1", scan=True), families()["qwen3"]
         found = against_family(tree, qwen, pattern="params/params/*/self_attention/*")

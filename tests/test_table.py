@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from ckpttools.array.nodes import Stored
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ConfigError, CoverageError, MappingError, ShapeError, UsageError
-from ckpttools.mapping.axes import parse_groups
+from ckpttools.mapping.axes import parse_groups, parse_side
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.row import row
-from ckpttools.mapping.sizes import Observation, Size, require, sizes_from_config, unify
+from ckpttools.mapping.sizes import Observation, Size, counted, require, sizes_from_config, unify
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Scale
 from ckpttools.testing.refusing import Refusing
@@ -446,3 +446,11 @@ def test_flags_that_nobody_sets_are_told_by_the_names():
         assert made.to_left(unread(right_shapes(tied=tied))).arrays.keys() == (
             table(tied=tied).to_left(unread(right_shapes(tied=tied))).arrays.keys()
         )
+
+
+def test_whole_names_tell_how_many_layers_there_are_and_no_absurd_number_does():
+    sides = [parse_side("layers.{layer}.w", "x"), parse_side("{2*pair+1}.{layer+#dense}", "x")]
+    names = ["layers.1.w", "layers.7.other", "layers.08.w", "7.4", f"layers.{10**30}.w", f"{10**3999}.1"]
+    assert {axis: size.length for axis, size in counted({}, names, sides[:1]).items()} == {"layer": 2}
+    found = counted({"dense": Size(3, "said")}, names, sides)
+    assert {axis: size.length for axis, size in found.items()} == {"dense": 3, "layer": 2, "pair": 4}

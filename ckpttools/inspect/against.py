@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from ckpttools.mapping.coverage import Coverage, Misfit, NotCoveredError
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
+from ckpttools.mapping.sizes import most_telling
 from ckpttools.maxtext.key_templates import FamilyKeys
 from ckpttools.maxtext.recognition import family_fits
 from ckpttools.maxtext.view import MaxTextView, view_of
@@ -215,11 +216,12 @@ def _layers(names: Iterable[str]) -> dict[str, set[int]]:
     return numbers
 
 
-def _gaps(names: Iterable[str], keys: FamilyKeys) -> Iterator[str]:
+def _gaps(names: Collection[str], keys: FamilyKeys) -> Iterator[str]:
     """Layers that no array is of, before some that have one: `model.layers.2.*`."""
     for before, found in _layers(names).items():
         first = min(keys.first_numbers(before), default=min(found))
-        yield from (f"{before}{number}.*" for number in range(first, max(found)) if number not in found)
+        last = max((number for number in found if number < most_telling(len(names))), default=0)
+        yield from (f"{before}{number}.*" for number in range(first, last) if number not in found)
 
 
 def _without_names(rows: Sequence[Row]) -> dict[str, Flag]:

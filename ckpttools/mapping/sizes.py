@@ -12,6 +12,9 @@ from ckpttools.mapping.arithmetic import DoesNotDivideError, names_in, value
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import Field, Group
 
+# Coordinates of which no key is there, but a later one: more than any model has layers or experts.
+_MOST_UNSEEN = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -133,9 +136,14 @@ def unify(known: Mapping[str, Size], seen: Iterable[Observation]) -> dict[str, S
 
 
 def counted(sizes: Mapping[str, Size], keys: Iterable[str], sides: Iterable[Side]) -> dict[str, Size]:
-    """`sizes`, completed by the highest numbers in keys; axes of which no key is there are left out."""
+    """`sizes`, completed by the highest numbers in keys; axes of which no key is there are left out.
+
+    Only names that are keys of a side as a whole tell anything, and no number does that is far beyond the
+    number of names: all that would be missing before it could not even be listed.
+    """
     found = dict(sizes)
     names = list(keys)
+    most = most_telling(len(names))
     lengths = lengths_of(sizes)
     for side in sides:
         telling = {k: field for k, field in enumerate(side.key.fields) if _is_telling(field, lengths)}
@@ -143,9 +151,14 @@ def counted(sizes: Mapping[str, Size], keys: Iterable[str], sides: Iterable[Side
             numbers = side.key.numbers(name) or ()
             for k, field in telling.items() if numbers else ():
                 for axis, coordinate in next(field.indices(numbers[k], lengths), {}).items():
-                    if axis not in found or coordinate >= found[axis].length:
+                    if coordinate < most and (axis not in found or coordinate >= found[axis].length):
                         found[axis] = Size(coordinate + 1, name)
     return found
+
+
+def most_telling(names: int) -> int:
+    """The number from which on numbers in so many names tell nothing."""
+    return max(_MOST_UNSEEN, names)
 
 
 def _is_telling(field: Field, lengths: Mapping[str, int]) -> bool:
