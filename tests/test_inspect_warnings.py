@@ -16,8 +16,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked, Constant
 from ckpttools.array.tree import Metadata, Path, Tree
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.formats.registry import open_tree
-from ckpttools.formats.survey import survey
+from ckpttools.formats.registry import open_tree, storage_of
 from ckpttools.inspect.advice import advice
 from ckpttools.inspect.chunks import inspect_chunks
 from ckpttools.inspect.tree import inspect_tree
@@ -156,6 +155,6 @@ def test_advice_about_chunks_is_of_the_same_arrays(tmp_path, monkeypatch):
     }
     tree = open_tree(write_item(tmp_path / "item", arrays))
     warned = {each.name.partition("-")[0]: each.arrays for each in inspect_tree(tree).warnings}
-    advised = {each.subject: each.paths for each in advice(inspect_chunks(tree, survey(tree)))}
+    advised = {each.subject: each.paths for each in advice(inspect_chunks(tree, storage_of(tree)))}
     assert (warned["giant"], warned["fine"]) == (("giant",), ("fine", "pieces"))
     assert (advised["giant chunks"], advised["over-fine chunks"]) == (("giant",), ("fine", "pieces"))
