@@ -73,8 +73,8 @@ class StoreTests(ABC):
             above = {name.rpartition("/")[0] for name in files}
             for directory in (place / each if each else place for each in above):
                 assert directory.is_dir() and not directory.is_file()
-                start = directory.relative_to(place)
-                inside = {name[len(start) :].strip("/") for name in files if name.startswith(start)}
+                start = f"{each}/" if (each := directory.relative_to(place)) else ""
+                inside = {name[len(start) :] for name in files if name.startswith(start)}
                 listed = {entry.name: entry.kind for entry in directory.entries()}
                 assert set(listed) >= {each for each in inside if "/" not in each}
                 for name, kind in listed.items():
