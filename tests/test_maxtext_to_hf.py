@@ -600,7 +600,7 @@ class TestTied:
         if said == head:
             with pytest.raises(CoverageError, match=r"lm_head\.weight") as error:
                 plan_to_maxtext(source)
-            assert "--tied keep, drop or materialize" in str(error.value.hint)
+            assert "`tied` keep, drop or materialize" in str(error.value.hint)
         else:
             plan_to_maxtext(source).run(tmp_path / "maxtext")
             assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), tensors(source))
@@ -615,7 +615,7 @@ class TestTied:
         save_file(arrays, source / "model.safetensors", {"format": "pt"})
         with pytest.raises(CoverageError, match=r"model\.norm\.weight") as error:
             plan_to_maxtext(source)
-        assert "--tied" not in error.value.hint
+        assert "`tied`" not in error.value.hint
         assert "check that config.json belongs to these weights" in error.value.hint
 
     @pytest.mark.parametrize("said", [True, False])

@@ -237,15 +237,11 @@ def _beyond_hints(
     extra: Sequence[str], wanted: Sequence[Expected], sizes: Mapping[str, Size]
 ) -> Iterator[str]:
     """Says which size is too small for the keys that are there."""
-    there, lengths = set(extra), lengths_of(sizes)
     keys = [each.side.key for each in wanted]
     for axis in dict.fromkeys(axis for key in keys for axis in key.axes):
-        size = sizes[axis]
-        beyond = (
-            key.format({**dict.fromkeys(key.axes, 0), axis: size.length}, lengths)
-            for key in keys
-            if axis in key.axes and not any(field.labels for field in key.fields)
-        )
-        hit = next((name for name in beyond if name in there), None)
-        if hit:
-            yield f"{hit} is beyond the {size.length} that {size.source} says"
+        others = {each: length for each, length in lengths_of(sizes).items() if each != axis}
+        telling = (key for key in keys if key.is_open_on(axis))
+        found = ((key.match(name, others), name) for key in telling for name in extra)
+        hits = [(index[axis], name) for index, name in found if index]
+        if hits:
+            yield f"{min(hits)[1]} is beyond the {sizes[axis].length} that {sizes[axis].source} says"

@@ -138,6 +138,12 @@ class Key:
         """Axes whose lengths must be known to format all of its keys."""
         return frozenset(self.axes) | {count for field in self.fields for count in field.counts}
 
+    def is_open_on(self, axis: str) -> bool:
+        """Whether its names tell the coordinate of an axis without the length of that."""
+        places = [field for field in self.fields if axis in field.axes and not field.labels]
+        inner = any(axis in (*field.counts, *(field.axes[1:] * (not field.strides))) for field in self.fields)
+        return bool(places) and not inner
+
     def format(self, index: Mapping[str, int], sizes: Mapping[str, int]) -> str:
         """The key at one coordinate of each of its axes.
 
@@ -171,9 +177,6 @@ class Key:
 
     def numbers(self, name: str) -> tuple[int, ...] | None:
         """What stands in the fields of `name`, whatever the lengths are; None where it is no such key."""
-        last = self.parts[-1] if self.parts else ""
-        if isinstance(last, str) and not name.endswith(last):
-            return None
         return next((numbers for end, numbers in self.readings(name) if end == len(name)), None)
 
     def readings(self, name: str, part: int = 0, start: int = 0) -> Iterator[tuple[int, tuple[int, ...]]]:
