@@ -58,7 +58,7 @@ def parse_array(data: bytes, place: str) -> ZarrArray:
     try:
         document = parse_json(data)
         grid = document["chunk_grid"]["configuration"]["chunk_shape"]
-        lengths, name, codecs = document["shape"], document["data_type"], tuple(document["codecs"])
+        lengths, name, listed = document["shape"], document["data_type"], document["codecs"]
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(
             "not the metadata of a zarr v3 array", place=place, got=f"{type(error).__name__}: {error}"
@@ -67,6 +67,7 @@ def parse_array(data: bytes, place: str) -> ZarrArray:
     if dtype is None:
         raise FormatError("an unknown zarr data type", place=place, got=name)
     shape, chunk = checked_grid(lengths, grid, place)
+    codecs = tuple(listed)
     coding, shard = coding_of(codecs, chunk, dtype, document)
     fill = fill_element(document.get("fill_value"), dtype, place)
     steps, chain = steps_of(codecs), parse_chain(codecs, chunk)
