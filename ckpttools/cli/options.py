@@ -49,10 +49,8 @@ class DTypeName(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-class Location(click.ParamType):  # type: ignore[type-arg]
+class Location(click.Path):
     """Where something is, there or not; not an empty one, as an unset variable of the shell leaves."""
-
-    name = "path"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
         if value == "":

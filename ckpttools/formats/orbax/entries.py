@@ -226,4 +226,10 @@ def files_below(directory: Place) -> Iterator[tuple[str, Status]]:
     Raises:
         StorageError: a directory may not be listed.
     """
-    yield from sorted(directory.walk())
+    yield from sorted(directory.walk(), key=lambda found: _in_order(found[0]))
+
+
+def _in_order(name: str) -> list[tuple[bool, str]]:
+    """Sorts names by directory: its own files come before those of directories in it."""
+    *above, last = name.split("/")
+    return [*((True, part) for part in above), (False, last)]

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from ckpttools.core.errors import StorageError
 from ckpttools.stores.base import LARGEST_WHOLE, Costs, Entry, File, Kind, LinkTrials, Status, Store
 from ckpttools.stores.local.file import LocalFile, read_whole, storage_error
 from ckpttools.stores.publishing import Traits, Unfinished
@@ -50,6 +51,8 @@ class LocalStore(Store):
                 yield from map(_entry, entries)
         except OSError as error:
             raise storage_error("cannot list", key or ".", error) from error
+        except ValueError as error:  # no name at all: it has a zero in it
+            raise StorageError(f"cannot list {key!r}", got=error) from error
 
     def open(self, key: str, found: Status | None = None) -> LocalFile:
         if found is None:
@@ -140,13 +143,15 @@ class LocalStore(Store):
         return Staging(Path(key), overwrite, check_replaced)
 
     def unfinished(self, key: str) -> Unfinished | None:
-        from ckpttools.stores.local.partial import REPLACED, is_staging
+        from ckpttools.stores.local.partial import JOURNAL, REPLACED, SUFFIX
 
-        path = Path(key)
-        if not is_staging(path):
+        journal = self.stat(_below(key, JOURNAL)) if key.endswith(SUFFIX) else None
+        if journal is None or journal.kind is not Kind.FILE:
             return None
-        replaced = path / REPLACED
-        return Unfinished(_place(path), _place(replaced) if replaced.is_dir() else None)
+        replaced = _below(key, REPLACED)
+        found = self.stat(replaced)
+        is_there = found is not None and found.kind is Kind.DIRECTORY
+        return Unfinished(_place(key), _place(replaced) if is_there else None)
 
     def begun_at(self, key: str) -> Unfinished | None:
         from ckpttools.stores.local.partial import SUFFIX
@@ -185,10 +190,10 @@ def _writing(key: str) -> Iterator[None]:
         raise write_error(error.filename or key, error) from error
 
 
-def _place(path: Path) -> Place:
+def _place(key: str) -> Place:
     from ckpttools.stores.place import Place
 
-    return Place(STORE, str(path))
+    return Place(STORE, key)
 
 
 STORE = LocalStore()
