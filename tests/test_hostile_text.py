@@ -18,6 +18,7 @@ from ckpttools.core.text import printable, printable_text
 from ckpttools.formats.json_file import DEEPEST, parse_json, read_json
 from ckpttools.formats.orbax.entries import Indexed
 from ckpttools.formats.orbax.index import Index
+from ckpttools.stores import parse
 
 STEERING = "a\x1b[2Jb\x1b]0;title\x07c\x9bd\u202ee\u2066f\rg\nError: all is lost"
 ONES = (zarr3([LITTLE], [2]), np.ones(4, "float32"))
@@ -205,4 +206,4 @@ def test_a_configuration_that_is_larger_than_any_is_not_read(tmp_path):
     (tmp_path / "config.json").touch()
     os.truncate(tmp_path / "config.json", 8 << 30)
     with pytest.raises(FormatError, match="too large for what it should be"):
-        read_json(tmp_path / "config.json")
+        read_json(parse(tmp_path / "config.json"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.format import FORMAT
 from ckpttools.formats.registry import open_tree
+from ckpttools.stores import parse
 
 F32 = np.dtype("float32")
 ITEMS = pytest.mark.parametrize("name", EXPECTED)
@@ -205,20 +206,24 @@ class TestPlaces:
         def denied(path):
             raise PermissionError(13, "Permission denied", str(path))
 
-        monkeypatch.setattr(Path, "iterdir", denied)
+        monkeypatch.setattr(os, "scandir", denied)
         with pytest.raises(StorageError, match="cannot list") as caught:
             open_tree(ORBAX / "cm_default")
         assert caught.value.got == "Permission denied (errno 13)"
 
     def test_permission_denied_below(self, monkeypatch):
-        def denied(path):
-            raise PermissionError(13, "Permission denied", str(path))
-
-        monkeypatch.setattr(Path, "is_file", denied)
         place = ORBAX / "cm_default"
-        assert FORMAT.why_not(place) == f"cannot look at {place / '_METADATA'}: Permission denied"
+        looked_at = os.stat
+
+        def denied(path, **more):
+            if str(path).startswith(f"{place}/"):
+                raise PermissionError(13, "Permission denied", str(path))
+            return looked_at(path, **more)
+
+        monkeypatch.setattr(os, "stat", denied)
+        assert FORMAT.why_not(parse(place)) == f"cannot look at {place / '_METADATA'}: Permission denied"
         with pytest.raises(StorageError, match="cannot look at") as caught:
-            FORMAT.open(place, ReadOptions())
+            FORMAT.open(parse(place), ReadOptions())
         assert caught.value.got == "Permission denied (errno 13)"
 
 
@@ -262,7 +267,7 @@ class TestUnmerged:
                 (item / name).rename(process / name)
         ways = (
             lambda: open_tree(item),
-            lambda: entries_of(item),
+            lambda: entries_of(parse(item)),
             lambda: [fail(each) for each in examine(item).findings if "disagree" in each.what],
             lambda: mend(item, "merge"),
         )

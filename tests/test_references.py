@@ -57,6 +57,7 @@ from ckpttools.mapping.values import Cast
 from ckpttools.plan.plan import build
 from ckpttools.run.events import TaskDone
 from ckpttools.run.executor import execute
+from ckpttools.stores import parse
 from ckpttools.stores.local.file import LocalFile
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import groupings, noise, regions, stored
@@ -74,7 +75,7 @@ def tiny_chunks_count(monkeypatch):
 
 
 def writer(mode: ReferenceMode, destination: Path | None = None) -> OrbaxWriter:
-    return OrbaxWriter(references=References(mode, destination))
+    return OrbaxWriter(references=References(mode, destination and parse(destination)))
 
 
 def planned(tree: Tree, mode: ReferenceMode, destination: Path | None = None):
@@ -424,7 +425,7 @@ def test_the_mode_that_options_mean(options, copying, sharing):
         assert result.exit_code == 0, result.output
         (found,) = seen
         assert found.mode is mode
-        assert found.destination == (None if mode is ReferenceMode.NONE else Path("DST"))
+        assert found.destination == (None if mode is ReferenceMode.NONE else parse("DST"))
 
 
 def test_the_command_line_says_what_is_shared(model, tmp_path):
@@ -511,7 +512,7 @@ def test_small_values_of_an_index_stay_in_the_index(tmp_path):
     inline = [home.inline for home in plan.layout.referenced if home.inline]
     assert inline
     write(source, OrbaxWriter(step=0, references=References(SAME)), tmp_path / "out")
-    entries = entries_of(tmp_path / "out" / "0" / "items", True, MAX_INDEX_BYTES)
+    entries = entries_of(parse(tmp_path / "out" / "0" / "items"), True, MAX_INDEX_BYTES)
     values = [entries.get(key) for key in entries.below("") if not key.endswith("zarr.json")]
     assert {bytes} == set(map(type, values))
     assert_same(open_tree(tmp_path / "out"), source.with_metadata(step=0))

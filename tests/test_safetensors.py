@@ -25,6 +25,7 @@ from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, Sto
 from ckpttools.core.region import Region
 from ckpttools.formats.base import Format, ReadOptions
 from ckpttools.formats.safetensors.format import FORMAT, parse_header
+from ckpttools.stores import parse
 from ckpttools.stores.local.file import LocalFile
 
 ALL_CODES = [dtype.safetensors for dtype in DTYPES.values() if dtype.safetensors]
@@ -34,7 +35,7 @@ few = settings(max_examples=60, deadline=None)
 
 
 def opened(path: Path, **options) -> Tree:
-    return FORMAT.open(path, ReadOptions(**options))
+    return FORMAT.open(parse(path), ReadOptions(**options))
 
 
 def file_at(folder: Path, content: bytes, name: str = "model.safetensors") -> Path:
@@ -619,21 +620,21 @@ def test_a_configuration_that_is_no_text(tmp_path):
 def test_what_is_recognised(tmp_path):
     asked: Format = FORMAT
     assert asked.name == "safetensors"
-    assert asked.why_not(tmp_path) == "no .safetensors file in the directory"
-    assert "cannot look at" in asked.why_not(tmp_path / "absent.safetensors")
-    assert "name ends neither" in asked.why_not(file_at(tmp_path, b"", "model.bin"))
+    assert asked.why_not(parse(tmp_path)) == "no .safetensors file in the directory"
+    assert "cannot look at" in asked.why_not(parse(tmp_path / "absent.safetensors"))
+    assert "name ends neither" in asked.why_not(parse(file_at(tmp_path, b"", "model.bin")))
     index = write_index(tmp_path, shards(tmp_path))
-    assert asked.why_not(index) is None
-    assert asked.why_not(tmp_path) is None
+    assert asked.why_not(parse(index)) is None
+    assert asked.why_not(parse(tmp_path)) is None
     index.unlink()
-    assert asked.why_not(tmp_path) is None
-    assert asked.why_not(tmp_path / "model-00001-of-00003.safetensors") is None
+    assert asked.why_not(parse(tmp_path)) is None
+    assert asked.why_not(parse(tmp_path / "model-00001-of-00003.safetensors")) is None
 
 
 def test_two_indexes_are_one_too_many(tmp_path):
     write_index(tmp_path, {}, "a.safetensors.index.json")
     write_index(tmp_path, {}, "b.safetensors.index.json")
-    assert "more than one index" in FORMAT.why_not(tmp_path)
+    assert "more than one index" in FORMAT.why_not(parse(tmp_path))
     assert_says(refusal(tmp_path), "a.safetensors.index.json, b.safetensors.index.json", "name the one")
 
 
@@ -655,9 +656,9 @@ def test_nothing_of_ours(name, tmp_path):
 def test_opening_imports_nothing_heavy(tmp_path):
     path = file_at(tmp_path, small("x"))
     code = (
-        "import sys; from pathlib import Path; from ckpttools.formats.base import ReadOptions\n"
+        "import sys; from ckpttools.stores import parse; from ckpttools.formats.base import ReadOptions\n"
         "from ckpttools.formats.safetensors.format import FORMAT\n"
-        f"FORMAT.open(Path({str(path)!r}), ReadOptions())\n"
+        f"FORMAT.open(parse({str(path)!r}), ReadOptions())\n"
         "print([name for name in ('numpy', 'jax', 'safetensors', 'ml_dtypes') if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

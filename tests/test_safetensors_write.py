@@ -28,6 +28,7 @@ from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
 from ckpttools.run import executor
 from ckpttools.run.events import TaskDone
+from ckpttools.stores import parse
 from ckpttools.testing.conformance import FormatTests, write
 from ckpttools.testing.strategies import file_bytes, noise, stored
 from ckpttools.testing.trees import assert_same, many_leaves
@@ -66,7 +67,7 @@ def flat_tree(arrays, **metadata):
 
 
 def opened(place):
-    return safetensors.FORMAT.open(place, ReadOptions())
+    return safetensors.FORMAT.open(parse(place), ReadOptions())
 
 
 def come_back(tree, place, writer=ONE):

@@ -110,6 +110,6 @@ def test_what_may_not_be_looked_at_is_an_error(tmp_path, monkeypatch):
     def refused(path, **options):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "stat", refused)
+    monkeypatch.setattr(os, "stat", refused)
     with pytest.raises(StorageError, match="cannot look at"):
         parse(tmp_path).is_dir()

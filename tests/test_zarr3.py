@@ -29,6 +29,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr import chunking
 from ckpttools.formats.zarr import read as zarr3_read
 from ckpttools.formats.zarr.write import ZarrWriter
+from ckpttools.stores import parse
 from ckpttools.testing.conformance import FormatTests
 from ckpttools.testing.trees import assert_same, trees, unambiguous
 
@@ -102,7 +103,7 @@ class TestWritten:
         assert contents(tmp_path / "again") == contents(places / codec)
 
     def test_orbax_does_not_take_it_for_its_own(self, places, codec):
-        assert orbax.FORMAT.why_not(places / codec)
+        assert orbax.FORMAT.why_not(parse(places / codec))
 
 
 def by_tensorstore(place: Path) -> ts.TensorStore:
@@ -270,16 +271,16 @@ class TestReaderRefuses:
         return tmp_path / "z"
 
     def test_other_places(self, tmp_path):
-        assert zarr3_read.FORMAT.why_not(tmp_path) == "no zarr.json here"
+        assert zarr3_read.FORMAT.why_not(parse(tmp_path)) == "no zarr.json here"
         (tmp_path / "file").write_text("")
-        assert zarr3_read.FORMAT.why_not(tmp_path / "file") == "not a directory"
+        assert zarr3_read.FORMAT.why_not(parse(tmp_path / "file")) == "not a directory"
 
     def test_items_of_orbax(self, tmp_path):
         writer = OrbaxWriter(ocdbt=False)
         write(Tree({(): array("float32", 5)}), writer, tmp_path / "run")
         item = tmp_path / "run" / "0" / "items"
         assert (item / "zarr.json").is_file()
-        assert "Orbax" in zarr3_read.FORMAT.why_not(item)
+        assert "Orbax" in zarr3_read.FORMAT.why_not(parse(item))
         assert open_tree(item).metadata.format == "orbax"
 
     @EVERY_CODEC
@@ -316,7 +317,7 @@ class TestReaderRefuses:
         document["attributes"]["ckpttools.tree"]["leaves"] = 3
         (place / "zarr.json").write_text(json.dumps(document))
         with pytest.raises(FormatError, match="description of the tree is damaged"):
-            zarr3_read.FORMAT.open(place, ReadOptions())
+            zarr3_read.FORMAT.open(parse(place), ReadOptions())
 
 
 class TestWriterRefuses:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from ckpttools.array.tree import Tree
 from ckpttools.formats.base import ReadOptions
 from ckpttools.inspect.comparison import Comparison
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
 
 
 def compared(
-    tree: Tree, what: str | os.PathLike[str] | Tree, pattern: str = "*", read: ReadOptions | None = None
+    tree: Tree, what: Where | Tree, pattern: str = "*", read: ReadOptions | None = None
 ) -> Comparison:
     """The arrays that match a pattern against what they should be.
 
@@ -33,7 +32,7 @@ def compared(
 
     if isinstance(what, Tree):
         return against_tree(tree, what, pattern)
-    name, path = os.fspath(what), Path(what)
+    name, path = str(what), parse(what)
     if name in families() or path.suffix in SUFFIXES or not (path.exists() or "/" in name):
         family, own = family_called(name), tree.metadata.config
         if own is None or own.get("model_type") not in family.model_types:
@@ -46,7 +45,7 @@ def compared(
     return against_family(tree, family_of(document, str(config)), document, str(config), pattern)
 
 
-def _config_at(path: Path) -> Path | None:
+def _config_at(path: Place) -> Place | None:
     """The configuration that a path means; None for a checkpoint."""
     if path.suffix == ".json":
         return path

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypedDict
 
 from ckpttools.codecs.base import Codec
 from ckpttools.core.dtypes import DType, parse_dtype
+from ckpttools.stores.registry import Where
 
 Size = int | str
 """Bytes: a number, or text such as "512MiB" and "2GB"."""
@@ -49,6 +49,6 @@ def patterns_of(patterns: Patterns) -> tuple[str, ...]:
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
-def text_of(path: str | Path | None) -> str | None:
+def text_of(path: Where | None) -> str | None:
     """A name or a file, as text."""
     return None if path is None else str(path)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from ckpttools.core.errors import UsageError
 from ckpttools.formats.registry import is_own_file
 from ckpttools.run.destination import staging_of
+from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PLAN_MARK
-from ckpttools.stores.registry import parse
+from ckpttools.stores.registry import Where, parse
 
 
-def check_beside(path: Path, source: str | Path, destination: Path | None = None) -> None:
+def check_beside(path: Place, source: Where, destination: Place | None = None) -> None:
     """Refuses a name for a file that is no checkpoint, before anything is read or written.
 
     Args:
@@ -24,10 +22,10 @@ def check_beside(path: Path, source: str | Path, destination: Path | None = None
         UsageError: the file would lie in what is written or have its name, or have a name in what is read
             that the checkpoint's own files have.
     """
-    real = Path(os.path.realpath(path))
+    real = path.resolve()
     if destination is not None:
         _check_outside(path, real, destination)
-    root = Path(os.path.realpath(source))
+    root = parse(source).resolve()
     root = root if root.is_dir() else root.parent
     if source and root in real.parents and (real.name == PLAN_MARK or is_own_file(real.relative_to(root))):
         raise UsageError(
@@ -39,10 +37,10 @@ def check_beside(path: Path, source: str | Path, destination: Path | None = None
         )
 
 
-def _check_outside(path: Path, real: Path, destination: Path) -> None:
-    taken = staging_of(parse(destination)).taken
+def _check_outside(path: Place, real: Place, destination: Place) -> None:
+    taken = staging_of(destination).taken
     for written, name in zip(taken, ("DST", "where DST grows"), strict=True):
-        place = Path(os.path.realpath(written))
+        place = written.resolve()
         if real == place:
             how = "is"
         elif place in real.parents:

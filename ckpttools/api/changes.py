@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.api.arguments import Patterns, dtype_of, patterns_of, text_of
@@ -19,6 +18,7 @@ from ckpttools.maxtext.cycles import CycleNames
 from ckpttools.maxtext.scan import ForceUnroll, UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
+from ckpttools.stores.registry import Where
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.functions import Mapper, mapped_by
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @command(Changing, more=writer_options)
 def select(
     source: Source,
-    destination: str | Path,
+    destination: Where,
     *,
     keep: Patterns = (),
     drop: Patterns = (),
@@ -60,7 +60,7 @@ def select(
 @command(Changing, more=writer_options)
 def remap(
     source: Source,
-    destination: str | Path,
+    destination: Where,
     *,
     map: Mapper,
     strict: bool = False,
@@ -85,7 +85,7 @@ def remap(
 @command(Changing, more=writer_options)
 def cast(
     source: Source,
-    destination: str | Path,
+    destination: Where,
     *,
     dtype: DType | str | None = None,
     dtype_map: Mapping[str, DType | str] | None = None,
@@ -119,7 +119,7 @@ def cast(
 @command(Changing, more=writer_options)
 def strip_optimizer(
     source: Source,
-    destination: str | Path,
+    destination: Where,
     *,
     keep_step: bool = False,
     flavour: NewFlavour = "same",
@@ -150,12 +150,12 @@ def strip_optimizer(
 @command(Changing, more=writer_options)
 def stack(
     source: Source,
-    destination: str | Path,
+    destination: Where,
     *,
     scan_axis: int | None = None,
     cycle: int | None = None,
     cycle_names: CycleNames | None = None,
-    family: str | Path | None = None,
+    family: Where | None = None,
     dtype: DType | str | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
@@ -183,7 +183,7 @@ def stack(
 @command(Changing, more=writer_options)
 def unstack(
     source: Source,
-    destination: str | Path,
+    destination: Where,
     *,
     scan_axis: int = 1,
     force_unroll: bool = False,
@@ -222,7 +222,7 @@ def _options_of_transforms() -> list[Option]:
 @command(Changing, more=_options_of_transforms)
 def transform(
     source: Source,
-    destination: str | Path,
+    destination: Where,
     *,
     transforms: str | Transform | Sequence[Transform],
     **options: Any,

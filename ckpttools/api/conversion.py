@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.notes import Notes
@@ -13,6 +12,8 @@ from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import open_tree
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Observer, Receipt
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
 
 DEFAULT_MEMORY = 1 << 30
 
@@ -60,7 +61,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def open_checkpoint(path: str | Path, step: int | None = None) -> Tree:
+def open_checkpoint(path: Where, step: int | None = None) -> Tree:
     """The checkpoint at `path`, whatever its format. Reads headers and indexes, no array.
 
     Args:
@@ -70,7 +71,7 @@ def open_checkpoint(path: str | Path, step: int | None = None) -> Tree:
     Raises:
         CheckpointError: nothing is there, or it cannot be read.
     """
-    return open_tree(Path(path), ReadOptions(step=step))
+    return open_tree(parse(path), ReadOptions(step=step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,11 @@ class Conversion:
 
     def run(
         self,
-        destination: str | Path,
+        destination: Where,
         *,
         overwrite: bool = False,
         observe: Observer = lambda event: None,
-        manifest: str | Path | None = None,
+        manifest: Where | None = None,
         command: str = "",
     ) -> Receipt:
         """Carries the plan out.
@@ -107,7 +108,7 @@ class Conversion:
             execute,
             self.plan,
             self.writer,
-            Path(destination),
+            parse(destination),
             overwrite=overwrite,
             check_replaced=self._check_replaced,
             observe=observe,
@@ -118,16 +119,16 @@ class Conversion:
         from ckpttools.api.beside import check_beside
         from ckpttools.digest.watching import run_hashing
 
-        check_beside(Path(manifest), self.plan.tree.metadata.place, Path(destination))
-        return run_hashing(self.plan, run, Path(manifest), overwrite=overwrite)
+        check_beside(parse(manifest), self.plan.tree.metadata.place, parse(destination))
+        return run_hashing(self.plan, run, parse(manifest), overwrite=overwrite)
 
-    def check(self, destination: str | Path, *, overwrite: bool = False) -> None:
+    def check(self, destination: Where, *, overwrite: bool = False) -> None:
         """Raises what would stop `run` before it writes anything."""
         from ckpttools.run.executor import check
 
-        check(self.plan, self.writer, Path(destination), overwrite, self._check_replaced)
+        check(self.plan, self.writer, parse(destination), overwrite, self._check_replaced)
 
-    def _check_replaced(self, destination: Path) -> None:
+    def _check_replaced(self, destination: Place) -> None:
         from ckpttools.api.occupant import check_replaceable
 
         check_replaceable(destination, self.plan.tree, self.writer.name)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ckpttools.array.tree import Tree
 from ckpttools.formats.json_file import read_json
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.functions import as_checkpoint_conversion_fn
 
@@ -36,7 +37,7 @@ class FamilySpelling:
 
 
 def family_conversion_fn(
-    config: Mapping[str, Any] | str | Path, options: ToMaxText | None = None
+    config: Mapping[str, Any] | Where, options: ToMaxText | None = None
 ) -> Callable[[Any], Any]:
     """A function from a dictionary of Hugging Face arrays to MaxText's nested parameters.
 
@@ -50,9 +51,9 @@ def family_conversion_fn(
     Raises:
         ConfigError, CoverageError: when it is called, as `to_maxtext`.
     """
-    said = config if isinstance(config, Mapping) else _read(Path(config))
+    said = config if isinstance(config, Mapping) else _read(parse(config))
     return as_checkpoint_conversion_fn(FamilySpelling(said, options or ToMaxText()))
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _read(path: Place) -> Mapping[str, Any]:
     return read_json(path / CONFIG if path.is_dir() else path)

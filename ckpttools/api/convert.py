@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ckpttools.api.arguments import Patterns, Storing, patterns_of
@@ -17,6 +16,7 @@ from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.strip import StripOptimizer
+from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap
 from ckpttools.transforms.functions import Mapper, mapped_by
@@ -60,7 +60,7 @@ class Changing(Reading, Storing, Writing, total=False):
 def write_changed(
     transforms: Sequence[Transform],
     source: Source,
-    destination: str | Path,
+    destination: Where,
     said: Mapping[str, Any],
     *,
     as_read: bool = True,
@@ -79,7 +79,7 @@ def write_changed(
 
     def plan(resources: Resources) -> Conversion:
         tree = opened(source, read_options(read))
-        writer = writer_for(tree, destination=Path(destination), keeps_names=as_read, shares=as_read, **how)
+        writer = writer_for(tree, destination=parse(destination), keeps_names=as_read, shares=as_read, **how)
         return plan_tree(tree.pipe(*transforms), writer, resources)
 
     return prepare(plan, source, destination, **writing)
@@ -88,7 +88,7 @@ def write_changed(
 @command(Changing, more=writer_options)
 def convert(
     source: Source,
-    destination: str | Path,
+    destination: Where,
     *,
     format: str | None = None,
     strip_optimizer: bool = False,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Unpack
 
 from ckpttools.api.sources import (
@@ -31,6 +29,7 @@ from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.wording import option
 from ckpttools.digest.pairing import Pairing, Remark
 from ckpttools.maxtext.model import ModelOptions
+from ckpttools.stores.registry import Where, parse
 
 _SHOWN = 8
 
@@ -97,7 +96,7 @@ def diff(
     filter: str = "*",
     everything: bool = False,
     explain: bool = True,
-    like: str | os.PathLike[str] | None = None,
+    like: Where | None = None,
     family: str | None = None,
     rope_layout: str | None = None,
     padding_rows: str | None = None,
@@ -134,7 +133,7 @@ def diff(
         CheckpointError: one of them cannot be read, the memory is too small, or no array matches.
     """
     options = AlignOptions(
-        ModelOptions(family, rope_layout), None if like is None else Path(like), padding_rows
+        ModelOptions(family, rope_layout), None if like is None else parse(like), padding_rows
     )
     with looking(memory, jobs, observe) as look:
         read = read_options(reading)

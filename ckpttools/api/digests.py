@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Unpack
 
 from ckpttools.api.beside import check_beside
@@ -29,6 +27,7 @@ from ckpttools.digest.digest import DEFAULT_ALGORITHM
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.manifest import NAMES, Manifest, check_name
 from ckpttools.maxtext.model import check_choice
+from ckpttools.stores.registry import Where, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def hash(
     source: Source,
     *,
     names: str = "stored",
-    manifest: str | os.PathLike[str] | None = None,
+    manifest: Where | None = None,
     algorithm: str = DEFAULT_ALGORITHM,
     family: str | None = None,
     rope_layout: str | None = None,
@@ -112,8 +111,8 @@ def hash(
     """
     check_choice("kind of names", names, NAMES)
     if manifest is not None:
-        check_beside(Path(manifest), place_of(source) or "")
-        check_name(Path(manifest))
+        check_beside(parse(manifest), place_of(source) or "")
+        check_name(parse(manifest))
     selection = Selection(filter, per_layer, parameters)
     conversion = conversion_options(family, rope_layout, tied, drop)
     with looking(memory, jobs, observe) as look:
@@ -140,7 +139,7 @@ def hash(
             observe=look.observer(selection.nbytes(tree)),
         )
     if manifest is not None:
-        replace(made, names=names).write(Path(manifest))
+        replace(made, names=names).write(parse(manifest))
     return _report(tree, made, remarks)
 
 

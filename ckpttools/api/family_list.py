@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families as known_families
 from ckpttools.families.registry import family_called
 from ckpttools.families.summary import FamilySummary, summary
 from ckpttools.family_check.findings import FamilyCheck
+from ckpttools.stores.registry import Where, parse
 
 
 def families() -> tuple[FamilySummary, ...]:
@@ -17,7 +16,7 @@ def families() -> tuple[FamilySummary, ...]:
 
 
 def check_family(
-    family: str | Path | Family, *, against: str | Path | None = None, config: str | Path | None = None
+    family: Where | Family, *, against: Where | None = None, config: Where | None = None
 ) -> FamilyCheck:
     """Whether a family's rows say one thing, go both ways, and are those of a model; reads no array.
 
@@ -34,6 +33,6 @@ def check_family(
     meant = family if isinstance(family, Family) else family_called(str(family))
     return check(
         meant,
-        None if against is None else Path(against),
-        None if config is None else Path(config),
+        None if against is None else parse(against),
+        None if config is None else parse(config),
     )

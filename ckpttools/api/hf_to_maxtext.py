@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttools.api.arguments import Patterns, Size, Storing, dtype_of, patterns_of, text_of
@@ -18,6 +17,7 @@ from ckpttools.maxtext.direction import refuse_maxtext
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import companions_of, record
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.stores.registry import Where, parse
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -30,7 +30,7 @@ class _Common(Storing, Writing, total=False):
 @command(_Common)
 def hf_to_maxtext(
     source: Source,
-    destination: str | Path,
+    destination: Where,
     *,
     scan: bool = True,
     scan_axis: int = 1,
@@ -39,7 +39,7 @@ def hf_to_maxtext(
     pad_vocab: int | None = None,
     carry: bool = False,
     drop: Patterns = (),
-    family: str | Path | None = None,
+    family: Where | None = None,
     rope_layout: Literal["halves", "interleaved"] | None = None,
     tied: Literal["keep", "drop", "materialize"] | None = None,
     max_header_bytes: Size = "100MB",
@@ -79,7 +79,7 @@ def hf_to_maxtext(
         read=read_options({"max_header_bytes": max_header_bytes}),
     )
     storage: dict[str, Any] = {name: common.get(name) for name in Storing.__annotations__}
-    writer = writer_for(Tree({}), "orbax", Path(destination), as_step=0, **storage)
+    writer = writer_for(Tree({}), "orbax", parse(destination), as_step=0, **storage)
     return prepare(
         lambda resources: plan_to_maxtext(source, options, resources, writer),
         source,

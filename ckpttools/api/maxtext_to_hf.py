@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ckpttools.api.arguments import Size, dtype_of, text_of
@@ -19,6 +18,7 @@ from ckpttools.maxtext.model import CONFIG, ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles, config_bytes
 from ckpttools.maxtext.to_hf import TEXT, ToHuggingFace, require_towers, to_huggingface
 from ckpttools.maxtext.vocabulary import refuse_learned
+from ckpttools.stores.registry import Where
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -30,16 +30,16 @@ _OF_TOWERS = ("preprocessor_config.json", "processor_config.json", "video_prepro
 @command(Writing)
 def maxtext_to_hf(
     source: Source,
-    destination: str | Path,
+    destination: Where,
     *,
-    like: str | Path | None = None,
+    like: Where | None = None,
     dtype: DType | str | None = None,
     prefix: str | None = None,
     names: Literal["hub", "transformers", "text"] | None = None,
     scan_axis: int | None = None,
     carry: bool = False,
     padding_rows: Literal["keep", "drop"] | None = None,
-    family: str | Path | None = None,
+    family: Where | None = None,
     rope_layout: Literal["halves", "interleaved"] | None = None,
     tied: Literal["keep", "drop", "materialize"] | None = None,
     max_shard_size: Size = "5GB",

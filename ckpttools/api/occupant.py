@@ -8,7 +8,6 @@ state of an optimizer that the new one does not have.
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import (
@@ -20,13 +19,13 @@ from ckpttools.core.errors import (
 )
 from ckpttools.formats.registry import open_tree, strangers_in
 from ckpttools.maxtext.view import view_of
-from ckpttools.stores.local.files import names_in
+from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PLAN_MARK
 
 _SHOWN = 5
 
 
-def check_replaceable(destination: Path, tree: Tree, format_name: str) -> None:
+def check_replaceable(destination: Place, tree: Tree, format_name: str) -> None:
     """Refuses where a destination holds what would be lost.
 
     Args:
@@ -61,7 +60,7 @@ def check_replaceable(destination: Path, tree: Tree, format_name: str) -> None:
         )
 
 
-def _opened(destination: Path) -> Tree:
+def _opened(destination: Place) -> Tree:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LaterStepWarning)
@@ -69,7 +68,7 @@ def _opened(destination: Path) -> Tree:
     except StorageError:
         raise
     except CheckpointError as error:
-        names = names_in(destination)
+        names = [entry.name for entry in destination.entries()]
         raise _refused(
             destination,
             "is no checkpoint that can be read" + listing(names, _SHOWN),
@@ -77,7 +76,7 @@ def _opened(destination: Path) -> Tree:
         ) from error
 
 
-def _refused(destination: Path, got: str, wanted: str) -> DestinationExistsError:
+def _refused(destination: Place, got: str, wanted: str) -> DestinationExistsError:
     return DestinationExistsError(
         f"{destination} is not replaced: it {got}",
         wanted=wanted,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Unpack
 
 from ckpttools.api.beside import check_beside
@@ -23,6 +21,8 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.errors import DestinationExistsError, StorageError
 from ckpttools.core.text import printable
 from ckpttools.core.wording import option
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
 
 _PAGES = (".html", ".htm")
 _DOCTYPE = b"<!doctype html"
@@ -40,7 +40,7 @@ class Page:
         html: the page itself.
     """
 
-    output: Path | None
+    output: Place | None
     nbytes: int
     num_arrays: int
     stats: bool
@@ -53,7 +53,7 @@ class Page:
 
 def report(
     source: Source,
-    output: str | os.PathLike[str] | None = None,
+    output: Where | None = None,
     *,
     stats: bool = True,
     overwrite: bool = False,
@@ -78,7 +78,7 @@ def report(
         DestinationExistsError: something has the name that may not be replaced; nothing was read.
         CheckpointError: an array cannot be read, the memory is too small, or the page cannot be written.
     """
-    place = None if output is None else Path(output)
+    place = None if output is None else parse(output)
     if place is not None:
         _check(place, place_of(source), overwrite)
     with looking(memory, jobs, observe) as look:
@@ -111,7 +111,7 @@ def _html(tree: Tree, look: Looking, *, stats: bool) -> str:
     )
 
 
-def _check(output: Path, source: Path | None, overwrite: bool) -> None:
+def _check(output: Place, source: Place | None, overwrite: bool) -> None:
     """Refuses before anything is read."""
     if output.is_dir():
         raise DestinationExistsError(f"{output} is a directory", wanted="the name of a file")
@@ -121,7 +121,7 @@ def _check(output: Path, source: Path | None, overwrite: bool) -> None:
         )
     check_beside(output, source or "")
     # A link that leads nowhere is something, too.
-    if os.path.lexists(output) and not overwrite:
+    if output.lexists() and not overwrite:
         raise DestinationExistsError(
             f"{output} exists",
             wanted="a new name",
@@ -137,25 +137,20 @@ def _check(output: Path, source: Path | None, overwrite: bool) -> None:
         raise StorageError(f"there is no directory {output.parent}", place=output, hint=hint)
 
 
-def _is_part(output: Path, source: Path) -> bool:
+def _is_part(output: Place, source: Place) -> bool:
     """Whether a file is the checkpoint or lies in it, earlier pages left out."""
     return output == source or (source in output.parents and output.suffix != ".html")
 
 
-def _is_page(path: Path) -> bool:
+def _is_page(path: Place) -> bool:
     """Whether a file is named as a page, or begins as one."""
     if not path.is_file():
         return False
-    with path.open("rb") as file:
-        return path.suffix.lower() in _PAGES or file.read(len(_DOCTYPE)).lower() == _DOCTYPE
+    with path.open() as file:
+        head = file.read(0, min(file.size, len(_DOCTYPE)))
+        return path.suffix.lower() in _PAGES or head.lower() == _DOCTYPE
 
 
-def _write(output: Path, text: str) -> None:
+def _write(output: Place, text: str) -> None:
     """Writes the page whole, so that nobody finds half of it; of a link, what it leads to."""
-    from ckpttools.stores.local.files import write_error, write_whole
-
-    output = output.resolve()
-    try:
-        write_whole(output, text.encode())
-    except OSError as error:
-        raise write_error(output, error) from error
+    output.resolve().put(text.encode())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ckpttools.array.tree import spelled
 from ckpttools.core.notes import Note
 from ckpttools.plan.plan import Plan
 from ckpttools.roles.of_tree import roles
+from ckpttools.stores.place import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class PlanReport:
         remarks: what else there is to say.
     """
 
-    source: Path
-    destination: Path
+    source: Place
+    destination: Place
     arrays: int
     parameters: int
     bytes_in: int
@@ -60,7 +60,7 @@ class PlanReport:
     array_list: tuple[PlannedArray, ...]
 
 
-def describe(plan: Plan, source: Path, destination: Path) -> PlanReport:
+def describe(plan: Plan, source: Place, destination: Place) -> PlanReport:
     """The plan as data."""
     arrays, known = plan.tree.arrays, roles(plan.tree)
     return PlanReport(
@@ -86,7 +86,7 @@ def describe(plan: Plan, source: Path, destination: Path) -> PlanReport:
     )
 
 
-def made_above(destination: Path) -> Iterator[str]:
+def made_above(destination: Place) -> Iterator[str]:
     """What to say of directories above a destination that are not there: they may be a slip of the pen."""
     missing = [place for place in destination.absolute().parents if not place.exists()]
     if missing:

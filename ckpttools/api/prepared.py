@@ -1,7 +1,7 @@
 """What every call that writes shares: the checks before it, the plan, and carrying it out.
 
     @command(Writing)
-    def save_as(source: Source, destination: str | Path, **writing: Unpack[Writing]) -> Prepared:
+    def save_as(source: Source, destination: Where, **writing: Unpack[Writing]) -> Prepared:
         return prepare(lambda resources: …, source, destination, **writing)
 
 makes two calls of one function: `save_as(…)` writes and returns a `Receipt`, `save_as.plan(…)` returns what
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import signature
-from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypedDict, cast
 
 from ckpttools.api.arguments import Size
@@ -28,7 +27,8 @@ from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Observer, Receipt
-from ckpttools.stores.registry import parse
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
 
 P = ParamSpec("P")
 
@@ -50,7 +50,7 @@ class Writing(TypedDict, total=False):
     jobs: int | None
     overwrite: bool
     resume: bool
-    manifest: str | Path | None
+    manifest: Where | None
     observe: Observer
     command: str
 
@@ -71,9 +71,9 @@ class Prepared:
     """
 
     conversion: Conversion
-    destination: Path
+    destination: Place
     overwrite: bool = False
-    manifest: Path | None = None
+    manifest: Place | None = None
     observe: Observer = field(default=lambda event: None)
     command: str = ""
 
@@ -111,14 +111,14 @@ class Prepared:
 def prepare(
     plan: Callable[[Resources], Conversion],
     source: Source,
-    destination: str | Path,
+    destination: Where,
     *,
-    like: str | Path | None = None,
+    like: Where | None = None,
     memory: Size = DEFAULT_MEMORY,
     jobs: int | None = None,
     overwrite: bool = False,
     resume: bool = False,
-    manifest: str | Path | None = None,
+    manifest: Where | None = None,
     observe: Observer = lambda event: None,
     command: str = "",
 ) -> Prepared:
@@ -139,12 +139,12 @@ def prepare(
     from ckpttools.digest import manifest as digests
     from ckpttools.run.apart import check_apart
 
-    place, written = Path(destination), None if manifest is None else Path(manifest)
+    place, written = parse(destination), None if manifest is None else parse(manifest)
     read = _place(source)
     if read is not None:
         check_apart(read, place)
     if like is not None:
-        check_apart(Path(like), place, option("like"))
+        check_apart(parse(like), place, option("like"))
     if resume:
         _require_partial(place)
     if written is not None:
@@ -156,15 +156,15 @@ def prepare(
     return Prepared(conversion, place, overwrite, written, observe, command)
 
 
-def _place(source: Source) -> Path | None:
+def _place(source: Source) -> Place | None:
     """Where a source lies; None for a tree that was not read from files."""
     if not isinstance(source, Tree):
-        return Path(source)
-    place = Path(source.metadata.place)
+        return parse(source)
+    place = parse(source.metadata.place)
     return place if source.metadata.place and place.exists() else None
 
 
-def _require_partial(destination: Path) -> None:
+def _require_partial(destination: Place) -> None:
     from ckpttools.run.destination import staging_of
 
     _, directory = staging_of(parse(destination)).taken

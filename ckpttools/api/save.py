@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ckpttools.api.arguments import Size
@@ -21,6 +20,7 @@ from ckpttools.maxtext.model_config import true_config
 from ckpttools.maxtext.model_files import ModelFiles, companions_of, config_bytes, is_beside
 from ckpttools.roles.of_tree import roles
 from ckpttools.run.events import Observer, Receipt
+from ckpttools.stores.registry import Where, parse
 
 
 def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) -> Conversion:
@@ -74,7 +74,7 @@ def _left_out(companions: Companions, format: str) -> Notes:
 
 def _config(tree: Tree, companions: Companions) -> Mapping[str, Any]:
     """The configuration that goes along."""
-    return tree.metadata.config or read_json(Path(companions.files[CONFIG].path))
+    return tree.metadata.config or read_json(parse(companions.files[CONFIG].path))
 
 
 def _weights(tree: Tree) -> dict[str, LazyArray]:
@@ -88,23 +88,23 @@ def plan_save(
     format: str | None = None,
     *,
     resources: Resources | None = None,
-    destination: str | Path | None = None,
+    destination: Where | None = None,
     **options: Any,
 ) -> Conversion:
     """What `save` with these arguments would do; its `run(destination)` does it."""
-    place = None if destination is None else Path(destination)
+    place = None if destination is None else parse(destination)
     return plan_tree(tree, writer_for(tree, format, place, **options), resources)
 
 
 def save(
     tree: Tree,
-    destination: str | Path,
+    destination: Where,
     format: str | None = None,
     *,
     memory: Size = DEFAULT_MEMORY,
     jobs: int | None = None,
     overwrite: bool = False,
-    manifest: str | Path | None = None,
+    manifest: Where | None = None,
     observe: Observer = lambda event: None,
     **options: Any,
 ) -> Receipt:

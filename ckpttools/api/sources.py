@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from ckpttools.array.tree import Tree
@@ -14,8 +12,10 @@ from ckpttools.core.budget import allowing, parse_size
 from ckpttools.core.errors import UsageError
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
 
-Source = str | os.PathLike[str] | Tree
+Source = Where | Tree
 """A checkpoint: where it lies, or the tree that was opened."""
 
 Observe = Callable[[int, int], None]
@@ -62,7 +62,7 @@ def opened(source: Source, read: ReadOptions | None = None) -> Tree:
         UsageError: something is said of how to open a tree, which is open already.
     """
     if not isinstance(source, Tree):
-        return open_tree(Path(source), read)
+        return open_tree(parse(source), read)
     if read is not None and read not in (ReadOptions(), ReadOptions(source.metadata.step)):
         raise UsageError(
             "the source is a tree, which is open already",
@@ -73,11 +73,11 @@ def opened(source: Source, read: ReadOptions | None = None) -> Tree:
     return source
 
 
-def place_of(source: Source) -> Path | None:
+def place_of(source: Source) -> Place | None:
     """Where a checkpoint lies; None for a tree that was made."""
     if not isinstance(source, Tree):
-        return Path(source)
-    return Path(source.metadata.place) if source.metadata.place else None
+        return parse(source)
+    return parse(source.metadata.place) if source.metadata.place else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Unpack
 
@@ -15,6 +14,7 @@ from ckpttools.inspect.comparison import arranged
 from ckpttools.inspect.folding import ordered
 from ckpttools.inspect.tree import TreeReport, inspect_tree
 from ckpttools.maxtext.model_files import companion_names
+from ckpttools.stores.registry import Where
 
 
 def inspect(
@@ -23,7 +23,7 @@ def inspect(
     filter: str = "*",
     sort: str | None = None,
     sharding: bool = False,
-    against: str | os.PathLike[str] | Tree | None = None,
+    against: Where | Tree | None = None,
     **reading: Unpack[Reading],
 ) -> TreeReport:
     """Names, shapes, dtypes and bytes of all arrays, and what kind of checkpoint it is; reads none of them.

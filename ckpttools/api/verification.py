@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from ckpttools.api.sources import (
@@ -27,6 +25,8 @@ from ckpttools.digest.differences import Difference
 from ckpttools.digest.manifest import Manifest
 from ckpttools.digest.pairing import Named, Pairing
 from ckpttools.maxtext.model import check_choice
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
 
 if TYPE_CHECKING:
     from ckpttools.compare.conversion import ConversionOptions
@@ -72,7 +72,7 @@ def verify(
     checkpoint: Source,
     against: Source | None = None,
     *,
-    manifest: str | os.PathLike[str] | None = None,
+    manifest: Where | None = None,
     cast: bool = False,
     padding_rows: str | None = None,
     family: str | None = None,
@@ -126,7 +126,7 @@ def verify(
         if against is not None:
             other = opened(against, replace(read, step=None))
             return _bit_by_bit(tree, other, said, selection, look)
-        return _by_digests(tree, Path(manifest or ""), said, selection, look)
+        return _by_digests(tree, parse(manifest or ""), said, selection, look)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def _cast(both: Pairing[LazyArray]) -> Pairing[LazyArray]:
     return replace(both, b={**both.b, **{name: cast(b, a.dtype) for name, a, b in both.pairs}})
 
 
-def _by_digests(tree: Tree, path: Path, said: _Said, selection: Selection, look: Looking) -> Verification:
+def _by_digests(tree: Tree, path: Place, said: _Said, selection: Selection, look: Looking) -> Verification:
     from ckpttools.compare.hints import after_manifest
     from ckpttools.digest.hashing import differences, hash_tree
     from ckpttools.digest.manifest import read_manifest

@@ -6,7 +6,6 @@ size (`ckpttools.array.slabs`), so no node ever needs memory in proportion to it
 
 from __future__ import annotations
 
-import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -30,6 +29,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, grid_indices, split_to
 from ckpttools.core.wording import option
+from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
     import numpy as np
@@ -244,7 +244,7 @@ def inner(array: LazyArray) -> tuple[LazyArray, ...]:
 @lru_cache(maxsize=4096)
 def _file(path: str) -> str:
     """A file's own name, however the path to it is spelled."""
-    return os.path.realpath(path)
+    return str(parse(path).resolve())
 
 
 def described(array: LazyArray) -> object:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, read_options
 from ckpttools.cli.output import fields_of, print_json
+from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
     from ckpttools.formats.base import ReadOptions
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 )
 @read_options
 def chunks(
-    path: Path,
+    path: Place,
     as_json: bool,
     pattern: str,
     mesh_text: str | None,

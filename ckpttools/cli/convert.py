@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +12,7 @@ from ckpttools.cli.command_line import command_line
 from ckpttools.cli.lazy import Lazy, LazyGroup, Made
 from ckpttools.cli.options import Output
 from ckpttools.cli.output import print_json, say, show
+from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
@@ -46,8 +46,8 @@ def convert() -> None:
 
 def perform(
     call: Callable[..., Prepared],
-    source: Path,
-    destination: Path,
+    source: Place,
+    destination: Place,
     resources: Resources,
     output: Output,
     **options: Any,
@@ -78,7 +78,7 @@ def perform(
         _carry_out(prepared, output)
 
 
-def _print_plan(prepared: Prepared, source: Path, output: Output) -> None:
+def _print_plan(prepared: Prepared, source: Place, output: Output) -> None:
     from ckpttools.api.plan_report import describe
     from ckpttools.cli.plan_text import print_plan
     from ckpttools.run.destination import begun_at

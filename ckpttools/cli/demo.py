@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from ckpttools.cli.options import ANY_PATH
-
 
 @click.command(short_help="Make, convert and load a small model, and back.")
 @click.option(
-    "--directory", type=ANY_PATH, help="Where to work and leave the results; default a temporary one."
+    "--directory",
+    type=click.Path(path_type=Path),
+    help="Where to work and leave the results; default a temporary one.",
 )
 def demo(directory: Path | None) -> None:
     """Make a small model, convert it, show it, load it, and convert it back.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from math import isfinite, isnan
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +21,7 @@ from ckpttools.cli.options import (
 from ckpttools.cli.output import print_json
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.wording import padding_rows_option
+from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
@@ -109,8 +109,8 @@ _alignment_options = bundled(
 @max_header_option
 @max_index_option
 def diff(
-    first: Path,
-    second: Path,
+    first: Place,
+    second: Place,
     looking: dict[str, Any],
     alignment: dict[str, Any],
     as_json: bool,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +11,8 @@ from ckpttools.cli.options import ANY_PATH, json_option, max_index_option
 from ckpttools.cli.output import labelled, print_json, prose_width, show
 from ckpttools.cli.units import counted
 from ckpttools.core.text import printable
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
     from ckpttools.doctor.base import Finding
@@ -37,7 +37,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 @click.pass_context
 def doctor(
     ctx: click.Context,
-    path: Path | None,
+    path: Place | None,
     as_json: bool,
     fix: tuple[str, ...],
     as_list: bool,
@@ -99,7 +99,7 @@ def _view(diagnosis: Diagnosis, fix: tuple[str, ...]) -> Iterator[str]:
         yield ""
         yield from _lines(finding)
     yield ""
-    is_gone = bool(diagnosis.fixed) and not os.path.lexists(diagnosis.path)
+    is_gone = bool(diagnosis.fixed) and not parse(diagnosis.path).lexists()
     yield "nothing has this name any more" if is_gone else _verdict(diagnosis)
 
 

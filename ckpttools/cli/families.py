@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +13,7 @@ from ckpttools.cli.output import print_json, show, width
 from ckpttools.cli.units import counted
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import printable
+from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
     from ckpttools.families.family import Family
@@ -168,7 +168,9 @@ def _row(row: Row) -> Iterator[str]:
 )
 @json_option
 @click.pass_context
-def check(ctx: click.Context, family: str, against: Path | None, config: Path | None, as_json: bool) -> None:
+def check(
+    ctx: click.Context, family: str, against: Place | None, config: Place | None, as_json: bool
+) -> None:
     """Check that a family's rows say one thing, go both ways, and are those of a model.
 
     Every array must be made once on either side, sizes must be told by the configuration, by a formula or by

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +12,7 @@ from ckpttools.cli.output import print_json, say, show
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.wording import wording_options
 from ckpttools.core.text import printable
+from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
@@ -69,9 +69,9 @@ selection_options = bundled(
 @progress_option
 @read_options
 def hash_command(
-    path: Path,
+    path: Place,
     as_json: bool,
-    manifest: Path | None,
+    manifest: Place | None,
     algorithm: str,
     names: str,
     wording: dict[str, Any],

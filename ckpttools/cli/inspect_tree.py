@@ -6,13 +6,13 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ckpttools.cli.options import ANY_PATH, SOME_TEXT, bundled, json_option, read_options
 from ckpttools.cli.output import fields_of, print_json
+from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
     from ckpttools.formats.base import ReadOptions
@@ -73,7 +73,7 @@ _view_options = bundled(
 @_view_options
 @json_option
 @read_options
-def tree(path: Path, view: _View, as_json: bool, read: ReadOptions) -> None:
+def tree(path: Place, view: _View, as_json: bool, read: ReadOptions) -> None:
     """Show the arrays of a checkpoint: names, shapes, dtypes, bytes, and what kind it is.
 
     PATH is a safetensors file or directory, or an Orbax checkpoint at any level: run directory, step or

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +22,7 @@ from ckpttools.cli.options import (
 from ckpttools.cli.storage import storage_options
 from ckpttools.cli.transforming import dtype_option
 from ckpttools.formats.safetensors.format import MAX_SHARD
+from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
@@ -108,8 +108,8 @@ _mapping_options = bundled(
 @resource_options
 @output_options
 def hf_to_maxtext(
-    source: Path,
-    destination: Path,
+    source: Place,
+    destination: Place,
     options: dict[str, Any],
     storage: dict[str, Any],
     resources: Resources,
@@ -189,8 +189,8 @@ _back_options = bundled(
 @resource_options
 @output_options
 def maxtext_to_hf(
-    source: Path,
-    destination: Path,
+    source: Place,
+    destination: Place,
     options: dict[str, Any],
     shards: dict[str, Any],
     resources: Resources,

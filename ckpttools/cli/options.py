@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckpttools.core.budget import allowing, parse_size, size_text
 from ckpttools.core.errors import MemoryBudgetError, UnknownNameError, UsageError
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
     from ckpttools.core.dtypes import DType
@@ -49,15 +49,13 @@ class DTypeName(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-class AnyPath(click.Path):
-    """A path, there or not; an empty one, as a variable of the shell leaves that is not set, is none."""
+class Location(click.Path):
+    """Where something is, there or not; not an empty one, as an unset variable of the shell leaves."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str | bytes | os.PathLike[str]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
         if value == "":
             self.fail(_EMPTY, param, ctx)
-        return super().convert(value, param, ctx)
+        return parse(value)
 
 
 class SomeText(click.ParamType):  # type: ignore[type-arg]
@@ -73,7 +71,7 @@ _EMPTY = "nothing is named: the text is empty"
 SIZE = ByteSize()
 DTYPE = DTypeName()
 SOME_TEXT = SomeText()
-ANY_PATH = AnyPath(path_type=Path)
+ANY_PATH = Location()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
@@ -198,7 +196,7 @@ class Output:
     overwrite: bool
     resume: bool
     progress: bool
-    manifest: Path | None
+    manifest: Place | None
     as_json: bool
 
 

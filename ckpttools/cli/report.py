@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +12,8 @@ from ckpttools.cli.options import ANY_PATH, SOME_TEXT, json_option, read_options
 from ckpttools.cli.output import fields_of, print_json, show
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.units import counted, disk
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 @resource_options
 @read_options
 def report(
-    path: Path,
+    path: Place,
     name: str,
     no_stats: bool,
     overwrite: bool,
@@ -58,7 +59,7 @@ def report(
     """
     from ckpttools.api.page import report as made
 
-    output = None if name == "-" else Path(name)
+    output = None if name == "-" else parse(name)
     if output is None and as_json:
         raise click.UsageError("stdout takes one of both: leave out --json, or name a file with --output")
     with watching(progress) as observe:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +10,7 @@ import click
 from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
 from ckpttools.cli.output import print_json
 from ckpttools.cli.progress import progress_option, watching
+from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
@@ -41,7 +41,7 @@ _BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnorm
 @resource_options
 @read_options
 def stats(
-    path: Path,
+    path: Place,
     as_json: bool,
     pattern: str,
     sort: str | None,

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,6 +34,7 @@ from ckpttools.cli.options import (
     resource_options,
 )
 from ckpttools.cli.storage import storage_options
+from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
@@ -163,8 +163,8 @@ transform_options = bundled(
 def write(
     call: Callable[..., Prepared],
     *,
-    source: Path,
-    destination: Path,
+    source: Place,
+    destination: Place,
     read: ReadOptions,
     resources: Resources,
     output: Output,

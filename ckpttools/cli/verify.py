@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +16,7 @@ from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.units import counted, disk
 from ckpttools.cli.wording import padding_rows_option, wording_options
 from ckpttools.core.text import folded, printable
+from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
     from ckpttools.api.conversion import Resources
@@ -53,9 +53,9 @@ _REASONS: dict[Reason, str] = {
 @progress_option
 @read_options
 def verify(
-    path: Path,
-    against: Path | None,
-    manifest: Path | None,
+    path: Place,
+    against: Place | None,
+    manifest: Place | None,
     casts: bool,
     padding_rows: str | None,
     wording: dict[str, Any],

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
@@ -31,6 +30,7 @@ from ckpttools.maxtext.model import ModelOptions, overrides
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Role, roles_of
+from ckpttools.stores.registry import Where
 
 Arrays = Mapping[str, LazyArray]
 
@@ -46,7 +46,7 @@ class AlignOptions:
     """
 
     model: ModelOptions = field(default_factory=ModelOptions)
-    like: str | Path | None = None
+    like: Where | None = None
     padding_rows: str | None = None
 
 

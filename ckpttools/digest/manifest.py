@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from ckpttools.core.errors import (
@@ -19,7 +17,8 @@ from ckpttools.core.errors import (
 )
 from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, tree_digest
-from ckpttools.stores.local.files import write_error, write_whole
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
 
 FORMAT = "ckpttools-manifest"
 VERSION = 1
@@ -58,23 +57,21 @@ class Manifest:
     def _digest(self, names: Iterable[str]) -> str:
         return tree_digest(self.algorithm, ((name, self.arrays[name].digest) for name in names))
 
-    def write(self, path: Path, *, overwrite: bool = False) -> None:
+    def write(self, where: Where, *, overwrite: bool = False) -> None:
         """Writes the file, which appears only when it is complete.
 
         Args:
-            path: of the file.
+            where: of the file.
             overwrite: whether another manifest of this name may be replaced.
 
         Raises:
             DestinationExistsError: something has the name that may not be replaced.
             StorageError, NoSpaceError: it cannot be written.
         """
+        path = parse(where)
         # Once more: since the name was looked at first, hours may have gone by.
         check_name(path, overwrite=overwrite)
-        try:
-            write_whole(path, self._text().encode())
-        except OSError as error:
-            raise write_error(path, error) from error
+        path.put(self._text().encode())
 
     def _text(self) -> str:
         """JSON with one line for each array."""
@@ -96,7 +93,7 @@ class Manifest:
         return "{\n" + "".join(lines) + f'  "arrays": {listed}\n' + "}\n"
 
 
-def check_name(path: Path, *, overwrite: bool = False) -> None:
+def check_name(path: Place, *, overwrite: bool = False) -> None:
     """Refuses a name that a manifest cannot have, before the work for the file is done.
 
     Args:
@@ -108,13 +105,13 @@ def check_name(path: Path, *, overwrite: bool = False) -> None:
         StorageError: there is no directory for it.
     """
     # A link that leads nowhere is something, too.
-    if os.path.lexists(path) and overwrite and not _is_manifest(path):
+    if path.lexists() and overwrite and not _is_manifest(path):
         raise DestinationExistsError(
             f"{path} is not replaced: it is no manifest",
             wanted="a new name, or another manifest",
             hint="choose another name",
         )
-    if os.path.lexists(path) and not overwrite:
+    if path.lexists() and not overwrite:
         raise DestinationExistsError(
             f"{path} exists",
             wanted="a new name for the manifest",
@@ -124,27 +121,26 @@ def check_name(path: Path, *, overwrite: bool = False) -> None:
         raise StorageError(f"cannot write {path}", got="no such directory", hint="make it first")
 
 
-def _is_manifest(path: Path) -> bool:
+def _is_manifest(path: Place) -> bool:
     try:
         read_manifest(path)
     except CheckpointError:
         return False
-    return not path.is_symlink()
+    return not path.is_link()
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(where: Where) -> Manifest:
     """A manifest from its file.
 
     Raises:
         StorageError: the file cannot be read.
         FormatError: it is no manifest, one of another version, or one that was changed afterwards.
     """
+    path = parse(where)
     try:
         document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise StorageError(
-            f"cannot read {path}", got=error.strerror, hint="name what --manifest or ckpt hash wrote"
-        ) from error
+    except StorageError as error:
+        raise error.at(hint="name what --manifest or ckpt hash wrote") from error
     except (ValueError, RecursionError) as error:
         raise FormatError("the manifest is no JSON", place=path, got=error) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -160,7 +156,7 @@ def read_manifest(path: Path) -> Manifest:
     return _checked(document, path)
 
 
-def _require(document: Mapping[str, Any], key: str, wanted: int, path: Path) -> None:
+def _require(document: Mapping[str, Any], key: str, wanted: int, path: Place) -> None:
     if document.get(key) != wanted:
         raise FormatError(
             f"a manifest of another {key}",
@@ -171,7 +167,7 @@ def _require(document: Mapping[str, Any], key: str, wanted: int, path: Path) -> 
         )
 
 
-def _require_algorithm(document: Mapping[str, Any], path: Path) -> None:
+def _require_algorithm(document: Mapping[str, Any], path: Place) -> None:
     """Refuses digests that nothing here can make."""
     try:
         algorithm_named(str(document.get("algorithm")))
@@ -181,7 +177,7 @@ def _require_algorithm(document: Mapping[str, Any], path: Path) -> None:
         ) from error
 
 
-def _checked(document: Mapping[str, Any], path: Path) -> Manifest:
+def _checked(document: Mapping[str, Any], path: Place) -> Manifest:
     """The manifest of a document whose digests agree with each other."""
     try:
         entries = {

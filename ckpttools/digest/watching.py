@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from ckpttools.array.tree import Tree
@@ -14,6 +13,7 @@ from ckpttools.digest.digester import Digester
 from ckpttools.digest.manifest import Manifest, check_name
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Receipt, Watch
+from ckpttools.stores.place import Place
 
 
 class Run(Protocol):
@@ -27,7 +27,7 @@ def hashing_bytes(tree: Tree) -> int:
     return Digester(Selection().arrays(tree), DEFAULT_ALGORITHM).nbytes
 
 
-def run_hashing(plan: Plan, run: Run, path: Path, *, overwrite: bool) -> Receipt:
+def run_hashing(plan: Plan, run: Run, path: Place, *, overwrite: bool) -> Receipt:
     """Carries a plan out and writes the manifest of its arrays.
 
     What is written is hashed as it passes, in the memory that the plan leaves; the rest (what an earlier run

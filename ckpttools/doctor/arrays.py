@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import prod
 
 from ckpttools.array.tree import dotted
-from ckpttools.core.errors import CheckpointError
+from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.region import Shape
 from ckpttools.core.text import folded
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, pasted, told
@@ -51,12 +50,12 @@ def _files(database: Entries, item: Item) -> Iterator[Finding]:
     for name, found in ends.items() if database.manifests else ():
         path = item.path / name
         try:
-            size = path.stat().st_size
-        except OSError as error:
-            what = f"a data file that {len(found)} entries of the index are in: {error.strerror}"
+            size = path.stat().size
+        except StorageError as error:
+            what = f"a data file that {len(found)} entries of the index are in: {error.got or 'not there'}"
             yield Finding(ERROR, str(path), what, _UNREAD, _FETCH)
             continue
-        if not os.access(path, os.R_OK):
+        if not path.may_read():
             do = f"chmod u+r {pasted(path)}"
             yield Finding(ERROR, str(path), "no permission to read it", _UNREAD, do, command=do)
         beyond = [end for end in found if end > size]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from shlex import quote
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.scene import Scene
 from ckpttools.formats.base import ReadOptions
+from ckpttools.stores.place import Place
 
 ERROR, WARNING, INFO = LEVELS = ("error", "warning", "info")
 
@@ -56,7 +55,7 @@ class Fix:
 
     name: str
     summary: str
-    apply: Callable[[Path, ReadOptions], str]
+    apply: Callable[[Place, ReadOptions], str]
     needs_health: bool = False
 
 
@@ -82,19 +81,19 @@ def mending(scene: Scene, fix: str) -> str:
     return f"ckpt doctor {pasted(scene.path)} --fix {fix}"
 
 
-def pasted(path: Path) -> str:
+def pasted(path: Place) -> str:
     """A path as a command takes it: what the shell or the command would read in it is plain text."""
     return quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
-def set_aside(path: Path) -> str:
+def set_aside(path: Place) -> str:
     """The command that gives a file another name, and replaces none by it."""
     names = (path.with_name(f"{path.name}.aside{number or ''}") for number in count())
-    free = next(each for each in names if not os.path.lexists(each))
+    free = next(each for each in names if not each.lexists())
     return f"mv -n {pasted(path)} {pasted(free)}"
 
 
-def told(error: CheckpointError, place: Path, level: str = ERROR, why: str = "") -> Finding:
+def told(error: CheckpointError, place: Place, level: str = ERROR, why: str = "") -> Finding:
     """An error of the package as a finding."""
     details = [f"{label} {text}" for label, text in error.details() if label in ("got", "wanted")]
     what = "; ".join([*map(str.strip, error.message.splitlines()), *details])

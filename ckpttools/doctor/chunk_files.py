@@ -7,7 +7,6 @@ chunks of zstd, 1.07 GB of bfloat16 weights, and 1.2 s for 20,000 chunks of 128 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ from ckpttools.core.region import Shape
 from ckpttools.formats.orbax.entries import Entries
 from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
 from ckpttools.formats.zarr.chunks import ChunkTable
-from ckpttools.stores.local.file import LocalFile
 
 _WRONG_LENGTH = "have the wrong length"
 _CUT = "are cut, or are something else: their headers and lengths do not agree"
@@ -63,12 +61,12 @@ def _fits(table: ChunkTable, entry: Entry) -> bool:
 def _in_file(table: ChunkTable, database: Entries, entry: Extent, fault: str | None) -> str | None:
     """What is wrong with a chunk that is a file; nothing more than `fault` is looked for if it is plain."""
     path = database.directory / entry.file
-    if not os.access(path, os.R_OK):
+    if not path.may_read():
         return _DENIED
     if fault is None and table.array.chunk_bytes is not None:
         return None
     try:
-        source = LocalFile.at(path)
+        source = path.open()
         try:
             return _looked_into(table, ByteRange(source, entry.offset, entry.length), fault)
         finally:

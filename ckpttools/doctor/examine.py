@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.wording import option
@@ -17,7 +15,7 @@ from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, told
 from ckpttools.doctor.format_faults import format_checks
 from ckpttools.doctor.scene import Scene, scene_at
 from ckpttools.formats.base import ReadOptions
-from ckpttools.stores.local.file import storage_error
+from ckpttools.stores.registry import Where, parse
 
 # The check that opens everything: what it finds is only said where no other check says more.
 LAST_RESORT = "opens"
@@ -89,17 +87,18 @@ def fixes() -> dict[str, Fix]:
     return {check.fix.name: check.fix for check in checks() if check.fix is not None}
 
 
-def examine(path: Path, read: ReadOptions | None = None) -> Diagnosis:
+def examine(where: Where, read: ReadOptions | None = None) -> Diagnosis:
     """Looks at everything at or below a path; reads no arrays and changes nothing.
 
     Args:
-        path: where.
+        where: it is.
         read: how to open what is there.
 
     Raises:
         StorageError: there is nothing at all, or it may not be listed.
         FormatError: nothing there is or was going to be a checkpoint.
     """
+    path = parse(where)
     scene = scene_at(path, read)
     if scene.path in scene.denied:
         raise scene.denied[scene.path]
@@ -157,7 +156,7 @@ def _is_told(last: Finding, place: str) -> bool:
     """Whether an error at a place is why something cannot be opened; the message may name its directory."""
     if _is_at(place, last.place) or _is_at(last.place, place):
         return True
-    return place in last.what or f"{Path(place).parent}: " in last.what
+    return place in last.what or f"{parse(place).parent}: " in last.what
 
 
 def _is_at(place: str, top: str) -> bool:
@@ -165,11 +164,11 @@ def _is_at(place: str, top: str) -> bool:
     return place == top or place.startswith((f"{top}/", f"{top}:"))
 
 
-def mend(path: Path, *names: str, read: ReadOptions | None = None) -> Diagnosis:
+def mend(where: Where, *names: str, read: ReadOptions | None = None) -> Diagnosis:
     """Applies fixes in turn wherever a finding asks for them, then looks again; goes on where one is refused.
 
     Args:
-        path: where.
+        where: it is.
         names: of the fixes.
         read: how to open what is there.
 
@@ -177,6 +176,7 @@ def mend(path: Path, *names: str, read: ReadOptions | None = None) -> Diagnosis:
         UsageError: no fix has this name.
         CheckpointError: it was not safe or not possible anywhere; nothing was changed.
     """
+    path = parse(where)
     known, read = fixes(), read or ReadOptions()
     for name in names:
         if name not in known:
@@ -185,11 +185,11 @@ def mend(path: Path, *names: str, read: ReadOptions | None = None) -> Diagnosis:
     done: list[str] = []
     refused: dict[str, CheckpointError] = {}
     for name in names:
-        if os.path.lexists(path):
+        if path.lexists():
             _mend_all(known[name], examine(path, read).findings, read, done, refused)
     if refused and not done:
         raise _together(names, refused)
-    after = examine(path, read) if os.path.lexists(path) else Diagnosis(str(path), True, (), ())
+    after = examine(path, read) if path.lexists() else Diagnosis(str(path), True, (), ())
     refusals = tuple(_refusal(place, error) for place, error in refused.items())
     return replace(after, fixed=tuple(done), refused=refusals)
 
@@ -212,10 +212,7 @@ def _mend_all(
 def _applied(fix: Fix, place: str, found: Iterable[Finding], read: ReadOptions) -> str:
     if fix.needs_health:
         _refuse_ill(place, found)
-    try:
-        return fix.apply(Path(place), read)
-    except OSError as error:
-        raise storage_error("cannot mend", error.filename or place, error) from error
+    return fix.apply(parse(place), read)
 
 
 def _together(names: Iterable[str], refused: Mapping[str, CheckpointError]) -> CheckpointError:
@@ -229,7 +226,7 @@ def _together(names: Iterable[str], refused: Mapping[str, CheckpointError]) -> C
 
 
 def _refusal(place: str, error: CheckpointError) -> Refusal:
-    as_finding = told(error, Path(place))
+    as_finding = told(error, parse(place))
     where = f"{as_finding.place}: " if as_finding.place != place else ""
     do = error.hint or "see to that, and run the same command again"
     return Refusal(place, where + as_finding.what, do, error.exit_code)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from ckpttools.core.errors import StorageError
+from ckpttools.stores.place import Place
 
 
-def is_file(path: Path) -> bool:
+def is_file(path: Place) -> bool:
     """Whether there is a regular file, or a link to one."""
     try:
         return path.is_file()
-    except OSError:  # pathlib lets through what is neither "yes" nor "no", such as no permission
+    except StorageError:
         return False
 
 
-def is_directory(path: Path) -> bool:
+def is_directory(path: Place) -> bool:
     """Whether there is a directory, or a link to one."""
     try:
         return path.is_dir()
-    except OSError:
+    except StorageError:
         return False

@@ -5,19 +5,17 @@ Everything below the path is listed once; arrays' own directories are left to th
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.doctor.looking import is_directory
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.interrupted import absent
+from ckpttools.formats.interrupted import absent, unfinished_at
 from ckpttools.formats.orbax.entries import Entries, entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.index import processes_of
@@ -34,8 +32,7 @@ from ckpttools.formats.registry import plug_ins
 from ckpttools.formats.safetensors.header import json_object
 from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
-from ckpttools.stores.local.file import read_whole, storage_error
-from ckpttools.stores.local.partial import is_staging
+from ckpttools.stores.place import Place
 
 # What the fix set-aside appends.
 SET_ASIDE = ".unfinished"
@@ -53,7 +50,7 @@ class Directory:
         files, directories: names in it, sorted.
     """
 
-    path: Path
+    path: Place
     files: tuple[str, ...]
     directories: tuple[str, ...]
 
@@ -70,12 +67,12 @@ class Item:
     """
 
     directory: Directory
-    step: Path
+    step: Place
     may_leave_out: bool = False
     read: ReadOptions = field(default_factory=ReadOptions)
 
     @property
-    def path(self) -> Path:
+    def path(self) -> Place:
         return self.directory.path
 
     @property
@@ -136,7 +133,7 @@ class Weights:
         is_whole: whether all files of the directory are among them, and not one that was named.
     """
 
-    folder: Path
+    folder: Place
     files: tuple[str, ...]
     indexes: tuple[str, ...]
     is_whole: bool
@@ -159,16 +156,16 @@ class Scene:
         others: name of another package's format -> places that it knows as its own.
     """
 
-    path: Path
+    path: Place
     directories: tuple[Directory, ...] = ()
-    denied: Mapping[Path, CheckpointError] = field(default_factory=dict)
+    denied: Mapping[Place, CheckpointError] = field(default_factory=dict)
     items: tuple[Item, ...] = ()
     steps: tuple[Directory, ...] = ()
     weights: tuple[Weights, ...] = ()
-    hierarchies: tuple[Path, ...] = ()
-    leftovers: tuple[Path, ...] = ()
+    hierarchies: tuple[Place, ...] = ()
+    leftovers: tuple[Place, ...] = ()
     read: ReadOptions = field(default_factory=ReadOptions)
-    others: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    others: Mapping[str, Sequence[Place]] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -176,7 +173,7 @@ class Scene:
         found = (self.items, self.steps, self.weights, self.hierarchies, self.leftovers, self.denied)
         return not any((*found, *self.others.values()))
 
-    def places(self, format: str) -> Sequence[Path]:
+    def places(self, format: str) -> Sequence[Place]:
         """The files or directories that are of a format."""
         own = {
             "orbax": [item.path for item in self.items],
@@ -186,16 +183,16 @@ class Scene:
         return own[format] if format in own else self.others.get(format, ())
 
 
-def json_or_error(path: Path) -> Mapping[str, Any] | CheckpointError:
+def json_or_error(path: Place) -> Mapping[str, Any] | CheckpointError:
     """The JSON object in a file, or what is wrong with it."""
     hint = "fetch the file again, or restore it from another copy"
     try:
-        return json_object(read_whole(path), str(path), FormatError, hint, make=None)
+        return json_object(path.read_bytes(), str(path), FormatError, hint, make=None)
     except CheckpointError as error:
         return error
 
 
-def scene_at(path: Path, read: ReadOptions | None = None) -> Scene:
+def scene_at(path: Place, read: ReadOptions | None = None) -> Scene:
     """Looks around at a path, which may be a file, or a directory at any level.
 
     Args:
@@ -207,18 +204,18 @@ def scene_at(path: Path, read: ReadOptions | None = None) -> Scene:
     """
     # What is above counts, too, and "." has nothing above it.
     path = path.resolve() if path.name in ("", "..") else path
-    if not os.path.lexists(path):
+    if not path.lexists():
         raise absent(path)
     if not is_directory(path):
         return Scene(path, weights=tuple(_one_file(path)), read=read or ReadOptions(), others=_others([path]))
-    if is_staging(path):
+    if unfinished_at(path):
         return Scene(path, leftovers=(path,))
     walk = _Walk(read or ReadOptions())
     walk.visit(path, 0)
     return walk.scene(path)
 
 
-def _one_file(path: Path) -> Iterator[Weights]:
+def _one_file(path: Place) -> Iterator[Weights]:
     if path.name.endswith(INDEX):
         names = tuple(sorted(each.name for each in path.parent.glob(f"*{SAFETENSORS}")))
         yield Weights(path.parent, names, (path.name,), is_whole=True)
@@ -231,14 +228,14 @@ class _Walk:
 
     def __init__(self, read: ReadOptions) -> None:
         self._read = read
-        self._seen: set[tuple[int, int]] = set()
-        self._directories: dict[Path, Directory] = {}
-        self._denied: dict[Path, CheckpointError] = {}
-        self._items: list[Path] = []
-        self._hierarchies: list[Path] = []
-        self._leftovers: list[Path] = []
+        self._seen: set[object] = set()
+        self._directories: dict[Place, Directory] = {}
+        self._denied: dict[Place, CheckpointError] = {}
+        self._items: list[Place] = []
+        self._hierarchies: list[Place] = []
+        self._leftovers: list[Place] = []
 
-    def visit(self, path: Path, depth: int) -> None:
+    def visit(self, path: Place, depth: int) -> None:
         directory = self._listed(path)
         if directory is None:
             return
@@ -254,28 +251,27 @@ class _Walk:
             for name in directory.directories:
                 self._step_into(path / name, depth)
 
-    def _step_into(self, path: Path, depth: int) -> None:
-        if IN_PROGRESS in path.name or path.name.endswith(SET_ASIDE) or is_staging(path):
+    def _step_into(self, path: Place, depth: int) -> None:
+        if IN_PROGRESS in path.name or path.name.endswith(SET_ASIDE) or unfinished_at(path):
             self._leftovers.append(path)
         elif depth < _DEEPEST:
             self.visit(path, depth + 1)
 
-    def _listed(self, path: Path) -> Directory | None:
+    def _listed(self, path: Place) -> Directory | None:
         """A directory's content; None if it was seen before or may not be listed."""
         try:
-            status = path.stat()
-            if (status.st_dev, status.st_ino) in self._seen:
+            identity = path.stat().identity or path
+            if identity in self._seen:
                 return None
-            self._seen.add((status.st_dev, status.st_ino))
-            with os.scandir(path) as entries:
-                pairs = sorted((entry.name, entry.is_dir()) for entry in entries)
-        except OSError as error:
-            self._denied[path] = storage_error("cannot list", path, error)
+            self._seen.add(identity)
+            entries = path.entries()
+        except StorageError as error:
+            self._denied[path] = error
             return None
-        files = tuple(name for name, is_directory in pairs if not is_directory)
-        return Directory(path, files, tuple(name for name, is_directory in pairs if is_directory))
+        files = tuple(entry.name for entry in entries if not entry.is_dir)
+        return Directory(path, files, tuple(entry.name for entry in entries if entry.is_dir))
 
-    def scene(self, path: Path) -> Scene:
+    def scene(self, path: Place) -> Scene:
         steps = {place: each for place, each in self._directories.items() if CHECKPOINT_FILE in each.files}
         items = []
         for place in self._items:
@@ -300,13 +296,13 @@ class _Walk:
         )
 
 
-def _others(places: Iterable[Path]) -> dict[str, list[Path]]:
+def _others(places: Iterable[Place]) -> dict[str, list[Place]]:
     """Which places the formats of other packages know."""
-    found: dict[str, list[Path]] = defaultdict(list)
+    found: dict[str, list[Place]] = defaultdict(list)
     known = plug_ins()
     for place in places if known else ():
         for name, format in known.items():
-            with suppress(CheckpointError, OSError):
+            with suppress(CheckpointError):
                 if format.why_not(place) is None:
                     found[name].append(place)
     return dict(found)

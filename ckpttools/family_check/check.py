@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -24,11 +23,13 @@ from ckpttools.mapping.table import Mapped, Table
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.view import view_of
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
 
 Arrays = Mapping[str, LazyArray]
 
 
-def check_family(family: Family, against: Path | None = None, config: Path | None = None) -> FamilyCheck:
+def check_family(family: Family, against: Where | None = None, config: Where | None = None) -> FamilyCheck:
     """Checks a family without reading any array.
 
     Args:
@@ -40,6 +41,10 @@ def check_family(family: Family, against: Path | None = None, config: Path | Non
     Raises:
         CheckpointError: `against` or `config` cannot be read.
     """
+    return _checked(family, against, None if config is None else parse(config))
+
+
+def _checked(family: Family, against: Where | None, config: Place | None) -> FamilyCheck:
     if config is not None and config.is_dir():
         if not (config / CONFIG).exists():
             raise ConfigError("there is no config.json", place=config, hint=f"{option('config')} names it")

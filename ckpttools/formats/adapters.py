@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.json_file import read_json
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 
 ADAPTER = "adapter_config.json"
 # What PEFT puts before all names, and in those of low-rank factors.
@@ -19,7 +19,7 @@ MERGE = (
 
 def refuse_adapter(tree: Tree) -> None:
     """Raises FormatError if a tree is what was learned beside a model, such as a LoRA, without the model."""
-    place = Path(tree.metadata.place)
+    place = parse(tree.metadata.place)
     folder = place if place.is_dir() else place.parent
     alone = tree.metadata.config is None and (folder / ADAPTER).is_file()
     if tree.metadata.format == "safetensors" and (alone or _is_adapter(tree)):
@@ -37,7 +37,7 @@ def _is_adapter(tree: Tree) -> bool:
     return bool(tree.arrays) and all(name.startswith(_PREFIX) or _PART in name for name in names)
 
 
-def adapter_in(folder: Path) -> str:
+def adapter_in(folder: Place) -> str:
     """What an adapter's configuration says of it: `a LoRA adapter of Qwen/Qwen3-0.6B`."""
     try:
         said = read_json(folder / ADAPTER)

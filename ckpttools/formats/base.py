@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path, PurePath
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ckpttools.array.lazy import ByteSource
@@ -24,6 +23,7 @@ from ckpttools.core.options import Option
 from ckpttools.core.region import Shape
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.placement import ChunkFiles, Placement, Range, Referenced
+from ckpttools.stores.place import Place
 
 COMPANIONS = "hf"
 """Directory inside an Orbax item for what belongs to the model besides its arrays: see `formats.sidecar`."""
@@ -66,10 +66,10 @@ class Format(Protocol):
     def name(self) -> str:
         """The name users see."""
 
-    def why_not(self, path: Path) -> str | None:
+    def why_not(self, path: Place) -> str | None:
         """None if `path` is of this format, else the reason in a few words. Reads a few bytes at most."""
 
-    def open(self, path: Path, options: ReadOptions) -> Tree:
+    def open(self, path: Place, options: ReadOptions) -> Tree:
         """The tree at `path`, without reading any array.
 
         Raises:
@@ -121,7 +121,7 @@ class TellsFaults(Protocol):
     def looks_for(self) -> str:
         """What that is, in a line."""
 
-    def faults(self, path: Path, options: ReadOptions) -> Iterable[CheckpointError]:
+    def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
         """What is wrong with a file or directory of this format, whole or damaged; reads no array.
 
         Raises:
@@ -133,10 +133,10 @@ class TellsFaults(Protocol):
 class TellsFiles(Protocol):
     """A format that knows which files are its own; without it no checkpoint of it is ever replaced."""
 
-    def owns(self, path: PurePath) -> bool:
+    def owns(self, name: str) -> bool:
         """Whether a path, relative to a checkpoint, is one that its files have, or would be taken for one."""
 
-    def strangers(self, directory: Path, tree: Tree) -> Iterable[str]:
+    def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
         """What lies in a directory and is no part of the one checkpoint that this format's writer puts there.
 
         Args:
@@ -144,7 +144,7 @@ class TellsFiles(Protocol):
             tree: what this format opened there.
 
         Raises:
-            OSError: the directory cannot be listed.
+            StorageError: the directory cannot be listed.
         """
 
 
@@ -152,7 +152,7 @@ class TellsFiles(Protocol):
 class TellsCompanions(Protocol):
     """A format in which configuration, tokenizer and so on have a place: see `formats.sidecar`."""
 
-    def companions(self, tree: Tree) -> Path:
+    def companions(self, tree: Tree) -> Place:
         """The directory where they lie, or would, of a tree that this format opened."""
 
 
@@ -237,7 +237,7 @@ class Writer(Protocol):
             FormatError: the format cannot hold an array or a leaf; names it and what would do.
         """
 
-    def finish(self, directory: Path, tree: Tree, layout: Layout, extents: Extents) -> None:
+    def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
         """Writes everything but the arrays' bytes, which are in their places: headers, index, metadata.
 
         Args:
@@ -275,7 +275,7 @@ class Target:
     """
 
     tree: Tree
-    destination: Path | None = None
+    destination: Place | None = None
     keeps_names: bool = True
     shares: bool = False
     said: frozenset[str] = frozenset()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from shlex import quote
 
-from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.formats.adapters import ADAPTER, MERGE, adapter_in
 from ckpttools.formats.json_file import read_json
+from ckpttools.stores.place import Place
 
 _PIPELINE = "model_index.json"
 
@@ -27,16 +27,16 @@ class _Foreign:
 
     names: Sequence[str]
     what: str
-    way: Callable[[Path, Path], str]
+    way: Callable[[Place, Place], str]
 
 
-def _fetched(path: Path, file: Path) -> str:
-    fresh = quote(f"{path.with_suffix('') if path == file else path}-safetensors")
+def _fetched(path: Place, file: Place) -> str:
+    fresh = quote(f"{str(path).removesuffix(path.suffix) if path == file else path}-safetensors")
     command = f"hf download REPO --include '*.safetensors' '*.json' 'tokenizer*' --local-dir {fresh}"
     return f"fetch the model's own weights: {command}"
 
 
-def _saved_again(path: Path, file: Path) -> str:
+def _saved_again(path: Place, file: Place) -> str:
     """By transformers, where there is a model's configuration; else by hand."""
     if path != file and (path / "config.json").is_file():
         again = f"AutoModelForCausalLM.from_pretrained({str(path)!r}).save_pretrained('NEW')"
@@ -45,7 +45,7 @@ def _saved_again(path: Path, file: Path) -> str:
     return f"write them as safetensors, in Python: safetensors.torch.save_file({loaded}, 'model.safetensors')"
 
 
-def _joined(path: Path, file: Path) -> str:
+def _joined(path: Place, file: Place) -> str:
     tool = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
     return f"put them together, {tool} {quote(str(file.parent))} FILE.pt, and write that as safetensors"
 
@@ -58,7 +58,7 @@ _KINDS = (
 )
 
 
-def foreign(path: Path) -> FormatError | None:
+def foreign(path: Place) -> FormatError | None:
     """The error that says what a directory or a file is; None where that is not known.
 
     Args:
@@ -82,17 +82,17 @@ def foreign(path: Path) -> FormatError | None:
     return None
 
 
-def _names(path: Path) -> tuple[Path, list[str]]:
+def _names(path: Place) -> tuple[Place, list[str]]:
     """A directory and the names in it; of a file its own."""
     if not path.is_dir():
         return path.parent, [path.name]
     try:
-        return path, sorted(each.name for each in path.iterdir())
-    except OSError:
+        return path, [each.name for each in path.entries()]
+    except StorageError:
         return path, []
 
 
-def _pipeline(folder: Path) -> FormatError:
+def _pipeline(folder: Place) -> FormatError:
     """A pipeline's parts are models, each of which can be looked at."""
     try:
         said = read_json(folder / _PIPELINE)

@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from shlex import quote
 
 from ckpttools.core.errors import FormatError, StorageError
-from ckpttools.stores.local.partial import REPLACED, SUFFIX, is_staging
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import Publishes, Unfinished
 
 
-def partial_of(path: Path) -> Path | None:
-    """The directory that an interrupted conversion to `path` left beside it, None if there is none."""
-    if path.name in ("", ".."):
-        return None
-    partial = path.with_name(path.name + SUFFIX)
-    return partial if is_staging(partial) else None
+def unfinished_at(place: Place) -> Unfinished | None:
+    """What an interrupted conversion has left, if `place` is where it grew."""
+    store = place.store
+    return store.unfinished(place.key) if isinstance(store, Publishes) else None
 
 
-def absent(path: Path) -> StorageError:
-    """The error of a path at which there is nothing."""
-    partial = partial_of(path)
-    hint = f"check the spelling of the path{_fetched(path)}" if partial is None else next_step(partial)
-    return StorageError(f"{path} is not there", hint=hint)
+def partial_of(place: Place) -> Unfinished | None:
+    """What an interrupted conversion to `place` has left beside it, None if there is nothing."""
+    store = place.store
+    return store.begun_at(place.key) if isinstance(store, Publishes) else None
 
 
-def _fetched(path: Path) -> str:
+def absent(place: Place) -> StorageError:
+    """The error of a place at which there is nothing."""
+    left = partial_of(place)
+    hint = f"check the spelling of the path{_fetched(place)}" if left is None else next_step(left)
+    return StorageError(f"{place} is not there", hint=hint)
+
+
+def _fetched(place: Place) -> str:
     """What to do where a path looks like the name of a model on the hub, OWNER/NAME."""
-    if path.is_absolute() or len(path.parts) != 2 or path.parts[0] == ".." or path.parent.exists():
+    is_relative = str(place) == "/".join(place.parts)
+    if not is_relative or len(place.parts) != 2 or place.parts[0] == ".." or place.parent.exists():
         return ""
-    command = f"hf download {quote(str(path))} --local-dir {quote(path.name)}"
+    command = f"hf download {quote(str(place))} --local-dir {quote(place.name)}"
     return f"; a model on the Hugging Face Hub is fetched first: {command}"
 
 
-def refuse_interrupted(path: Path) -> None:
-    """Raises FormatError if `path` is a directory in which a conversion grows, whatever lies in it."""
-    if is_staging(path):
-        raise FormatError("an interrupted conversion is no checkpoint yet", place=path, hint=next_step(path))
+def refuse_interrupted(place: Place) -> None:
+    """Raises FormatError if `place` is a directory in which a conversion grows, whatever lies in it."""
+    left = unfinished_at(place)
+    if left is not None:
+        raise FormatError("an interrupted conversion is no checkpoint yet", place=place, hint=next_step(left))
 
 
-def next_step(partial: Path) -> str:
+def next_step(left: Unfinished) -> str:
     """What to do about an interrupted conversion."""
-    replaced = partial / REPLACED
-    if replaced.is_dir():
-        return f"{replaced} holds what it was before it was to be replaced: move it back"
-    return f"{partial} is an interrupted conversion: run its command again, and it goes on"
+    if left.replaced is not None:
+        return f"{left.replaced} holds what it was before it was to be replaced: move it back"
+    return f"{left.place} is an interrupted conversion: run its command again, and it goes on"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ckpttools.core.errors import FormatError
-from ckpttools.stores.local.file import read_whole
+from ckpttools.stores.place import Place
 
 # Whatever walks through a document by calling itself, as Python's own writer of JSON does, gets so far.
 DEEPEST = 200
@@ -55,14 +54,14 @@ def _is_deep(value: object) -> bool:
     return True
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Place) -> dict[str, Any]:
     """A JSON object from a file.
 
     Raises:
         StorageError: the file cannot be read.
         FormatError: it holds no JSON object.
     """
-    text = read_whole(path)
+    text = path.read_bytes()
     try:
         document = parse_json(text)
     except ValueError as error:

@@ -13,20 +13,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path as FilePath
 
 from ckpttools.array.chunk_sizes import FINE
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked
 from ckpttools.array.tree import Path, Tree, spelled
-from ckpttools.formats.blocks import Chunks, Finder, Place, chunks_of
+from ckpttools.formats.blocks import Chunks, Finder, chunks_of
+from ckpttools.formats.blocks import Place as Stretch
 from ckpttools.formats.orbax.ocdbt import MAX_INLINE_VALUE
 from ckpttools.formats.placement import Placement, Referenced
 from ckpttools.formats.zarr.chunking import LARGEST
-from ckpttools.stores.base import File
-from ckpttools.stores.local.file import LocalFile
-from ckpttools.stores.local.links import Trials
+from ckpttools.stores.base import File, Links, LinkTrials
 from ckpttools.stores.memory import Bytes
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 
 # What loading takes under a `transpose` codec, beside plain C order: tensorstore reads a whole array of
 # 4096 x 8 x 8192 bfloat16 with 0.40 instead of 1.4 GB/s; Orbax restores one of 2048 x 4 x 8192 onto 8
@@ -81,7 +81,7 @@ class References:
     """
 
     mode: ReferenceMode = ReferenceMode.NONE
-    destination: FilePath | None = field(default=None, repr=False)
+    destination: Place | None = field(default=None, repr=False)
 
 
 NO_REFERENCES = References()
@@ -123,13 +123,19 @@ def find(tree: Tree, references: References, directory: str) -> Found:
     return search.found()
 
 
+def _trials(destination: Place) -> LinkTrials | None:
+    """What tries links to a destination; None where its store has none."""
+    store = destination.store
+    return store.trials(destination.key) if isinstance(store, Links) else None
+
+
 class _Search:
     """The state of one search."""
 
     def __init__(self, references: References, directory: str) -> None:
         self._mode, self._directory = references.mode, directory
         where = references.destination
-        self._trials = None if where is None else Trials(where)
+        self._trials = None if where is None else _trials(where)
         self._finder = Finder()
         self._names: dict[str, str] = {}
         self._refusals: dict[str, str | None] = {}
@@ -176,7 +182,7 @@ class _Search:
             self._refusals[source.path] = why
         return self._refusals[source.path]
 
-    def _home(self, chunks: Chunks, places: Sequence[Place]) -> Referenced:
+    def _home(self, chunks: Chunks, places: Sequence[Stretch]) -> Referenced:
         numbers, starts, lengths = array("l"), array("q"), array("q")
         files: dict[str, int] = {}
         inline: dict[int, bytes] = {}
@@ -193,7 +199,7 @@ class _Search:
     def _name(self, source: ByteSource) -> str:
         """The name that a file gets: its own with a number, so that no two are the same."""
         if source.path not in self._names:
-            own = _PREFIX.sub("", FilePath(source.path).name)
+            own = _PREFIX.sub("", parse(source.path).name)
             suffix = f"-{own}" if own.isascii() and len(own) <= _LONGEST_NAME else ""
             name = f"{self._directory}/linked-{len(self._names):05d}{suffix}"
             self._names[source.path] = name
@@ -231,12 +237,12 @@ def _files_of(placement: Placement) -> frozenset[str]:
     return frozenset(home.files) if isinstance(home, Referenced) else frozenset()
 
 
-def _is_sharable(place: Place, is_grid: bool) -> bool:
+def _is_sharable(place: Stretch, is_grid: bool) -> bool:
     """Whether a chunk is in a file that can be linked, or in an index that held it inline."""
     source, _, nbytes = place
     if isinstance(source, Bytes):
         return is_grid and nbytes <= MAX_INLINE_VALUE
-    return isinstance(source, LocalFile)
+    return isinstance(source, File)
 
 
 def _size(nbytes: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from pathlib import Path, PurePath
 from shlex import quote
 from typing import Any
 
@@ -34,8 +33,8 @@ from ckpttools.formats.base import (
 )
 from ckpttools.formats.foreign import foreign
 from ckpttools.formats.interrupted import absent, refuse_interrupted
-from ckpttools.stores.local import storage_error
-from ckpttools.stores.local.files import names_in
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
 
 _MOST_TRIED, _MOST_NAMED = 100, 5
 # Modules of this package with a `FORMAT`, in the order in which they are tried.
@@ -60,13 +59,14 @@ def plug_ins() -> Mapping[str, Format]:
     return {name: each for name, each in formats().items() if name not in _built_in()}
 
 
-def open_tree(path: Path, options: ReadOptions | None = None) -> Tree:
-    """The checkpoint at `path`, whatever its format, without reading any array.
+def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:
+    """The checkpoint at a place, whatever its format, without reading any array.
 
     Raises:
         StorageError: nothing is there.
         FormatError: no format recognises it, says what each of them missed; or a conversion grows there.
     """
+    path = parse(where)
     if not path.exists():
         raise absent(path)
     refuse_interrupted(path)
@@ -111,7 +111,7 @@ def storage_of(tree: Tree, options: ReadOptions | None = None) -> Storage:
     return plain_storage(tree)
 
 
-def faults_in(format: TellsFaults, path: Path, options: ReadOptions) -> Iterator[CheckpointError]:
+def faults_in(format: TellsFaults, path: Place, options: ReadOptions) -> Iterator[CheckpointError]:
     """What a format finds wrong with a file or directory: see `TellsFaults`."""
     try:
         yield from format.faults(path, options)
@@ -119,30 +119,27 @@ def faults_in(format: TellsFaults, path: Path, options: ReadOptions) -> Iterator
         yield error
 
 
-def companions_at(tree: Tree) -> Path | None:
+def companions_at(tree: Tree) -> Place | None:
     """Where what belongs to a model lies beside a tree, if its format tells: see `TellsCompanions`."""
     format = _format_of(tree)
     return format.companions(tree) if isinstance(format, TellsCompanions) else None
 
 
-def strangers_in(directory: Path, tree: Tree) -> set[str]:
+def strangers_in(directory: Place, tree: Tree) -> set[str]:
     """What lies in a directory and is no part of the tree that was opened there: see `TellsFiles`; else all.
 
     Raises:
         StorageError: it cannot be listed.
     """
     format = _format_of(tree)
-    try:
-        if isinstance(format, TellsFiles):
-            return set(format.strangers(directory, tree))
-        return set(names_in(directory))
-    except OSError as error:
-        raise storage_error("cannot list", error.filename or directory, error) from error
+    if isinstance(format, TellsFiles):
+        return set(format.strangers(directory, tree))
+    return {entry.name for entry in directory.entries()}
 
 
-def is_own_file(path: PurePath) -> bool:
+def is_own_file(name: str) -> bool:
     """Whether a path within a checkpoint is one that files of some format have."""
-    return any(each.owns(path) for each in formats().values() if isinstance(each, TellsFiles))
+    return any(each.owns(name) for each in formats().values() if isinstance(each, TellsFiles))
 
 
 def writable() -> Mapping[str, Writable]:
@@ -158,7 +155,7 @@ def format_named(name: str) -> Format | None:
 def writer_for(
     tree: Tree,
     format: str | None = None,
-    destination: Path | None = None,
+    destination: Place | None = None,
     *,
     keeps_names: bool = True,
     shares: bool = False,
@@ -202,12 +199,12 @@ def _format_of(tree: Tree) -> Format | None:
     return None if name is None or not tree.metadata.place else format_named(name)
 
 
-def _instead(path: Path) -> str:
+def _instead(path: Place) -> str:
     """What to name instead: what lies in the directory and may be opened."""
     try:
         below = sorted(each for each in path.iterdir() if each.is_dir())[:_MOST_TRIED]
         found = [each for each in below if any(f.why_not(each) is None for f in _built_in().values())]
-    except (CheckpointError, OSError):
+    except CheckpointError:
         found = []
     if not found:
         return _nothing_below(path)
@@ -215,7 +212,7 @@ def _instead(path: Path) -> str:
     return f"name what lies in it: {', '.join(quote(str(each)) for each in found[:_MOST_NAMED])}{more}"
 
 
-def _nothing_below(path: Path) -> str:
+def _nothing_below(path: Place) -> str:
     """What to do where nothing can be opened."""
     if (path / "config.json").is_file():
         return (

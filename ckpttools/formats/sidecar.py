@@ -6,10 +6,8 @@ were tried); beside the items it would be taken for one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path as FilePath
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree, spelled
@@ -17,8 +15,9 @@ from ckpttools.core.errors import FormatError
 from ckpttools.formats.base import COMPANIONS, Extents, Layout, Writer
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.stores.local.file import LocalFile
-from ckpttools.stores.local.files import write_file
+from ckpttools.stores.base import File
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 from ckpttools.stores.unchanged import check_unchanged
 
 CARRIED = "carried"
@@ -49,20 +48,20 @@ class Companions:
         arrays: name -> array that is kept as it is.
     """
 
-    files: Mapping[str, LocalFile] = field(default_factory=dict)
+    files: Mapping[str, File] = field(default_factory=dict)
     arrays: Mapping[str, LazyArray] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """With sizes and times of change: a writer's representation tells which files it makes."""
         found = self.files.items()
-        files = [(name, os.path.realpath(each.path), each.size, each.version) for name, each in found]
+        files = [(name, str(parse(each.path).resolve()), each.size, each.version) for name, each in found]
         return f"Companions({files})"
 
     def __bool__(self) -> bool:
         return bool(self.files or self.arrays)
 
 
-def files_of_model(directory: FilePath) -> dict[str, LocalFile]:
+def files_of_model(directory: Place) -> dict[str, File]:
     """Name -> file of the configuration and tokenizer in a directory.
 
     Raises:
@@ -70,7 +69,7 @@ def files_of_model(directory: FilePath) -> dict[str, LocalFile]:
     """
     found = {path.name: path for pattern in PATTERNS for path in directory.glob(pattern)}
     files = {
-        name: LocalFile.at(path)
+        name: path.open()
         for name, path in sorted(found.items())
         if path.is_file() and not name.startswith(".")
     }
@@ -152,7 +151,7 @@ class Beside:
             raise TypeError(f"{home} is no part of a data file")
         return replace(placement, home=replace(home, file=self._place(home.file)))
 
-    def finish(self, directory: FilePath, tree: Tree, layout: Layout, extents: Extents) -> None:
+    def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`; files are copied before the writer says that all is there.
 
         Raises:
@@ -162,9 +161,9 @@ class Beside:
         own, carried = self._apart(tree)
         place = directory / self.directory
         for name, file in self.companions.files.items():
-            write_file(place / name, read_file(file))
+            (place / name).write_bytes(read_file(file))
         for name, content in self.made.items():
-            write_file(place / name, content)
+            (place / name).write_bytes(content)
         if carried:
             _WRITER.finish(place, carried, _WRITER.layout(carried, 1), {})
         self.writer.finish(directory, own, self._without_companions(layout), extents)
@@ -174,7 +173,7 @@ _PREFIX: Path = (COMPANIONS, CARRIED)
 _WRITER = SafetensorsWriter(max_shard_bytes=None, stem=CARRIED)
 
 
-def read_file(file: LocalFile) -> bytes:
+def read_file(file: File) -> bytes:
     """A companion's content, as it was when it was looked at.
 
     Raises:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked, Stored
@@ -17,6 +15,9 @@ from ckpttools.core.region import Region, Shape, grid_shape
 from ckpttools.formats.orbax.entries import entries_of, files_below
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Extent, length_of
 from ckpttools.formats.zarr.chunks import ChunkTable, chunk_tables, key_below
+from ckpttools.stores.base import Status
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 
 
 @dataclass
@@ -31,9 +32,9 @@ class _Use:
         self.live.append((extent.offset, extent.offset + extent.length))
         self.arrays.add(array)
 
-    def file(self, name: str, status: os.stat_result, *, may_be_unused: bool) -> StoredFile:
+    def file(self, name: str, status: Status, *, may_be_unused: bool) -> StoredFile:
         kind = "data" if self.live else "index" if self.index else "unused" if may_be_unused else "other"
-        return self._file(name, kind, status.st_size, status.st_nlink)
+        return self._file(name, kind, status.size, status.links)
 
     def missing(self, name: str) -> StoredFile:
         """Of a file that is not there."""
@@ -64,7 +65,7 @@ def zarr_storage(tree: Tree, max_index_bytes: int = MAX_INDEX_BYTES) -> Storage:
     Raises:
         FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
     """
-    database = entries_of(Path(tree.metadata.place), max_index_bytes=max_index_bytes)
+    database = entries_of(parse(tree.metadata.place), max_index_bytes=max_index_bytes)
     uses: dict[str, _Use] = defaultdict(_Use)
     for node in database.nodes:
         uses[node.file].index.append((node.offset, node.offset + node.length))
@@ -117,22 +118,28 @@ def _stored_array(table: ChunkTable, path: str) -> StoredArray:
 
 def plain_storage(tree: Tree) -> Storage:
     """Of a checkpoint whose arrays say themselves where they are."""
-    place = Path(tree.metadata.place)
+    place = parse(tree.metadata.place)
     root = place if place.is_dir() else place.parent
     uses: dict[str, _Use] = defaultdict(_Use)
     for path, array in tree.arrays.items():
         for file, extent in _extents(array):
-            uses[os.path.relpath(file, root)].add(extent, spelled(path))
+            uses[_below(root, file)].add(extent, spelled(path))
     for use in uses.values():
         # What stands before the first tensor is the header.
         use.index.append((0, min(begin for begin, _ in use.live)))
-    suffixes = {Path(name).suffix for name in uses}
+    suffixes = {(root / name).suffix for name in uses}
     files = tuple(
-        uses[name].file(name, status, may_be_unused=Path(name).suffix in suffixes)
+        uses[name].file(name, status, may_be_unused=(root / name).suffix in suffixes)
         for name, status in _beside(place, uses)
     )
     arrays = tuple(_described(spelled(path), array) for path, array in tree.arrays.items())
     return Storage(str(root), (), files, arrays)
+
+
+def _below(root: Place, file: str) -> str:
+    """The name of a file from a directory on, or all of it where it lies elsewhere."""
+    place = parse(file)
+    return place.relative_to(root) if root in place.parents else file
 
 
 def _extents(array: LazyArray) -> Iterator[tuple[str, Extent]]:
@@ -141,10 +148,10 @@ def _extents(array: LazyArray) -> Iterator[tuple[str, Extent]]:
         yield array.source.path, Extent(array.source.path, array.offset, array.stored_nbytes)
 
 
-def _beside(place: Path, uses: Mapping[str, object]) -> Iterator[tuple[str, os.stat_result]]:
+def _beside(place: Place, uses: Mapping[str, object]) -> Iterator[tuple[str, Status]]:
     """The files in use, and those beside them if a directory was opened."""
     root = place if place.is_dir() else place.parent
-    beside = {entry.name for entry in root.iterdir() if entry.is_file()} if place.is_dir() else set()
+    beside = {entry.name for entry in root.entries() if entry.is_file} if place.is_dir() else set()
     for name in sorted({*beside, *uses}):
         yield name, (root / name).stat()
 

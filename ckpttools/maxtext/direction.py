@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from shlex import quote
 
 from ckpttools.array.tree import Tree, dotted
@@ -15,6 +14,7 @@ from ckpttools.formats.base import COMPANIONS
 from ckpttools.maxtext.layout import EMBEDDING
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.view import view_of
+from ckpttools.stores.registry import parse
 
 _HUGGING_FACE = "embed_tokens.weight"
 
@@ -84,7 +84,7 @@ def _without_config(tree: Tree) -> CheckpointError:
             f"no {CONFIG} is carried along in this Orbax checkpoint",
             place=place,
             wanted=f"the model's {CONFIG}, which says its family and sizes",
-            hint=f"copy it from where the weights came from into {Path(place) / COMPANIONS}",
+            hint=f"copy it from where the weights came from into {parse(place) / COMPANIONS}",
         )
     return FormatError(
         "this is an Orbax checkpoint, whose names are neither Hugging Face's nor MaxText's",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -18,7 +17,9 @@ from ckpttools.formats.registry import companions_at, open_tree
 from ckpttools.formats.sidecar import CARRIED, Companions, files_of_model, read_file
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import TrueConfig
-from ckpttools.stores.local.file import LocalFile
+from ckpttools.stores.base import File
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class ModelFiles:
 
     config: Mapping[str, Any] | None = None
     place: str = CONFIG
-    companions: Mapping[str, LocalFile] = field(default_factory=dict)
+    companions: Mapping[str, File] = field(default_factory=dict)
     carried: Mapping[str, LazyArray] = field(default_factory=dict)
     weights: Mapping[str, LazyArray] = field(default_factory=dict)
     spelling: str | None = None
@@ -46,28 +47,28 @@ class ModelFiles:
     rope_layout: str | None = None
 
     @classmethod
-    def of(cls, tree: Tree, like: str | Path | None) -> ModelFiles:
+    def of(cls, tree: Tree, like: Where | None) -> ModelFiles:
         """What is known of the model of `tree`: by `like`, else by what was carried along.
 
         Raises:
             StorageError, ConfigError: what `like` names is not there, or no configuration.
         """
-        carried = Path(tree.metadata.place) / COMPANIONS
+        carried = parse(tree.metadata.place) / COMPANIONS
         if like is not None:
             config = carried / CONFIG
             overruled = read_json(config) if config.is_file() else None
             chosen = _recorded(carried).get("rope_layout")
-            return replace(cls._like(Path(like)), overruled=overruled, rope_layout=chosen)
+            return replace(cls._like(parse(like)), overruled=overruled, rope_layout=chosen)
         return cls._carried(carried) if carried.is_dir() else cls()
 
     @classmethod
-    def _like(cls, path: Path) -> ModelFiles:
+    def _like(cls, path: Place) -> ModelFiles:
         if not path.exists():
             raise StorageError(
                 f"{path} is not there", hint=f"{option('like')} names a model's directory, or its config.json"
             )
         if path.is_file():
-            files = {CONFIG: LocalFile.at(path)}
+            files = {CONFIG: path.open()}
             return cls(read_json(path), str(path), files)
         if not (path / CONFIG).is_file():
             hint = f"{option('like')} names a model's directory"
@@ -76,7 +77,7 @@ class ModelFiles:
         return cls(read_json(path / CONFIG), str(path / CONFIG), files, {}, _weights(path))
 
     @classmethod
-    def _carried(cls, directory: Path) -> ModelFiles:
+    def _carried(cls, directory: Place) -> ModelFiles:
         config, files = directory / CONFIG, files_of_model(directory)
         record = _recorded(directory)
         arrays = directory / f"{CARRIED}.safetensors"
@@ -101,13 +102,13 @@ def companions_of(tree: Tree) -> Companions:
         return Companions(files)
     arrays = directory / f"{CARRIED}.safetensors"
     if (directory / RECORD).is_file():
-        files[RECORD] = LocalFile.at(directory / RECORD)
+        files[RECORD] = (directory / RECORD).open()
     return Companions(files, _arrays(open_tree(arrays)) if arrays.is_file() else {})
 
 
 def is_beside(tree: Tree) -> bool:
     """Whether what belongs to the model lies beside the weights, as in Hugging Face's directories."""
-    place = Path(tree.metadata.place)
+    place = parse(tree.metadata.place)
     return companions_at(tree) == (place if place.is_dir() else place.parent)
 
 
@@ -125,12 +126,12 @@ def record(spelling: str, rope_layout: str | None) -> bytes:
     return json.dumps({"spelling": spelling, **chosen}, indent=2).encode() + b"\n"
 
 
-def _recorded(directory: Path) -> Mapping[str, Any]:
+def _recorded(directory: Place) -> Mapping[str, Any]:
     path = directory / RECORD
     return read_json(path) if path.is_file() else {}
 
 
-def _weights(directory: Path) -> Mapping[str, LazyArray]:
+def _weights(directory: Place) -> Mapping[str, LazyArray]:
     """The model's own arrays; none where the directory holds only its configuration."""
     try:
         return _arrays(open_tree(directory))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, dotted
@@ -35,6 +34,7 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.view import view_of
 from ckpttools.maxtext.vocabulary import WAYS, Surplus
 from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
+from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.cast import cast, cast_notes
 
 _VOCAB = "vocab"
@@ -60,7 +60,7 @@ class ToHuggingFace:
         read: options for opening the source.
     """
 
-    like: str | Path | None = None
+    like: Where | None = None
     dtype: DType | None = None
     prefix: str | None = None
     spelling: str | None = None
@@ -329,7 +329,7 @@ class _Source:
             return
         if self.options.model.family is None:
             same_family(bound.family, config, self.files.place, carried)
-        files = replace(self.files, config=carried, place=str(Path(self.place) / COMPANIONS / CONFIG))
+        files = replace(self.files, config=carried, place=str(parse(self.place) / COMPANIONS / CONFIG))
         options = replace(self.options, spelling=bound.spelling.name)
         other = replace(self, arrays=arrays, options=options, files=files)._with(bound.family)
         same_values(bound.table, other.table, arrays, self.files.place)

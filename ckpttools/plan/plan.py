@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
@@ -20,6 +19,7 @@ from ckpttools.core.wording import option, place
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.formats.placement import Referenced
 from ckpttools.plan.task import LARGEST_TASK, Task, cut
+from ckpttools.stores.registry import parse
 
 _SMALLEST_TASK = 1 << 20
 # Sizes of a task, each half the one before, that are tried before fewer workers: smaller tasks cut matrices
@@ -122,11 +122,11 @@ class Plan:
         return digest.hexdigest()
 
     def _described(self) -> Iterator[object]:
-        files = [(os.path.realpath(each.path), each.size, each.version) for each in self.sources]
+        files = [(str(parse(each.path).resolve()), each.size, each.version) for each in self.sources]
         yield sorted(files)
         yield [sorted(self.layout.files.items()), sorted(self.tree.metadata.custom.items())]
         yield [[note.subject, note.text] for note in (*self.notes.inexact, *self.notes.values)]
-        yield [[name, os.path.realpath(source.path)] for name, source in self.layout.links.items()]
+        yield [[name, str(parse(source.path).resolve())] for name, source in self.layout.links.items()]
         describer = Describer()
         for path, array in self.tree.arrays.items():
             placement = self.layout.placements[path]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.region import Region
 from ckpttools.plan.plan import Plan
+from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,7 +60,7 @@ class Receipt:
             `ckpttools.transforms.conversion`); of all tasks, those of an earlier run as well.
     """
 
-    destination: Path
+    destination: Place
     arrays: int
     tasks: int
     tasks_resumed: int

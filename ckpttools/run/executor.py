@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 from collections import Counter
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path as FilePath
 
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, spelled
@@ -28,7 +26,6 @@ from ckpttools.run.linking import link_files
 from ckpttools.run.making import make
 from ckpttools.run.memory import peak_bytes
 from ckpttools.run.threads import start_some
-from ckpttools.stores.local.files import write_error
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import DataFiles, Purpose, Staging, Work
 from ckpttools.stores.registry import Where, parse
@@ -45,7 +42,7 @@ def execute(
     destination: Where,
     *,
     overwrite: bool = False,
-    check_replaced: Callable[[FilePath], None] = lambda destination: None,
+    check_replaced: Callable[[Place], None] = lambda destination: None,
     observe: Observer = lambda event: None,
     watch: Watch = lambda path, region, values: None,
     conclude: Callable[[], None] = lambda: None,
@@ -72,9 +69,9 @@ def execute(
     """
     started = time.monotonic()
     place = parse(destination)
-    staging = staging_of(place, overwrite, partial(check_replaced, FilePath(place)))
+    staging = staging_of(place, overwrite, partial(check_replaced, place))
     own = _checked(plan, writer, place, staging)
-    purpose = Purpose(own, _source(plan), command, str(FilePath.cwd()) if command else "")
+    purpose = Purpose(own, _source(plan), command, str(parse(".").absolute()) if command else "")
     with staging.opened(purpose, plan.layout.nbytes) as work:
         if work.is_complete:
             done, unlinked = _Done(len(plan.tasks), plan.bytes_out), 0
@@ -85,7 +82,7 @@ def execute(
         conclude()
         work.conclude()
     receipt = Receipt(
-        destination=FilePath(place),
+        destination=place,
         arrays=len(plan.tree.arrays),
         tasks=len(plan.tasks),
         tasks_resumed=done.tasks,
@@ -108,11 +105,11 @@ def check(
     writer: Writer,
     destination: Where,
     overwrite: bool,
-    check_replaced: Callable[[FilePath], None],
+    check_replaced: Callable[[Place], None],
 ) -> None:
     """Raises what stops `execute` before it writes anything; arguments as there."""
     place = parse(destination)
-    _checked(plan, writer, place, staging_of(place, overwrite, partial(check_replaced, FilePath(place))))
+    _checked(plan, writer, place, staging_of(place, overwrite, partial(check_replaced, place)))
 
 
 def _checked(plan: Plan, writer: Writer, destination: Place, staging: Staging) -> str:
@@ -128,9 +125,12 @@ def _checked(plan: Plan, writer: Writer, destination: Place, staging: Staging) -
 def _source(plan: Plan) -> str:
     """What is converted, for messages: where it was opened, or where all its files lie."""
     if plan.tree.metadata.place:
-        return str(FilePath(plan.tree.metadata.place).absolute())
-    directories = [FilePath(source.path).absolute().parent for source in plan.sources]
-    return os.path.commonpath(directories) if directories else ""
+        return str(parse(plan.tree.metadata.place).absolute())
+    directories = {parse(source.path).absolute().parent for source in plan.sources}
+    common = min(directories, default=None)
+    while common is not None and not all(common in (each, *each.parents) for each in directories):
+        common = None if common == common.parent else common.parent
+    return "" if common is None else str(common)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +167,12 @@ def _made(plan: Plan, writer: Writer, work: Work, observe: Observer, watch: Watc
         observe(Publishing())
         try:
             check_unchanged(plan.sources)
-            writer.finish(FilePath(work.content), plan.tree, plan.layout, extents)
+            writer.finish(work.content, plan.tree, plan.layout, extents)
         except SourceChangedError:
             # What was read, or is copied at the end, is not what was planned. One that is only away for now,
             # with the disk that it is on, may be the same when it comes back.
             work.discard()
             raise
-        except OSError as error:
-            raise write_error(error.filename or str(work.content), error) from error
     return _Done(len(done), bytes_done, run.counts), unlinked
 
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 from ckpttools.core.errors import FormatError, StorageError
 
@@ -32,26 +32,28 @@ class Kind(Enum):
     OTHER = "neither a file nor a directory"
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """What is at a key now.
 
     Attributes:
         kind: of it.
         size: length in bytes of a file.
         version: of a file, something that changes when its content does: time of change, ETag, generation.
-        identity: of a file, something that changes when another one takes its name; None where the version
+        identity: something that changes when another file or directory takes the name; None where the version
             does.
+        links: how many keys a file has, where the store tells.
+        modified: when it was changed last, in nanoseconds since 1970; None where the store does not tell.
     """
 
     kind: Kind
     size: int = 0
     version: str = ""
     identity: object = None
+    modified: int | None = None
+    links: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """What a listing says of one name.
 
     Attributes:
@@ -67,6 +69,11 @@ class Entry:
     @property
     def is_dir(self) -> bool:
         return self.kind is Kind.DIRECTORY
+
+    @property
+    def is_own_dir(self) -> bool:
+        """Whether it is a directory here, not one that a link leads to."""
+        return self.is_dir and not self.is_link
 
     @property
     def is_file(self) -> bool:
@@ -136,6 +143,33 @@ class File(ABC):
         """Gives back what reading it took; a later read takes it again. Not while others read."""
         return
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+# Enough for a fast read, and nothing beside what may be in memory.
+_BLOCK = 1 << 20
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name in a file, with "/" between its parts, can only be one below where the file is."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
+
+
+def occurrences(words: bytes, source: File, end: int | None = None) -> int:
+    """How often words stand in a file before a byte of it, without having it in memory; errors as reading."""
+    end = source.size if end is None else end
+    found, before = 0, b""
+    for start in range(0, end, _BLOCK):
+        block = before + source.read(start, min(_BLOCK, end - start))
+        found += block.count(words)
+        before = block[-len(words) + 1 :]
+    return found
+
 
 class Store(ABC):
     """Where bytes lie under keys, read.
@@ -199,11 +233,8 @@ class Store(ABC):
             raise FormatError("not a file", place=place, got=found.kind.value)
         if found.size > most:
             raise too_large(place, found.size, most)
-        file = self.open(key, found)
-        try:
+        with self.open(key, found) as file:
             return file.read(0, found.size)
-        finally:
-            file.close()
 
     def spelled(self, key: str) -> str:
         """A key as users write it; the inverse of `ckpttools.stores.parse`."""
@@ -217,6 +248,14 @@ class Store(ABC):
         """The one key of what may have several: through links, relative paths and `..`."""
         return self.absolute(key)
 
+    def link_target(self, key: str) -> str | None:
+        """What a link says that it leads to, which need not be there; None if this is no link."""
+        return None
+
+    def may_read(self, key: str) -> bool:
+        """Whether this user may read what is there, as far as that can be told without reading it."""
+        return True
+
 
 def too_large(place: object, size: int, most: int) -> FormatError:
     """The error of a file that is read whole, and has more bytes than any of its name."""
@@ -229,7 +268,8 @@ class Puts(Protocol):
     """A store that takes whole files."""
 
     def put(self, key: str, content: bytes) -> None:
-        """Writes a small file that has its key only once it is complete, and is durable then.
+        """Writes a small file that has its key only once it is complete, and is durable then; also its
+        directories, if need be.
 
         Raises:
             StorageError, NoSpaceError: it cannot be written; what had the key keeps it.
@@ -257,6 +297,18 @@ class Walks(Protocol):
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
         """Each file below a key: the rest of its key, and what it is. Errors as `Store.list`."""
+
+
+@runtime_checkable
+class Moves(Protocol):
+    """A store in which a file, or a directory with all below it, gets another key in one step."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Gives what has one key another, which nothing has.
+
+        Raises:
+            StorageError: it cannot be done.
+        """
 
 
 @runtime_checkable

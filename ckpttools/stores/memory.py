@@ -253,7 +253,9 @@ class MemoryStaging:
         self.check_replaced()
         if not self.overwrite:
             hint = f"choose another destination, or allow its replacement with {option('overwrite', True)}"
-            raise DestinationExistsError(f"{place} exists", wanted="a new name", hint=hint)
+            raise DestinationExistsError(
+                f"{place} exists", wanted="a new name, or an empty directory", hint=hint
+            )
 
     @contextmanager
     def opened(self, purpose: Purpose, nbytes: int = 0) -> Iterator[MemoryWork]:

@@ -8,28 +8,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from ckpttools.core.errors import StorageError, UsageError
-from ckpttools.stores.base import LARGEST_WHOLE, Entry, File, Kind, Puts, Status, Store, Walks, Writes
+from ckpttools.stores.base import LARGEST_WHOLE, Entry, File, Kind, Moves, Puts, Status, Store, Walks, Writes
 
 _NO_PLAIN_NAME = re.compile(r"(?:^|/)\.?(?:/|$)")
 _MAGIC = re.compile(r"[*?[]")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Place:
-    """A file, a directory, or what may become one.
+    """A file, a directory, or what may become one. It does not change, and can be a key of a dictionary.
 
     Attributes:
         store: where.
         key: its name there; see `ckpttools.stores.base`.
     """
 
-    store: Store
-    key: str
+    # No dataclass: a frozen one takes three times as long to make, and there may be 100,000.
+    __slots__ = ("key", "store")
+
+    def __init__(self, store: Store, key: str) -> None:
+        self.store = store
+        self.key = key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Place) and self.store is other.store and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
     # -- names: nothing is looked at
 
@@ -122,30 +130,51 @@ class Place:
 
     # -- what is there
 
+    def status(self) -> Status | None:
+        """What is here; None if nothing is. Raises StorageError if the store does not tell."""
+        return self.store.stat(self.key)
+
     def stat(self) -> Status:
         """What is here.
 
         Raises:
             StorageError: nothing is, or the store does not tell.
         """
-        found = self.store.stat(self.key)
+        found = self.status()
         if found is None:
-            raise StorageError(f"{self} is not there", hint="check the spelling of the path")
+            got, hint = "No such file or directory", "check the spelling of the path"
+            raise StorageError(f"cannot look at {self}", got=got, hint=hint)
         return found
 
     def exists(self) -> bool:
         """Whether anything is here. Raises StorageError if the store does not tell."""
-        return self.store.stat(self.key) is not None
+        return self.status() is not None
 
     def is_file(self) -> bool:
         """Whether a file is here. Raises StorageError if the store does not tell."""
-        found = self.store.stat(self.key)
+        found = self.status()
         return found is not None and found.kind is Kind.FILE
 
     def is_dir(self) -> bool:
         """Whether a directory is here. Raises StorageError if the store does not tell."""
-        found = self.store.stat(self.key)
+        found = self.status()
         return found is not None and found.kind is Kind.DIRECTORY
+
+    def lexists(self) -> bool:
+        """The same also of a link to nothing."""
+        return self.is_link() or self.exists()
+
+    def is_link(self) -> bool:
+        """Whether the name is that of a link."""
+        return self.store.link_target(self.key) is not None
+
+    def readlink(self) -> str:
+        """What a link says that it leads to; "" where this is none."""
+        return self.store.link_target(self.key) or ""
+
+    def may_read(self) -> bool:
+        """Whether this user may read what is here, as far as that can be told without reading it."""
+        return self.store.may_read(self.key)
 
     def entries(self) -> list[Entry]:
         """What is directly in a directory, sorted by name.
@@ -159,6 +188,10 @@ class Place:
         """The same as places."""
         return (self / entry.name for entry in self.entries())
 
+    def directories(self) -> list[Place]:
+        """The directories in a directory, sorted; errors as `entries`."""
+        return [self / entry.name for entry in self.entries() if entry.is_dir]
+
     def walk(self) -> Iterator[tuple[str, Status]]:
         """Each file below, in any order: its names from here on, with "/" between them, and what it is.
 
@@ -170,10 +203,23 @@ class Place:
             return
         for entry in self.entries():
             below = self / entry.name
-            if entry.is_dir and not entry.is_link:
+            if entry.is_own_dir:
                 yield from ((f"{entry.name}/{name}", found) for name, found in below.walk())
             elif entry.is_file:
                 yield entry.name, below.stat()
+
+    def below(self) -> Iterator[tuple[str, Entry]]:
+        """Each file and directory below, what is in a directory after it: names from here on, and entry.
+
+        Links to directories are not followed.
+
+        Raises:
+            StorageError: as `entries`.
+        """
+        for entry in self.entries():
+            yield entry.name, entry
+            if entry.is_own_dir:
+                yield from ((f"{entry.name}/{name}", each) for name, each in (self / entry.name).below())
 
     def glob(self, pattern: str) -> list[Place]:
         """What has names below that match, sorted; nothing if nothing is here.
@@ -229,6 +275,17 @@ class Place:
         if not isinstance(self.store, Puts):
             raise self._takes_nothing()
         self.store.put(self.key, content)
+
+    def rename(self, other: Place) -> None:
+        """Gives what is here another name, which nothing has, in the same store.
+
+        Raises:
+            UsageError: the store cannot do that in one step.
+            StorageError: it cannot be done.
+        """
+        if not isinstance(self.store, Moves):
+            raise self._takes_nothing()
+        self.store.rename(self.key, other.key)
 
     def write_bytes(self, content: bytes) -> None:
         """Writes a small file of a checkpoint that grows; errors as `put`."""

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from math import prod
-from pathlib import Path as FilePath
 from typing import ClassVar
 
 import numpy as np
@@ -40,14 +39,27 @@ from ckpttools.formats.survey import plain_storage
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
+from ckpttools.stores import Place, Where, parse
+from ckpttools.stores.memory import MemoryStore
 from ckpttools.testing.strategies import noise, regions, stored
 from ckpttools.testing.trees import assert_same, many_leaves, trees, unambiguous
 
 MEMORY = 512 << 20
+SCHEMES = ("file", "memory")
 _SETTINGS = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 
 
-def write(tree: Tree, writer: Writer, destination: FilePath) -> None:
+@contextmanager
+def new_place(scheme: str) -> Iterator[Place]:
+    """An empty directory in one of the stores that are always there; what is in it goes afterwards."""
+    with tempfile.TemporaryDirectory() as name:
+        place = parse(name if scheme == "file" else f"{scheme}://{name}")
+        yield place
+        if isinstance(place.store, MemoryStore):
+            place.store.remove(place.key)
+
+
+def write(tree: Tree, writer: Writer, destination: Where) -> None:
     """Plans and runs, as a conversion does."""
     execute(build(tree, writer, memory=MEMORY, jobs=2), writer, destination)
 
@@ -73,10 +85,10 @@ class FormatTests:
         return self.format.writer(Target(tree), **parsed(self.format.options, {}, tuple, self.format.name))
 
     @contextmanager
-    def written(self, tree: Tree) -> Iterator[tuple[Tree, FilePath]]:
+    def written(self, tree: Tree, scheme: str = "file") -> Iterator[tuple[Tree, Place]]:
         """The tree as it comes back, and where it lies meanwhile."""
-        with tempfile.TemporaryDirectory() as name:
-            place = FilePath(name) / "checkpoint"
+        with new_place(scheme) as above:
+            place = above / "checkpoint"
             write(tree, self.writer(tree), place)
             yield self.format.open(place, ReadOptions()), place
 
@@ -85,7 +97,7 @@ class FormatTests:
     def test_a_tree_comes_back_as_it_was(self, data: st.DataObject) -> None:
         tree = data.draw(trees(self.dtypes, structure=self.structure))
         assume(unambiguous(tree))
-        with self.written(tree) as (back, _):
+        with self.written(tree, data.draw(st.sampled_from(SCHEMES))) as (back, _):
             assert_same(back, tree)
 
     @_SETTINGS
@@ -123,18 +135,20 @@ class FormatTests:
         with self.written(tree) as (_, one), self.written(tree) as (_, other):
             assert _data(one) == _data(other)
 
-    def test_it_recognises_its_own_and_nothing_else(self, tmp_path: FilePath) -> None:
-        assert self.format.why_not(tmp_path)
-        (tmp_path / "notes.txt").write_text("no checkpoint")
-        assert self.format.why_not(tmp_path)
-        assert self.format.why_not(tmp_path / "notes.txt")
-        with self.written(many_leaves(2)) as (_, place):
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    def test_it_recognises_its_own_and_nothing_else(self, scheme: str) -> None:
+        with new_place(scheme) as place:
+            assert self.format.why_not(place)
+            (place / "notes.txt").put(b"no checkpoint")
+            assert self.format.why_not(place)
+            assert self.format.why_not(place / "notes.txt")
+        with self.written(many_leaves(2), scheme) as (_, place):
             assert self.format.why_not(place) is None
 
     def test_a_file_cut_short_is_an_error_never_wrong_values(self) -> None:
         tree = many_leaves(3)
         with self.written(tree) as (_, place):
-            for file in sorted(each for each in place.rglob("*") if each.is_file()):
+            for file in sorted(place / name for name, _ in place.walk()):
                 whole = file.read_bytes()
                 file.write_bytes(whole[: len(whole) // 2])
                 self._opens_the_same_or_refuses(place, tree)
@@ -187,15 +201,15 @@ class FormatTests:
         if isinstance(self.format, TellsFiles):
             with self.written(many_leaves(2)) as (back, place):
                 assert set(self.format.strangers(place, back)) == set()
-                (place / "notes.txt").write_text("mine")
+                (place / "notes.txt").write_bytes(b"mine")
                 assert set(self.format.strangers(place, back)) == {"notes.txt"}
 
     def test_it_finds_nothing_wrong_but_where_something_is(self) -> None:
         if isinstance(self.format, TellsFaults):
             with self.written(many_leaves(3)) as (_, place):
                 assert list(faults_in(self.format, place, ReadOptions())) == []
-                largest = max((each for each in place.rglob("*") if each.is_file()), key=_size)
-                largest.write_bytes(largest.read_bytes()[: _size(largest) - 1])
+                largest = max((place / name for name, _ in place.walk()), key=_size)
+                largest.write_bytes(largest.read_bytes()[:-1])
                 assert list(faults_in(self.format, place, ReadOptions())) != []
 
     def test_it_describes_how_arrays_lie(self) -> None:
@@ -209,7 +223,7 @@ class FormatTests:
             assert found == {spelled(path): (array.shape, array.dtype, 0) for path, array in arrays}
             assert all(file.kind != "missing" and file.dead >= 0 for file in storage.files)
 
-    def _opens_the_same_or_refuses(self, place: FilePath, tree: Tree) -> None:
+    def _opens_the_same_or_refuses(self, place: Place, tree: Tree) -> None:
         try:
             back = self.format.open(place, ReadOptions())
             for path, array in back.arrays.items():
@@ -220,11 +234,11 @@ class FormatTests:
             return
 
 
-def _size(file: FilePath) -> int:
-    return file.stat().st_size
+def _size(file: Place) -> int:
+    return file.stat().size
 
 
-def _data(place: FilePath) -> dict[str, bytes]:
+def _data(place: Place) -> dict[str, bytes]:
     """All files but those that say when they were written."""
-    files = (file for file in place.rglob("*") if file.is_file())
-    return {str(f.relative_to(place)): f.read_bytes() for f in files if b"timestamp" not in f.read_bytes()}
+    files = {name: (place / name).read_bytes() for name, _ in place.walk()}
+    return {name: content for name, content in files.items() if b"timestamp" not in content}

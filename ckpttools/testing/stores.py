@@ -130,11 +130,13 @@ class StoreTests(ABC):
                 with suppress(CheckpointError):  # another file has the name while it is read
                     assert file.read_bytes() in contents
             writer.join()
+            (place / "new" / "one").put(b"x")
+            assert (place / "new" / "one").read_bytes() == b"x"
             with pytest.raises(CheckpointError):
                 (file / "below").put(b"x")
             with pytest.raises(CheckpointError):
                 place.put(b"x")
-            assert [entry.name for entry in place.entries()] == ["file"]
+            assert [entry.name for entry in place.entries()] == ["file", "new"]
 
     def test_a_link_has_the_same_bytes_and_a_copy_those_asked_for(self) -> None:
         with self.filled({"file": bytes(range(100))}) as place:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
+from ckpttools.core.errors import StorageError
 from ckpttools.doctor.base import ERROR, Check, Finding, pasted
 from ckpttools.doctor.scene import Scene
+from ckpttools.stores.place import Place
 
 
 def _look(scene: Scene) -> Iterator[Finding]:
@@ -16,7 +16,7 @@ def _look(scene: Scene) -> Iterator[Finding]:
     for directory in scene.directories:
         for name in directory.files:
             path = directory.path / name
-            if path.is_symlink() and not _leads_somewhere(path):
+            if path.is_link() and not _leads_somewhere(path):
                 yield Finding(
                     ERROR,
                     str(path),
@@ -24,18 +24,18 @@ def _look(scene: Scene) -> Iterator[Finding]:
                     "what it stood for was moved or deleted",
                     "copy the files themselves: cp -rL SRC DST",
                 )
-            elif not os.access(path, os.R_OK):
+            elif not path.may_read():
                 yield _finding(path, "no permission to read it", "r")
 
 
-def _leads_somewhere(path: Path) -> bool:
+def _leads_somewhere(path: Place) -> bool:
     try:
         return path.exists()
-    except OSError:
+    except StorageError:
         return True  # there is something, which may not be looked at
 
 
-def _finding(path: Path, what: str, bits: str) -> Finding:
+def _finding(path: Place, what: str, bits: str) -> Finding:
     return Finding(ERROR, str(path), what, "nothing in it can be read", f"chmod u+{bits} {pasted(path)}")
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.arrays import array_findings
 from ckpttools.doctor.base import Check, Finding, told
 from ckpttools.doctor.scene import Directory, Item, Scene
+from ckpttools.stores.place import Place
 
 
 def _look(scene: Scene) -> Iterator[Finding]:
@@ -19,7 +19,7 @@ def _look(scene: Scene) -> Iterator[Finding]:
         yield from _hierarchy(place)
 
 
-def _hierarchy(place: Path) -> Iterator[Finding]:
+def _hierarchy(place: Place) -> Iterator[Finding]:
     """Plain zarr leaves out chunks of the fill value, so missing ones are no fault."""
     item = Item(Directory(place, (), ()), place, may_leave_out=True)
     if isinstance(item.database, CheckpointError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, mending, pasted
 from ckpttools.doctor.new_files import write_new
@@ -11,6 +10,7 @@ from ckpttools.doctor.scene import Directory, Scene
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE
 from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata
+from ckpttools.stores.place import Place
 
 # Orbax v1 marks with it what it saved.
 _V1_FILE = "orbax.checkpoint"
@@ -37,7 +37,7 @@ def _look(scene: Scene) -> Iterator[Finding]:
             yield Finding(INFO, str(item.path), what, why, do, command=command)
 
 
-def _unmarked(scene: Scene, place: Path) -> Finding:
+def _unmarked(scene: Scene, place: Place) -> Finding:
     command = mending(scene, "commit-marker")
     do = f"{command} writes it; Orbax before 0.12.3 did not on local disks"
     return Finding(WARNING, str(place), f"no {COMMIT_FILE}", _WHY, do, "commit-marker", command=command)
@@ -48,7 +48,7 @@ def _is_v1(step: Directory, said: StepMetadata) -> bool:
     return _V1_FILE in step.files or ".v1." in str(said.handlers)
 
 
-def _mark(place: Path, read: ReadOptions) -> str:
+def _mark(place: Place, read: ReadOptions) -> str:
     path = place / COMMIT_FILE
     write_new(path, b"Checkpoint commit was successful")
     return f"{path} was written"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, pasted, told
 from ckpttools.doctor.scene import Scene, json_or_error
 from ckpttools.formats.adapters import ADAPTER, MERGE, MERGING, adapter_in
+from ckpttools.stores.place import Place
 
 _CONFIG = "config.json"
 
@@ -28,14 +28,14 @@ def _look(scene: Scene) -> Iterator[Finding]:
             yield told(found, place, why="sizes and family of the model are in it")
 
 
-def _without(folder: Path) -> Finding:
+def _without(folder: Place) -> Finding:
     why = "conversions to and from MaxText, and transformers, take the family and sizes of the model from it"
     command = f"hf download REPO {_CONFIG} --local-dir {pasted(folder)}"
     do = f"fetch it: {command}; other commands do without"
     return Finding(WARNING, str(folder), f"no {_CONFIG} beside the weights", why, do, command=command)
 
 
-def _adapter(folder: Path) -> Finding:
+def _adapter(folder: Place) -> Finding:
     what = f"{ADAPTER} and no {_CONFIG}: {adapter_in(folder)}, not a whole model"
     why = "conversions to and from MaxText take whole models"
     return Finding(INFO, str(folder), what, why, MERGE, command=MERGING)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, pasted, told
 from ckpttools.doctor.scene import Item, Scene
 from ckpttools.formats.orbax.entries import Entries, files_below
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Extent
+from ckpttools.stores.place import Place
 
 # How a B+tree node starts.
 NODE_MAGIC = bytes.fromhex("0cdb20de")
@@ -37,7 +37,7 @@ def _unnamed(item: Item, database: Entries) -> Iterator[Finding]:
     named = {node.file for node in database.nodes}
     named |= {entry.file for entry in database.all.values() if isinstance(entry, Extent)}
     loose = {
-        name: status.st_size
+        name: status.size
         for name, status in files_below(item.path)
         if name not in named and "/d/" in f"/{name}"
     }
@@ -59,11 +59,14 @@ def _named(level: str, item: Item, files: Mapping[str, int], why: str) -> Findin
     )
 
 
-def _starts_with_a_node(path: Path) -> bool:
+def _starts_with_a_node(path: Place) -> bool:
     try:
-        with path.open("rb") as file:
-            return file.read(len(NODE_MAGIC)) == NODE_MAGIC
-    except OSError:
+        file = path.open()
+        try:
+            return file.size >= len(NODE_MAGIC) and file.read(0, len(NODE_MAGIC)) == NODE_MAGIC
+        finally:
+            file.close()
+    except CheckpointError:
         return True  # the check of access says it
 
 

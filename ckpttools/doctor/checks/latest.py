@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from ckpttools.core.errors import CheckpointError, LaterStepWarning
 from ckpttools.doctor.base import WARNING, Check, Finding, told
@@ -13,6 +12,7 @@ from ckpttools.doctor.scene import Scene
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.runs import DamagedStepError, find_item, remains_after
 from ckpttools.formats.orbax.steps import IN_PROGRESS
+from ckpttools.stores.place import Place
 
 _WHY = "Orbax takes it for the latest and fails; an older step would be other weights, without a word"
 _DO = "fetch that step again; until then name the directory of the step that is to be opened"
@@ -26,7 +26,7 @@ def _look(scene: Scene) -> Iterator[Finding]:
         yield from _later(run)
 
 
-def _later(run: Path) -> Iterator[Finding]:
+def _later(run: Place) -> Iterator[Finding]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LaterStepWarning)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import Check, Finding, told
 from ckpttools.doctor.scene import Scene
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
+from ckpttools.stores.place import Place
 
 
 def _look(scene: Scene) -> Iterator[Finding]:
@@ -20,7 +20,7 @@ def _look(scene: Scene) -> Iterator[Finding]:
         yield from _opened(place, scene.read)
 
 
-def _opened(place: Path, read: ReadOptions) -> Iterator[Finding]:
+def _opened(place: Place, read: ReadOptions) -> Iterator[Finding]:
     try:
         open_tree(place, read)
     except CheckpointError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from ckpttools.core.errors import CheckpointError
@@ -13,6 +12,7 @@ from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.scales import Described
 from ckpttools.quantized.weights import Quantized, quantized
+from ckpttools.stores.place import Place
 
 _CONFIG = "config.json"
 
@@ -35,7 +35,7 @@ def _arrays(weights: Weights) -> dict[str, Described] | None:
     return {entry.name: entry for header in read for entry in header.entries}
 
 
-def _findings(folder: Path, found: list[Quantized], config: Mapping[str, Any]) -> Iterator[Finding]:
+def _findings(folder: Place, found: list[Quantized], config: Mapping[str, Any]) -> Iterator[Finding]:
     said = says_quantized(config)
     scaled = bool(said) or any(each.scales for each in found)
     bare = [each for each in found if each.is_bare] if scaled else []
@@ -49,13 +49,13 @@ def _findings(folder: Path, found: list[Quantized], config: Mapping[str, Any]) -
         yield _whole(folder, found, said)
 
 
-def _without_scales(folder: Path, bare: list[Quantized], count: int) -> Finding:
+def _without_scales(folder: Place, bare: list[Quantized], count: int) -> Finding:
     what = f"{len(bare)} of {count} quantised weights have no scale, such as {bare[0].name} ({bare[0].dtype})"
     why = "their numbers mean nothing without them; what loads them all the same computes nonsense"
     return Finding(ERROR, str(folder), what, why, "fetch the checkpoint again, with all of its shards")
 
 
-def _unsaid(folder: Path, found: list[Quantized]) -> Finding:
+def _unsaid(folder: Place, found: list[Quantized]) -> Finding:
     scales = sum(bool(each.scales) for each in found)
     what = (
         f"{len(found)} weights are quantised, {scales} of them with scales, such as {found[0]}, "
@@ -66,14 +66,14 @@ def _unsaid(folder: Path, found: list[Quantized]) -> Finding:
     return Finding(level, str(folder / _CONFIG), what, why, f"fetch {_CONFIG} again, which says how")
 
 
-def _untrue(folder: Path, said: Mapping[str, Any]) -> Finding:
+def _untrue(folder: Place, said: Mapping[str, Any]) -> Finding:
     what = f"{_CONFIG} says {scheme(said)}, but no weight is quantised"
     why = "transformers and others look for scales that are not there, or quantise the weights themselves"
     do = f"take {FIELD} out of {_CONFIG}, if the weights were dequantised; `ckpt convert to-safetensors` does"
     return Finding(WARNING, str(folder / _CONFIG), what, why, do)
 
 
-def _whole(folder: Path, found: list[Quantized], said: Mapping[str, Any]) -> Finding:
+def _whole(folder: Place, found: list[Quantized], said: Mapping[str, Any]) -> Finding:
     count = f"{len(found)} weight{'s' * (len(found) != 1)}"
     what = f"the weights are quantised: {scheme(said)}; {count}, each with its scales"
     casts = (

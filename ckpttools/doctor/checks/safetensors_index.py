@@ -6,7 +6,6 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
 from shlex import quote
 
 from ckpttools.core.errors import CheckpointError, FormatError
@@ -18,6 +17,8 @@ from ckpttools.doctor.scene import INDEX, SAFETENSORS, Scene, Weights, json_or_e
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.formats.safetensors.header import Header
+from ckpttools.stores.base import is_inside
+from ckpttools.stores.place import Place
 
 _WHOLE = f"model{SAFETENSORS}"
 _NAME = f"model{INDEX}"
@@ -46,7 +47,7 @@ def _folder(scene: Scene, weights: Weights) -> Iterator[Finding]:
         yield Finding(INFO, str(weights.folder), what, why, "move away the one that is not meant")
 
 
-def _missing(place: Path, names: Sequence[str], wanted: str) -> Finding:
+def _missing(place: Place, names: Sequence[str], wanted: str) -> Finding:
     what = f"{len(names)} weight files missing: {_some(names)}"
     folder = place if place.is_dir() else place.parent
     do = f"fetch them: hf download REPO --include {quote(names[0])} --local-dir {pasted(folder)}"
@@ -134,14 +135,14 @@ def _index(weights: Weights, name: str) -> Iterator[Finding]:
     yield from _against_files(weights, place, named)
 
 
-def _against_files(weights: Weights, place: Path, named: Mapping[str, str]) -> Iterator[Finding]:
+def _against_files(weights: Weights, place: Place, named: Mapping[str, str]) -> Iterator[Finding]:
     shards = sorted(set(named.values()))
-    outside = [file for file in shards if not _is_inside(file)]
+    outside = [file for file in shards if not is_inside(file)]
     if outside:
         what = f"names files outside of its directory: {_some(outside)}"
         do = "do not trust this index; fetch the checkpoint from its source again"
         yield Finding(ERROR, str(place), what, "whoever follows it reads other files", do)
-    lost = [file for file in shards if _is_inside(file) and not is_file(weights.folder / file)]
+    lost = [file for file in shards if is_inside(file) and not is_file(weights.folder / file)]
     if lost:
         yield _missing(place, lost, "the index names them")
     headers = {file: header_of(weights.folder / file) for file in shards if file not in {*lost, *outside}}
@@ -169,12 +170,7 @@ def _against_files(weights: Weights, place: Path, named: Mapping[str, str]) -> I
         yield Finding(WARNING, str(place), what, "nobody loads them; they take room", do)
 
 
-def _is_inside(file: str) -> bool:
-    path = PurePosixPath(file)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in file
-
-
-def rebuild(folder: Path, read: ReadOptions) -> str:
+def rebuild(folder: Place, read: ReadOptions) -> str:
     """Writes an index over all safetensors files of a directory that has none.
 
     Raises:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from ckpttools.core.errors import FormatError
 from ckpttools.doctor.base import ERROR, Check, Finding, Fix, mending
@@ -13,7 +11,7 @@ from ckpttools.doctor.scene import SET_ASIDE, Directory, Item, Scene
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata
-from ckpttools.stores.local.file import storage_error
+from ckpttools.stores.place import Place
 
 # A save that still runs touches its files more often than that.
 _QUIET_SECONDS = 3600
@@ -56,13 +54,13 @@ def _incomplete(step: Directory, items: list[Item], said: StepMetadata) -> Itera
             yield _lost(item.path, f"an item without {TREE_FILE}, which says what the arrays are")
 
 
-def _lost(place: Path, what: str) -> Finding:
+def _lost(place: Place, what: str) -> Finding:
     why = "no loader can open it"
     do = "copy the step again, whole: cp -a SRC DST, or gcloud storage cp -r SRC DST"
     return Finding(ERROR, str(place), what, why, do)
 
 
-def _set_aside(step: Path, read: ReadOptions) -> str:
+def _set_aside(step: Place, read: ReadOptions) -> str:
     age = time.time() - _last_change(step)
     if age < _QUIET_SECONDS:
         raise FormatError(
@@ -73,19 +71,16 @@ def _set_aside(step: Path, read: ReadOptions) -> str:
             hint="wait until the job has ended",
         )
     aside = step.with_name(step.name + SET_ASIDE)
-    if os.path.lexists(aside):
+    if aside.lexists():
         raise FormatError(f"{aside} is there already", place=step, hint="give that one another name")
-    try:
-        step.rename(aside)
-    except OSError as error:
-        raise storage_error("cannot rename", step, error) from error
+    step.rename(aside)
     return f"{step} is now {aside}"
 
 
-def _last_change(top: Path) -> float:
+def _last_change(top: Place) -> float:
     """Time of the last change of anything at or below a directory."""
-    paths = (Path(place, name) for place, _, names in os.walk(top) for name in ("", *names))
-    return max(path.lstat().st_mtime for path in paths)
+    found = (place.status() for place in (top, *(top / name for name, _ in top.below())))
+    return max(((each.modified or 0) / 10**9 for each in found if each), default=0.0)
 
 
 CHECK = Check(

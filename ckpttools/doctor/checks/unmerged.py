@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.wording import option
@@ -19,7 +17,7 @@ from ckpttools.formats.orbax.entries import Indexed
 from ckpttools.formats.orbax.index import processes_of, read_index, union_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
-from ckpttools.stores.local.file import storage_error
+from ckpttools.stores.place import Place
 
 
 def _look(scene: Scene) -> Iterator[Finding]:
@@ -77,15 +75,16 @@ def _left_behind(item: Item) -> Iterator[Finding]:
             yield Finding(ERROR, str(item.path / name), what, why, do, command=do)
 
 
-def merge(path: Path, read: ReadOptions) -> str:
+def merge(path: Place, read: ReadOptions) -> str:
     """Writes the index of all processes of a save: a new node file, then the manifest.
 
     Raises:
         FormatError: it is not well-defined: the processes differ, or the arrays would not be whole.
         StorageError: it cannot be written.
     """
-    names = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
-    files = sorted(entry.name for entry in os.scandir(path) if not entry.is_dir())
+    entries_here = path.entries()
+    names = [entry.name for entry in entries_here if entry.is_dir]
+    files = [entry.name for entry in entries_here if not entry.is_dir]
     entries = union_of(path, read.max_index_bytes, whole=True).entries
     _refuse_holes(Item(Directory(path, tuple(files), tuple(names)), path, read=read))
     digest = hashlib.sha256(repr(list(entries.items())).encode()).hexdigest()
@@ -95,17 +94,13 @@ def merge(path: Path, read: ReadOptions) -> str:
     if ocdbt.read(lambda file, start, length: _part(stored[file], start, length)) != entries:
         raise FormatError("the merged index does not read back as it was made", place=path)
     refuse_existing(path / MANIFEST)
-    try:
-        (path / "d").mkdir(exist_ok=True)
-    except OSError as error:
-        raise storage_error("cannot make", path / "d", error) from error
     if not holds(path / node_file, index.nodes):  # an interrupted merge leaves it
         write_new(path / node_file, index.nodes)
     write_new(path / MANIFEST, index.manifest)
     return f"{path / MANIFEST} was written: {len(entries):,} keys of {_processes(path)}"
 
 
-def _processes(path: Path) -> str:
+def _processes(path: Place) -> str:
     number = len(processes_of(path))
     return f"{number} process{'es' * (number != 1)}"
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from pathlib import Path as FilePath
 from shlex import quote
 
 from ckpttools.array.lazy import ByteSource, LazyArray
@@ -24,6 +23,7 @@ from ckpttools.formats.zarr.array import ZarrArray
 from ckpttools.formats.zarr.chunks import parse_array
 from ckpttools.formats.zarr.inner_chunks import Piece, piece_array, scratch_of
 from ckpttools.stores.memory import Bytes
+from ckpttools.stores.place import Place
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Arrays:
         may_be_old: whether it was perhaps written when Orbax left such chunks out without saying so.
     """
 
-    directory: FilePath
+    directory: Place
     entries: Entries
     use_zarr3: bool | None
     may_be_left_out: bool

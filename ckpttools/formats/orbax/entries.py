@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.formats.orbax.index import PROCESSES, Index, index_of, named_file
 from ckpttools.formats.orbax.ocdbt import MANIFEST, MAX_INDEX_BYTES, Entry, Extent
-from ckpttools.stores.local.file import LocalFile, storage_error
+from ckpttools.stores.base import File, Kind, Status
+from ckpttools.stores.place import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class FileFault:
         is_absent: whether that is because there is none.
     """
 
-    path: Path
+    path: Place
     nbytes: int | None
     end: int
     reason: str = ""
@@ -67,7 +66,7 @@ class Entries(ABC):
     nodes: tuple[Extent, ...] = ()
     missing: ClassVar[str]
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Place) -> None:
         self.directory = directory
 
     @property
@@ -88,7 +87,7 @@ class Entries(ABC):
     def below(self, prefix: str) -> Iterator[str]:
         """The rest of each key that starts with a prefix, which is empty or ends in a slash."""
 
-    def file(self, extent: Extent) -> LocalFile:
+    def file(self, extent: Extent) -> File:
         """The file that a range is in.
 
         Raises:
@@ -116,7 +115,7 @@ class Entries(ABC):
 
 
 def entries_of(
-    directory: Path, use_ocdbt: bool | None = None, max_index_bytes: int = MAX_INDEX_BYTES
+    directory: Place, use_ocdbt: bool | None = None, max_index_bytes: int = MAX_INDEX_BYTES
 ) -> Entries:
     """What is stored in a directory: by its OCDBT index, by those of the processes of a save, or in files.
 
@@ -146,12 +145,12 @@ class Indexed(Entries):
 
     missing = "no entry in the index"
 
-    def __init__(self, directory: Path, index: Index) -> None:
+    def __init__(self, directory: Place, index: Index) -> None:
         super().__init__(directory)
         self.manifests, self.nodes = index.manifests, index.nodes
         # As os.fsdecode does with file names: two different keys stay different.
         self._entries = {key.decode(errors="surrogateescape"): each for key, each in index.entries.items()}
-        self._files: dict[str, LocalFile] = {}
+        self._files: dict[str, File] = {}
 
     @property
     def all(self) -> Mapping[str, Entry]:
@@ -180,20 +179,21 @@ class Indexed(Entries):
         found = {file: _fault(self.directory / file, end) for file, end in ends.items()}
         return {file: fault for file, fault in found.items() if fault is not None}
 
-    def file(self, extent: Extent) -> LocalFile:
+    def file(self, extent: Extent) -> File:
         if extent.file not in self._files:
             self._files[extent.file] = super().file(extent)
         return self._files[extent.file]
 
 
-def _fault(path: Path, end: int) -> FileFault | None:
+def _fault(path: Place, end: int) -> FileFault | None:
     """What keeps a file from being read up to an end, None if nothing does that looking at it tells."""
     try:
-        nbytes = path.stat().st_size
-    except OSError as error:
-        reason = error.strerror or "it cannot be looked at"
-        return FileFault(path, None, end, reason, isinstance(error, FileNotFoundError))
-    return FileFault(path, nbytes, end) if nbytes < end else None
+        found = path.status()
+    except StorageError as error:
+        return FileFault(path, None, end, error.got or "it cannot be looked at")
+    if found is None:
+        return FileFault(path, None, end, "No such file or directory", is_absent=True)
+    return FileFault(path, found.size, end) if found.size < end else None
 
 
 class Files(Entries):
@@ -204,41 +204,32 @@ class Files(Entries):
 
     @cached_property
     def all(self) -> Mapping[str, Entry]:
-        return {name: Extent(name, 0, status.st_size) for name, status in files_below(self.directory)}
+        return {name: Extent(name, 0, status.size) for name, status in files_below(self.directory)}
 
     def get(self, key: str) -> Entry | None:
         if ".." in key.split("/") or "\0" in key:
             return None
-        path = self.directory / key
-        try:
-            status = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise storage_error("cannot look at", path, error) from error
-        return Extent(key, 0, status.st_size) if path.is_file() else None
+        found = (self.directory / key).status()
+        return Extent(key, 0, found.size) if found and found.kind is Kind.FILE else None
 
     def below(self, prefix: str) -> Iterator[str]:
         if "\0" in prefix:  # no file system has such a name
             return
-        top = self.directory / prefix
-        for directory, _, files in os.walk(top):
-            yield from (os.path.relpath(f"{directory}/{file}", top) for file in files)
+        top = self.directory / prefix.rstrip("/")
+        if top.is_dir():
+            yield from (name for name, entry in top.below() if not entry.is_dir)
 
 
-def files_below(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
+def files_below(directory: Place) -> Iterator[tuple[str, Status]]:
     """Name and status of every regular file at or below a directory, by name; links to files are followed.
 
     Raises:
         StorageError: a directory may not be listed.
     """
+    yield from sorted(directory.walk(), key=lambda found: _in_order(found[0]))
 
-    def refuse(error: OSError) -> None:
-        raise storage_error("cannot list", error.filename, error) from error
 
-    for place, inner, names in os.walk(directory, onerror=refuse):
-        inner.sort()
-        for name in sorted(names):
-            path = Path(place, name)
-            if path.is_file():
-                yield path.relative_to(directory).as_posix(), path.stat()
+def _in_order(name: str) -> list[tuple[bool, str]]:
+    """Sorts names by directory: its own files come before those of directories in it."""
+    *above, last = name.split("/")
+    return [*((True, part) for part in above), (False, last)]

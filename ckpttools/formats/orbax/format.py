@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path as FilePath
-from pathlib import PurePath
 from typing import Any
 
 from ckpttools.array.shardings import Sharding
@@ -25,7 +23,9 @@ from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.metadata import SavedLeaf, key_impls
 from ckpttools.formats.orbax.options import HELP, OPTIONS, STORAGE
 from ckpttools.formats.orbax.steps import Item
-from ckpttools.stores.local.file import LocalFile, occurrences
+from ckpttools.stores.base import occurrences
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Orbax:
     options: tuple[Option, ...] = OPTIONS
     help: str = HELP
 
-    def why_not(self, path: FilePath) -> str | None:
+    def why_not(self, path: Place) -> str | None:
         return orbax_runs.why_not(path)
 
-    def open(self, path: FilePath, options: ReadOptions) -> Tree:
+    def open(self, path: Place, options: ReadOptions) -> Tree:
         item = orbax_runs.find_item(path, options.step)
         place = item.directory / orbax_metadata.TREE_FILE
         _require_room(place)
@@ -73,18 +73,18 @@ class Orbax:
 
         return zarr_storage(tree, options.max_index_bytes)
 
-    def owns(self, path: PurePath) -> bool:
+    def owns(self, name: str) -> bool:
         from ckpttools.formats.orbax.own import owns
 
-        return owns(path)
+        return owns(name)
 
-    def strangers(self, directory: FilePath, tree: Tree) -> Iterable[str]:
+    def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
         from ckpttools.formats.orbax.own import strangers
 
         return strangers(directory, tree)
 
-    def companions(self, tree: Tree) -> FilePath:
-        return FilePath(tree.metadata.place) / COMPANIONS
+    def companions(self, tree: Tree) -> Place:
+        return parse(tree.metadata.place) / COMPANIONS
 
     def writer(
         self,
@@ -120,14 +120,14 @@ FORMAT = Orbax()
 _BYTES_PER_LEAF = 1536
 
 
-def _require_room(place: FilePath) -> None:
-    source = LocalFile.at(place)
+def _require_room(place: Place) -> None:
+    source = place.open()
     leaves = occurrences(b'"value_type"', source)
     source.close()
     require_room(leaves, leaves * _BYTES_PER_LEAF, place)
 
 
-def _config(directory: FilePath) -> Mapping[str, Any] | None:
+def _config(directory: Place) -> Mapping[str, Any] | None:
     """The model's configuration, where it was carried along inside the item."""
     path = directory / COMPANIONS / "config.json"
     return read_json(path) if path.is_file() else None
@@ -143,7 +143,7 @@ def _arrays(item: Item, document: Mapping[str, Any], options: ReadOptions) -> Ar
     return Arrays(directory, entries, document.get("use_zarr3"), left_out, may_be_old=said is None)
 
 
-def _names(saved: Iterable[SavedLeaf], place: FilePath) -> dict[str, Path]:
+def _names(saved: Iterable[SavedLeaf], place: Place) -> dict[str, Path]:
     """The name of each leaf with data on disk.
 
     Raises:
@@ -173,7 +173,7 @@ def _custom_metadata(item: Item) -> Mapping[str, object]:
     return {}
 
 
-def _object(document: Mapping[str, Any], place: FilePath) -> Mapping[str, object]:
+def _object(document: Mapping[str, Any], place: Place) -> Mapping[str, object]:
     """What a document says of the user's.
 
     Raises:
@@ -188,7 +188,7 @@ def _object(document: Mapping[str, Any], place: FilePath) -> Mapping[str, object
 class _Leaves:
     """Makes the leaves of an item."""
 
-    def __init__(self, directory: FilePath, arrays: Arrays) -> None:
+    def __init__(self, directory: Place, arrays: Arrays) -> None:
         self._directory, self._arrays = directory, arrays
 
     def leaf(self, saved: SavedLeaf) -> Leaf:

@@ -3,47 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from shlex import quote
 
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.formats.orbax.index import processes_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.steps import Step, directories, is_item
+from ckpttools.stores.place import Place
 
 _OF_A_HOST = "process_metadata"
 _MOST_NAMED = 8
 
 
-def is_part_of_a_host(item: Path) -> bool:
+def is_part_of_a_host(item: Place) -> bool:
     """Whether an item is what one host kept for itself, so that some of its chunks are elsewhere."""
     return any((place / _OF_A_HOST).is_dir() for place in (item, item.parent))
 
 
-def other_hosts(item: Path) -> list[Path]:
+def other_hosts(item: Place) -> list[Place]:
     """The same item in directories of other hosts that lie beside this one's: `HOST/STEP/ITEM`."""
     item = item.absolute()
     for host in item.parents[1:3]:
         below = item.relative_to(host)
         try:
-            beside = sorted(place for place in host.parent.iterdir() if place != host)
+            beside = [place for place in host.parent.iterdir() if place != host]
             found = [place / below for place in beside if (place / below / TREE_FILE).is_file()]
-        except OSError:
+        except StorageError:
             continue  # only a hint depends on it
         if found:
             return found
     return []
 
 
-def hosts_at(path: Path) -> dict[Path, list[Path]]:
+def hosts_at(path: Place) -> dict[Place, list[Place]]:
     """Directories of hosts of emergency and multi-tier checkpoints at a path: host -> its items.
 
     Each holds `STEP/ITEM`, with `STEP/process_metadata` beside the item.
 
     Raises:
-        OSError: a directory may not be listed.
+        StorageError: a directory may not be listed.
     """
-    found: dict[Path, list[Path]] = {}
+    found: dict[Place, list[Place]] = {}
     for host in directories(path):
         steps = [step for step in directories(host) if Step(step).number is not None]
         parts = [step for step in steps if (step / _OF_A_HOST).is_dir()]
@@ -53,7 +53,7 @@ def hosts_at(path: Path) -> dict[Path, list[Path]]:
     return found
 
 
-def not_together(path: Path, hosts: Mapping[Path, list[Path]]) -> FormatError:
+def not_together(path: Place, hosts: Mapping[Place, list[Place]]) -> FormatError:
     """The error of a directory that holds those of hosts, each with its part of one checkpoint."""
     names = [host.name for host in hosts]
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
@@ -80,13 +80,13 @@ def not_together(path: Path, hosts: Mapping[Path, list[Path]]) -> FormatError:
 _OWN_LINE = "\n         "
 
 
-def _putting_together(hosts: Path, item: Path) -> str:
+def _putting_together(hosts: Place, item: Place) -> str:
     """The command that makes one directory of what all hosts below `hosts` have of the step of `item`."""
     below = f"{quote(str(hosts))}/*/{quote(item.parent.name)}/{quote(item.name)}"
     return f"mkdir NEW && cp -r {below}/ocdbt.process_* {quote(str(item / TREE_FILE))} NEW"
 
 
-def where_chunks_may_be(item: Path, may_be_old: bool) -> str:
+def where_chunks_may_be(item: Place, may_be_old: bool) -> str:
     """The next step for somebody whose item lacks chunks.
 
     Args:

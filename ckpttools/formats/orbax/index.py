@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from shlex import quote
 
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.orbax import ocdbt
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent, length_of
-from ckpttools.stores.local.file import LocalFile
+from ckpttools.stores.base import File
+from ckpttools.stores.place import Place
 
 PROCESSES = "ocdbt.process_*"
 _COMPARED_AT_ONCE = 1 << 20
@@ -34,7 +34,7 @@ class Index:
     nodes: tuple[Extent, ...]
 
 
-def index_of(directory: Path, max_bytes: int) -> Index | None:
+def index_of(directory: Place, max_bytes: int) -> Index | None:
     """The index in use: the merged one if there is one, else that of all processes; None if there is none.
 
     Args:
@@ -50,12 +50,12 @@ def index_of(directory: Path, max_bytes: int) -> Index | None:
     return union_of(directory, max_bytes) if processes_of(directory) else None
 
 
-def processes_of(directory: Path) -> list[Path]:
+def processes_of(directory: Place) -> list[Place]:
     """The databases that each process of a save wrote for itself, before they are merged into one."""
     return sorted(place.parent for place in directory.glob(f"{PROCESSES}/{MANIFEST}"))
 
 
-def read_index(directory: Path, max_bytes: int) -> Index:
+def read_index(directory: Place, max_bytes: int) -> Index:
     """The OCDBT database whose manifest is in a directory; arguments and errors as of `index_of`."""
     nodes: list[Extent] = []
 
@@ -75,7 +75,7 @@ def read_index(directory: Path, max_bytes: int) -> Index:
         raise error.at(directory / (error.place or MANIFEST)) from error
 
 
-def union_of(directory: Path, max_bytes: int, *, whole: bool = False) -> Index:
+def union_of(directory: Place, max_bytes: int, *, whole: bool = False) -> Index:
     """The databases of all processes as one; other arguments and errors as of `index_of`.
 
     Replicated arrays are in several of them. They must be the same bytes there: else the directories are of
@@ -110,10 +110,10 @@ def _below(extent: Extent, name: str) -> Extent:
 class _Values:
     """The values of entries, compared a part at a time."""
 
-    def __init__(self, directory: Path, whole: bool) -> None:
+    def __init__(self, directory: Place, whole: bool) -> None:
         self._directory = directory
         self._whole = whole
-        self._files: dict[str, LocalFile] = {}
+        self._files: dict[str, File] = {}
 
     def agree(self, a: Entry, b: Entry) -> bool:
         """Whether two entries are the same bytes; a file that cannot be read is a fault of its own."""
@@ -136,11 +136,11 @@ class _Values:
         if isinstance(entry, bytes):
             return entry[part.start : part.stop]
         if entry.file not in self._files:
-            self._files[entry.file] = LocalFile.at(self._directory / entry.file)
+            self._files[entry.file] = (self._directory / entry.file).open()
         return self._files[entry.file].read(entry.offset + part.start, len(part))
 
 
-def named_file(directory: Path, name: str, what: str = "a data file") -> LocalFile:
+def named_file(directory: Place, name: str, what: str = "a data file") -> File:
     """A file that an item names.
 
     Raises:
@@ -148,15 +148,12 @@ def named_file(directory: Path, name: str, what: str = "a data file") -> LocalFi
         StorageError: it may not be looked at.
     """
     path = directory / name
-    try:
-        path.stat()
-    except FileNotFoundError as error:
+    found = path.status()
+    if found is None:
         raise FormatError(
             f"{what} is missing: {path}",
             got="no such file",
             hint="it was deleted or not copied: fetch the checkpoint again; "
             f"`ckpt doctor {quote(str(directory))}` says what else is missing",
-        ) from error
-    except OSError:
-        pass  # said by the next line, with the reason
-    return LocalFile.at(path)
+        )
+    return path.open(found)

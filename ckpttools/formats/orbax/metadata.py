@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path as FilePath
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -15,6 +14,7 @@ from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, dotted
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
 from ckpttools.formats.json_file import DEEPEST, read_json
+from ckpttools.stores.place import Place
 
 TREE_FILE = "_METADATA"
 CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
@@ -189,7 +189,7 @@ def _saved_leaf(entry: Mapping[str, Any]) -> SavedLeaf:
     return SavedLeaf(path, kind, kind in EMPTY_KINDS)
 
 
-def key_impls(directory: FilePath) -> dict[str, str]:
+def key_impls(directory: Place) -> dict[str, str]:
     """Names of the arrays that are typed PRNG keys, with the implementation of each.
 
     Raises:

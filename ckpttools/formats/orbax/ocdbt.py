@@ -8,7 +8,6 @@ a leaf of the tree names file, offset and length of each value that it does not 
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 from bisect import bisect
 from collections import defaultdict
@@ -155,7 +154,7 @@ def _add_leaf(out: bytearray, items: Sequence[tuple[bytes, Entry]], root: bool) 
     implied = 0 if root else _common(first, last)
     keys, entries = [key[implied:] for key, _ in items], [entry for _, entry in items]
     extents = [entry for entry in entries if isinstance(entry, Extent)]
-    files = sorted({extent.file for extent in extents}, key=os.fsencode)
+    files = sorted({extent.file for extent in extents}, key=_path_bytes)
     ids = {file: number for number, file in enumerate(files)}
     columns = [
         b"\0" + _table(files) + _varint(len(keys)) + _strings(keys),
@@ -181,7 +180,7 @@ def _add_interior(out: bytearray, children: Sequence[_Child], root: bool, head: 
 
 
 def _table(files: Sequence[str]) -> bytes:
-    paths = list(map(os.fsencode, files))
+    paths = list(map(_path_bytes, files))
     return _varint(len(paths)) + _strings(paths, [0] * len(paths))
 
 
@@ -248,7 +247,7 @@ def _check_call(node_file: str, node_entries: int, uuid: bytes | None) -> None:
 
 def _check_path(path: str, place: str | None = None) -> None:
     """Refuses what no store below a root can hold: empty or dotted steps, overlong paths."""
-    steps, size = path.split("/"), len(os.fsencode(path))
+    steps, size = path.split("/"), len(_path_bytes(path))
     if {"", ".", ".."}.intersection(steps) or "\0" in path or size > _MAX_PATH:
         wanted = f"a path below the root, at most {_MAX_PATH} bytes"
         raise FormatError("This is no path of a data file.", place=place, got=path, wanted=wanted)
@@ -451,7 +450,7 @@ def _read_table(body: _Body, base: bytes) -> list[_File]:
     body.charge(count * len(base))
     paths, lengths = _read_strings(body, count, third=True)
     rows = zip(paths, lengths, strict=True)
-    files = [(os.fsdecode(base + path), base + path[:length]) for path, length in rows]
+    files = [((base + path).decode(errors="surrogateescape"), base + path[:length]) for path, length in rows]
     for path, _ in filter(itemgetter(0), files):
         _check_path(path, body.place)
     return files
@@ -473,3 +472,8 @@ def _read_strings(body: _Body, count: int, third: bool = False) -> tuple[list[by
         if length > len(string):
             body.fail("A prefix is longer than its string.", length, f"at most {len(string)}")
     return strings, thirds
+
+
+def _path_bytes(path: str) -> bytes:
+    """A path as an index has it; names of files that are no UTF-8 come back as they were."""
+    return path.encode(errors="surrogateescape")

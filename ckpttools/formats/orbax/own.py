@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePath
 
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.formats.base import COMPANIONS
@@ -15,45 +13,44 @@ from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.orbax.write import DATA_DIRECTORY
 from ckpttools.formats.safetensors.own import strangers_beside
 from ckpttools.formats.zarr import own as zarr
-from ckpttools.stores.local.files import names_in
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 
 _DIRECTORIES = (DATA_DIRECTORY, PROCESSES, ARRAYS_DIRECTORY)
 
 
-def owns(path: PurePath) -> bool:
+def owns(name: str) -> bool:
     """Whether a path within a checkpoint is one that its files have."""
-    is_inside = any(fnmatchcase(part, pattern) for part in path.parts for pattern in _DIRECTORIES)
-    return is_inside or path.name in (MANIFEST, *OWN_FILES) or zarr.owns(path)
+    is_inside = any(fnmatchcase(part, pattern) for part in name.split("/") for pattern in _DIRECTORIES)
+    return is_inside or name.rpartition("/")[2] in (MANIFEST, *OWN_FILES) or zarr.owns(name)
 
 
-def strangers(directory: Path, tree: Tree) -> Iterator[str]:
+def strangers(directory: Place, tree: Tree) -> Iterator[str]:
     """All but one step with one item, as `OrbaxWriter` lays them out."""
-    item = Path(tree.metadata.place)
+    item = parse(tree.metadata.place)
     step = item.parent
     if item == directory or step.parent != directory:
-        yield f"{os.path.relpath(item, directory)} is an item, which lies not in <step>/<item> here"
+        yield f"{item.relative_to(directory) or '.'} is an item, which lies not in <step>/<item> here"
         return
-    yield from (name for name in names_in(directory) if name != step.name)
-    yield from (f"{step.name}/{name}" for name in names_in(step) if name not in {item.name, *OWN_FILES})
+    yield from (each.name for each in directory.entries() if each.name != step.name)
+    own = {item.name, *OWN_FILES}
+    yield from (f"{step.name}/{each.name}" for each in step.entries() if each.name not in own)
     arrays = {dotted(path) for path in tree.arrays}
     inner: Iterator[str]
-    for entry in os.scandir(item):
-        if entry.name == COMPANIONS and entry.is_dir(follow_symlinks=False):
-            inner = (f"{COMPANIONS}/{each}" for each in strangers_beside(Path(entry.path)))
-        elif entry.is_dir(follow_symlinks=False) and entry.name in arrays:
-            inner = zarr.strangers_of_array(Path(entry.path))
+    for entry in item.entries():
+        below = item / entry.name
+        if entry.name == COMPANIONS and entry.is_own_dir:
+            inner = (f"{COMPANIONS}/{each}" for each in strangers_beside(below))
+        elif entry.name in arrays and entry.is_own_dir:
+            inner = zarr.strangers_of_array(below)
         elif entry.name in OWN_FILES or fnmatchcase(entry.name, PROCESSES):
-            inner = _other_directories(entry)
+            inner = _other_directories(below) if entry.is_own_dir else iter(())
         else:
             inner = iter([entry.name])
         yield from (f"{step.name}/{item.name}/{each}" for each in inner)
 
 
-def _other_directories(entry: os.DirEntry[str]) -> Iterator[str]:
+def _other_directories(top: Place) -> Iterator[str]:
     """What no database has below a directory of its own: data files lie in `d`, one level down at most."""
-    if not entry.is_dir(follow_symlinks=False):
-        return
-    top = Path(entry.path)
-    for directory, inner, _ in os.walk(top):
-        place = Path(directory).relative_to(top.parent)
-        yield from (f"{place}/{name}" for name in inner if name != DATA_DIRECTORY)
+    found = (name for name, entry in top.below() if entry.is_dir and entry.name != DATA_DIRECTORY)
+    yield from (f"{top.name}/{name}" for name in found)

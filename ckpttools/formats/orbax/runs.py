@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
-from pathlib import Path
 from shlex import quote
 
 from ckpttools.array.tree import Tree
-from ckpttools.core.errors import FormatError, LaterStepWarning, UsageError, listing
+from ckpttools.core.errors import FormatError, LaterStepWarning, StorageError, UsageError, listing
 from ckpttools.formats.base import OtherSteps
 from ckpttools.formats.orbax.hosts import hosts_at, not_together
 from ckpttools.formats.orbax.index import processes_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.orbax.steps import Item, Run, Step, described, directories, step_of
-from ckpttools.stores.local.file import storage_error
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 
 
 class DamagedStepError(FormatError):
     """A tree was saved to the end, in a later step than all whole ones, and cannot be read."""
 
 
-def why_not(path: Path) -> str | None:
+def why_not(path: Place) -> str | None:
     """None if there is an Orbax pytree at or below `path`, or the start of one; else what is missing.
 
     Raises:
@@ -35,20 +35,20 @@ def why_not(path: Path) -> str | None:
     """
     if not path.is_dir():
         return "not a directory"
-    _listed(path)
+    path.entries()  # raises where that is not allowed
     try:
         found = described(path)
         if not isinstance(found, Run) or found.steps or hosts_at(path):
             return None
-    except OSError as error:
-        return f"cannot look at {error.filename}: {error.strerror}"
+    except StorageError as error:
+        return f"{error.message}: {(error.got or '').partition(' (errno')[0]}"
     reason = f"no {TREE_FILE} here, in a sub-directory or in a step directory"
     if (path / MANIFEST).is_file() or processes_of(path):
         reason = f"there is an OCDBT database, but no {TREE_FILE}: an unfinished save, or an incomplete copy"
     return reason
 
 
-def find_item(path: Path, step: int | None) -> Item:
+def find_item(path: Place, step: int | None) -> Item:
     """The item that a path and a step mean; without a step the latest finished one.
 
     Warns with `LaterStepWarning` of later steps that are passed over.
@@ -59,10 +59,7 @@ def find_item(path: Path, step: int | None) -> Item:
         StorageError: a directory may not be looked into.
         UsageError: the step asked for is not there.
     """
-    try:
-        return _found(path, step)
-    except OSError as error:
-        raise storage_error("cannot look at", error.filename, error) from error
+    return _found(path, step)
 
 
 def not_whole_beside(tree: Tree) -> OtherSteps:
@@ -76,15 +73,12 @@ def not_whole_beside(tree: Tree) -> OtherSteps:
     """
     unfinished: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    step = step_of(Path(tree.metadata.place))
+    step = step_of(parse(tree.metadata.place))
     if tree.metadata.format != "orbax" or step.number is None:
         return OtherSteps({}, {})
-    try:
-        for each in map(Step, directories(step.path.parent)):
-            if _may_be_later(each, step) and not each.others and each.why_unfinished:
-                (damaged if each.is_damaged else unfinished)[each.path.name] = each.why_unfinished
-    except OSError as error:
-        raise storage_error("cannot look at", error.filename, error) from error
+    for each in map(Step, directories(step.path.parent)):
+        if _may_be_later(each, step) and not each.others and each.why_unfinished:
+            (damaged if each.is_damaged else unfinished)[each.path.name] = each.why_unfinished
     return OtherSteps(unfinished, damaged)
 
 
@@ -113,7 +107,7 @@ def _may_be_later(other: Step, step: Step) -> bool:
     return is_alike and other.is_in_progress and other.is_one
 
 
-def _found(path: Path, step: int | None) -> Item:
+def _found(path: Place, step: int | None) -> Item:
     match described(path):
         case Item() as item:
             # Other items of the step do not matter to whoever names this one.
@@ -139,7 +133,7 @@ def _checked(item: Item, step: int | None, reason: str | None) -> Item:
     return item
 
 
-def _unfinished_error(step: Step, place: Path, reason: str) -> FormatError:
+def _unfinished_error(step: Step, place: Place, reason: str) -> FormatError:
     subject = "this" if step.number is None else f"step {step.number}"
     is_finished = step.others and not step.is_in_progress
     is_alone = step.number is None or len(directories(step.path.parent)) < 2
@@ -227,11 +221,3 @@ def _finished_step(run: Run, number: int) -> Step:
     if step.why_unfinished:
         raise _unfinished_error(step, run.path, step.why_unfinished)
     return step
-
-
-def _listed(path: Path) -> None:
-    """Raises what listing a directory raises, in our words."""
-    try:
-        next(path.iterdir(), None)
-    except OSError as error:
-        raise storage_error("cannot list", path, error) from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ckpttools.array.shardings import Sharding
@@ -18,6 +17,8 @@ from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
 from ckpttools.formats.json_file import parse_json, read_json
 from ckpttools.formats.orbax.metadata import ARRAYS_DIRECTORY, SHARDING_FILE
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 
 
 def stored_shardings(tree: Tree) -> dict[TreePath, Sharding]:
@@ -29,7 +30,7 @@ def stored_shardings(tree: Tree) -> dict[TreePath, Sharding]:
     Raises:
         FormatError, StorageError: a file that should say it is damaged or cannot be read.
     """
-    directory = Path(tree.metadata.place)
+    directory = parse(tree.metadata.place)
     place = directory / SHARDING_FILE
     if tree.metadata.format != "orbax" or not place.is_file():
         return {}
@@ -76,7 +77,7 @@ def _axes(entry: object) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(map(str, entry))  # type: ignore[call-overload]
 
 
-def _write_shapes(directory: Path) -> dict[str, Shape]:
+def _write_shapes(directory: Place) -> dict[str, Shape]:
     """What `array_metadatas` says; every process of a save writes the same."""
     path = next(iter(sorted(directory.glob(f"{ARRAYS_DIRECTORY}/process_*"))), None)
     entries = [] if path is None else read_json(path)["array_metadatas"]

@@ -6,11 +6,9 @@ commit file on gs://), so a copy from one kind of store to the other misleads it
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from ckpttools.core.errors import CheckpointError, StorageError
@@ -18,6 +16,7 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.index import processes_of
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARDING_FILE, TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
+from ckpttools.stores.place import Place
 
 IN_PROGRESS = ".orbax-checkpoint-tmp"
 """What Orbax appends to the name of a directory that it is still writing; old versions add a time."""
@@ -38,7 +37,7 @@ class StepMetadata:
     fault: CheckpointError | None = None
 
     @classmethod
-    def at(cls, directory: Path) -> StepMetadata:
+    def at(cls, directory: Place) -> StepMetadata:
         """That of a directory which has one."""
         try:
             return cls(read_json(directory / CHECKPOINT_FILE))
@@ -86,7 +85,7 @@ class Item:
         step: the directory above it that is a step, or the item's own.
     """
 
-    directory: Path
+    directory: Place
     step: Step
 
     @property
@@ -104,7 +103,7 @@ class Step:
         path: the directory.
     """
 
-    path: Path
+    path: Place
 
     @cached_property
     def number(self) -> int | None:
@@ -187,13 +186,13 @@ class Step:
             return False
         if self.said.fault:
             # It is written anew when the save ends, and empty for a moment.
-            return (self.path / CHECKPOINT_FILE).stat().st_size > 0
+            return (self.path / CHECKPOINT_FILE).stat().size > 0
         marked = (self.path / COMMIT_FILE).is_file()
         if self.said.fields.get("commit_timestamp_nsecs", marked or None) is None:
             return False
         if self.said.handlers:
             return self.said.is_tree or bool(self.said.trees)
-        return any(is_left_of_item([each.name for each in place.iterdir()]) for place in places)
+        return any(is_left_of_item([each.name for each in place.entries()]) for place in places)
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ class Run:
         path: the directory above them.
     """
 
-    path: Path
+    path: Place
 
     @cached_property
     def steps(self) -> Mapping[int, Step]:
@@ -220,11 +219,11 @@ class Run:
         return named.get("") or max(named.values(), key=len, default={})
 
 
-def described(path: Path) -> Item | Step | Run:
+def described(path: Place) -> Item | Step | Run:
     """What a directory is; a run without steps where it is nothing of Orbax's.
 
     Raises:
-        OSError: it may not be looked into.
+        StorageError: it may not be looked into.
     """
     if is_item(path):
         return Item(path, step_of(path))
@@ -232,7 +231,7 @@ def described(path: Path) -> Item | Step | Run:
     return step if step.is_one else _run(path)
 
 
-def _run(path: Path) -> Run:
+def _run(path: Place) -> Run:
     """The run at a path; MaxText keeps its steps one level below."""
     here, below = Run(path), Run(path / "checkpoints")
     if not below.path.is_dir() or any(not step.prefix for step in here.steps.values()):
@@ -241,12 +240,12 @@ def _run(path: Path) -> Run:
     return below if below.steps or not here.steps else here
 
 
-def step_of(item: Path) -> Step:
+def step_of(item: Place) -> Step:
     """The step of an item, or of what is left of one: the directory above, or its own where it is bare."""
     return Step(item if _is_own_step(item) else item.parent)
 
 
-def is_item(path: Path) -> bool:
+def is_item(path: Place) -> bool:
     return (path / TREE_FILE).is_file()
 
 
@@ -256,30 +255,27 @@ def is_left_of_item(names: Collection[str]) -> bool:
     return not kept.isdisjoint(names) or any(name.startswith(_PROCESS) for name in names)
 
 
-def is_bare(path: Path) -> bool:
+def is_bare(path: Place) -> bool:
     """Whether an item is a step of its own: `Checkpointer.save` puts both levels into one directory."""
     return is_item(path) and _is_own_step(path)
 
 
-def _is_own_step(path: Path) -> bool:
+def _is_own_step(path: Place) -> bool:
     # Old versions wrote nothing at the step; then its name tells.
     return (has_metadata(path) or path.name.isdecimal()) and not has_metadata(path.parent)
 
 
-def has_metadata(step: Path) -> bool:
+def has_metadata(step: Place) -> bool:
     """Whether a directory has the metadata of a step."""
     return (step / CHECKPOINT_FILE).is_file()
 
 
-def directories(path: Path) -> list[Path]:
+def directories(path: Place) -> list[Place]:
     """Those in a directory, as its list tells: of thousands of files beside them none is looked at."""
-    if not path.is_dir():
-        return []
-    with os.scandir(path) as entries:
-        return sorted(path / entry.name for entry in entries if entry.is_dir())
+    return path.directories() if path.is_dir() else []
 
 
-def _lacks_index(item: Path) -> bool:
+def _lacks_index(item: Place) -> bool:
     """Whether the arrays are said to be in OCDBT and there is none, merged or not."""
     if (item / MANIFEST).is_file() or processes_of(item):
         return False

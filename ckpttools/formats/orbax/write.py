@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path as FilePath
 from typing import Any
 
 from ckpttools.array.nodes import stacked_axes
@@ -28,7 +27,7 @@ from ckpttools.formats.references import NO_REFERENCES, ReferenceMode, Reference
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunking import chunk_shape
 from ckpttools.formats.zarr.zarr3 import DOCUMENT, written_codecs
-from ckpttools.stores.local.files import write_file
+from ckpttools.stores.place import Place
 
 DATA_DIRECTORY = "d"
 DATA_FILE = f"{DATA_DIRECTORY}/data"
@@ -118,22 +117,22 @@ class OrbaxWriter:
     def _chunk_key(self, index: Shape) -> str:
         return (zarr3.KEYS if self.zarr3 else zarr2.KEYS).key(index)
 
-    def finish(self, directory: FilePath, tree: Tree, layout: Layout, extents: Extents) -> None:
+    def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`: index or documents, Orbax's metadata at both levels, then the commit marks."""
         item = directory / self._base(tree)
         if self.ocdbt:
             index = encode(self._entries(tree, layout, extents), INDEX_FILE)
-            write_file(item / INDEX_FILE, index.nodes)
-            write_file(item / MANIFEST, index.manifest)
+            (item / INDEX_FILE).write_bytes(index.nodes)
+            (item / MANIFEST).write_bytes(index.manifest)
         else:
             for key, document in self._documents(tree, layout):
-                write_file(item / key, document)
+                (item / key).write_bytes(document)
         for name, content in self._metadata(tree, layout).items():
-            write_file(item / name, json.dumps(content).encode())
+            (item / name).write_bytes(json.dumps(content).encode())
         outer = orbax_metadata.checkpoint_document(self.item, tree.metadata.custom)
-        write_file(item.parent / orbax_metadata.CHECKPOINT_FILE, json.dumps(outer).encode())
+        (item.parent / orbax_metadata.CHECKPOINT_FILE).write_bytes(json.dumps(outer).encode())
         for place in (item, item.parent):
-            write_file(place / orbax_metadata.COMMIT_FILE, b"Checkpoint commit was successful")
+            (place / orbax_metadata.COMMIT_FILE).write_bytes(b"Checkpoint commit was successful")
 
     def _documents(self, tree: Tree, layout: Layout) -> Iterator[tuple[str, bytes]]:
         """Key and content of each array's own metadata."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
-from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.formats.safetensors.header import Header, parse_header
-from ckpttools.stores.local.file import LocalFile
+from ckpttools.stores.place import Place
 
 
-def faults(path: Path) -> Iterator[CheckpointError]:
+def faults(path: Place) -> Iterator[CheckpointError]:
     """What is wrong with a file, or with those of a directory."""
     for file in sorted(path.glob("[!.]*.safetensors")) if path.is_dir() else [path]:
         found = header_of(file)
@@ -20,12 +18,12 @@ def faults(path: Path) -> Iterator[CheckpointError]:
             yield found
 
 
-def header_of(path: Path) -> Header | CheckpointError:
+def header_of(path: Place) -> Header | CheckpointError:
     """The header of a file, checked against its size, or the error that it is."""
-    if os.path.lexists(path) and not _is_file(path):
+    if path.lexists() and not _is_file(path):
         return FormatError("not a file", place=path, hint="a symbolic link to nothing, or no regular file")
     try:
-        source = LocalFile.at(path)
+        source = path.open()
         try:
             return parse_header(source)
         finally:
@@ -34,7 +32,7 @@ def header_of(path: Path) -> Header | CheckpointError:
         return error
 
 
-def _is_file(path: Path) -> bool:
-    with suppress(OSError):  # pathlib lets through what is neither "yes" nor "no", such as no permission
+def _is_file(path: Place) -> bool:
+    with suppress(StorageError):
         return path.is_file()
     return False

@@ -5,21 +5,19 @@ Importing this takes neither numpy nor the safetensors package, and opening read
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NoReturn
 
 from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.budget import parse_size, require_room
-from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, listing
+from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError, listing
 from ckpttools.core.options import Option
 from ckpttools.formats import flat
 from ckpttools.formats.base import COMPANIONS, ReadOptions, Target, Writer
@@ -32,7 +30,9 @@ from ckpttools.formats.safetensors.header import (
     refuse_disguise,
     without_duplicates,
 )
-from ckpttools.stores.local.file import LocalFile, occurrences, read_whole, storage_error
+from ckpttools.stores.base import File, is_inside, occurrences
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 
 __all__ = ["FORMAT", "Header", "SafetensorsFormat", "TensorEntry", "parse_header"]
 
@@ -71,14 +71,14 @@ class SafetensorsFormat:
     help: str = HELP
     looks_for: str = "Git LFS pointers, truncated or damaged safetensors, header and size"
 
-    def why_not(self, path: Path) -> str | None:
+    def why_not(self, path: Place) -> str | None:
         try:
             _find(path)
         except CheckpointError as error:
             return error.message
         return None
 
-    def open(self, path: Path, options: ReadOptions) -> Tree:
+    def open(self, path: Place, options: ReadOptions) -> Tree:
         found = _find(path)
         _require_room(found, options)
         named = None if found.index is None else _weight_map(found.folder / found.index)
@@ -89,24 +89,24 @@ class SafetensorsFormat:
             _check_index(named, files, found.folder / str(found.index))
         return _tree(path, found.folder, files)
 
-    def owns(self, path: PurePath) -> bool:
+    def owns(self, name: str) -> bool:
         from ckpttools.formats.safetensors.own import owns
 
-        return owns(path)
+        return owns(name)
 
-    def strangers(self, directory: Path, tree: Tree) -> Iterable[str]:
+    def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
         from ckpttools.formats.safetensors.own import strangers
 
         return strangers(directory, tree)
 
-    def faults(self, path: Path, options: ReadOptions) -> Iterable[CheckpointError]:
+    def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
         from ckpttools.formats.safetensors.faults import faults
 
         return faults(path)
 
-    def companions(self, tree: Tree) -> Path:
+    def companions(self, tree: Tree) -> Place:
         """Beside the weights of a model; of other trees in a directory of their own."""
-        place = Path(tree.metadata.place)
+        place = parse(tree.metadata.place)
         folder = place if place.is_dir() else place.parent
         return folder / COMPANIONS if tree.metadata.config is None else folder
 
@@ -123,7 +123,7 @@ FORMAT = SafetensorsFormat()
 class _Found:
     """Where the weights are: file names in a folder, or an index that names them."""
 
-    folder: Path
+    folder: Place
     files: tuple[str, ...] = ()
     index: str | None = None
 
@@ -133,11 +133,11 @@ class _File:
     """One file with its header; `name` is relative to the folder."""
 
     name: str
-    source: LocalFile
+    source: File
     header: Header
 
 
-def _find(path: Path) -> _Found:
+def _find(path: Place) -> _Found:
     """What of this format lies at `path`.
 
     Raises:
@@ -158,15 +158,12 @@ def _find(path: Path) -> _Found:
     )
 
 
-def _look_at(path: Path) -> None:
+def _look_at(path: Place) -> None:
     """Raises StorageError if there is nothing at what the user names, or it may not be looked at."""
-    try:
-        path.stat()
-    except OSError as error:
-        raise storage_error("cannot look at", path, error) from error
+    path.stat()
 
 
-def _find_in(folder: Path) -> _Found:
+def _find_in(folder: Place) -> _Found:
     # transformers takes model.safetensors where there is one and looks at no index beside it
     # (PreTrainedModel.from_pretrained); whoever opens the directory means the same weights.
     if _is_file(folder / "model.safetensors"):
@@ -189,13 +186,13 @@ def _find_in(folder: Path) -> _Found:
 def _require_room(found: _Found, options: ReadOptions) -> None:
     """Refuses more tensors than fit into the memory allowed; an index names all those of its files."""
     if found.index is not None:
-        index = LocalFile.at(found.folder / found.index)
+        index = (found.folder / found.index).open()
         require_room(occurrences(b".safetensors", index), 2 * index.size, index.path)
         index.close()
         return
     tensors, nbytes = 0, 0
     for name in found.files:
-        source = LocalFile.at(found.folder / name)
+        source = (found.folder / name).open()
         try:
             length = header_length(source, options.max_header_bytes)
             tensors += occurrences(b'"data_offsets"', source, 8 + length)
@@ -205,23 +202,19 @@ def _require_room(found: _Found, options: ReadOptions) -> None:
     require_room(tensors, nbytes, found.folder)
 
 
-def _is_file(path: Path) -> bool:
+def _is_file(path: Place) -> bool:
     try:
         return path.is_file()
-    except OSError:  # pathlib lets through what is neither "yes" nor "no", as a name that is too long
+    except StorageError:  # neither "yes" nor "no", as of a name that is too long
         return False
 
 
-def _listed(folder: Path) -> list[str]:
+def _listed(folder: Place) -> list[str]:
     """Names of what may be files of ours, sorted; hidden ones are other programs' (`._model.safetensors`)."""
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError as error:
-        raise storage_error("cannot list", folder, error) from error
-    return [entry.name for entry in entries if not entry.name.startswith(".") and not entry.is_dir()]
+    return [entry.name for entry in folder.entries() if entry.name[0] != "." and not entry.is_dir]
 
 
-def _only(indexes: Sequence[str], folder: Path) -> str:
+def _only(indexes: Sequence[str], folder: Place) -> str:
     if len(indexes) == 1:
         return indexes[0]
     raise FormatError(
@@ -233,7 +226,7 @@ def _only(indexes: Sequence[str], folder: Path) -> str:
     )
 
 
-def _check_numbers(files: Iterable[str], folder: Path) -> None:
+def _check_numbers(files: Iterable[str], folder: Place) -> None:
     """Without an index only the names (`model-00002-of-00003`) can tell that a file is missing."""
     groups: dict[tuple[str, str], set[str]] = defaultdict(set)
     for match in filter(None, map(_SHARD_NAME.fullmatch, files)):
@@ -258,7 +251,7 @@ def _missing_numbers(numbers: set[str], count: str) -> list[str]:
     return [number for number in wanted if number not in numbers]
 
 
-def _refuse_missing(missing: Sequence[str], place: Path, wanted: str) -> NoReturn:
+def _refuse_missing(missing: Sequence[str], place: Place, wanted: str) -> NoReturn:
     raise FormatError(
         f"{len(missing):,} of the weight files {'is' if len(missing) == 1 else 'are'} missing:"
         f"{listing(missing)}",
@@ -268,15 +261,15 @@ def _refuse_missing(missing: Sequence[str], place: Path, wanted: str) -> NoRetur
     )
 
 
-def _json_file(path: Path, kind: type[CheckpointError], hint: str, unique: bool = True) -> dict[str, Any]:
+def _json_file(path: Place, kind: type[CheckpointError], hint: str, unique: bool = True) -> dict[str, Any]:
     """The JSON object in a file; `unique` refuses an object that names a key twice."""
-    raw = read_whole(path)
+    raw = path.read_bytes()
     if not raw.lstrip().startswith((b"{", b"[")):
         refuse_disguise(raw[:1024], str(path), kind, "JSON")
     return json_object(raw, str(path), kind, hint, without_duplicates if unique else None)
 
 
-def _weight_map(path: Path) -> dict[str, str]:
+def _weight_map(path: Place) -> dict[str, str]:
     """Tensor name to file name. The index's `metadata.total_size` is often wrong and not looked at."""
     found = _json_file(path, FormatError, _INDEX_HINT).get("weight_map")
     if isinstance(found, dict) and found and all(type(name) is str for name in found.values()):
@@ -304,9 +297,8 @@ def _shards(found: _Found, named: Mapping[str, str]) -> tuple[str, ...]:
     return names
 
 
-def _check_inside(name: str, index: Path) -> None:
-    path = PurePosixPath(name)
-    if path.parts and not path.is_absolute() and ".." not in path.parts and "\0" not in name:
+def _check_inside(name: str, index: Place) -> None:
+    if is_inside(name):
         return
     raise FormatError(
         f"the index names a file outside of its directory: {name!r}",
@@ -317,8 +309,8 @@ def _check_inside(name: str, index: Path) -> None:
     )
 
 
-def _opened(folder: Path, name: str, options: ReadOptions) -> _File:
-    source = LocalFile.at(folder / name)
+def _opened(folder: Place, name: str, options: ReadOptions) -> _File:
+    source = (folder / name).open()
     try:
         header = parse_header(source, options.max_header_bytes)
         source.remember_head(header.data_start)
@@ -345,7 +337,7 @@ def _check_once(files: Sequence[_File]) -> None:
         )
 
 
-def _check_index(named: Mapping[str, str], files: Iterable[_File], index: Path) -> None:
+def _check_index(named: Mapping[str, str], files: Iterable[_File], index: Place) -> None:
     """Checks that the index and the shards, which have each tensor once, name the same, in the same files."""
     there = {entry.name: file.name for file in files for entry in file.header.entries}
     if there == named:
@@ -365,7 +357,7 @@ def _differing(what: str, pairs: Iterable[tuple[str, str]]) -> str:
     return f"\n  {what} ({len(lines)}):{listing(lines)}" if lines else ""
 
 
-def _tree(path: Path, folder: Path, files: Sequence[_File]) -> Tree:
+def _tree(path: Place, folder: Place, files: Sequence[_File]) -> Tree:
     leaves = dict(chain.from_iterable(map(_leaves, files)))
     custom = dict(chain.from_iterable(file.header.metadata.items() for file in files))
     described = custom.pop(flat.ENTRY, None)
@@ -376,7 +368,7 @@ def _tree(path: Path, folder: Path, files: Sequence[_File]) -> Tree:
     return flat.restored(tree, described)
 
 
-def _is_one_of_several(path: Path) -> bool:
+def _is_one_of_several(path: Place) -> bool:
     match = _SHARD_NAME.fullmatch(path.name)
     return match is not None and path.is_file() and int(match["count"]) > 1
 
@@ -387,7 +379,7 @@ def _leaves(file: _File) -> Iterator[tuple[TreePath, Stored]]:
         yield (entry.name,), Stored(entry.shape, entry.dtype, file.source, start + entry.begin)
 
 
-def _config(folder: Path) -> dict[str, Any] | None:
+def _config(folder: Place) -> dict[str, Any] | None:
     """The model's configuration beside the weights, or None where there is none.
 
     Raises:
@@ -395,10 +387,10 @@ def _config(folder: Path) -> dict[str, Any] | None:
         StorageError: it cannot be read.
     """
     path = folder / "config.json"
-    if not os.path.lexists(path):
+    if not path.lexists():
         return None
     hint = "correct the file, fetch it again, or move it away to do without"
-    if path.is_symlink() and not _is_file(path):
+    if path.is_link() and not _is_file(path):
         raise ConfigError(
             "the configuration is a link to nothing", place=path, got=path.readlink(), hint=hint
         )

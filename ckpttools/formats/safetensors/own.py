@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePath
 
 from ckpttools.array.tree import Tree
 from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.sidecar import CARRIED, PATTERNS
-from ckpttools.stores.local.files import names_in
+from ckpttools.stores.place import Place
 
 _SHARD = re.compile(r"(.*?)(-\d{5}-of-\d{5})?\.safetensors", re.DOTALL)
 _INDEX = ".safetensors.index.json"
@@ -20,14 +18,14 @@ _OF_AN_ADAPTER = "adapter_config.json"
 _PATTERNS = (*PATTERNS, "*.safetensors", "*.index.json", "*.bin", RECORD)
 
 
-def owns(path: PurePath) -> bool:
+def owns(name: str) -> bool:
     """Whether a file has a name that weights have, or what goes along with a model."""
-    return any(fnmatchcase(path.name, pattern) for pattern in _PATTERNS)
+    return any(fnmatchcase(name.rpartition("/")[2], pattern) for pattern in _PATTERNS)
 
 
-def strangers(directory: Path, tree: Tree) -> Iterator[str]:
+def strangers(directory: Place, tree: Tree) -> Iterator[str]:
     """All but the weights, which have one stem, their index, and what goes along with a model."""
-    names = names_in(directory)
+    names = [entry.name for entry in directory.entries()]
     stems = {match[1] for name in names if (match := _SHARD.fullmatch(name))}
     own = "model" if "model" in stems else min(stems, default="")
 
@@ -38,16 +36,16 @@ def strangers(directory: Path, tree: Tree) -> Iterator[str]:
     return _strangers(directory, is_weights)
 
 
-def strangers_beside(directory: Path) -> Iterator[str]:
+def strangers_beside(directory: Place) -> Iterator[str]:
     """All but what goes along with a model, in the directory that `sidecar.Beside` writes."""
     return _strangers(directory, f"{CARRIED}.safetensors".__eq__)
 
 
-def _strangers(directory: Path, is_weights: Callable[[str], bool]) -> Iterator[str]:
-    for entry in os.scandir(directory):
-        if entry.name == COMPANIONS and entry.is_dir(follow_symlinks=False):
-            yield from (f"{COMPANIONS}/{each}" for each in strangers_beside(Path(entry.path)))
-        elif entry.is_dir(follow_symlinks=False) or not (is_weights(entry.name) or _goes_along(entry.name)):
+def _strangers(directory: Place, is_weights: Callable[[str], bool]) -> Iterator[str]:
+    for entry in directory.entries():
+        if entry.name == COMPANIONS and entry.is_own_dir:
+            yield from (f"{COMPANIONS}/{each}" for each in strangers_beside(directory / COMPANIONS))
+        elif entry.is_own_dir or not (is_weights(entry.name) or _goes_along(entry.name)):
             yield entry.name
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path as FilePath
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, spelled
@@ -19,7 +18,7 @@ from ckpttools.formats import flat
 from ckpttools.formats.base import COMPANIONS, Extents, Layout
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors.header import MAX_HEADER_BYTES
-from ckpttools.stores.local.files import write_file
+from ckpttools.stores.place import Place
 
 STEM = "model"
 # What huggingface_hub takes (MAX_SHARD_SIZE); transformers takes 50 GB from version 5 on.
@@ -64,16 +63,15 @@ class SafetensorsWriter:
         """As `HoldsCompanions.companions_at`: where transformers looks for them, if it is a model."""
         return "" if is_model else COMPANIONS
 
-    def finish(self, directory: FilePath, tree: Tree, layout: Layout, extents: Extents) -> None:
+    def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`: the headers, then the index if there is more than one file."""
         shards = self._shards(tree)
         for shard in shards:
-            with (directory / shard.file).open("r+b") as file:
-                file.write(shard.header)
+            (directory / shard.file).write_at(0, shard.header)
         if len(shards) > 1:
             document = _index(shards, flat.names(tree, self.separator), tree)
             text = json.dumps(document, indent=2, sort_keys=True) + "\n"
-            write_file(directory / f"{self.stem}.safetensors.index.json", text.encode())
+            (directory / f"{self.stem}.safetensors.index.json").write_bytes(text.encode())
 
     def _shards(self, tree: Tree) -> list[_Shard]:
         """What goes into which file, with the headers; the same for the same tree."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path as FilePath
-from pathlib import PurePath
 from typing import Any
 
 from ckpttools.array.storage import Storage
@@ -23,7 +20,7 @@ from ckpttools.formats.orbax.entries import Files
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.zarr.options import COMPRESSION, HELP
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
-from ckpttools.stores.local.file import storage_error
+from ckpttools.stores.place import Place
 
 
 @dataclass(frozen=True)
@@ -34,14 +31,14 @@ class Zarr3:
     options: tuple[Option, ...] = (COMPRESSION,)
     help: str = HELP
 
-    def why_not(self, path: FilePath) -> str | None:
+    def why_not(self, path: Place) -> str | None:
         if not path.is_dir():
             return "not a directory"
         if (path / TREE_FILE).exists():
             return f"{TREE_FILE} says that it is Orbax's"
         return None if (path / DOCUMENT).is_file() else f"no {DOCUMENT} here"
 
-    def open(self, path: FilePath, options: ReadOptions) -> Tree:
+    def open(self, path: Place, options: ReadOptions) -> Tree:
         root = _node(path)
         attributes = root.get("attributes", {})
         described = attributes.get(flat.ENTRY)
@@ -62,12 +59,12 @@ class Zarr3:
 
         return zarr_storage(tree, options.max_index_bytes)
 
-    def owns(self, path: PurePath) -> bool:
+    def owns(self, name: str) -> bool:
         from ckpttools.formats.zarr.own import owns
 
-        return owns(path)
+        return owns(name)
 
-    def strangers(self, directory: FilePath, tree: Tree) -> Iterable[str]:
+    def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
         from ckpttools.formats.zarr.own import strangers
 
         return strangers(directory, tree)
@@ -85,7 +82,7 @@ def _joined(name: Path) -> str:
     return flat.joined(name, "/")
 
 
-def _arrays_below(directory: FilePath, node: Mapping[str, Any], name: Path = ()) -> Iterator[Path]:
+def _arrays_below(directory: Place, node: Mapping[str, Any], name: Path = ()) -> Iterator[Path]:
     """The path of every array of a hierarchy, by name in each group.
 
     Raises:
@@ -99,16 +96,12 @@ def _arrays_below(directory: FilePath, node: Mapping[str, Any], name: Path = ())
         raise FormatError(
             "groups are nested too deep", place=directory, wanted=f"at most {DEEPEST} levels of zarr groups"
         )
-    try:
-        inner = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
-    except OSError as error:
-        raise storage_error("cannot list", directory, error) from error
-    for below in inner:
-        if (directory / below / DOCUMENT).is_file():
-            yield from _arrays_below(directory / below, _node(directory / below), (*name, below))
+    for below in directory.directories():
+        if (below / DOCUMENT).is_file():
+            yield from _arrays_below(below, _node(below), (*name, below.name))
 
 
-def _node(directory: FilePath) -> Mapping[str, Any]:
+def _node(directory: Place) -> Mapping[str, Any]:
     """The metadata of a group or an array.
 
     Raises:

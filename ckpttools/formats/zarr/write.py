@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path as FilePath
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -25,8 +24,13 @@ from ckpttools.formats.base import Extents, Layout
 from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, is_file_name
 from ckpttools.formats.placement import ChunkFiles, Placement
 from ckpttools.formats.zarr.chunking import chunk_shape
-from ckpttools.formats.zarr.zarr3 import DOCUMENT, KEYS, encode, written_codecs
-from ckpttools.stores.local.files import write_file
+from ckpttools.formats.zarr.zarr3 import (
+    DOCUMENT,
+    KEYS,
+    encode,
+    written_codecs,
+)
+from ckpttools.stores.place import Place
 
 SEPARATOR = "/"
 
@@ -61,7 +65,7 @@ class ZarrWriter:
         home = ChunkFiles(partial(_chunk_file, path))
         return Placement(array.shape, itemsize, chunk, home, self.compression)
 
-    def finish(self, directory: FilePath, tree: Tree, layout: Layout, extents: Extents) -> None:
+    def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`: the documents of arrays, then of groups, that of the root last."""
         attributes = _attributes(tree)
         for path, array in tree.arrays.items():
@@ -98,9 +102,9 @@ def _chunk_file(path: Path, index: Shape) -> str:
     return SEPARATOR.join((*_names(path), KEYS.key(index)))
 
 
-def _write(directory: FilePath, path: Path, document: dict[str, Any]) -> None:
+def _write(directory: Place, path: Path, document: dict[str, Any]) -> None:
     text = json.dumps(document, separators=(",", ":"))
-    write_file(directory.joinpath(*_names(path), DOCUMENT), text.encode())
+    (directory / SEPARATOR.join((*_names(path), DOCUMENT))).write_bytes(text.encode())
 
 
 def _check_names(tree: Tree) -> None:

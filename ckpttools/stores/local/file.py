@@ -177,21 +177,6 @@ def _described(status: tuple[int, ...]) -> str:
     return f"{status[2]} bytes, changed at {iso_time(status[3])}"
 
 
-# Enough for a fast read, and nothing beside what may be in memory.
-_BLOCK = 1 << 20
-
-
-def occurrences(words: bytes, source: LocalFile, end: int | None = None) -> int:
-    """How often words stand in a file before a byte of it, without having it in memory; errors as reading."""
-    end = source.size if end is None else end
-    found, before = 0, b""
-    for start in range(0, end, _BLOCK):
-        block = before + source.read(start, min(_BLOCK, end - start))
-        found += block.count(words)
-        before = block[-len(words) + 1 :]
-    return found
-
-
 def read_whole(path: Path, most: int = LARGEST_WHOLE) -> bytes:
     """All of a small file.
 

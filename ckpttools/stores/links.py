@@ -1,5 +1,0 @@
-"""See `ckpttools.stores.local.links`."""
-
-from ckpttools.stores.local.links import Trials
-
-__all__ = ["Trials"]
