@@ -23,6 +23,7 @@ from ckpttools.formats.orbax.runs import why_not
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.tree import inspect_tree
 from ckpttools.maxtext.model_files import companion_names
+from ckpttools.stores import parse
 
 SIDE_FILES = {
     "tokenizer.json": b'{"a":  1}\n',
@@ -373,7 +374,7 @@ class TestWhatItIs:
         real = os.stat
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "stat", lambda path, **k: (looked.append(str(path)), real(path, **k))[1])
-            assert why_not(tmp_path)
+            assert why_not(parse(tmp_path))
         assert looked and not [path for path in looked if "events." in path]
 
     def test_directories_of_hosts_are_put_together_as_it_says(self, tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.core.errors import StorageError, UsageError
-from ckpttools.stores import Kind, parse
+from ckpttools.stores import FileKind, parse
 from ckpttools.testing.stores import StoreTests
 
 NUMBERS = count()
@@ -97,10 +97,10 @@ def test_links_to_nothing_and_in_circles_are_nothing(tmp_path):
     place = parse(tmp_path)
     kinds = {entry.name: (entry.kind, entry.is_link) for entry in place.entries()}
     assert kinds == {
-        "circle": (Kind.OTHER, True),
-        "dangling": (Kind.OTHER, True),
-        "link": (Kind.DIRECTORY, True),
-        "real": (Kind.DIRECTORY, False),
+        "circle": (FileKind.OTHER, True),
+        "dangling": (FileKind.OTHER, True),
+        "link": (FileKind.DIRECTORY, True),
+        "real": (FileKind.DIRECTORY, False),
     }
     assert not (place / "dangling").exists() and not (place / "circle").is_file()
     assert (place / "link").resolve() == (place / "real").resolve()

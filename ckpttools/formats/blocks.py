@@ -23,7 +23,7 @@ from ckpttools.formats.zarr.chain import Chain
 # A block is cut into at most so many times more parts than necessary, to have even ones.
 _MOST_UNEVEN = 8
 
-Place = tuple[ByteSource, int, int]
+Stretch = tuple[ByteSource, int, int]
 """File, first byte, number of bytes."""
 
 
@@ -63,7 +63,7 @@ class Blocks:
     """
 
     axes: tuple[Axis, ...]
-    places: Sequence[Place]
+    places: Sequence[Stretch]
     itemsize: int
     chain: Chain
     is_grid: bool
@@ -138,7 +138,7 @@ class Blocks:
             axes.append(tuple(made))
         return replace(self, axes=tuple(axes), places=places, first=0, start=0)
 
-    def place(self, block: int, start: int) -> Place:
+    def place(self, block: int, start: int) -> Stretch:
         """Where a block is, and the element that lies so far from the first one in it."""
         source, offset, nbytes = self.places[self.first + block]
         # Blocks that are coded whole have no start inside of them.
@@ -281,7 +281,7 @@ class Chunks:
         """Bytes of one chunk's elements."""
         return prod(self.chunk) * self.blocks.itemsize
 
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[Stretch]:
         """Where each chunk is, in C order of the grid."""
         plain, nbytes = self.blocks.chain.is_plain, self.nbytes
         for block, start in _sums([_shifts(atom, piece) for atom, piece in self._atoms]):

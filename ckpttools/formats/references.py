@@ -18,8 +18,7 @@ from ckpttools.array.chunk_sizes import FINE
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked
 from ckpttools.array.tree import Path, Tree, spelled
-from ckpttools.formats.blocks import Chunks, Finder, chunks_of
-from ckpttools.formats.blocks import Place as Stretch
+from ckpttools.formats.blocks import Chunks, Finder, Stretch, chunks_of
 from ckpttools.formats.orbax.ocdbt import MAX_INLINE_VALUE
 from ckpttools.formats.placement import Placement, Referenced
 from ckpttools.formats.zarr.chunking import LARGEST

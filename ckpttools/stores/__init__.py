@@ -1,7 +1,7 @@
 """Where bytes live, and the only room that knows: `parse` makes a `Place` of what a user writes."""
 
-from ckpttools.stores.base import Entry, File, Kind, Status, Store
+from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
-__all__ = ["Entry", "File", "Kind", "Place", "Status", "Store", "Where", "parse"]
+__all__ = ["DirEntry", "File", "FileKind", "Place", "Status", "Store", "Where", "parse"]

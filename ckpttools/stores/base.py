@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LARGEST_WHOLE = 512 << 20
 
 
-class Kind(Enum):
+class FileKind(Enum):
     """What can have a key. In a bucket a directory is whatever keys have in common before a `/`."""
 
     FILE = "file"
@@ -45,7 +45,7 @@ class Status(NamedTuple):
         modified: when it was changed last, in nanoseconds since 1970; None where the store does not tell.
     """
 
-    kind: Kind
+    kind: FileKind
     size: int = 0
     version: str = ""
     identity: object = None
@@ -53,7 +53,7 @@ class Status(NamedTuple):
     links: int = 1
 
 
-class Entry(NamedTuple):
+class DirEntry(NamedTuple):
     """What a listing says of one name.
 
     Attributes:
@@ -63,12 +63,12 @@ class Entry(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: FileKind
     is_link: bool = False
 
     @property
     def is_dir(self) -> bool:
-        return self.kind is Kind.DIRECTORY
+        return self.kind is FileKind.DIRECTORY
 
     @property
     def is_own_dir(self) -> bool:
@@ -77,7 +77,7 @@ class Entry(NamedTuple):
 
     @property
     def is_file(self) -> bool:
-        return self.kind is Kind.FILE
+        return self.kind is FileKind.FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def list(self, key: str) -> Iterable[Entry]:
+    def list(self, key: str) -> Iterable[DirEntry]:
         """What is directly below a key, in any order.
 
         Raises:
@@ -223,13 +223,13 @@ class Store(ABC):
             StorageError: it is not there, or cannot be read.
         """
         found, place = self.stat(key), self.spelled(key)
-        if found is None or found.kind is Kind.DIRECTORY:
+        if found is None or found.kind is FileKind.DIRECTORY:
             raise StorageError(
                 f"cannot read {place}",
                 got="nothing of this name" if found is None else "a directory",
                 hint="check the spelling of the path",
             )
-        if found.kind is Kind.OTHER:
+        if found.kind is FileKind.OTHER:
             raise FormatError("not a file", place=place, got=found.kind.value)
         if found.size > most:
             raise too_large(place, found.size, most)

@@ -18,7 +18,7 @@ from ckpttools.core.errors import (
     UsageError,
 )
 from ckpttools.core.wording import option
-from ckpttools.stores.base import Costs, Entry, File, Kind, LinkTrials, Status, Store
+from ckpttools.stores.base import Costs, DirEntry, File, FileKind, LinkTrials, Status, Store
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import LockedError, Purpose, Record, Traits, Unfinished, check_name
 
@@ -64,7 +64,7 @@ class _Content:
 
     @property
     def status(self) -> Status:
-        return Status(Kind.FILE, len(self.data), str(self.number))
+        return Status(FileKind.FILE, len(self.data), str(self.number))
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,16 @@ class MemoryStore(Store):
             found = self._files.get(key)
             if found is not None:
                 return found.status
-            return Status(Kind.DIRECTORY) if next(self._below(key), None) is not None else None
+            return Status(FileKind.DIRECTORY) if next(self._below(key), None) is not None else None
 
-    def list(self, key: str) -> Sequence[Entry]:
+    def list(self, key: str) -> Sequence[DirEntry]:
         with self._lock:
             names = [name.partition("/") for name in self._below(key)]
         if not names:
             got = "a file" if key in self._files else "nothing of this name"
             raise StorageError(f"cannot list {self.spelled(key)}", got=got)
-        kinds = {name: Kind.DIRECTORY if rest else Kind.FILE for name, _, rest in names}
-        return [Entry(name, kind) for name, kind in kinds.items()]
+        kinds = {name: FileKind.DIRECTORY if rest else FileKind.FILE for name, _, rest in names}
+        return [DirEntry(name, kind) for name, kind in kinds.items()]
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
         with self._lock:
@@ -248,7 +248,7 @@ class MemoryStaging:
         check_name(self.taken[0])
         if found is None:
             return
-        if found.kind is Kind.FILE:
+        if found.kind is FileKind.FILE:
             raise DestinationExistsError(f"{place} is a file", hint="choose another destination")
         self.check_replaced()
         if not self.overwrite:

@@ -12,7 +12,18 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from ckpttools.core.errors import StorageError, UsageError
-from ckpttools.stores.base import LARGEST_WHOLE, Entry, File, Kind, Moves, Puts, Status, Store, Walks, Writes
+from ckpttools.stores.base import (
+    LARGEST_WHOLE,
+    DirEntry,
+    File,
+    FileKind,
+    Moves,
+    Puts,
+    Status,
+    Store,
+    Walks,
+    Writes,
+)
 
 _NO_PLAIN_NAME = re.compile(r"(?:^|/)\.?(?:/|$)")
 _MAGIC = re.compile(r"[*?[]")
@@ -153,12 +164,12 @@ class Place:
     def is_file(self) -> bool:
         """Whether a file is here. Raises StorageError if the store does not tell."""
         found = self.status()
-        return found is not None and found.kind is Kind.FILE
+        return found is not None and found.kind is FileKind.FILE
 
     def is_dir(self) -> bool:
         """Whether a directory is here. Raises StorageError if the store does not tell."""
         found = self.status()
-        return found is not None and found.kind is Kind.DIRECTORY
+        return found is not None and found.kind is FileKind.DIRECTORY
 
     def lexists(self) -> bool:
         """The same also of a link to nothing."""
@@ -176,7 +187,7 @@ class Place:
         """Whether this user may read what is here, as far as that can be told without reading it."""
         return self.store.may_read(self.key)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[DirEntry]:
         """What is directly in a directory, sorted by name.
 
         Raises:
@@ -208,7 +219,7 @@ class Place:
             elif entry.is_file:
                 yield entry.name, below.stat()
 
-    def below(self) -> Iterator[tuple[str, Entry]]:
+    def below(self) -> Iterator[tuple[str, DirEntry]]:
         """Each file and directory below, what is in a directory after it: names from here on, and entry.
 
         Links to directories are not followed.

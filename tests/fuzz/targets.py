@@ -38,6 +38,7 @@ from ckpttools.inspect.chunks import inspect_chunks
 from ckpttools.inspect.tree import inspect_tree
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.run import entries as journal_entries
+from ckpttools.stores import parse
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.partial import JOURNAL as NAME
 from ckpttools.stores.memory import Bytes
@@ -249,7 +250,8 @@ def _chunk(root: Path) -> object:
             (path / "c/0").mkdir(parents=True)
             (path / document).write_bytes(text)
             (path / ("c/0/0" if document == zarr3.DOCUMENT else "0.0")).write_bytes(data)
-            array = Arrays(path, Files(path), document == zarr3.DOCUMENT, True).array(())
+            place = parse(path)
+            array = Arrays(place, Files(place), document == zarr3.DOCUMENT, True).array(())
             array.read()
     return None
 

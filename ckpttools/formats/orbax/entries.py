@@ -12,7 +12,7 @@ from typing import ClassVar
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.formats.orbax.index import PROCESSES, Index, index_of, named_file
 from ckpttools.formats.orbax.ocdbt import MANIFEST, MAX_INDEX_BYTES, Entry, Extent
-from ckpttools.stores.base import File, Kind, Status
+from ckpttools.stores.base import File, FileKind, Status
 from ckpttools.stores.place import Place
 
 
@@ -210,7 +210,7 @@ class Files(Entries):
         if ".." in key.split("/") or "\0" in key:
             return None
         found = (self.directory / key).status()
-        return Extent(key, 0, found.size) if found and found.kind is Kind.FILE else None
+        return Extent(key, 0, found.size) if found and found.kind is FileKind.FILE else None
 
     def below(self, prefix: str) -> Iterator[str]:
         if "\0" in prefix:  # no file system has such a name

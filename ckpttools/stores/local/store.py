@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import StorageError
-from ckpttools.stores.base import LARGEST_WHOLE, Costs, Entry, File, Kind, LinkTrials, Status, Store
+from ckpttools.stores.base import LARGEST_WHOLE, Costs, DirEntry, File, FileKind, LinkTrials, Status, Store
 from ckpttools.stores.local.file import LocalFile, read_whole, storage_error
 from ckpttools.stores.publishing import Traits, Unfinished
 
@@ -42,10 +42,10 @@ class LocalStore(Store):
                 return None
             raise storage_error("cannot look at", key or ".", error) from error
         kind, time = _kind(found.st_mode), found.st_mtime_ns
-        size, version = (found.st_size, str(time)) if kind is Kind.FILE else (0, "")
+        size, version = (found.st_size, str(time)) if kind is FileKind.FILE else (0, "")
         return Status(kind, size, version, (found.st_dev, found.st_ino), time, found.st_nlink)
 
-    def list(self, key: str) -> Iterator[Entry]:
+    def list(self, key: str) -> Iterator[DirEntry]:
         try:
             with os.scandir(key or ".") as entries:
                 yield from map(_entry, entries)
@@ -146,11 +146,11 @@ class LocalStore(Store):
         from ckpttools.stores.local.partial import JOURNAL, REPLACED, SUFFIX
 
         journal = self.stat(_below(key, JOURNAL)) if key.endswith(SUFFIX) else None
-        if journal is None or journal.kind is not Kind.FILE:
+        if journal is None or journal.kind is not FileKind.FILE:
             return None
         replaced = _below(key, REPLACED)
         found = self.stat(replaced)
-        is_there = found is not None and found.kind is Kind.DIRECTORY
+        is_there = found is not None and found.kind is FileKind.DIRECTORY
         return Unfinished(_place(key), _place(replaced) if is_there else None)
 
     def begun_at(self, key: str) -> Unfinished | None:
@@ -160,24 +160,24 @@ class LocalStore(Store):
         return None if path.name in ("", "..") else self.unfinished(str(path) + SUFFIX)
 
 
-def _entry(found: os.DirEntry[str]) -> Entry:
+def _entry(found: os.DirEntry[str]) -> DirEntry:
     is_link = found.is_symlink()
     try:
         is_file, is_dir = found.is_file(), found.is_dir()
     except OSError:  # links in a circle, or to what may not be looked at
         is_file, is_dir = False, False
-    kind = Kind.FILE if is_file else Kind.DIRECTORY if is_dir else Kind.OTHER
-    return Entry(found.name, kind, is_link)
+    kind = FileKind.FILE if is_file else FileKind.DIRECTORY if is_dir else FileKind.OTHER
+    return DirEntry(found.name, kind, is_link)
 
 
 def _below(key: str, name: str) -> str:
     return os.path.join(key, name)  # noqa: PTH118  not normalised, and quicker
 
 
-def _kind(mode: int) -> Kind:
+def _kind(mode: int) -> FileKind:
     if modes.S_ISREG(mode):
-        return Kind.FILE
-    return Kind.DIRECTORY if modes.S_ISDIR(mode) else Kind.OTHER
+        return FileKind.FILE
+    return FileKind.DIRECTORY if modes.S_ISDIR(mode) else FileKind.OTHER
 
 
 @contextmanager
