@@ -67,7 +67,8 @@ def test_an_extra_tensor_and_how_to_drop_it(broken, tmp_path):
     result = broken(change)
     assert result.exit_code == 3
     assert "1 array is not expected:\n    model.layers.1.self_attn.q_proj.bias\n" in result.stderr
-    assert "--drop PATTERN" in result.stderr
+    assert "--drop" not in result.stderr
+    assert "check that config.json belongs to these weights" in " ".join(result.stderr.split())
     assert convert(tmp_path / "hf", tmp_path, ["--drop", "*.q_proj.bias"]).exit_code == 0
 
 
@@ -150,7 +151,7 @@ def test_an_unknown_model_type_lists_the_known_ones(broken):
     assert result.exit_code == 3
     assert "no family has model_type 'lama'" in result.stderr
     assert "wanted one of deepseek_v2, deepseek_v3, gemma2," in result.stderr
-    assert "`ckpt inspect tree` shows which family's names the arrays have" in result.stderr
+    assert "--family llama converts it" in result.stderr
 
 
 def test_a_fine_tune_with_its_own_model_type_converts_with_the_family_named(broken):
@@ -207,5 +208,5 @@ def test_a_truncated_shard_says_expected_and_got(broken, tmp_path):
         file.truncate(whole - 1000)
     result = convert(tmp_path / "hf", tmp_path)
     assert result.exit_code == 3
-    assert str(whole) in result.stderr
-    assert str(whole - 1000) in result.stderr
+    assert f"{whole:,}" in result.stderr
+    assert f"{whole - 1000:,}" in result.stderr

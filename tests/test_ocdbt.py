@@ -271,7 +271,7 @@ def test_entry_that_no_index_can_hold(entry):
 
 
 def test_key_too_long():
-    with pytest.raises(FormatError, match="65535"):
+    with pytest.raises(FormatError, match="65,535"):
         encode([(b"k" * 65536, b"")], NODES)
 
 

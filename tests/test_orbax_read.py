@@ -26,6 +26,7 @@ from ckpttools.formats.orbax import ocdbt
 from ckpttools.formats.orbax.runs import DamagedStepError, not_whole_beside
 from ckpttools.formats.orbax.write import INDEX_FILE
 from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.flavours import LINEN
 from ckpttools.maxtext.view import view_of
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
@@ -82,8 +83,8 @@ class TestWrittenByMaxText:
 
     def test_kind(self):
         stacked, unstacked = (view_of(open_tree(golden_checkpoint(scan))) for scan in (True, False))
-        assert (stacked.kind, stacked.flavour, stacked.scan_axis) == ("stacked-inference", "linen", 1)
-        assert (unstacked.kind, unstacked.flavour) == ("unstacked-inference", "linen")
+        assert (stacked.kind, stacked.flavour, stacked.scan_axis) == ("stacked-inference", LINEN, 1)
+        assert (unstacked.kind, unstacked.flavour) == ("unstacked-inference", LINEN)
 
     @SCANS
     def test_values(self, scan):

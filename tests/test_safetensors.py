@@ -571,7 +571,7 @@ def test_the_same_tensor_in_two_files(tmp_path):
         ('{"weight_map": ["a"]}', ["no usable weight_map", "list"]),
         ('{"weight_map": {"a": 1}}', ["no usable weight_map", "no strings"]),
         ('{"weight_map": {"a": "x", "a": "y"}}', ["duplicate key 'a'"]),
-        (POINTER.decode(), ["Git LFS pointer", "4976698672", "git lfs pull"]),
+        (POINTER.decode(), ["Git LFS pointer", "4,976,698,672 bytes", "git lfs pull"]),
         ("<html>", ["a web page, not JSON"]),
     ],
 )

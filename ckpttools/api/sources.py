@@ -67,7 +67,11 @@ def opened(source: Source, read: ReadOptions | None = None) -> Tree:
         raise UsageError(
             "the source is a tree, which is open already",
             place=source.metadata.place or None,
-            got=read,
+            got=", ".join(
+                f"{name} {value}"
+                for name, value in vars(read).items()
+                if value != getattr(ReadOptions(), name)
+            ),
             hint="say what is to be opened to ckpttools.open, or give the path",
         )
     return source
