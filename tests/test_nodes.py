@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from unittest.mock import patch
 
@@ -42,6 +43,7 @@ from ckpttools.testing.strategies import (
 )
 
 BF16, F32, U8 = DTYPES["bfloat16"], DTYPES["float32"], DTYPES["uint8"]
+orders = cache(st.permutations)
 STEPS = st.sampled_from((1, 1, 2))
 
 
@@ -97,7 +99,7 @@ def bits(array):
 
 def out_array(draw, shape, dtype):
     """An output of any strides: (the memory, the view)."""
-    order = draw(st.permutations(range(len(shape))))
+    order = draw(orders(range(len(shape))))
     extra = [draw(st.integers(0, 1)) for _ in shape]
     steps = [draw(STEPS) for _ in shape]
     memory = np.frombuffer(
@@ -243,7 +245,7 @@ def test_expressions_read_what_their_cost_says(data):
     axis = data.draw(st.integers(0, len(shape)))
     array = take(stack(parts, axis), axis, 1)
     array = elementwise(array, Cast(F32))
-    order = data.draw(st.permutations(range(len(shape))))
+    order = data.draw(orders(range(len(shape))))
     array = relayout(array, [(n,) for n in shape], order, [1] * len(shape))
     region = data.draw(regions(array.shape))
     with patch.object(storing, "_SHORT_RUN", 1):
