@@ -8,20 +8,22 @@ from ckpttools.mapping.keys import Field, Key, parse_key
 from ckpttools.testing.strategies import statements
 
 NAMES = st.sampled_from(("layer", "expert", "repeat", "block", "heads", "head_dim"))
+SOME_NAMES = st.lists(NAMES, unique=True, max_size=4)
 LITERALS = st.text("abc_.0123", min_size=1, max_size=6)
+KINDS, KINDS_OF_ONE = st.sampled_from(("merged", "sum")), st.sampled_from(("merged", "sum", "words"))
+COUNTS = st.sampled_from(((), ("dense",), ("dense", "rest")))
+CHANGES = st.sampled_from(("", "0", "1", "7", "12", ".", "q", "a"))
 
 
-@st.composite
-def fields(draw, names):
-    """Fields of every kind over these axes: merged, spelled with words, and sums."""
-    kinds = ["merged", "sum"] + ["words"] * (len(names) == 1)
-    kind = draw(st.sampled_from(kinds))
+def field(draw, names):
+    """A field of any kind over these axes: merged, spelled with words, and sums."""
+    kind = draw(KINDS_OF_ONE if len(names) == 1 else KINDS)
     if kind == "words":
         return Field(names, labels=("q", "k", "v"))
     if kind == "merged":
         return Field(names)
     strides = tuple(draw(st.integers(1, 12)) for _ in names)
-    counts = draw(st.sampled_from(((), ("dense",), ("dense", "rest"))))
+    counts = draw(COUNTS)
     offset = draw(st.integers(0, 12))
     # One axis by itself is a sum of nothing: it parses as a merged one.
     plain = strides == (1,) and not counts and not offset
@@ -30,11 +32,11 @@ def fields(draw, names):
 
 @st.composite
 def keys(draw):
-    names = draw(st.lists(NAMES, unique=True, max_size=4))
+    names = draw(SOME_NAMES)
     parts = []
     while names:
         count = draw(st.integers(1, min(2, len(names))))
-        parts += [draw(LITERALS), draw(fields(tuple(names[:count])))]
+        parts += [draw(LITERALS), field(draw, tuple(names[:count]))]
         names = names[count:]
     parts += [draw(LITERALS)] * draw(st.integers(0, 1))
     return Key(tuple(parts))
@@ -74,7 +76,7 @@ def test_a_key_matches_a_name_if_and_only_if_some_coordinates_format_to_it(key, 
     names = set(Side(key, ()).keys(sizes))
     near = data.draw(st.sampled_from(sorted(names))) if names else str(key)
     at = data.draw(st.integers(0, len(near)))
-    change = data.draw(st.sampled_from(("", "0", "1", "7", "12", ".", "q", "a")))
+    change = data.draw(CHANGES)
     cut = data.draw(st.integers(0, 2))
     name = near[:at] + change + near[at + cut :]
     assert (key.match(name, sizes) is not None) == (name in names)

@@ -25,6 +25,8 @@ from ckpttools.cli.main import main
 from ckpttools.cli.options import SIZE
 from ckpttools.cli.progress import Lines, Listener
 from ckpttools.run.events import Publishing, Started, TaskDone
+from ckpttools.testing import models
+from ckpttools.testing.models import LlamaSizes
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "4" * 64 + "\nsize 12345\n"
 
@@ -235,7 +237,8 @@ class TestConvert:
         )
 
     def test_a_real_interrupt(self, tmp_path: Path):
-        write_llama(tmp_path / "hf", hidden_size=512, intermediate_size=8192, num_hidden_layers=8)
+        sizes = LlamaSizes(layers=8, hidden=512, mlp=8192, heads=4, kv_heads=2, head_dim=64, vocab=256)
+        models.write_llama(tmp_path / "hf", sizes, sparse=True)
         process = _start("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "new", "--jobs=1")
         deadline = time.monotonic() + 20
         while not (tmp_path / "new.partial").exists() and time.monotonic() < deadline:

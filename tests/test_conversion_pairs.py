@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from support.command_line import ckpt
 from support.golden_data import FAMILIES, SCAN_NAMES, convert
 from support.places import GOLDEN
@@ -51,11 +53,26 @@ def test_a_conversion_and_its_way_back_are_proved(tmp_path, family, scan):
     plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(), Resources(jobs=2)).run(tmp_path / "hf")
     result = verify(tmp_path / "hf", tmp_path / "maxtext")
     assert result.exit_code == 0, result.output
+    assert_every_bit_came_back(tmp_path / "hf", hf(family))
+
+
+def assert_every_bit_came_back(made: Path, source: Path) -> None:
+    """By safetensors' own reader; what lies beside the weights, too."""
+    files = {path.name for path in source.iterdir()}
+    assert {path.name for path in made.iterdir()} == files
+    for name in files - {"model.safetensors"}:
+        assert (made / name).read_bytes() == (source / name).read_bytes()
+    ours, theirs = (load_file(place / "model.safetensors") for place in (made, source))
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        assert ours[name].dtype == array.dtype, name
+        assert ours[name].tobytes() == array.tobytes(), name
 
 
 @EVERY_FAMILY
 def test_one_digest_for_all_layouts(tmp_path, family):
-    made = [convert(tmp_path / str(scan), family, scan=scan) for scan in (True, False)]
+    """Of the parameters, whatever is carried along."""
+    made = [convert(tmp_path / str(scan), family, scan=scan, carry=True) for scan in (True, False)]
     assert len({digest(hf(family), "--as", "maxtext"), *map(digest, made)}) == 1
 
 

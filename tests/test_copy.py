@@ -1,3 +1,4 @@
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -23,15 +24,20 @@ def random_bits(shape, dtype, seed):
     return raw.view(dtype).reshape(shape)
 
 
-@st.composite
-def views(draw, shape, dtype, source):
+STEPS = st.sampled_from((1, 1, 1, 2))
+RARELY = st.sampled_from((False, False, False, True))
+SHAPES = shapes(most=3000) | st.lists(st.integers(1, 40), max_size=3).map(tuple)
+orders = cache(st.permutations)
+
+
+def a_view(draw, shape, dtype, source):
     """A view of `shape` into a larger array, its axes in any memory order; a source may also be reversed
     or broadcast."""
-    order = draw(st.permutations(range(len(shape))))
+    order = draw(orders(range(len(shape))))
     extra = [draw(st.integers(0, 2)) for _ in shape]
-    steps = [draw(st.sampled_from((1, 1, 1, 2))) for _ in shape]
-    flips = [source and draw(st.sampled_from((False, False, False, True))) for _ in shape]
-    spread = [source and draw(st.sampled_from((False, False, False, True))) for _ in shape]
+    steps = [draw(STEPS) for _ in shape]
+    flips = [source and draw(RARELY) for _ in shape]
+    spread = [source and draw(RARELY) for _ in shape]
     sides = [1 if spread[k] else shape[k] * steps[k] + extra[k] for k in order]
     base = random_bits(sides, dtype, draw(st.integers(0, 9)))
     view = base.transpose(np.argsort(order)) if shape else base
@@ -60,10 +66,10 @@ def check(target_base, target, source, tile):
 @settings(max_examples=200)
 @given(st.data())
 def test_copy_is_assignment(data):
-    shape = data.draw(shapes(most=3000) | st.lists(st.integers(1, 40), max_size=3).map(tuple))
+    shape = data.draw(SHAPES)
     dtype = data.draw(st.sampled_from(CARRIERS))
-    base, target = data.draw(views(shape, dtype, source=False))
-    _, source = data.draw(views(shape, dtype, source=True))
+    base, target = a_view(data.draw, shape, dtype, source=False)
+    _, source = a_view(data.draw, shape, dtype, source=True)
     check(base, target, source, data.draw(st.sampled_from(TILES)))
 
 
@@ -74,7 +80,7 @@ def test_copy_is_assignment(data):
 )
 def test_transposes_between_whole_arrays(shape, data):
     dtype = data.draw(st.sampled_from(CARRIERS))
-    order = data.draw(st.permutations(range(len(shape))))
+    order = data.draw(orders(range(len(shape))))
     source = random_bits([shape[k] for k in order], dtype, 0).transpose(np.argsort(order))
     target = np.zeros(shape, dtype)
     check(target, target, source, data.draw(st.sampled_from(TILES)))

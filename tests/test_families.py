@@ -1,5 +1,6 @@
 import warnings
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -341,15 +342,25 @@ def test_flag_rules():
     assert not FlagRule((), ()).read({"a": 1}, "p").value
 
 
-@st.composite
-def random_models(draw):
-    """Any family with any sizes, in any setting of its flags and any spelling; and lengths of all axes."""
-    family = draw(st.sampled_from(list(families().values())))
+@cache
+def usual_sizes(name):
+    """Sizes of a family, and how long those may be that count arrays, by the name of what says them."""
+    family = families()[name]
     definition = Definition(family)
     usual = Sizes.of(definition)
     counting = {name for formula in family.derived.values() for name in names_in(formula)}
     counting |= {axis for side in definition.sides for axis in side.key.axes}
-    most = {usual.names[axis]: 13 if axis == "layers" else 3 for axis in counting & usual.names.keys()}
+    return usual, {usual.names[axis]: 13 if axis == "layers" else 3 for axis in counting & usual.names.keys()}
+
+
+NAMES = st.sampled_from(tuple(families()))
+
+
+@st.composite
+def random_models(draw):
+    """Any family with any sizes, in any setting of its flags and any spelling; and lengths of all axes."""
+    name = draw(NAMES)
+    family, (usual, most) = families()[name], usual_sizes(name)
     variables = {name: draw(st.integers(1, most.get(name, 5))) for name in usual.variables}
     sizes = replace(usual, variables=variables)
     setting = draw(st.sampled_from(list(flag_settings(family, sizes.stated))))

@@ -6,6 +6,7 @@ import json
 import shutil
 import tomllib
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import ml_dtypes  # noqa: F401  numpy's bfloat16
@@ -52,30 +53,46 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SCALARS = st.one_of(st.booleans(), st.integers(-5, 5), TEXTS, FLOATS)
 
 
+# Strategies are kept: a new one is checked when it is first drawn from, which takes as long as ten draws.
+@cache
 def some(strategy, least=0):
     return st.lists(strategy, min_size=least, max_size=3).map(tuple)
 
 
+@cache
 def named(values):
     return st.dictionaries(st.one_of(WORDS, TEXTS), values, max_size=3)
 
 
+PERHAPS_TIED = st.sampled_from(("", "tied"))
+MAYBE_OP = st.none() | OPS
+
+
+@cache
 @st.composite
 def rows(draw):
     said = draw(statements())
-    op = draw(st.none() | OPS)
+    op = draw(MAYBE_OP)
     when, unless = (" ".join(draw(some(WORDS))) for _ in range(2))
     return replace(row(said.text), op=op, when=when, unless=unless)
 
 
-@st.composite
-def groups(draw, shared):
+def a_group(draw, shared):
     """A group of layers with some of the rows that others have as well, and some of its own."""
     own = draw(some(rows()))
-    before, after = (draw(st.sampled_from(((), shared, shared[:1], shared[::-1]))) for _ in range(2))
+    kinds = ((), shared, shared[:1], shared[::-1])
+    before, after = (kinds[draw(st.integers(0, 3))] for _ in range(2))
     prefixes = ("layers.{block}", "decoder.layers_{block}", "decoder." + draw(WORDS))
-    when, unless = draw(WORDS), draw(st.sampled_from(("", "tied")))
+    when, unless = draw(WORDS), draw(PERHAPS_TIED)
     return Layers(*prefixes, ("block",), (*before, *own, *after), when, unless)
+
+
+SIZES = named(st.tuples(TEXTS) | st.tuples(TEXTS, TEXTS) | st.tuples(TEXTS, st.integers(0, 9)))
+DERIVED = named(st.sampled_from(("a // 6", "a % 6 + b", "2 * a")))
+FLAGS = named(st.builds(FlagRule, some(TEXTS), some(SCALARS), st.booleans(), TEXTS))
+LEFT_OUT = some(st.sampled_from(("mtp.*", "layers.{extra+#layers}.*")))
+SPELLINGS = some(st.builds(Spelling, named(TEXTS), some(TEXTS), TEXTS), least=1)
+VOCABULARIES = st.dictionaries(st.integers(1, 99), st.integers(1, 99), max_size=2)
 
 
 @st.composite
@@ -86,15 +103,15 @@ def any_families(draw):
         model_types=draw(some(TEXTS)),
         models=draw(some(TEXTS)),
         rows=draw(some(rows())),
-        layers=draw(some(groups(shared))),
-        sizes=draw(named(st.tuples(TEXTS) | st.tuples(TEXTS, TEXTS) | st.tuples(TEXTS, st.integers(0, 9)))),
-        derived=draw(named(st.sampled_from(("a // 6", "a % 6 + b", "2 * a")))),
+        layers=tuple(a_group(draw, shared) for _ in range(draw(st.integers(0, 3)))),
+        sizes=draw(SIZES),
+        derived=draw(DERIVED),
         constants=draw(named(st.integers(1, 9))),
-        flags=draw(named(st.builds(FlagRule, some(TEXTS), some(SCALARS), st.booleans(), TEXTS))),
+        flags=draw(FLAGS),
         dropped=draw(some(TEXTS)),
-        left_out=draw(some(st.sampled_from(("mtp.*", "layers.{extra+#layers}.*")))),
-        spellings=draw(some(st.builds(Spelling, named(TEXTS), some(TEXTS), TEXTS), least=1)),
-        maxtext_vocab=draw(st.dictionaries(st.integers(1, 99), st.integers(1, 99), max_size=2)),
+        left_out=draw(LEFT_OUT),
+        spellings=draw(SPELLINGS),
+        maxtext_vocab=draw(VOCABULARIES),
         hints=draw(named(TEXTS)),
     )
 

@@ -121,13 +121,16 @@ def test_tasks_tile_every_array_exactly_once(small, case):
     assert [task.locality for task in plan.tasks] == sorted(task.locality for task in plan.tasks)
 
 
+SIDES = st.sampled_from((1, 3, 7, 100, 1000, 4096, 14336, 128256))
+LARGE = st.lists(SIDES, min_size=0, max_size=3).map(tuple).filter(lambda shape: prod(shape) < 1 << 36)
+
+
 @st.composite
 def large_trees(draw):
     """Trees of up to terabytes that cannot be read: whole files, transposed, stacked and cast."""
-    sides = st.sampled_from((1, 3, 7, 100, 1000, 4096, 14336, 128256))
     leaves = {}
     for number in range(draw(st.integers(1, 3))):
-        shape = draw(st.lists(sides, min_size=0, max_size=3).map(tuple).filter(lambda s: prod(s) < 1 << 36))
+        shape = draw(LARGE)
         array = Stored(shape, draw(st.sampled_from((BF16, F32))), Refusing(f"f{number}", 1 << 50), 8)
         kind = draw(st.sampled_from(("plain", "turned", "stacked", "cast", "both")))
         if kind in ("turned", "both"):

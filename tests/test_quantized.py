@@ -252,10 +252,15 @@ PAIRS = {
 KEYS = st.sampled_from(("layers", "0", "1", "scale", "norm_scale", "weight", "zeros", "up", "q_proj", "a"))
 
 
+MODULES = st.lists(st.lists(KEYS, max_size=3).map("_".join), min_size=1, max_size=4, unique=True)
+WHICH = st.sampled_from(sorted(SCHEMES))
+WEIGHTS = st.lists(st.sampled_from(sorted(PAIRS)), min_size=1, unique=True)
+
+
 @st.composite
 def quantised_trees(draw):
     """A tree, and the paths of each weight's scales; plain arrays lie between them."""
-    modules = draw(st.lists(st.lists(KEYS, max_size=3).map("_".join), min_size=1, max_size=4, unique=True))
+    modules = draw(MODULES)
     dtypes: dict[str, str] = {}
     scales: dict[str, list[str]] = {}
     for at, module in enumerate(modules):
@@ -263,11 +268,11 @@ def quantised_trees(draw):
         above = f"m{at}.{module.replace('_', '.')}".rstrip(".")
         dtypes |= {f"{above}.rms.scale": "float32", f"{above}.rms.bias": "bfloat16"}
         if draw(st.booleans()):
-            weight, *others = scheme = SCHEMES[draw(st.sampled_from(sorted(SCHEMES)))]
+            weight, *others = scheme = SCHEMES[draw(WHICH)]
             dtypes |= {f"{above}.w.{name}": dtype for name, dtype in scheme.items()}
             scales[f"{above}.w.{weight}"] = [f"{above}.w.{name}" for name in others]
             continue
-        for weight in draw(st.lists(st.sampled_from(sorted(PAIRS)), min_size=1, unique=True)):
+        for weight in draw(WEIGHTS):
             dtype, others = PAIRS[weight]
             dtypes |= {f"{above}.{weight}": dtype} | {
                 f"{above}.{name}": each for name, each in others.items()

@@ -43,22 +43,23 @@ KEYS = (
 
 
 COUNTERS = ("cache_index", "num_batches_tracked", "step", "count")
+NAMES = st.lists(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5)
+SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=2)
+# Which module each is in, by its number; and what it is called.
+BESIDE = st.lists(st.tuples(st.integers(0, 59), st.sampled_from(COUNTERS)), max_size=3)
 
 
 @st.composite
 def models(draw):
     """Parameters of a model: some with names that optimizers have as well, some beside counters."""
-    names = draw(
-        st.lists(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5)
-    )
     paths = []
-    for name in names:
+    for name in draw(NAMES):
         # No path may run through another one.
         if not any(name[: len(each)] == each or each[: len(name)] == name for each in paths):
             paths.append(name)
-    shapes = st.lists(st.integers(1, 3), min_size=1, max_size=2)
-    model = {("decoder", *path, "w"): np.ones(draw(shapes), np.float32) for path in paths}
-    beside = draw(st.lists(st.tuples(st.sampled_from([(), *paths]), st.sampled_from(COUNTERS)), max_size=3))
+    model = {("decoder", *path, "w"): np.ones(draw(SHAPES), np.float32) for path in paths}
+    modules = ((), *paths)
+    beside = [(modules[number % len(modules)], name) for number, name in draw(BESIDE)]
     return model | {("decoder", *path, name): COUNT.copy() for path, name in beside}
 
 

@@ -95,13 +95,16 @@ def sections(message):
     return found
 
 
+SOME_KEYS = st.sets(st.sampled_from(sorted(right_shapes())), max_size=4)
+STRANGERS = st.sets(st.sampled_from(["blocks.3.norm.weight", "other", "embed.bias"]), max_size=3)
+
+
 @given(st.data())
 def test_all_that_is_wrong_is_listed_at_once(data):
     shapes = right_shapes()
-    keys = sorted(shapes)
-    missing = data.draw(st.sets(st.sampled_from(keys), max_size=4))
-    bent = data.draw(st.sets(st.sampled_from(keys), max_size=4)) - missing
-    extra = data.draw(st.sets(st.sampled_from(["blocks.3.norm.weight", "other", "embed.bias"]), max_size=3))
+    missing = data.draw(SOME_KEYS)
+    bent = data.draw(SOME_KEYS) - missing
+    extra = data.draw(STRANGERS)
     there = {key: shape for key, shape in shapes.items() if key not in missing}
     there |= {key: (*shapes[key][:-1], shapes[key][-1] + 1) for key in bent}
     there |= dict.fromkeys(extra, (5,))

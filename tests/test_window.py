@@ -14,19 +14,18 @@ from ckpttools.mapping.values import Cast
 from ckpttools.testing.strategies import lazy_arrays, noise, regions, stored
 
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]
+MORE = st.sampled_from((0, 0, 1, 4))
 
 
-@st.composite
-def boxes(draw, shape):
+def box(draw, shape):
     """Start and shape of a box within an array; whole axes among them."""
     region = draw(regions(shape))
     return region.start, region.shape
 
 
-@st.composite
 def longer(draw, shape):
-    """Shapes that are as long or longer on each axis."""
-    return tuple(length + draw(st.sampled_from((0, 0, 1, 4))) for length in shape)
+    """A shape that is as long or longer on each axis."""
+    return tuple(length + draw(MORE) for length in shape)
 
 
 def filled(truth, shape):
@@ -49,20 +48,20 @@ def assert_reads(array, truth, data):
 
 @given(known=lazy_arrays(depth=2), data=st.data())
 def test_a_window_is_the_slice(known, data):
-    start, shape = data.draw(boxes(known.truth.shape))
+    start, shape = box(data.draw, known.truth.shape)
     truth = known.truth[tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))]
     assert_reads(window(known.array, start, shape), truth, data)
 
 
 @given(known=lazy_arrays(depth=2), data=st.data())
 def test_padding_is_zeros_after_it(known, data):
-    shape = data.draw(longer(known.truth.shape))
+    shape = longer(data.draw, known.truth.shape)
     assert_reads(padded(known.array, shape), filled(known.truth, shape), data)
 
 
 @given(known=lazy_arrays(depth=1), data=st.data())
 def test_cutting_off_what_was_padded_gives_the_array(known, data):
-    shape = data.draw(longer(known.truth.shape))
+    shape = longer(data.draw, known.truth.shape)
     array = window(padded(known.array, shape), (0,) * len(shape), known.truth.shape)
     assert_reads(array, known.truth, data)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 from ckpttools.core.errors import MappingError
 
@@ -21,6 +22,7 @@ class DoesNotDivideError(ArithmeticError):
     """A division written `/`, which must come out even, does not; or one by 0."""
 
 
+@lru_cache(maxsize=1024)
 def names_in(formula: str) -> frozenset[str]:
     """The axes that a formula speaks of.
 
@@ -44,6 +46,7 @@ def value(formula: str, lengths: Mapping[str, int]) -> int:
     return _value(_parsed(formula), lengths, formula)
 
 
+@lru_cache(maxsize=1024)
 def _parsed(formula: str) -> ast.expr:
     try:
         tree = ast.parse(formula.strip(), mode="eval").body

@@ -1,15 +1,18 @@
 """Hypothesis strategies for the things this package is made of, each lazy array with its known contents.
 
 Plug-ins and forks test their own formats and rows with these; nothing here is imported by the package.
+
+What is drawn within a draw is a function of `draw`, not a strategy, or a strategy that is kept: hypothesis
+checks every new one when it is first drawn from, which took four fifths of the time of the tests of arrays.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import NamedTuple, TypeVar
 
@@ -38,15 +41,21 @@ class Known(NamedTuple):
     truth: np.ndarray
 
 
+@cache
 def shapes(min_rank: int = 0, max_rank: int = 5, most: int = 2000) -> st.SearchStrategy[Shape]:
     """Shapes of at most `most` elements, mostly of odd sides, some of them one."""
     sides = st.lists(st.sampled_from(_SIDES), min_size=min_rank, max_size=max_rank)
     return sides.map(tuple).filter(lambda shape: prod(shape) <= most)
 
 
-@st.composite
-def regions(draw: st.DrawFn, shape: Sequence[int], empty: bool = False) -> Region:
+def regions(shape: Sequence[int], empty: bool = False) -> st.SearchStrategy[Region]:
     """Regions of an array of `shape`, whole axes and single coordinates among them; empty ones if asked."""
+    return _regions(tuple(shape), empty)
+
+
+@cache
+@st.composite
+def _regions(draw: st.DrawFn, shape: Shape, empty: bool) -> Region:
     starts: list[int] = []
     stops: list[int] = []
     for length in shape:
@@ -60,7 +69,16 @@ def regions(draw: st.DrawFn, shape: Sequence[int], empty: bool = False) -> Regio
 
 def chunk_shapes(shape: Sequence[int], beyond: int = 0) -> st.SearchStrategy[Shape]:
     """Shapes of grid cells for an array of `shape`, up to `beyond` longer than it on each axis."""
+    return _chunk_shapes(tuple(shape), beyond)
+
+
+@cache
+def _chunk_shapes(shape: Shape, beyond: int) -> st.SearchStrategy[Shape]:
     return st.tuples(*(st.integers(1, length + beyond) for length in shape))
+
+
+_one_of = cache(st.sampled_from)
+_in_any_order = cache(st.permutations)
 
 
 def tilings(shape: Sequence[int]) -> st.SearchStrategy[list[Region]]:
@@ -79,6 +97,7 @@ def shuffled(things: Sequence[_Thing], seed: int) -> list[_Thing]:
     return random.Random(seed).sample(things, len(things)) if seed else list(things)
 
 
+@cache
 def dtypes(packed: bool = False) -> st.SearchStrategy[DType]:
     """Element types; those of less than a byte only if asked."""
     return st.sampled_from((*WHOLE, *PACKED) if packed else WHOLE)
@@ -110,9 +129,11 @@ def stored(truth: np.ndarray, dtype: DType, path: str = "memory", lead: int = 0,
 def chunked(truth: np.ndarray, dtype: DType, chunk: Shape) -> Chunked:
     """An array in a grid of chunks, each in a file of its own; what lies beyond the edges is noise."""
     parts: dict[Shape, Stored] = {}
-    for index in grid_indices(truth.shape, chunk):
+    cells = list(grid_indices(truth.shape, chunk))
+    wholes = noise((len(cells), *chunk), dtype, seed=1)
+    for number, index in enumerate(cells):
         cell = grid_cell(truth.shape, chunk, index)
-        whole = noise(chunk, dtype, seed=len(parts) + 1)
+        whole = wholes[number, ...]
         whole[tuple(slice(0, n) for n in cell.shape)] = truth[cell.slices]
         parts[index] = stored(whole, dtype, "/".join(map(str, index)))
     return Chunked(truth.shape, dtype, chunk, partial(_part, parts))
@@ -122,10 +143,9 @@ def _part(parts: Mapping[Shape, Stored], index: Shape) -> Stored:
     return parts[index]
 
 
-@st.composite
-def leaves(draw: st.DrawFn, shape: Shape, dtype: DType) -> Known:
-    """Arrays that are not made of others."""
-    kind = draw(st.sampled_from(("stored", "stored", "chunked", "constant")))
+def _leaf(draw: st.DrawFn, shape: Shape, dtype: DType) -> Known:
+    """An array that is not made of others."""
+    kind = draw(_one_of(("stored", "stored", "chunked", "constant")))
     if kind == "constant":
         element = noise((1,), dtype, draw(st.integers(0, 99)))
         return Known(Constant(shape, dtype, element.tobytes()), np.broadcast_to(element[0], shape))
@@ -135,6 +155,7 @@ def leaves(draw: st.DrawFn, shape: Shape, dtype: DType) -> Known:
     return Known(stored(truth, dtype, lead=draw(st.integers(0, 9)), tail=1), truth)
 
 
+@cache
 @st.composite
 def lazy_arrays(
     draw: st.DrawFn,
@@ -156,71 +177,103 @@ def lazy_arrays(
     """
     shape = draw(shapes(most=300)) if shape is None else shape
     dtype = draw(dtypes(packed)) if dtype is None else dtype
+    return _array(draw, depth, values, shape, dtype)
+
+
+def _array(draw: st.DrawFn, depth: int, values: bool, shape: Shape, dtype: DType) -> Known:
     kinds = ["leaf"]
     if depth > 0 and len(shape) <= _MOST_AXES and prod(shape) <= _MOST_ELEMENTS:
         kinds += ["take", "relayout", "relayout"]
         kinds += ["stack"] if shape else []
         kinds += ["cast"] if values and dtype.name in ("float32", "float64") else []
-    kind = draw(st.sampled_from(kinds))
-    inner = partial(lazy_arrays, depth - 1, packed=packed, values=values)
+    kind = draw(_one_of(tuple(kinds)))
+    inner = partial(_array, draw, depth - 1, values)
     if kind == "leaf":
-        return draw(leaves(shape, dtype))
+        return _leaf(draw, shape, dtype)
     if kind == "take":
         axis = draw(st.integers(0, len(shape)))
         length = draw(st.integers(1, 3))
-        source = draw(inner(shape=(*shape[:axis], length, *shape[axis:]), dtype=dtype))
+        source = inner((*shape[:axis], length, *shape[axis:]), dtype)
         index = draw(st.integers(0, length - 1))
         return Known(take(source.array, axis, index), np.take(source.truth, index, axis))
     if kind == "stack":
         axis = draw(st.integers(0, len(shape) - 1))
         part = (*shape[:axis], *shape[axis + 1 :])
-        parts = [draw(inner(shape=part, dtype=dtype)) for _ in range(shape[axis])]
+        parts = [inner(part, dtype) for _ in range(shape[axis])]
         whole = stack([each.array for each in parts], axis)
         return Known(whole, np.stack([each.truth for each in parts], axis))
     if kind == "cast":
-        source = draw(inner(shape=shape, dtype=DTYPES["bfloat16"]))
+        source = inner(shape, DTYPES["bfloat16"])
         with np.errstate(invalid="ignore"):
             cast = source.truth.view(DTYPES["bfloat16"].numpy).astype(dtype.numpy)
         return Known(elementwise(source.array, Cast(dtype, DTYPES["bfloat16"])), cast.view(dtype.carrier))
-    return draw(_relaid(shape, dtype, inner))
+    return _relaid(draw, shape, dtype, inner)
 
 
-@st.composite
-def _relaid(draw: st.DrawFn, shape: Shape, dtype: DType, inner: partial[st.SearchStrategy[Known]]) -> Known:
+def _relaid(draw: st.DrawFn, shape: Shape, dtype: DType, inner: Callable[[Shape, DType], Known]) -> Known:
     """A permutation of atoms that ends in `shape`: its atoms first, then an order, then source axes."""
-    groups = [draw(factors(length)) for length in shape]
+    groups = [_factors(draw, length) for length in shape]
     lengths = [length for group in groups for length in group]
-    source_of = draw(st.permutations(range(len(lengths))))
+    source_of = draw(_in_any_order(range(len(lengths))))
     atoms = [0] * len(lengths)
     for number, length in zip(source_of, lengths, strict=True):
         atoms[number] = length
-    split = draw(groupings(tuple(atoms)))
-    source = draw(inner(shape=tuple(map(prod, split)), dtype=dtype))
+    split = _grouped(draw, tuple(atoms))
+    source = inner(tuple(map(prod, split)), dtype)
     array = relayout(source.array, split, source_of, [len(group) for group in groups])
     return Known(array, source.truth.reshape(atoms).transpose(source_of).reshape(shape))
 
 
+@cache
+@st.composite
+def relaid_arrays(draw: st.DrawFn) -> Known:
+    """A permutation of the atoms of an array that lies in one place."""
+    dtype = draw(dtypes(packed=True))
+    return _relaid(draw, draw(shapes(most=300)), dtype, partial(_leaf, draw))
+
+
+@cache
 @st.composite
 def factors(draw: st.DrawFn, number: int) -> tuple[int, ...]:
     """Numbers of which the product is `number`, ones among them; none at all for one, now and then."""
+    return _factors(draw, number)
+
+
+def _factors(draw: st.DrawFn, number: int) -> tuple[int, ...]:
     if number == 1 and draw(st.booleans()):
         return ()
-    first = draw(st.sampled_from([n for n in range(1, number + 1) if number % n == 0]))
+    first = draw(_one_of(_divisors(number)))
     if draw(st.booleans()):
         return (first, number // first)
     return (number,)
 
 
+@cache
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(n for n in range(1, number + 1) if number % n == 0)
+
+
+@cache
 @st.composite
 def groupings(draw: st.DrawFn, items: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """`items` in their order, in groups of one to three, now and then after an empty group."""
+    return _grouped(draw, items)
+
+
+def _grouped(draw: st.DrawFn, items: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     groups: list[tuple[int, ...]] = [()] * draw(st.integers(0, 1))
-    rest = items
+    return (*groups, *_in_groups(draw, items))
+
+
+def _in_groups(draw: st.DrawFn, items: Sequence[_Thing]) -> list[tuple[_Thing, ...]]:
+    """`items` in order, in groups of one to three."""
+    groups: list[tuple[_Thing, ...]] = []
+    rest = tuple(items)
     while rest:
         count = draw(st.integers(1, min(3, len(rest))))
         groups.append(rest[:count])
         rest = rest[count:]
-    return tuple(groups)
+    return groups
 
 
 @dataclass(frozen=True)
@@ -244,41 +297,29 @@ class Statement:
         return f"{self.left}: {self.left_axes} <-> {self.right}: {self.right_axes}"
 
 
+@cache
 @st.composite
 def statements(draw: st.DrawFn, most_axes: int = 5) -> Statement:
     """Rows of every kind: each axis in the key or the array of each side, alone or merged, in any order."""
-    names = draw(st.permutations(("layer", "heads", "pair", "half", "embed", "expert")))
+    names = draw(_in_any_order(("layer", "heads", "pair", "half", "embed", "expert")))
     axes = names[: draw(st.integers(0, most_axes))]
     sizes = {axis: draw(st.integers(1, 4)) for axis in axes}
-    left, left_axes = draw(_side("left", axes, sizes))
-    right, right_axes = draw(_side("right", axes, sizes))
+    left, left_axes = _side(draw, "left", axes, sizes)
+    right, right_axes = _side(draw, "right", axes, sizes)
     return Statement(left, left_axes, right, right_axes, sizes)
 
 
-@st.composite
 def _side(draw: st.DrawFn, name: str, axes: Sequence[str], sizes: Mapping[str, int]) -> tuple[str, str]:
-    order = draw(st.permutations(axes))
+    order = [axes[k] for k in draw(_in_any_order(range(len(axes))))]
     in_key = draw(st.integers(0, min(3, len(order))))
     key = name
-    for group in draw(_name_groups(order[:in_key])):
+    for group in _in_groups(draw, order[:in_key]):
         count = prod(sizes[axis] for axis in group)
-        style = draw(st.sampled_from(("plain", "offset", "labels"))) if len(group) == 1 else "plain"
+        style = draw(_one_of(("plain", "offset", "labels"))) if len(group) == 1 else "plain"
         suffix = {"plain": "", "offset": "+3", "labels": ":" + ",".join(_words(count))}[style]
         key += ".at_{" + " ".join(group) + suffix + "}"
-    groups = draw(_name_groups(order[in_key:]))
+    groups = _in_groups(draw, order[in_key:])
     return key, " ".join(group[0] if len(group) == 1 else f"({' '.join(group)})" for group in groups)
-
-
-@st.composite
-def _name_groups(draw: st.DrawFn, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """`names` in order, in groups of one to three."""
-    groups: list[tuple[str, ...]] = []
-    rest = tuple(names)
-    while rest:
-        count = draw(st.integers(1, min(3, len(rest))))
-        groups.append(rest[:count])
-        rest = rest[count:]
-    return groups
 
 
 def _words(count: int) -> list[str]:
