@@ -265,10 +265,12 @@ def test_a_transform_can_be_added_as_the_page_says(tmp_path):
     source = tmp_path / "maxtext" / "llama"
     source.mkdir(parents=True)
     save_file({"layers": np.arange(60).reshape(3, 4, 5)}, source / "model.safetensors")
-    listed, help, wrong, unlike = ckpt_session(
+    save_file({"layers": np.arange(4)}, tmp_path / "flat.safetensors")
+    listed, help, wrong, flat, unlike = ckpt_session(
         ["--help"],
         ["every-layer", "--help"],
-        ["every-layer", source, tmp_path / "x", "--every", "-1"],
+        ["every-layer", source, tmp_path / "x", "--every", "0"],
+        ["every-layer", tmp_path / "flat.safetensors", tmp_path / "x"],
         ["every-leyar"],
         path=tmp_path,
     )
@@ -277,7 +279,9 @@ def test_a_transform_can_be_added_as_the_page_says(tmp_path):
     assert "Every n-th layer of a stack on axis 1." in help["output"]
     assert re.search(r"--every N +How many layers on the next one", help["output"])
     assert "--compression" in help["output"]
-    assert (wrong["code"], unlike["code"]) == (2, 2)
+    assert (wrong["code"], flat["code"], unlike["code"]) == (2, 3, 2)
+    assert "0 is not in the range x>=1" in wrong["output"]
+    assert "this array has no axis of layers" in flat["output"]
     assert "Did you mean 'every-layer'?" in unlike["output"]
     (lines,) = code_blocks(ROOT / "docs" / "transforms.md", "sh")
     environment = with_path(tmp_path) | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
