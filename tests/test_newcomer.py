@@ -484,6 +484,7 @@ def test_what_is_named_otherwise_is_told_by_its_name(model, tmp_path):
     told = ckpt("inspect", "tree", tmp_path).output
     assert f"name what lies in it: '{model}', {tmp_path / 'other'}" in told
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").touch()
     told = ckpt("inspect", "tree", tmp_path / "empty").output
     assert "`ckpt formats`" in told and "doctor" not in told
     shutil.copy(model / "config.json", tmp_path / "empty")

@@ -15,6 +15,7 @@ from ckpttools.core.options import Option, parsed
 from ckpttools.core.plugins import announced, load_group
 from ckpttools.formats.base import Writable
 from ckpttools.formats.registry import faults_in, formats, writable, writer_options
+from ckpttools.transforms import registry
 
 SIZE = Option("most_bytes", parse_size, "2KiB", "A size.")
 SWITCH = Option("fast", bool, True, "A switch.")
@@ -58,7 +59,8 @@ def test_flags_are_made_of_them_and_hand_on_what_is_said():
     command = made("x", "Does it.", body, declared("own", ALL))
     assert CliRunner().invoke(command, ["--most-bytes", "1MiB", "--fast", "--count", "3"]).exit_code == 0
     assert seen == [{"most_bytes": "1MiB", "fast": True, "count": 3}]
-    for words in (["--most-bytes", "lots"], ["--kind", "c"], ["--count", "-1"], ["--every", "0"], ["--label", ""]):
+    wrong = ("--most-bytes=lots", "--kind=c", "--count=-1", "--every=0", "--label=")
+    for words in ([each] for each in wrong):
         assert CliRunner().invoke(command, words).exit_code == 2
     help = CliRunner().invoke(command, ["--help"]).output
     for text in (
@@ -73,6 +75,14 @@ def test_flags_are_made_of_them_and_hand_on_what_is_said():
     with pytest.raises(UsageError, match="declares options that all commands have") as caught:
         made("x", "Does it.", body, declared("own", ALL), click.option("--fast"))
     assert caught.value.got == "--fast"
+
+
+def test_a_transform_that_is_nearly_there_is_named(monkeypatch):
+    monkeypatch.setattr(registry, "transforms", lambda: {"every-layer": None})
+    for name, hint in (("every-leyer", "did you mean 'every-layer'?"), ("zzz", registry.GROUP)):
+        with pytest.raises(UsageError, match=f"there is no transform {name!r}") as caught:
+            registry.transform_named(name, {})
+        assert hint in caught.value.hint
 
 
 def test_formats_say_what_they_can_do():
