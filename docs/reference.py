@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, is_typeddict
 
@@ -43,7 +44,17 @@ def _report(call: Any) -> type | None:
 
 
 def _contents(*groups: dict[str, Any]) -> str:
-    return "\n".join(", ".join(f"[`{name}`](#{name.lower()})" for name in group) + "\n" for group in groups)
+    """Links to all headings: of those that differ in case only, the later ones get a number."""
+    seen: Counter[str] = Counter()
+    lines = []
+    for group in groups:
+        links = []
+        for name in group:
+            anchor = name.lower()
+            links.append(f"[`{name}`](#{anchor}{f'-{seen[anchor]}' if seen[anchor] else ''})")
+            seen[anchor] += 1
+        lines.append(", ".join(links) + "\n")
+    return "\n".join(lines)
 
 
 def _entry(name: str, public: Any) -> str:

@@ -333,9 +333,13 @@ class TestErrors:
         assert text == f"Error: {tmp_path}/nothing is not there\n  next   check the spelling of the path\n"
 
     def test_a_source_that_is_no_checkpoint(self, tmp_path: Path):
-        (tmp_path / "empty").mkdir()
-        text = self.converts(3, tmp_path / "empty", tmp_path / "new")
-        assert text.startswith(f"Error: {tmp_path}/empty is no checkpoint of a known format\n")
+        source = tmp_path / "source"
+        source.mkdir()
+        text = self.converts(3, source, tmp_path / "new")
+        assert text == f"Error: {source} is an empty directory\n  next   name one with a checkpoint in it\n"
+        (source / "notes.txt").touch()
+        text = self.converts(3, source, tmp_path / "new")
+        assert text.startswith(f"Error: {source} is no checkpoint of a known format\n")
         assert "\n    safetensors: " in text
 
     def test_no_configuration(self, tmp_path: Path):
@@ -357,7 +361,7 @@ class TestErrors:
     def test_an_unknown_dtype(self, llama: Path, tmp_path: Path):
         text = self.converts(2, llama, tmp_path / "new", "--dtype", "bfloat61")
         assert "Invalid value for '--dtype': unknown dtype 'bfloat61'" in text
-        assert "did you mean bfloat16?" in text
+        assert "did you mean bfloat16?" in text and "wanted" not in text
 
     def test_a_destination_that_exists(self, llama: Path, converted: Path):
         text = self.converts(2, llama, converted)

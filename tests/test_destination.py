@@ -203,7 +203,9 @@ class TestWhatIsThere:
         self.check(place, "home", "is no checkpoint that can be read thesis.tex")
 
     def test_a_checkpoint_of_another_format(self, place):
-        self.check(place, "hf", "holds a checkpoint of format safetensors")
+        self.check(
+            place, "hf", "holds a checkpoint of format safetensors wanted a checkpoint of format orbax"
+        )
 
     def test_a_run_of_several_steps(self, place):
         shutil.copytree(place / "run/checkpoints", place / "steps")

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,34 @@ def test_generated_pages_are_fresh():
 def test_links_lead_somewhere(page):
     text = page.read_text()
     for part in text.split("](")[1:]:
-        target = part.split(")")[0].split("#")[0]
-        if target and "://" not in target:
-            assert (page.parent / target).exists(), target
+        target, _, anchor = part.split(")")[0].partition("#")
+        if "://" in target:
+            continue
+        led = page.parent / target if target else page
+        assert led.exists(), target
+        assert not anchor or anchor in anchors(led), f"{target}#{anchor}"
+
+
+def anchors(page):
+    """What headings are called in links: the second of one name gets a number."""
+    found = Counter()
+    for line in re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL).splitlines():
+        if line.startswith("#"):
+            name = re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
+            found[name] += 1
+            yield name if found[name] == 1 else f"{name}-{found[name] - 1}"
+
+
+def test_every_heading_of_the_reference_is_linked_once():
+    page = ROOT / "docs" / "reference.md"
+    links = re.findall(r"\]\(#([\w-]+)\)", page.read_text())
+    assert links == list(anchors(page))[1:]
+
+
+def test_the_readme_leads_to_every_page():
+    told = (ROOT / "README.md").read_text().partition("## Read on")[2]
+    missing = [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in told]
+    assert missing == []
 
 
 def test_the_family_that_the_page_explains_is_the_one_that_there_is():
@@ -265,10 +291,12 @@ def test_a_transform_can_be_added_as_the_page_says(tmp_path):
     source = tmp_path / "maxtext" / "llama"
     source.mkdir(parents=True)
     save_file({"layers": np.arange(60).reshape(3, 4, 5)}, source / "model.safetensors")
-    listed, help, wrong, unlike = ckpt_session(
+    save_file({"layers": np.arange(4)}, tmp_path / "flat.safetensors")
+    listed, help, wrong, flat, unlike = ckpt_session(
         ["--help"],
         ["every-layer", "--help"],
-        ["every-layer", source, tmp_path / "x", "--every", "-1"],
+        ["every-layer", source, tmp_path / "x", "--every", "0"],
+        ["every-layer", tmp_path / "flat.safetensors", tmp_path / "x"],
         ["every-leyar"],
         path=tmp_path,
     )
@@ -277,7 +305,9 @@ def test_a_transform_can_be_added_as_the_page_says(tmp_path):
     assert "Every n-th layer of a stack on axis 1." in help["output"]
     assert re.search(r"--every N +How many layers on the next one", help["output"])
     assert "--compression" in help["output"]
-    assert (wrong["code"], unlike["code"]) == (2, 2)
+    assert (wrong["code"], flat["code"], unlike["code"]) == (2, 3, 2)
+    assert "0 is not in the range x>=1" in wrong["output"]
+    assert "this array has no axis of layers" in flat["output"]
     assert "Did you mean 'every-layer'?" in unlike["output"]
     (lines,) = code_blocks(ROOT / "docs" / "transforms.md", "sh")
     environment = with_path(tmp_path) | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

@@ -314,7 +314,7 @@ class TestDemo:
     def test_a_step_that_fails_is_the_end(self, place, monkeypatch):
         monkeypatch.setattr("ckpttools.cli.demo._make", write_llama)
         (place.directory / "demo" / "maxtext" / "0").mkdir(parents=True)
-        result = ckpt("demo", "--directory", place.directory / "demo")
+        result = ckpt("demo", place.directory / "demo")
         assert result.exit_code == 2
         assert "maxtext is not replaced" in result.stderr
         assert "inspect tree" not in result.stdout

@@ -484,6 +484,7 @@ def test_what_is_named_otherwise_is_told_by_its_name(model, tmp_path):
     told = ckpt("inspect", "tree", tmp_path).output
     assert f"name what lies in it: '{model}', {tmp_path / 'other'}" in told
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").touch()
     told = ckpt("inspect", "tree", tmp_path / "empty").output
     assert "`ckpt formats`" in told and "doctor" not in told
     shutil.copy(model / "config.json", tmp_path / "empty")
@@ -498,7 +499,7 @@ def test_what_is_named_otherwise_is_told_by_its_name(model, tmp_path):
 def test_what_is_dropped_is_counted_by_kind_and_a_refusal_stands_alone(tmp_path):
     source = ORBAX.parent / "train" / "llama_scanned"
     told = run("strip-optimizer", source, tmp_path / "out")
-    assert "arrays that are left out: 26 of the optimizer, 30 of random states" in " ".join(told.split())
+    assert "what is dropped, by kind: 26 of the optimizer, 30 of random states" in " ".join(told.split())
     told = run("strip-optimizer", source, tmp_path / "out", code=2)
     assert [line.split()[0] for line in told.splitlines()] == ["Error:", "wanted", "next"]
 

@@ -15,25 +15,31 @@ from ckpttools.core.options import Option, parsed
 from ckpttools.core.plugins import announced, load_group
 from ckpttools.formats.base import Writable
 from ckpttools.formats.registry import faults_in, formats, writable, writer_options
+from ckpttools.transforms import registry
 
 SIZE = Option("most_bytes", parse_size, "2KiB", "A size.")
 SWITCH = Option("fast", bool, True, "A switch.")
 CHOICE = Option("kind", ("a", "b"), "a", "One of two.")
 NUMBER = Option("count", int, None, "A number.")
+POSITIVE = Option("every", int, 2, "A number that divides.", "N", least=1)
 TEXT = Option("label", str, None, "A text.")
-ALL = (SIZE, SWITCH, CHOICE, NUMBER, TEXT)
+ALL = (SIZE, SWITCH, CHOICE, NUMBER, TEXT, POSITIVE)
 
 
 def test_values_are_what_is_meant_or_refused():
-    said = {"most_bytes": "1MiB", "fast": False, "kind": "b", "count": 0, "label": "x"}
+    said = {"most_bytes": "1MiB", "fast": False, "kind": "b", "count": 0, "label": "x", "every": 3}
     assert parsed(ALL, said, tuple, "") == {**said, "most_bytes": 1 << 20}
-    defaults = {"most_bytes": 2048, "fast": True, "kind": "a", "count": None, "label": None}
+    defaults = {"most_bytes": 2048, "fast": True, "kind": "a", "count": None, "label": None, "every": 2}
     assert parsed(ALL, {}, tuple, "") == defaults
     assert SIZE.parsed(3) == 3
     wrong = [(SIZE, "lots"), (SIZE, 0), (SWITCH, 1), (CHOICE, "c"), (NUMBER, -1), (NUMBER, True), (TEXT, "")]
     for option, value in wrong:
         with pytest.raises(UsageError):
             option.parsed(value)
+    assert POSITIVE.parsed(1) == 1
+    with pytest.raises(UsageError) as caught:
+        POSITIVE.parsed(0)
+    assert caught.value.wanted == "a whole number from 1 on"
 
 
 def test_an_option_of_another_may_be_said_as_long_as_it_asks_for_nothing():
@@ -53,7 +59,8 @@ def test_flags_are_made_of_them_and_hand_on_what_is_said():
     command = made("x", "Does it.", body, declared("own", ALL))
     assert CliRunner().invoke(command, ["--most-bytes", "1MiB", "--fast", "--count", "3"]).exit_code == 0
     assert seen == [{"most_bytes": "1MiB", "fast": True, "count": 3}]
-    for words in (["--most-bytes", "lots"], ["--kind", "c"], ["--count", "-1"], ["--label", ""]):
+    wrong = ("--most-bytes=lots", "--kind=c", "--count=-1", "--every=0", "--label=")
+    for words in ([each] for each in wrong):
         assert CliRunner().invoke(command, words).exit_code == 2
     help = CliRunner().invoke(command, ["--help"]).output
     for text in (
@@ -62,11 +69,20 @@ def test_flags_are_made_of_them_and_hand_on_what_is_said():
         "--fast / --no-fast",
         "[a|b]",
         "[default: 2KiB]",
+        "x>=1",
     ):
         assert text in help
     with pytest.raises(UsageError, match="declares options that all commands have") as caught:
         made("x", "Does it.", body, declared("own", ALL), click.option("--fast"))
     assert caught.value.got == "--fast"
+
+
+def test_a_transform_that_is_nearly_there_is_named(monkeypatch):
+    monkeypatch.setattr(registry, "transforms", lambda: {"every-layer": None})
+    for name, hint in (("every-leyer", "did you mean 'every-layer'?"), ("zzz", registry.GROUP)):
+        with pytest.raises(UsageError, match=f"there is no transform {name!r}") as caught:
+            registry.transform_named(name, {})
+        assert hint in caught.value.hint
 
 
 def test_formats_say_what_they_can_do():

@@ -445,6 +445,8 @@ def test_the_command_line_says_what_is_shared(model, tmp_path):
     receipt = json.loads(ckpt(*command, "--json").stdout)
     assert receipt["bytes_referenced"] == plan["bytes_referenced"] > 0
     assert receipt["bytes_dead"] == plan["bytes_dead"] > 0
+    told = f"DST shares files with SRC: {plan['bytes_dead']:,} bytes in them are of no use to DST"
+    assert any(each.startswith(told) for each in plan["remarks"])
     plain = ["convert", "to-orbax", str(tmp_path / "out"), str(tmp_path / "plain"), "--copy"]
     assert " shared" not in ckpt(*plain).stdout
     assert_same(open_tree(tmp_path / "plain"), open_tree(tmp_path / "out"))

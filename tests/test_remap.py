@@ -19,7 +19,13 @@ import ckpttools
 from ckpttools.array.nodes import relayout, take
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, CoverageError, FormatError, MappingError, ShapeError
+from ckpttools.core.errors import (
+    CoverageError,
+    FormatError,
+    MappingError,
+    ShapeError,
+    StorageError,
+)
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.keys import parse_key
 from ckpttools.testing.strategies import noise, statements, stored
@@ -352,8 +358,12 @@ class TestFiles:
             (tmp_path / name).write_text("rules: [")
             with pytest.raises(MappingError, match=name.rpartition(".")[2].upper()):
                 read_rules(tmp_path / name)
-        with pytest.raises(CheckpointError, match="cannot read"):
+        (tmp_path / "latin.toml").write_bytes(b'rules = "\xe9"\n')
+        with pytest.raises(MappingError, match="text in UTF-8"):
+            read_rules(tmp_path / "latin.toml")
+        with pytest.raises(StorageError, match="cannot read") as caught:
             read_rules(tmp_path / "none.toml")
+        assert caught.value.got == "No such file or directory" and "module:function" in caught.value.hint
 
 
 # Functions.

@@ -40,7 +40,9 @@ def check_replaceable(destination: Place, tree: Tree, format_name: str) -> None:
     old = _opened(destination)
     if old.metadata.format != format_name:
         raise _refused(
-            destination, f"holds a checkpoint of format {old.metadata.format}", f"one of {format_name}"
+            destination,
+            f"holds a checkpoint of format {old.metadata.format}",
+            f"a checkpoint of format {format_name}",
         )
     strangers = sorted(strangers_in(destination, old) - {PLAN_MARK})
     if strangers:

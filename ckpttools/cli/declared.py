@@ -55,7 +55,7 @@ def _type(option: Option) -> click.ParamType[Any]:
     if isinstance(option.type, tuple):
         return click.Choice(option.type)
     if option.type is int:
-        return click.IntRange(min=0)
+        return click.IntRange(min=option.least)
     return SOME_TEXT if option.type is str else _Parsed(option)
 
 

@@ -11,17 +11,15 @@ import click
 
 
 @click.command(short_help="Make, convert and load a small model, and back.")
-@click.option(
-    "--directory",
-    type=click.Path(path_type=Path),
-    help="Where to work and leave the results; default a temporary one.",
-)
+@click.argument("directory", required=False, type=click.Path(path_type=Path))
 def demo(directory: Path | None) -> None:
     """Make a small model, convert it, show it, load it, and convert it back.
 
+    DIRECTORY is where to work and leave the results; without it, a temporary one.
+
     \b
     Example:
-      ckpt demo --directory ./demo
+      ckpt demo ./demo
     """
     with _place(directory) as place:
         source, target, back = place / "hf", place / "maxtext", place / "back"

@@ -116,14 +116,12 @@ def _lines(found: Verification) -> Iterator[str]:
         f"{counted(reasons[reason], 'array')} {text}" for reason, text in _REASONS.items() if reasons[reason]
     ]
     yield f"differs from {printable(found.against)}: {', '.join(counts)}"
+    yield from map(printable, found.hints)
     yield ""
     lines = [line for reason in _REASONS for line in _of_reason(found, reason)]
     yield from map(printable, lines[:_MOST_LINES])
     if len(lines) > _MOST_LINES:
         yield f"… and {len(lines) - _MOST_LINES:,} more lines; --json lists all"
-    if found.hints:
-        yield ""
-        yield from map(printable, found.hints)
 
 
 def _of_reason(found: Verification, reason: Reason) -> list[str]:

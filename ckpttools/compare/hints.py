@@ -30,12 +30,15 @@ def after_verify(found: Collection[Difference], both: Pairing[LazyArray]) -> tup
     rest = [each for each in found if each.name not in dtypes]
     if not _are_state(rest, both.a, both.b):
         return _of_parameters(found)
-    state = (f"{option('parameters', True)} compares the parameters alone",) if rest else ()
     cast = (
-        f"values were not compared where dtypes differ: {option('cast', True)} compares with "
-        f"{place('against')} cast to the dtypes of {place('checkpoint')}",
+        f"{option('cast', True)} compares with {place('against')} cast to the dtypes of {place('checkpoint')}"
     )
-    return (*state, *(cast if dtypes else ()))
+    alone = f"{option('parameters', True)} compares the parameters alone"
+    if rest and dtypes:
+        return (f"it takes two options together: {alone}, and {cast}",)
+    if dtypes:
+        return (f"values were not compared where dtypes differ: {cast}",)
+    return (alone,) if rest else ()
 
 
 def _of_parameters(found: Collection[Difference]) -> tuple[str, ...]:

@@ -225,7 +225,7 @@ def parse_dtype(text: str) -> DType:
     """The dtype a user or a config means: our names, `torch.` in front of them, `bf16`, `fp32`, …
 
     Raises:
-        UnknownNameError: no such name; says which are near and which are known.
+        UnknownNameError: no such name; says which is near, else which are known.
     """
     name = text.removeprefix("torch.")
     name = _SHORT.get(name, name)
@@ -234,7 +234,7 @@ def parse_dtype(text: str) -> DType:
     near = near_names(name, DTYPES)
     raise UnknownNameError(
         f"unknown dtype {text!r}",
-        wanted=", ".join(DTYPES),
+        wanted=None if near else ", ".join(DTYPES),
         hint=f"did you mean {near[0]}?" if near else "use one of the names above",
     )
 

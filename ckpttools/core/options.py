@@ -16,11 +16,12 @@ class Option:
 
     Attributes:
         name: of the argument.
-        type: bool for a switch, int for a number from 0 on, str for text, a tuple for one of these texts;
+        type: bool for a switch, int for a whole number, str for text, a tuple for one of these texts;
             else what makes a value of text or raises a UsageError, as `ckpttools.core.budget.parse_size`.
         default: what it is if nothing is said, as the user would say it; None for nothing.
         help: a sentence or two.
         metavar: what stands for the value in the help of the command; None for what the type is called.
+        least: the smallest number that an int may be.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Option:
     default: object = None
     help: str = ""
     metavar: str | None = None
+    least: int = 0
 
     def parsed(self, value: Any) -> Any:
         """The value that is meant.
@@ -42,8 +44,8 @@ class Option:
         if self.type is bool:
             return self._checked(value, isinstance(value, bool), "True or False")
         if self.type is int:
-            is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            return self._checked(value, is_number, "a whole number from 0 on")
+            is_number = isinstance(value, int) and not isinstance(value, bool) and value >= self.least
+            return self._checked(value, is_number, f"a whole number from {self.least} on")
         if self.type is str:
             return self._checked(value, isinstance(value, str) and value, "text that is not empty")
         return self.type(value) if isinstance(value, str | int) else value

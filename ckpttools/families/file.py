@@ -43,7 +43,7 @@ def _content(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"cannot read {path}", got=error.strerror) from error
+        raise StorageError(f"cannot read {path}", got=error.strerror, hint="check the path") from error
     except UnicodeDecodeError as error:
         raise FormatError("not a text file in UTF-8", place=path, got=error) from error
 

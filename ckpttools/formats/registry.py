@@ -80,6 +80,8 @@ def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:
             if reason is None:
                 return _with_step(each.open(path, options or ReadOptions()), options)
             reasons[name] = f"{name}: {reason}"
+    if path.is_dir() and not any(path.iterdir()):
+        raise FormatError(f"{path} is an empty directory", hint="name one with a checkpoint in it")
     raise foreign(path) or FormatError(
         f"{path} is no checkpoint of a known format{listing(list(reasons.values()))}", hint=_instead(path)
     )

@@ -117,9 +117,9 @@ def _left_out(tree: Tree, dropped: Sequence[Path]) -> tuple[str, ...]:
     state = [path for path in dropped if known.of(path) == "optimizer"]
     random = [path for path in dropped if known.of(path) != "optimizer" and is_random(path)]
     others = len(dropped) - len(state) - len(random)
-    kinds = {"of the optimizer": len(state), "of random states": len(random), "besides": others}
+    kinds = {"of the optimizer": len(state), "of random states": len(random), "of neither": others}
     counts = [f"{count:,} {kind}" for kind, count in kinds.items() if count]
-    return (f"arrays that are left out: {', '.join(counts)}",) if counts else ()
+    return (f"what is dropped, by kind: {', '.join(counts)}",) if counts else ()
 
 
 def _pattern(head: Path, paths: Sequence[Path]) -> str:

@@ -90,11 +90,12 @@ class Plan:
         remarks = (*self.notes.remarks, *self.layout.remarks)
         if not self.bytes_dead > _WORTH_A_REMARK * self.bytes_referenced:
             return remarks
-        written = place("destination")
+        written, read = place("destination"), place("source")
         return (
             *remarks,
-            f"the shared files hold more than {written} needs, which takes room as long as {written} is "
-            f"there, also when {place('source')} is deleted; {option('reference', False)} leaves it behind",
+            f"{written} shares files with {read}: {self.bytes_dead:,} bytes in them are of no use to "
+            f"{written}, and take room until both are deleted; {option('reference', False)} copies what it "
+            "needs instead",
         )
 
     @property

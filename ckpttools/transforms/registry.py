@@ -7,7 +7,7 @@ from functools import cache
 from inspect import cleandoc
 from typing import Any
 
-from ckpttools.core.errors import UnknownNameError
+from ckpttools.core.errors import UnknownNameError, near_names
 from ckpttools.core.options import Option, parsed
 from ckpttools.core.plugins import load_group
 from ckpttools.transforms.base import Transform
@@ -47,9 +47,12 @@ def help_of(name: str) -> str:
 
 def _made_by(name: str) -> Named:
     if name not in transforms():
+        near = near_names(name, transforms(), 1)
         raise UnknownNameError(
             f"there is no transform {name!r}",
             wanted=", ".join(transforms()) or "one of a package that announces some",
-            hint=f"packages announce them under the entry point {GROUP}",
+            hint=f"did you mean {near[0]!r}?"
+            if near
+            else f"packages announce them under the entry point {GROUP}",
         )
     return transforms()[name]

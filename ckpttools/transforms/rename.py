@@ -232,17 +232,24 @@ def _renamed(tree: Tree, taken: Mapping[Path, tuple[Rule, Filled] | None]) -> It
 _KEYS = {"from", "to", "axes", "to-axes", "drop", "optional"}
 
 
+_FILE_OF_RULES = (
+    "check the path; what renames is a file of rules (.toml, .json), module:function or file.py:function"
+)
+
+
 def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
     """The rules in a TOML or JSON file.
 
     Raises:
         StorageError: it cannot be read.
-        MappingError: it is not TOML or JSON, or not rules; says which.
+        MappingError: it is not text, not TOML or JSON, or not rules; says which.
     """
     try:
         text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"cannot read {file}", got=error) from error
+    except OSError as error:
+        raise StorageError(f"cannot read {file}", got=error.strerror, hint=_FILE_OF_RULES) from error
+    except UnicodeDecodeError as error:
+        raise MappingError("a file of rules must be text in UTF-8", place=file, got=error) from error
     try:
         document = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
