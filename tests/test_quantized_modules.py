@@ -278,6 +278,46 @@ class TestIndices:
         made = tree.pipe(CastTo("float32"))
         assert {made.arrays[path].dtype.name for path in extra} == {"int64", "float32"}
 
+    ATTENTION: ClassVar[Arrays] = {
+        "model.attn.mask": ("int8", (8, 8)),
+        "model.attn.scale": ("float32", ()),
+        "model.attn.weight": ("float32", (8, 8)),
+    }
+
+    @pytest.mark.parametrize("key", ["mask", "attention_mask", "relative_position_index", "bucket_ids"])
+    @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
+    def test_a_weight_in_full_beside_them_is_plain(self, key, dtype):
+        tree = _stored({**self.ATTENTION, "model.attn.mask": (dtype, (8, 8))})
+        tree = Tree({(each[0].replace("mask", key),): leaf for each, leaf in tree.items()})
+        made = tree.pipe(CastTo("bfloat16"))
+        dtypes = {path[0].rpartition(".")[2]: array.dtype.name for path, array in made.arrays.items()}
+        assert dtypes == {key: dtype, "scale": "bfloat16", "weight": "bfloat16"}
+        assert len(tree.pipe(Select(drop=["*scale"]))) == 2
+
+    @pytest.mark.parametrize(
+        ("changed", "said"),
+        [
+            ({}, True),
+            ({"model.attn.mask_scale": ("float32", (8,))}, False),
+            ({"model.attn.mask.absmax": ("float32", (8,))}, False),
+            ({"model.attn.weight": ("float32", (4, 8))}, False),
+            ({"model.attn.weight": ("float32", (64,))}, False),
+            ({"model.attn.qvalue": ("int8", (8, 8))}, False),
+        ],
+    )
+    def test_with_a_sign_of_quantisation_all_stay_together(self, changed, said):
+        tree = _stored(self.ATTENTION | changed)
+        tree = tree.with_metadata(config={"quantization_config": GPTQ}) if said else tree
+        with pytest.raises(MappingError, match="without .*scale"):
+            tree.pipe(Select(drop=["*.scale"]))
+        assert tree.pipe(CastTo("bfloat16")).arrays[("model.attn.scale",)].dtype.name == "float32"
+
+
+def _stored(arrays: Arrays) -> Tree:
+    return Tree(
+        {(name,): stored(noise(shape, DTYPES[each]), DTYPES[each]) for name, (each, shape) in arrays.items()}
+    )
+
 
 EXPERT: Arrays = {
     "weight_packed": ("int32", (4, 4)),

@@ -34,6 +34,7 @@ from ckpttools.quantized.scales import (
     is_plain,
     last_key,
     of_activations,
+    owner_words,
     scales_of,
     scales_word,
     split_name,
@@ -51,6 +52,8 @@ _SCALE_ENDS = (
 _WEIGHT_WORDS = frozenset(("weight", "qweight", "kernel", "embedding", "wo"))
 # Words in the names of whole numbers that no scheme stores: places, states of generators, numbers of steps.
 _NO_CODES = frozenset(("position", "positions", "token", "key", "rng", "rngs", "count", "step"))
+# Words of whole numbers that say which elements are meant: beside a weight in full they are no codes of it.
+_INDICES = frozenset(("mask", "masks", "valid", "flag", "flags", "index", "indices", "idx", "id", "ids"))
 # How deep arrays called weights lie in a linear layer at most, in keys below its module: `centroids.weight`.
 _DEEPEST = 2
 _WANTED = "weights in bfloat16, float16 or float32 that need no scales"
@@ -112,6 +115,8 @@ def quantized(
     if not any(may_be_scaled(name, array.dtype) for name, array in arrays.items()):
         return {}
     said, scales = says_quantized(config), scales_of(arrays)
+    if not said:
+        scales = _without_indices(arrays, scales)
     narrow = {name for name, array in arrays.items() if _needs_scale(name, array)}
     packed = _packed(arrays) if said else set()
     exempt = exempt_modules(said)
@@ -138,6 +143,40 @@ def quantized(
         # Whole numbers with nothing beside them are indices.
         if theirs or name in narrow or others.get(name)
     }
+
+
+def _without_indices(
+    arrays: Mapping[str, Described], scales: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """The scales less those of masks and indices beside a weight in full, where no name says whose they are.
+
+    A `scale` that only lies in the module of both is the module's, or the weight's.
+    """
+    doubted = {
+        name
+        for name, theirs in scales.items()
+        if arrays[name].dtype.kind in ("int", "uint") and not _INDICES.isdisjoint(_words(name))
+        if not any(_is_named_for(name, scale) for scale in theirs)
+    }
+    if not doubted:
+        return dict(scales)
+    full: dict[str, int] = {}
+    for name, array in arrays.items():
+        if len(array.shape) > 1 and is_plain(array.dtype) and not _WEIGHT_WORDS.isdisjoint(_words(name)[-1:]):
+            module = split_name(name)[0]
+            full[module] = max(full.get(module, 0), prod(array.shape))
+    beside = {name for name in doubted if full.get(split_name(name)[0], 0) >= prod(arrays[name].shape) > 0}
+    return {name: theirs for name, theirs in scales.items() if name not in beside}
+
+
+def _is_named_for(name: str, scale: str) -> bool:
+    """Whether a scale lies below an array, or its key says what that of the array says: `mask_scale`."""
+    below = scale.startswith(f"{bare_name(name)}.")
+    return below or not {*owner_words(split_name(scale)[1])}.isdisjoint(_words(name))
+
+
+def _words(name: str) -> tuple[str, ...]:
+    return words_of(split_name(name)[1])
 
 
 def _with_further_scales(
