@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -215,7 +216,7 @@ class TestMaxTextAgainstMaxText:
         gone = next(path for path in training.arrays if "rngs" in path)
         both = aligned(training, Tree({p: leaf for p, leaf in training.items() if p != gone}))
         assert_equal(both)
-        assert any("as the other side has no such random state" in str(each) for each in both.remarks)
+        assert any("as the other side has no such state" in str(each) for each in both.remarks)
 
     def test_flavours_of_training_state(self):
         training = open_tree(TRAINED)
@@ -237,6 +238,51 @@ class TestMaxTextAgainstMaxText:
         both = aligned(Tree(scanned), Tree(scanned))
         assert_equal(both)
         assert any("stacked layers are compared as they are stored" in str(each) for each in both.remarks)
+
+
+class TestNothingIsLeftOutThatBothHave:
+    """Where neither is of a training, whatever the names."""
+
+    WEIGHTS: ClassVar = {
+        (f"model.layers.{k}.w.weight",): lazy(noise((8, 8), DTYPES["float32"])) for k in range(3)
+    }
+
+    @pytest.mark.parametrize(
+        ("arrays", "what"),
+        [
+            ({"epoch": ("float32", (16, 16))}, "epoch"),
+            ({"loss_scale.weight": ("float32", (4,))}, "loss_scale.weight"),
+            ({"loss_scale": ("float32", ())}, "loss_scale"),
+            ({"model.rngs.table": ("int32", (8,))}, "model.rngs.table"),
+            ({"model.attn.key": ("int32", (2, 2)), "model.attn.count": ("int32", ())}, "model.attn.key"),
+            ({"step": ("int64", ())}, "step"),
+        ],
+        ids=lambda each: each if isinstance(each, str) else "",
+    )
+    def test_it_differs(self, arrays: dict[str, tuple[str, tuple[int, ...]]], what: str):
+        first, second = (
+            {(name,): lazy(np.full(shape, number, dtype)) for name, (dtype, shape) in arrays.items()}
+            for number in (1, 2)
+        )
+        both = aligned(Tree({**self.WEIGHTS, **first}), Tree({**self.WEIGHTS, **second}))
+        assert what in {each.name for each in compare(both, **PLENTY)}
+        assert not both.remarks
+
+    def test_what_one_has_is_named(self):
+        step = {("step",): lazy(np.int64(1))}
+        names = ("rng", *(f"model.layers.{k}.rngs.{key}" for key in "abcd" for k in range(3)))
+        more = {(name,): lazy(np.zeros(2, np.uint32)) for name in names}
+        said = "B: left out, as the other side has no such state: "
+        for arrays, listed in (
+            (step, "step"),
+            (
+                step | more,
+                "14 arrays (step, rng, model.layers.{0..2}.rngs.a, model.layers.{0..2}.rngs.b, 2 more)",
+            ),
+        ):
+            both = aligned(Tree(self.WEIGHTS), Tree({**self.WEIGHTS, **arrays}))
+            assert_equal(both)
+            assert list(map(str, both.remarks)) == [said + listed]
 
 
 class TestOtherTrees:

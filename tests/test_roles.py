@@ -591,6 +591,40 @@ class TestNamesOfBookkeeping:
         assert ("params", "rngs", "embedding", "k") in made.arrays
         assert not any("opt_state" in path or "dropout" in path for path in made.arrays)
 
+    LEARNED = (
+        *(("epoch", "float32", (16, 16)), ("state/step", "bfloat16", (4,)), ("rng", "float16", (2,))),
+        *(("loss_scale/weight", "float32", (4,)), ("dynamic_scale", "float64", (3,))),
+        *(("net/rngs/table", "float32", ()), ("prng", "complex64", (2,))),
+    )
+    # Whatever is beside them, and beside the state of an optimizer alone.
+    BOOKS = (
+        *(("step", "int32", ()), ("0/global_step", "int64", ()), ("epoch", "uint32", ())),
+        *(("rng", "uint32", (2,)), ("state/dropout_rng", "uint32", (8, 2)), ("rngs/table", "int32", (8,))),
+        *(("loss_scale/counter", "int32", ()), ("dynamic_scale/fin_steps", "int32", ())),
+    )
+    OF_TRAINING = (
+        *(("loss_scale", "float32", ()), ("loss_scale/scale", "float32", ()), ("epoch", "float64", ())),
+        *(("train_state/dynamic_scale/scale", "float32", ()), ("step", "int32", (8,))),
+    )
+
+    @pytest.mark.parametrize("is_training", [False, True])
+    def test_names_alone_make_no_bookkeeping(self, is_training):
+        model = mirrored(PLAIN_MODEL, "params") | (adam(PLAIN_MODEL, "opt_state") if is_training else {})
+        told = {
+            **dict.fromkeys(self.LEARNED, "parameter"),
+            **dict.fromkeys(self.BOOKS, "other"),
+            **dict.fromkeys(self.OF_TRAINING, "other" if is_training else "parameter"),
+        }
+        for (name, dtype, shape), wanted in told.items():
+            array = {keys(name): np.zeros(shape, dtype)}
+            assert roles(tree_of({**model, **array})).of(keys(name)) == wanted, (name, dtype, shape)
+
+    def test_a_scale_with_moments_is_learned(self):
+        model = {**PLAIN_MODEL, ("loss_scale",): np.float32(2)}
+        state = {**mirrored(model, "0"), **adam(model, "1", "opt_state"), ("2", "loss_scale", "value"): COUNT}
+        made = tree_of(state).pipe(StripOptimizer())
+        assert sorted(path[-1] for path in made.arrays) == ["loss_scale", "norm", "w"]
+
     def test_more_exact_copies_in_an_optimizer_are_asked_about(self):
         state = mirrored(PLAIN_MODEL, "opt_state", "master_params")
         tree = tree_of({**mirrored(PLAIN_MODEL, "params"), **state, ("opt_state", "count"): COUNT})

@@ -16,7 +16,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, dotted, spelled
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
-from ckpttools.core.text import array_count
+from ckpttools.core.text import array_count, folded
 from ckpttools.core.wording import option
 from ckpttools.digest.canonical import as_stored, per_layer
 from ckpttools.digest.pairing import Named, Pairing, Remark, Side
@@ -33,6 +33,8 @@ from ckpttools.roles.of_tree import Role, roles_of
 from ckpttools.stores.registry import Where
 
 Arrays = Mapping[str, LazyArray]
+# Names of what is left out: a model has a counter or two, a training hundreds of moments.
+_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +303,7 @@ def _plain_name(name: str, spelling: Spelling) -> str:
 
 
 def _with_what_both_have(first: Named[LazyArray], second: Named[LazyArray]) -> Pairing[LazyArray]:
-    """Both sides; optimizer, step and random states only where both are checkpoints of a training."""
+    """Both sides; the state of a training only where both have it, whatever else both have in any case."""
     a, b = dict(first.arrays), _with_joints_of(second.arrays, first.arrays)
     remarks = [Remark(text, "A") for text in first.remarks] + [Remark(text, "B") for text in second.remarks]
     mine, theirs = _roles(a), _roles(b)
@@ -311,19 +313,25 @@ def _with_what_both_have(first: Named[LazyArray], second: Named[LazyArray]) -> P
     sides: tuple[tuple[Side, dict[str, LazyArray], set[str], dict[str, Role]], ...]
     sides = ("A", a, {*b}, mine), ("B", b, {*a}, theirs)
     for side, arrays, others, role in sides:
-        if all(training):
-            # Random states are where a trainer happens to keep them.
-            state = [name for name in arrays if role[name] == "other" and name not in others]
-            why = "as the other side has no such random state"
-        else:
+        if any(training) and not all(training):
             state = [name for name in arrays if role[name] != "parameter"]
-            why = f"as {'only one of them' if any(training) else 'neither'} is a training checkpoint"
+            why = "as only one of them is a training checkpoint"
+        else:
+            # Steps and random states are where a trainer or a format happens to keep them.
+            state = [name for name in arrays if role[name] == "other" and name not in others]
+            why = "as the other side has no such state"
         if state:
-            what = "the step" if state == ["step"] else f"{array_count(state)} beside the parameters"
-            remarks.append(Remark(f"left out, {why}: {what}", side))
+            remarks.append(Remark(f"left out, {why}: {_listed(state)}", side))
         for name in state:
             del arrays[name]
     return Pairing(a, b, tuple(remarks), {**second.sizes, **first.sizes})
+
+
+def _listed(names: list[str]) -> str:
+    """How many arrays there are and their names, as far as a line has place for them; of one its name."""
+    folds = folded(names)
+    shown = folds[:_SHOWN] + ([f"{len(folds) - _SHOWN} more"] if len(folds) > _SHOWN else [])
+    return names[0] if len(names) == 1 else f"{array_count(names)} ({', '.join(shown)})"
 
 
 def _roles(arrays: Arrays) -> dict[str, Role]:

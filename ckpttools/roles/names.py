@@ -76,8 +76,10 @@ _AVERAGES = frozenset(("ema", "average", "averages", "averaged", "polyak", "swa"
 _RANDOM = "rngs"
 # Keys of a state, outside of the model, that hold nothing learned.
 _STATES = frozenset(("state", "train_state"))
-_COUNTERS = frozenset(("step", "global_step", "epoch", "rng", "prng", "dropout_rng", "training_key"))
+_COUNTERS = frozenset(("step", "global_step", "epoch"))
+_GENERATORS = frozenset(("rng", "prng", "dropout_rng", "training_key"))
 _LOSS_SCALES = frozenset(("loss_scale", "dynamic_scale"))
+_BOOKKEEPING = _COUNTERS | _GENERATORS | _LOSS_SCALES | {_RANDOM}
 # Scalars that optax keeps beside moments, of any dtype, by the keys above them or by their own.
 _HYPERPARAMETERS = frozenset(("hyperparams", "hyperparams_states"))
 # Where a random state is that has no counter beside it, and one that has.
@@ -199,17 +201,26 @@ def iterates(paths: Collection[Path]) -> set[Path]:
 
 def is_random(path: Path) -> bool:
     """Whether a key says that it is a state of a random number generator."""
-    return _RANDOM in path
+    first, *below = _named_as(path)
+    return _RANDOM in path or (first in _GENERATORS and not below)
 
 
 def is_bookkeeping(keys: Path) -> bool:
     """Whether names say that it is a random state, the number of steps, or a scale of the loss."""
-    if is_random(keys):
-        return True
+    first, *below = _named_as(keys)
+    return is_random(keys) or (first in _COUNTERS and not below) or (first in _LOSS_SCALES and len(below) < 2)
+
+
+def may_be_bookkeeping(keys: Collection[str | int]) -> bool:
+    """Whether any of a tree's keys is one that bookkeeping has."""
+    return not _BOOKKEEPING.isdisjoint(keys)
+
+
+def _named_as(keys: Path) -> Path:
+    """The first keys that are not those of a state around it, as many as are looked at; never none."""
     core = keys[:-1] if keys[-1:] == (_VALUE,) else keys
     outer = next((k for k, key in enumerate(core) if not _is_state(key)), len(core))
-    first, *below = core[outer : outer + 3] or ("",)
-    return (first in _COUNTERS and not below) or (first in _LOSS_SCALES and len(below) < 2)
+    return core[outer : outer + 3] or ("",)
 
 
 def _is_state(key: str | int) -> bool:

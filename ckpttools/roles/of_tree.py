@@ -8,14 +8,16 @@
 
 State of an optimizer lies below a name that optimizers have, or it is named as moments are, has the whole
 paths and the shapes of parameters, and a number of steps beside it. Whatever is neither that nor a random
-state nor a counter is a parameter: a learned number is never taken for bookkeeping. What mirrors parameters
-and lacks one of these signs, such as an average of them, is a parameter, too, but among those unclear.
+state nor a counter is a parameter: a learned number is never taken for bookkeeping, whatever its name.
+Random states are whole numbers, counters are single ones, and a single fraction scales the loss only where an
+optimizer is. What mirrors parameters and lacks one of these signs, such as an average of them, is a
+parameter, too, but among those unclear.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, Protocol
@@ -28,13 +30,16 @@ from ckpttools.roles.named_state import named_state
 from ckpttools.roles.names import (
     KEYS,
     LONE_KEY,
+    MOMENTS,
     container,
     core_of,
     is_bookkeeping,
     is_random,
     is_wrapper,
     keys_of,
+    may_be_bookkeeping,
     may_tell,
+    unwrapped,
 )
 from ckpttools.roles.subtrees import Found, branch, inside, lifted, outside
 from ckpttools.roles.unnamed_state import beside, unnamed_state
@@ -63,7 +68,7 @@ class Roles:
         unclear: subtrees that mirror the parameters or lie in an optimizer, and may be either; parameters
             until the user says otherwise.
         mirrored: where the parameters are that these mirror; None where nothing tells.
-        learned: arrays of fractions below a key of random states, which are whole numbers.
+        learned: arrays that only their names would make bookkeeping.
     """
 
     optimizer: frozenset[Path] = frozenset()
@@ -132,11 +137,34 @@ def roles_of(arrays: Mapping[Path, Kind], empty: Iterable[Path] = (), random: It
         random: paths of arrays that are states of random number generators.
     """
     keys = _keys(chain(arrays, empty))
-    found = _told(arrays, empty, random, keys)
-    if not is_random(tuple(keys)):
-        return found
-    fractions = (keys_of(path) for path, each in arrays.items() if "float" in _name(each))
-    return replace(found, learned=frozenset(keys for keys in fractions if is_random(keys)))
+    if not may_be_bookkeeping(keys):
+        return _told(arrays, empty, random, keys)
+    named = {path: each for path, each in arrays.items() if is_bookkeeping(keys_of(path))}
+    learned = {path for path, each in named.items() if _is_learned(keys_of(path), each)}
+    found = _told(arrays, empty, random, keys, learned)
+    if not (found.optimizer or found.unclear):
+        learned |= {path for path, each in named.items() if not _is_of_any_model(keys_of(path), each)}
+    elif scales := [path for path, each in named.items() if _is_fraction(each) and path not in learned]:
+        moments = {tail for path in arrays for tail in _below_moment(keys_of(path))}
+        learned |= {path for path in scales if not moments.isdisjoint(unwrapped(keys_of(path)))}
+    return replace(found, learned=frozenset(map(keys_of, learned)))
+
+
+def _below_moment(keys: Path) -> Iterator[Path]:
+    """The paths that a parameter with this moment may have."""
+    for k, key in enumerate(keys):
+        if key in MOMENTS:
+            yield from unwrapped(keys, k + 1)
+
+
+def _is_learned(keys: Path, array: Kind) -> bool:
+    """Whether an array cannot be the bookkeeping that it is called, even of a training."""
+    return _is_fraction(array) and (bool(array.shape) or is_random(keys))
+
+
+def _is_of_any_model(keys: Path, array: Kind) -> bool:
+    """Whether an array is the bookkeeping that it is called also where no training is, and no loss."""
+    return not _is_fraction(array) and (array.shape == () or is_random(keys))
 
 
 def _keys(paths: Iterable[Path]) -> frozenset[str | int]:
@@ -145,7 +173,11 @@ def _keys(paths: Iterable[Path]) -> frozenset[str | int]:
 
 
 def _told(
-    arrays: Mapping[Path, Kind], empty: Iterable[Path], random: Iterable[Path], keys: Iterable[str | int]
+    arrays: Mapping[Path, Kind],
+    empty: Iterable[Path],
+    random: Iterable[Path],
+    keys: Iterable[str | int],
+    learned: Collection[Path] = (),
 ) -> Roles:
     random = [core for core in map(core_of, random) if not is_bookkeeping(core)]
     # A tree of 100,000 tensors has a budget of its own, which copies of all names would not fit into.
@@ -153,7 +185,8 @@ def _told(
         return Roles(others=frozenset(random))
     known = {core_of(path): Array(each.shape, _is_whole_number(each)) for path, each in arrays.items()}
     others = frozenset((*random, *_random_states(known)))
-    paths = outside((path for path in known if not is_bookkeeping(path)), others)
+    own = set(map(core_of, learned))
+    paths = outside((path for path in known if path in own or not is_bookkeeping(path)), others)
     return _analysed(Mirrors({path: known[path] for path in paths}), frozenset(map(keys_of, empty)), others)
 
 
@@ -198,6 +231,10 @@ def _top(keys: Path, start: int) -> Path:
 
 def _name(array: Kind) -> str:
     return str(getattr(array.dtype, "name", array.dtype))
+
+
+def _is_fraction(array: Kind) -> bool:
+    return "float" in _name(array) or "complex" in _name(array)
 
 
 def _is_whole_number(array: Kind) -> bool:
