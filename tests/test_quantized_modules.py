@@ -308,7 +308,7 @@ class TestIndices:
     def test_with_a_sign_of_quantisation_all_stay_together(self, changed, said):
         tree = _stored(self.ATTENTION | changed)
         tree = tree.with_metadata(config={"quantization_config": GPTQ}) if said else tree
-        with pytest.raises(MappingError, match="without .*scale"):
+        with pytest.raises(MappingError, match=r"without .*scale"):
             tree.pipe(Select(drop=["*.scale"]))
         assert tree.pipe(CastTo("bfloat16")).arrays[("model.attn.scale",)].dtype.name == "float32"
 
