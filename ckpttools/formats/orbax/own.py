@@ -23,7 +23,7 @@ from ckpttools.formats.orbax.ocdbt import MANIFEST, Extent
 from ckpttools.formats.orbax.write import DATA_DIRECTORY
 from ckpttools.formats.safetensors.own import strangers_beside
 from ckpttools.formats.zarr import own as zarr
-from ckpttools.stores.base import Entry
+from ckpttools.stores.base import DirEntry
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
@@ -71,7 +71,7 @@ def _strangers_in_item(item: Place, tree: Tree) -> Iterator[str]:
             )
 
 
-def _is_written(name: str, entry: Entry) -> bool:
+def _is_written(name: str, entry: DirEntry) -> bool:
     """Whether Orbax gives names like this one."""
     return (_DIRECTORY if entry.is_dir else _FILE).fullmatch(name) is not None
 

@@ -12,7 +12,7 @@ from ckpttools.formats.orbax.entries import Entries, Files
 from ckpttools.formats.zarr.chunks import ChunkTable, chunk_tables, key_below
 from ckpttools.formats.zarr.zarr2 import DOCUMENT as ZARR2_DOCUMENT
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3_DOCUMENT
-from ckpttools.stores.base import Entry
+from ckpttools.stores.base import DirEntry
 from ckpttools.stores.place import Place
 
 _ATTRIBUTES = ".zattrs"
@@ -53,7 +53,7 @@ class OwnFiles:
         """The same and more files."""
         return OwnFiles(self.names | set(names), self.arrays)
 
-    def has(self, name: str, entry: Entry) -> bool:
+    def has(self, name: str, entry: DirEntry) -> bool:
         """Whether something is one of them, or a directory that they need."""
         if not entry.is_dir:
             return name in self.names
