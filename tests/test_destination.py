@@ -8,11 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 from safetensors.numpy import save_file
 from support.command_line import ckpt
 from support.mounts import while_mounted
 from support.places import FIXTURES
 
+from ckpttools.formats.registry import open_tree, strangers_in
+from ckpttools.stores import parse
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 SIZES = LlamaSizes(layers=2, hidden=64, mlp=128, heads=4, kv_heads=2, head_dim=16, vocab=256)
@@ -289,6 +292,118 @@ class TestWhatIsThere:
             shutil.rmtree(file.parent) if made else file.unlink()
         result = ckpt("convert", "to-zarr3", place / "mt", place / "z", "--overwrite")
         assert result.exit_code == 0, result.output
+
+
+class TestEveryFileIsAccountedFor:
+    """Files with names such as Orbax, zarr and safetensors use, where these have none."""
+
+    def planted(self, top, names, command):
+        """Each of these files is named as a stranger, the checkpoint's own are not, and they are not lost."""
+        assert strangers_at(top) == set()
+        own = set(state(top))
+        for name in names:
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / name).write_text("mine")
+        found = [f"{name}/" for name in strangers_at(top)]
+        named = {name for name in state(top) if f"{name}/".startswith(tuple(found))}
+        assert named == set(names) == state(top).keys() - own
+        text = refused(top.parent, *command, top, "--overwrite", words="no part of the checkpoint")
+        assert sorted(names)[0] in text
+
+    ITEM = (
+        "d/notes.txt",
+        "d/d/notes",
+        "d/" + "0" * 31,
+        "ocdbt.process_0/notes.txt",
+        "ocdbt.process_0/d/notes.txt",
+        "ocdbt.process_0/array_metadatas/process_0",
+        "array_metadatas/notes.txt",
+        "zarr.json",
+        "0.0",
+    )
+
+    @pytest.mark.parametrize(
+        "how", [(), ("--target-data-file-size=4kB",), ("--no-ocdbt",), ("--no-ocdbt", "--zarr2")], ids=str
+    )
+    def test_in_an_item(self, place, how):
+        command = ("convert", "hf-to-maxtext", place / "hf")
+        assert ckpt(*command, place / "old", *how).exit_code == 0
+        item, array = place / "old/0/items", "params.params.decoder.decoder_norm.scale"
+        inside = ("1.5", "c.0", "c/c/0") if (item / array).is_dir() else ()
+        names = [*self.ITEM, *(f"{array}/{name}" for name in inside)]
+        names = [f"0/items/{name}" for name in names] + [
+            "0/d/notes.txt",
+            "0/_sharding",
+            "0/array_metadatas/x",
+        ]
+        self.planted(place / "old", names, command)
+
+    def test_in_what_orbax_wrote(self, place):
+        """Saves of one process and of several, merged or not, of old and new versions."""
+        for name in ("multihost_plain", "lazy_2proc", "lazy_workers", "maxtext_nnx", "v1_training"):
+            assert strangers_at(FIXTURES / "orbax" / name) == set()
+        written = Path(shutil.copytree(FIXTURES / "orbax" / "llama3.1_scanned_1dev", place / "written"))
+        item = written / "0" / "items"
+        assert list(item.glob("ocdbt.process_0/d/*"))
+        (item / "d" / ("0" * 32)).write_bytes(b"nodes of an older version, which no manifest leads to")
+        names = [f"0/items/{name}" for name in self.ITEM]
+        self.planted(written, names, ("convert", "hf-to-maxtext", place / "hf"))
+
+    def test_what_is_linked_is_its_own(self, place):
+        for _ in range(2):
+            result = ckpt("convert", "to-orbax", place / "hf", place / "linked", "--reference", "--overwrite")
+            assert result.exit_code == 0, result.output
+        assert list(place.glob("linked/0/*/d/linked-*"))
+
+    def test_in_a_zarr_hierarchy(self, place):
+        command = ("convert", "to-zarr3", place / "mt")
+        assert ckpt(*command, place / "z").exit_code == 0
+        scale = "params/params/decoder/decoder_norm/scale"
+        inside = ("2024", "1.5", "c/00", "c/0.0", "c.0", ".zattrs", "c/c/0")
+        self.planted(place / "z", [f"{scale}/{name}" for name in inside] + ["params/.zattrs", "0.0"], command)
+
+    def test_in_a_hierarchy_of_zarr(self, tmp_path):
+        """Separators and encodings of keys other than those that are written here; a group without arrays."""
+        group = zarr.open_group(str(tmp_path / "z"), mode="w")
+        for name, encoding in KEYS.items():
+            array = group.create_array(
+                name, shape=(4, 6), chunks=(2, 2), dtype="f4", chunk_key_encoding=dict(encoding)
+            )
+            array[:] = 1
+        (tmp_path / "z/v2-dots/c").mkdir()
+        shutil.copytree(tmp_path / "z", tmp_path / "src")
+        names = ["default/0.0", "default/c.0.0", "dots/c/0/0", "v2-dots/0/0", "v2/0.0"]
+        self.planted(tmp_path / "z", names, ("convert", "to-zarr3", tmp_path / "src"))
+
+    def test_beside_weights(self, place):
+        command = ("cast", place / "hf", "--dtype=float32")
+        assert ckpt(*command, place / "one").exit_code == 0
+        save_file({"other": np.zeros(2, np.float32)}, place / "shard")
+        other = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "model-2.safetensors"]
+        self.planted(place / "one", other, command)
+        command = ("convert", "to-safetensors", place / "mt")
+        assert ckpt(*command, place / "many", "--max-shard-size=50kB").exit_code == 0
+        self.planted(
+            place / "many", ["model-00001-of-00999.safetensors", "consolidated.safetensors"], command
+        )
+        # Without an index both series are read, as one; it is not known that they belong together.
+        shutil.copytree(place / "hf", place / "series")
+        (place / "series" / "model.safetensors").rename(place / "series" / "a-00001-of-00001.safetensors")
+        shutil.copy(place / "shard", place / "series" / "b-00001-of-00001.safetensors")
+        assert strangers_at(place / "series") == {"b-00001-of-00001.safetensors"}
+
+
+KEYS = {
+    "default": {"name": "default", "separator": "/"},
+    "dots": {"name": "default", "separator": "."},
+    "v2": {"name": "v2", "separator": "/"},
+    "v2-dots": {"name": "v2", "separator": "."},
+}
+
+
+def strangers_at(top):
+    where = parse(top)
+    return strangers_in(where, open_tree(where))
 
 
 class TestDirectoriesAbove:

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.formats.base import COMPANIONS
+from ckpttools.formats.orbax.entries import Entries, entries_of
 from ckpttools.formats.orbax.index import PROCESSES
-from ckpttools.formats.orbax.metadata import ARRAYS_DIRECTORY, OWN_FILES
-from ckpttools.formats.orbax.ocdbt import MANIFEST
+from ckpttools.formats.orbax.metadata import (
+    ARRAYS_DIRECTORY,
+    CHECKPOINT_FILE,
+    COMMIT_FILE,
+    OWN_FILES,
+    SHARDING_FILE,
+    STRINGS_FILE,
+    TREE_FILE,
+)
+from ckpttools.formats.orbax.ocdbt import MANIFEST, Extent
 from ckpttools.formats.orbax.write import DATA_DIRECTORY
 from ckpttools.formats.safetensors.own import strangers_beside
 from ckpttools.formats.zarr import own as zarr
+from ckpttools.stores.base import DirEntry
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
 _DIRECTORIES = (DATA_DIRECTORY, PROCESSES, ARRAYS_DIRECTORY)
+_OF_A_STEP = {CHECKPOINT_FILE, COMMIT_FILE}
+_OF_AN_ITEM = {TREE_FILE, STRINGS_FILE, SHARDING_FILE, *_OF_A_STEP}
+# Some of these no index names: data of the processes that was merged, nodes of older versions.
+_FILE = re.compile(r"(ocdbt\.process_[^/]+/)?(manifest\.ocdbt|d/[0-9a-f]{32})|array_metadatas/process_\d+")
+_DIRECTORY = re.compile(r"(ocdbt\.process_[^/]+/)?d|ocdbt\.process_[^/]+|array_metadatas")
 
 
 def owns(name: str) -> bool:
@@ -33,24 +49,34 @@ def strangers(directory: Place, tree: Tree) -> Iterator[str]:
         yield f"{item.relative_to(directory) or '.'} is an item, which lies not in <step>/<item> here"
         return
     yield from (each.name for each in directory.entries() if each.name != step.name)
-    own = {item.name, *OWN_FILES}
-    yield from (f"{step.name}/{each.name}" for each in step.entries() if each.name not in own)
-    arrays = {dotted(path) for path in tree.arrays}
-    inner: Iterator[str]
+    for each in step.entries():
+        if each.name != item.name and (each.is_dir or each.name not in _OF_A_STEP):
+            yield f"{step.name}/{each.name}"
+    yield from (f"{step.name}/{item.name}/{each}" for each in _strangers_in_item(item, tree))
+
+
+def _strangers_in_item(item: Place, tree: Tree) -> Iterator[str]:
+    entries = entries_of(item)
+    own = _named(entries) if entries.manifests else zarr.own_files(entries, map(dotted, tree.arrays))
     for entry in item.entries():
-        below = item / entry.name
         if entry.name == COMPANIONS and entry.is_own_dir:
-            inner = (f"{COMPANIONS}/{each}" for each in strangers_beside(below))
-        elif entry.name in arrays and entry.is_own_dir:
-            inner = zarr.strangers_of_array(below)
-        elif entry.name in OWN_FILES or fnmatchcase(entry.name, PROCESSES):
-            inner = _other_directories(below) if entry.is_own_dir else iter(())
+            yield from (f"{COMPANIONS}/{each}" for each in strangers_beside(item / COMPANIONS))
+        elif entry.name in _OF_AN_ITEM and not entry.is_dir:
+            continue
         else:
-            inner = iter([entry.name])
-        yield from (f"{step.name}/{item.name}/{each}" for each in inner)
+            inner = (item / entry.name).below() if entry.is_own_dir else ()
+            found = [(entry.name, entry), *((f"{entry.name}/{name}", each) for name, each in inner)]
+            yield from (
+                name for name, each in found if not _is_written(name, each) and not own.has(name, each)
+            )
 
 
-def _other_directories(top: Place) -> Iterator[str]:
-    """What no database has below a directory of its own: data files lie in `d`, one level down at most."""
-    found = (name for name, entry in top.below() if entry.is_dir and entry.name != DATA_DIRECTORY)
-    yield from (f"{top.name}/{name}" for name in found)
+def _is_written(name: str, entry: DirEntry) -> bool:
+    """Whether Orbax gives names like this one."""
+    return (_DIRECTORY if entry.is_dir else _FILE).fullmatch(name) is not None
+
+
+def _named(entries: Entries) -> zarr.OwnFiles:
+    """The files that an index starts from, consists of and leads to."""
+    values = (each for each in entries.all.values() if isinstance(each, Extent))
+    return zarr.OwnFiles({*entries.manifests, *(each.file for each in (*entries.nodes, *values))})

@@ -97,7 +97,7 @@ class SafetensorsFormat:
     def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
         from ckpttools.formats.safetensors.own import strangers
 
-        return strangers(directory, tree)
+        return strangers(directory, _read_in(directory))
 
     def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
         from ckpttools.formats.safetensors.faults import faults
@@ -181,6 +181,21 @@ def _find_in(folder: Place) -> _Found:
         )
     _check_numbers(files, folder)
     return _Found(folder, tuple(files))
+
+
+def _read_in(folder: Place) -> set[str]:
+    """Names of the one series of weights that is read in a directory, and of its index."""
+    found = _find_in(folder)
+    if found.index is not None:
+        return {found.index, *_weight_map(folder / found.index).values()}
+    # Without an index all files are read; another series than the first may still be another model's.
+    return {name for name in found.files if _series(name) == _series(found.files[0])}
+
+
+def _series(name: str) -> tuple[str, str]:
+    """The stem of a file and how many it says that there are."""
+    match = _SHARD_NAME.fullmatch(name)
+    return (match["stem"], match["count"]) if match else (name.removesuffix(_SUFFIX), "")
 
 
 def _require_room(found: _Found, options: ReadOptions) -> None:

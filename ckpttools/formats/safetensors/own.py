@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from fnmatch import fnmatchcase
 
-from ckpttools.array.tree import Tree
 from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.sidecar import CARRIED, PATTERNS
 from ckpttools.stores.place import Place
 
-_SHARD = re.compile(r"(.*?)(-\d{5}-of-\d{5})?\.safetensors", re.DOTALL)
-_INDEX = ".safetensors.index.json"
 _OF_AN_ADAPTER = "adapter_config.json"
 # Weights that torch wrote lie beside them, too.
 _PATTERNS = (*PATTERNS, "*.safetensors", "*.index.json", "*.bin", RECORD)
@@ -23,17 +19,14 @@ def owns(name: str) -> bool:
     return any(fnmatchcase(name.rpartition("/")[2], pattern) for pattern in _PATTERNS)
 
 
-def strangers(directory: Place, tree: Tree) -> Iterator[str]:
-    """All but the weights, which have one stem, their index, and what goes along with a model."""
-    names = [entry.name for entry in directory.entries()]
-    stems = {match[1] for name in names if (match := _SHARD.fullmatch(name))}
-    own = "model" if "model" in stems else min(stems, default="")
+def strangers(directory: Place, weights: Collection[str]) -> Iterator[str]:
+    """All but the weights that are read with their index, and what goes along with a model.
 
-    def is_weights(name: str) -> bool:
-        match = _SHARD.fullmatch(name)
-        return name == own + _INDEX or (match is not None and match[1] == own)
-
-    return _strangers(directory, is_weights)
+    Args:
+        directory: where.
+        weights: names of the files that are read, and of their index.
+    """
+    return _strangers(directory, weights.__contains__)
 
 
 def strangers_beside(directory: Place) -> Iterator[str]:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass
+from functools import cached_property
 
 from ckpttools.array.tree import Tree
+from ckpttools.formats.orbax.entries import Entries, Files
+from ckpttools.formats.zarr.chunks import ChunkTable, chunk_tables, key_below
 from ckpttools.formats.zarr.zarr2 import DOCUMENT as ZARR2_DOCUMENT
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3_DOCUMENT
+from ckpttools.stores.base import DirEntry
 from ckpttools.stores.place import Place
 
-_DOCUMENTS = (ZARR2_DOCUMENT, ".zattrs", ZARR3_DOCUMENT)
+_ATTRIBUTES = ".zattrs"
+_DOCUMENTS = (ZARR2_DOCUMENT, _ATTRIBUTES, ZARR3_DOCUMENT)
 _CHUNK = re.compile(r"(c\.)?\d+(\.\d+)*")
+# Directories of chunks stay behind when the last chunk in them goes.
+_OF_CHUNKS = re.compile(r"(c|\d+)(/\d+)*")
 
 
 def owns(name: str) -> bool:
@@ -24,29 +32,63 @@ def strangers(directory: Place, tree: Tree) -> Iterator[str]:
     """What is neither a node nor a part of an array, at any depth."""
     arrays = {"/".join(map(str, path)) for path in tree.arrays}
     inner = {"/".join(map(str, path[:depth])) for path in tree.arrays for depth in range(len(path))}
-    for name, entry in directory.below():
-        array = next((above for above in _upwards(name) if above in arrays), None)
-        if array is None:
-            is_node = name in inner if entry.is_dir else entry.name == ZARR3_DOCUMENT
-            if not is_node:
-                yield name
-        elif name != array and not _is_of_array(entry.name):
-            yield name
+    groups = {key_below(name, ZARR3_DOCUMENT) for name in inner or {""}}
+    own = own_files(Files(directory), arrays).and_these(groups)
+    yield from (name for name, entry in directory.below() if not own.has(name, entry))
 
 
-def _upwards(name: str) -> Iterator[str]:
-    """A name and those of the directories that it lies in, the last one ""."""
-    yield name
+@dataclass(frozen=True)
+class OwnFiles:
+    """The files that are accounted for in a directory.
+
+    Attributes:
+        names: theirs, from the directory on.
+        arrays: names of zarr arrays that are directories; "" for the directory itself.
+    """
+
+    names: Set[str]
+    arrays: Set[str] = frozenset()
+
+    def and_these(self, names: Iterable[str]) -> OwnFiles:
+        """The same and more files."""
+        return OwnFiles(self.names | set(names), self.arrays)
+
+    def has(self, name: str, entry: DirEntry) -> bool:
+        """Whether something is one of them, or a directory that they need."""
+        if not entry.is_dir:
+            return name in self.names
+        return name in self._directories or self._is_of_chunks(name)
+
+    @cached_property
+    def _directories(self) -> Set[str]:
+        return {above for name in self.names for above in _above(name)}
+
+    def _is_of_chunks(self, name: str) -> bool:
+        array = next((above for above in _above(name) if above in self.arrays), None)
+        return array is not None and _OF_CHUNKS.fullmatch(name[len(array) :].lstrip("/")) is not None
+
+
+def own_files(entries: Entries, arrays: Iterable[str]) -> OwnFiles:
+    """The documents of arrays with these names, and the chunks for which their grids have room.
+
+    Args:
+        entries: of a directory in which every key is a file.
+        arrays: their names.
+    """
+    tables = chunk_tables(entries).tables
+    known = {name: tables[name] for name in arrays if name in tables}
+    return OwnFiles({key for table in known.values() for key in _keys(table)}, known.keys())
+
+
+def _keys(table: ChunkTable) -> Iterator[str]:
+    yield key_below(table.name, table.document)
+    if table.document == ZARR2_DOCUMENT:
+        yield key_below(table.name, _ATTRIBUTES)
+    yield from map(table.key, table.chunks)
+
+
+def _above(name: str) -> Iterator[str]:
+    """The directories that something lies in, the last one ""."""
     while name:
         name = name.rpartition("/")[0]
         yield name
-
-
-def strangers_of_array(directory: Place) -> Iterator[str]:
-    """What is neither the document nor a chunk of an array that is a directory."""
-    found = (name for name, entry in directory.below() if not _is_of_array(entry.name))
-    yield from (f"{directory.name}/{name}" for name in found)
-
-
-def _is_of_array(name: str) -> bool:
-    return name == "c" or owns(name)
