@@ -6,6 +6,7 @@ import gzip
 import io
 from pathlib import Path
 
+import google_crc32c
 import numcodecs
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from support.orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, sharded, values_
 
 from ckpttools.codecs.coding import Coding
 from ckpttools.codecs.registry import steps_of
-from ckpttools.codecs.streams import ByteRange
+from ckpttools.codecs.sharding import Shard
+from ckpttools.codecs.streams import ByteRange, Reading
 from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.examine import examine
 from ckpttools.stores.memory import Bytes
 
@@ -152,9 +155,12 @@ def test_frames_of_zstd(parts, checksum, sized, data):
     frames = [compressor.compress(part) for part in parts]
     frames.append(bytes.fromhex("5f2a4d18") + (7).to_bytes(4, "little") + b"skipped")
     encoded = b"".join(frames)
-    ends = {sum(map(len, frames[:count])) for count in range(1, len(frames) + 1)}
+    lengths = [*map(len, parts), 0]
+    ends = {sum(map(len, frames[:n])): sum(lengths[:n]) for n in range(1, len(frames) + 1)}
     for length in (*ends, data.draw(st.integers(0, len(encoded) - 1))):
-        assert whole(encoded[:length], ["zstd"], 0) is (length in ends)
+        assert whole(encoded[:length], ["zstd"], ends.get(length, 0)) is (length in ends)
+        wrong = ends.get(length, 0) + data.draw(st.integers(1, 9))
+        assert not (sized and whole(encoded[:length], ["zstd"], wrong))
 
 
 def test_a_stream_of_zstd():
@@ -162,8 +168,64 @@ def test_a_stream_of_zstd():
     with zstandard.ZstdCompressor().stream_writer(out, closefd=False) as writer:
         for _ in range(40):
             writer.write(values_of(F32, (5000,)).tobytes())
-    assert whole(out.getvalue(), ["zstd"], 0)
-    assert not whole(out.getvalue()[:-2], ["zstd"], 0)
+    assert whole(out.getvalue(), ["zstd"], 800_000)
+    assert not whole(out.getvalue()[:-2], ["zstd"], 800_000)
+
+
+RAW = bytes(range(256)) * 64
+ZSTD_CHUNKS = {
+    "good": [RAW],
+    "two frames": [RAW[:8192], RAW[8192:]],
+    "skipped": [RAW, None],
+    "too short": [RAW[:-4]],
+    "too long": [RAW + b"x" * 8],
+    "twice": [RAW, RAW],
+    "zeros": [bytes(1 << 26)],
+    "little": [RAW[:3]],
+    "none": [b""],
+}
+GZIP_CHUNKS = {
+    "good": gzip.compress(RAW),
+    "two members": gzip.compress(RAW[:8000]) + gzip.compress(RAW[8000:]),
+    "zeros behind": gzip.compress(RAW) + bytes(8),
+    "other bytes behind": gzip.compress(RAW) + b"junk",
+    "too short": gzip.compress(RAW[:-4]),
+    "too long": gzip.compress(RAW[:8000]) + gzip.compress(RAW + b"x"),
+    "cut": gzip.compress(RAW)[:-4],
+    "cut member": gzip.compress(RAW[:8000]) + gzip.compress(RAW[8000:])[:-4],
+    "zeros": gzip.compress(bytes(1 << 22)),
+}
+READABLE = {"good", "two frames", "skipped", "two members", "zeros behind"}
+
+
+def test_what_is_sound_can_be_read_and_the_rest_cannot():
+    """Also as a piece of a shard; the doctor and whoever reads are of one opinion."""
+    frame = zstandard.ZstdCompressor().compress
+    skipped = bytes.fromhex("502a4d1804000000") + b"abcd"
+    chunks = {
+        name: ("zstd", b"".join(skipped if part is None else frame(part) for part in parts))
+        for name, parts in ZSTD_CHUNKS.items()
+    }
+    for name, (codec, data) in [*chunks.items(), *((name, ("gzip", it)) for name, it in GZIP_CHUNKS.items())]:
+        steps = steps_of([{"name": codec}])
+        coding = Coding((len(RAW),), DTYPES["uint8"], (0,), codecs=steps)
+        stored = ByteRange(Bytes("", data), 0, len(data))
+        assert (coding.is_whole(stored), reads(coding, stored)) == (name in READABLE,) * 2, (codec, name)
+        index = (0).to_bytes(8, "little") + len(data).to_bytes(8, "little")
+        shard = data + index + google_crc32c.value(index).to_bytes(4, "little")
+        in_shard = ByteRange(Bytes("", shard), 0, len(shard))
+        assert Shard((1,), (0,), False).is_whole(in_shard, coding) == (name in READABLE), (codec, name)
+
+
+def reads(coding: Coding, stored: ByteRange) -> bool:
+    reading = Reading(coding.decoded(stored, coding.shape), coding.nbytes)
+    out = bytearray(coding.nbytes)
+    try:
+        reading.fill(memoryview(out))
+        reading.finish()
+    except CheckpointError:
+        return False
+    return out == RAW
 
 
 def test_codecs_that_nobody_knows_are_left_in_peace():

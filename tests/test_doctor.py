@@ -114,6 +114,15 @@ class TestSound:
         group.create_array("a/b", shape=(8, 4), chunks=(4, 4), dtype="f4")[:4] = 1
         assert told(tmp_path / "z") == {("info", "chunks")}
 
+    def test_one_that_is_written_here_has_all_chunks(self, tmp_path):
+        """Reading refuses one that lacks any, and sends the user to the doctor."""
+        assert ckpt("convert", "to-zarr3", HF, tmp_path / "z").exit_code == 0
+        assert told(tmp_path / "z") == set()
+        chunk = next(path for path in sorted(tmp_path.glob("z/**/c/0*")) if path.is_file())
+        chunk.unlink()
+        assert "`ckpt doctor" in ckpt("hash", tmp_path / "z").stderr
+        assert "chunks are missing" in only(tmp_path / "z", "chunks").what
+
 
 class TestOrbax:
     def item(self, tmp_path, created=None, use_ocdbt=True, **more):
@@ -729,7 +738,7 @@ class TestCommand:
         output = self.run(ORBAX / "unfinished_commit_file").output
         assert "error  " in output and "  why   " in output and "  next  " in output
         assert output.endswith("1 error\n")
-        assert self.run(ORBAX / "standard").output.endswith("healthy: nothing found\n")
+        assert self.run(ORBAX / "standard").output.endswith("healthy: nothing found; values were not read\n")
 
     def test_json(self):
         report = json.loads(self.run(ORBAX / "unfinished_commit_file", "--json").output)

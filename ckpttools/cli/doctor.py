@@ -114,7 +114,7 @@ def _lines(finding: Finding) -> Iterator[str]:
 
 def _verdict(diagnosis: Diagnosis) -> str:
     if not diagnosis.findings:
-        return "healthy: nothing found"
+        return "healthy: nothing found; values were not read"
     levels = [each.level for each in diagnosis.findings]
     parts = [counted(levels.count(level), level) for level in ("error", "warning", "info") if level in levels]
     return ("no errors, " if diagnosis.healthy else "") + ", ".join(parts)

@@ -92,7 +92,9 @@ class Codec:
         return FormatError(f"the {self.kind} data is damaged", got=reason)
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
-        """Whether nothing tells that the data is cut or something else. Decodes nothing, reads little.
+        """Whether nothing tells that the data is cut or something else.
+
+        Reads little, and decodes only where what is read says something else than is wanted.
 
         Args:
             chunk: as it is stored; not empty.

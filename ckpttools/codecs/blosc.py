@@ -34,5 +34,7 @@ class Blosc(Codec):
         return tensorstore.decoded_bytes({"id": "blosc"}, data, nbytes) if nbytes else memoryview(b"")
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
-        """Its header says the length of all."""
-        return chunk.nbytes >= _HEADER and chunk.number(_LENGTH_AT, 4) == chunk.nbytes
+        """Its header says the length of all, and that of what it decodes to."""
+        if chunk.nbytes < _HEADER or chunk.number(_LENGTH_AT, 4) != chunk.nbytes:
+            return False
+        return decoded is None or chunk.number(_DECODED_AT, 4) == decoded

@@ -99,7 +99,7 @@ class Coding:
         return self._sizes[-1]
 
     def is_whole(self, chunk: ByteRange) -> bool:
-        """Whether nothing tells that a piece is cut or something else. Nothing is decoded.
+        """Whether nothing tells that a piece is cut or something else: see `Codec.is_whole`.
 
         Raises:
             FormatError, StorageError: the file cannot be read.

@@ -7,14 +7,15 @@ import zlib
 from dataclasses import dataclass
 
 from ckpttools.codecs.base import Codec, Decoder
-from ckpttools.codecs.streams import READ_BYTES, ByteRange, Stream
+from ckpttools.codecs.streams import READ_BYTES, ByteRange, Fetched, Reading, Stream
+from ckpttools.core.errors import FormatError
 
 _MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
 class Gzip(Codec):
-    """gzip; both writers of zarr make one member of a chunk."""
+    """gzip, of one member as both writers of zarr make it, or of several, with zeros behind them or not."""
 
     zarr3 = zarr2 = "gzip"
 
@@ -27,10 +28,21 @@ class Gzip(Codec):
         return Decoder(self, reader, EOFError, OSError, zlib.error)
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
-        """The last four bytes are the number of decoded ones."""
+        """The last four bytes are the number of decoded ones; where they are not, only decoding can tell."""
         if chunk.part(0, len(_MAGIC)) != _MAGIC:
             return False
-        return decoded is None or chunk.number(chunk.nbytes - 4, 4) == decoded % (1 << 32)
+        if decoded is None or chunk.number(chunk.nbytes - 4, 4) == decoded % (1 << 32):
+            return True
+        return self._decodes_to(chunk, decoded)
+
+    def _decodes_to(self, chunk: ByteRange, nbytes: int) -> bool:
+        reading = Reading(self.decoded(Fetched(chunk), nbytes), nbytes)
+        try:
+            reading.skip(nbytes, memoryview(bytearray(min(nbytes, READ_BYTES))))
+            reading.finish()
+        except FormatError:
+            return False
+        return True
 
 
 @dataclass(frozen=True)

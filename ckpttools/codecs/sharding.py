@@ -105,18 +105,17 @@ class Shard:
         return self._place(stored, self._index(stored), number)
 
     def is_whole(self, stored: ByteRange, coding: Coding) -> bool:
-        """Whether a shard has a sound index, and room for all pieces that this names.
+        """Whether a shard has a sound index, room for all pieces that this names, and whole ones.
 
         Raises:
-            StorageError: the file cannot be read.
+            FormatError, StorageError: the file cannot be read.
         """
         try:
             index = self._index(stored)
             places = [self._place(stored, index, number) for number in range(self.pieces)]
         except FormatError:
             return False
-        lengths = {place.nbytes for place in places if place is not None}
-        return coding.stored_nbytes is None or lengths <= {coding.stored_nbytes}
+        return all(place is None or coding.is_whole(place) for place in places)
 
     def _index(self, stored: ByteRange) -> bytes:
         nbytes = self.index_bytes

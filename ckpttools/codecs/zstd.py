@@ -58,11 +58,18 @@ class Zstd(Codec):
         return Decoder(self, reader, zstandard.ZstdError)
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
-        """Walks its blocks, which say their lengths (RFC 8878): 3 bytes for at most 128 KiB of elements."""
+        """Walks its blocks, which say their lengths (RFC 8878): 3 bytes for at most 128 KiB of elements.
+
+        Frames may state the length of their content; together these must be what is wanted.
+        """
         position: int | None = 0
+        stated, all_state = 0, True
         while position is not None and position < chunk.nbytes:
-            position = _after_frame(chunk, position)
-        return position == chunk.nbytes
+            content, position = _content_bytes(chunk, position), _after_frame(chunk, position)
+            stated, all_state = stated + (content or 0), all_state and content is not None
+        if position != chunk.nbytes or decoded is None:
+            return position == chunk.nbytes
+        return stated == decoded if all_state else stated <= decoded
 
     @property
     def zarr3_spec(self) -> Spec:
@@ -82,6 +89,17 @@ class Zstd(Codec):
 
         # A compressor must not serve two threads; making one takes microseconds, a chunk milliseconds.
         return zstandard.ZstdCompressor(level=self.level or DEFAULT_LEVEL).compress(data)
+
+
+def _content_bytes(chunk: ByteRange, position: int) -> int | None:
+    """What the frame at a position states of the length of its content; None if it does not."""
+    if chunk.number(position, 4) != _FRAME:
+        return 0  # one that is skipped
+    flags = chunk.number(position + 4, 1) or 0
+    is_single, dictionary = bool(flags & 0x20), (0, 1, 2, 4)[flags & 3]
+    size = (int(is_single), 2, 4, 8)[flags >> 6]
+    stated = chunk.number(position + 5 + (not is_single) + dictionary, size) if size else None
+    return stated + 256 if stated is not None and size == 2 else stated
 
 
 def _after_frame(chunk: ByteRange, position: int) -> int | None:

@@ -23,7 +23,7 @@ _DENIED = "may not be read"
 POINTER = "are Git LFS pointers, not the data"
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _LONGEST_POINTER = 1024
-_SHARD = "are cut, or are something else: the index of the shard is none, or names more than there is"
+_SHARD = "are cut, or are something else: no index, one that names more than there is, or pieces that are cut"
 
 
 @dataclass(frozen=True, slots=True)

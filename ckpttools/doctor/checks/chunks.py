@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.arrays import array_findings
 from ckpttools.doctor.base import Check, Finding, told
-from ckpttools.doctor.scene import Directory, Item, Scene
+from ckpttools.doctor.scene import Directory, Item, Scene, json_or_error
+from ckpttools.formats.zarr.read import may_leave_out
+from ckpttools.formats.zarr.zarr3 import DOCUMENT
 from ckpttools.stores.place import Place
 
 
@@ -20,8 +22,10 @@ def _look(scene: Scene) -> Iterator[Finding]:
 
 
 def _hierarchy(place: Place) -> Iterator[Finding]:
-    """Plain zarr leaves out chunks of the fill value, so missing ones are no fault."""
-    item = Item(Directory(place, (), ()), place, may_leave_out=True)
+    """Plain zarr leaves out chunks of the fill value; where a hierarchy is one of ours, none are missing."""
+    root = json_or_error(place / DOCUMENT)
+    leaves_out = not isinstance(root, CheckpointError) and may_leave_out(root)
+    item = Item(Directory(place, (), ()), place, may_leave_out=leaves_out)
     if isinstance(item.database, CheckpointError):
         yield told(item.database, place)
     else:

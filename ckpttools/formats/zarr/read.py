@@ -42,8 +42,7 @@ class Zarr3:
         root = _node(path)
         attributes = root.get("attributes", {})
         described = attributes.get(flat.ENTRY)
-        # Zarr leaves out chunks that hold nothing but the fill value; here none is ever left out.
-        arrays = Arrays(path, Files(path), True, may_be_left_out=described is None)
+        arrays = Arrays(path, Files(path), True, may_be_left_out=may_leave_out(root))
         names = list(_arrays_below(path, root))
         require_room(len(names), 0, path)
         metadata = Metadata(format=self.name, custom=attributes, place=str(path))
@@ -76,6 +75,15 @@ class Zarr3:
 
 
 FORMAT = Zarr3()
+
+
+def may_leave_out(root: Mapping[str, Any]) -> bool:
+    """Whether a hierarchy with this `zarr.json` may lack chunks that hold nothing but the fill value.
+
+    Zarr leaves these out; what is written here has all of them.
+    """
+    attributes = root.get("attributes")
+    return not (isinstance(attributes, dict) and attributes.get(flat.ENTRY) is not None)
 
 
 def _joined(name: Path) -> str:
