@@ -30,7 +30,7 @@ def array(*shape):
 
 
 def words(*shape):
-    """As states of random number generators are kept."""
+    """As states of random number generators and counters are kept."""
     return Constant(shape, DTYPES["uint32"], bytes(4))
 
 
@@ -278,7 +278,7 @@ class TestFlavours:
     ],
 )
 def test_roles(path, wanted):
-    leaf = words() if "rngs" in path else array()
+    leaf = words() if {"rngs", "step"} & {*path} else array()
     assert role(Tree({path: leaf}), path) == wanted
 
 
