@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import prod
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.core.errors import CoverageError, listing, near_names
+from ckpttools.core.errors import CoverageError, MappingError, listing, near_names
 from ckpttools.core.region import Shape
 from ckpttools.core.text import folded
 from ckpttools.core.wording import option
@@ -19,6 +20,8 @@ from ckpttools.quantized.weights import is_scale, quantized
 _MOST_LINES = 200
 # Words in the names of what a model works out anew, and stores all the same.
 _BUFFERS = ("rotary", "inv_freq", "mask")
+# Of one row; the largest models have some 130,000, layers times experts.
+_MOST_KEYS = 1 << 20
 _CHECK = "check that config.json belongs to these weights"
 
 
@@ -100,6 +103,7 @@ def check_coverage(
         NotCoveredError: with every missing, left-over and misshapen array.
     """
     lengths = lengths_of(sizes)
+    _require_countable(wanted, sizes, place)
     sides = {key: each.side for each in wanted for key in each.side.keys(lengths)}
     missing = [key for key in sides if key not in arrays]
     extra = [key for key in arrays if key not in sides]
@@ -142,6 +146,21 @@ def check_coverage(
         place=place,
         hint="; ".join(hints) or _CHECK,
     )
+
+
+def _require_countable(wanted: Sequence[Expected], sizes: Mapping[str, Size], place: str) -> None:
+    """Refuses a configuration whose numbers ask for more names than can be listed."""
+    for each in wanted:
+        axes = each.side.key.axes
+        if prod(sizes[axis].length for axis in axes) > _MOST_KEYS:
+            size = max((sizes[axis] for axis in axes), key=lambda size: size.length)
+            raise MappingError(
+                "no model has so many arrays",
+                place=place,
+                got=f"{size.length} by {size.source}",
+                wanted=f"at most {_MOST_KEYS} arrays of one kind",
+                hint=f"check {size.source}",
+            )
 
 
 def _is_part(key: str, array: LazyArray, sides: Collection[str]) -> bool:
