@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, is_typeddict
 
 import ckpttools
@@ -154,7 +155,7 @@ def _described(public: Any) -> Iterator[str]:
         elif section[1] in ("Returns", "Yields"):
             yield from (f"**{section[1]}** {_one_line(inspect.cleandoc(rest))}", "")
         else:
-            yield from (f"**{section[1]}**", "", *_entries(inspect.cleandoc(rest), public), "")
+            yield from (f"**{section[1]}**", "", *_entries(textwrap.dedent(rest), public), "")
 
 
 def _paragraph(text: str) -> Iterator[str]:
@@ -186,10 +187,19 @@ def _groups(public: Any, name: str) -> Iterator[type]:
 
 
 def _lineage(group: Any) -> Iterator[Any]:
-    """A group of keyword arguments, and those that it extends."""
-    yield group
-    for each in getattr(group, "__orig_bases__", ()):
-        yield from _lineage(each)
+    """The groups whose keyword arguments a group has; before Python 3.12 none says what it extends."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("ckpttools.api.")]
+    groups = {id(each): each for module in modules for each in vars(module).values() if is_typeddict(each)}
+    inside = [each for each in groups.values() if each.__annotations__.keys() <= group.__annotations__.keys()]
+    keys = list(group.__annotations__)
+    own = {id(each): _own_keys(each, inside) for each in inside}
+    yield from sorted((e for e in inside if own[id(e)]), key=lambda e: min(map(keys.index, own[id(e)])))
+
+
+def _own_keys(group: Any, groups: Iterable[Any]) -> set[str]:
+    """The keys that no smaller group has."""
+    smaller = (each for each in groups if each.__annotations__.keys() < group.__annotations__.keys())
+    return set(group.__annotations__).difference(*(each.__annotations__ for each in smaller))
 
 
 def _attributes(group: Any) -> str:
@@ -198,7 +208,7 @@ def _attributes(group: Any) -> str:
     _, _, attributes = (
         (inspect.getdoc(group) or "").partition("Attributes:\n") if documented else ("", "", "")
     )
-    return inspect.cleandoc(attributes)
+    return textwrap.dedent(attributes)
 
 
 def _one_line(text: str) -> str:

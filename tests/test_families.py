@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.hf_models import llama_shapes
 
 from ckpttools.array.nodes import Stored
 from ckpttools.core.dtypes import DTYPES
@@ -40,32 +41,6 @@ def config_of(family, **fields):
         "vocab_size": 14,
         "tie_word_embeddings": False,
     } | fields
-
-
-def hf_shapes(c):
-    """What transformers' own models of these families hold."""
-    embed, mlp, dim = c["hidden_size"], c["intermediate_size"], c["head_dim"]
-    query, key = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
-    layer = {
-        "input_layernorm.weight": (embed,),
-        "post_attention_layernorm.weight": (embed,),
-        "mlp.gate_proj.weight": (mlp, embed),
-        "mlp.up_proj.weight": (mlp, embed),
-        "mlp.down_proj.weight": (embed, mlp),
-        "self_attn.q_proj.weight": (query, embed),
-        "self_attn.k_proj.weight": (key, embed),
-        "self_attn.v_proj.weight": (key, embed),
-        "self_attn.o_proj.weight": (embed, query),
-    }
-    if c["model_type"] == "qwen2":
-        layer |= {f"self_attn.{n}_proj.bias": (s,) for n, s in zip("qkv", (query, key, key), strict=True)}
-    if c["model_type"] == "qwen3":
-        layer |= {f"self_attn.{n}_norm.weight": (dim,) for n in "qk"}
-    shapes = {"model.embed_tokens.weight": (c["vocab_size"], embed), "model.norm.weight": (embed,)}
-    shapes |= {} if c["tie_word_embeddings"] else {"lm_head.weight": (c["vocab_size"], embed)}
-    for number in range(c["num_hidden_layers"]):
-        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
-    return shapes
 
 
 def weights(shapes, seed=0):
@@ -109,7 +84,7 @@ SCANS = st.sampled_from((None, 0, 1, 2))
 @given(config=configs(), axis=SCANS)
 def test_there_and_back_restores_every_bit(config, axis):
     table = bound(config, axis)
-    tensors = weights(hf_shapes(config))
+    tensors = weights(llama_shapes(config))
     there = table.to_left(lazy(tensors))
     assert all(note.exact for note in there.values)
     back = table.to_right(there.arrays)
@@ -122,7 +97,7 @@ def test_there_and_back_restores_every_bit(config, axis):
 @given(config=configs(exact=False), axis=SCANS)
 def test_there_and_back_is_at_most_one_ulp_off_where_that_is_said(config, axis):
     table = bound(config, axis)
-    tensors = weights(hf_shapes(config))
+    tensors = weights(llama_shapes(config))
     there = table.to_left(lazy(tensors))
     inexact = {note.key for note in there.values if not note.exact}
     back = table.to_right(there.arrays).arrays
@@ -137,7 +112,7 @@ def test_there_and_back_is_at_most_one_ulp_off_where_that_is_said(config, axis):
 def test_a_hundred_layers():
     config = config_of("llama", num_hidden_layers=100, hidden_size=3, vocab_size=2, intermediate_size=1)
     table = bound(config, 1)
-    tensors = weights(hf_shapes(config))
+    tensors = weights(llama_shapes(config))
     there = table.to_left(lazy(tensors)).arrays
     stacked = there["decoder.layers.mlp.wi_0.kernel"]
     assert stacked.shape == (3, 100, 1)
@@ -197,7 +172,7 @@ def maxtext(config, tensors, interleaved):
 def test_left_arrays_are_what_numpy_makes_of_them(config, axis):
     interleaved = "rope_scaling" in config or "rope_parameters" in config
     table = bound(config, axis)
-    tensors = weights(hf_shapes(config), seed=1)
+    tensors = weights(llama_shapes(config), seed=1)
     wanted = maxtext(config, tensors, interleaved)
     got = table.to_left(lazy(tensors)).arrays
     if axis is not None:
@@ -215,7 +190,7 @@ def test_left_arrays_are_what_numpy_makes_of_them(config, axis):
 @pytest.mark.parametrize("absent", ["head_dim", "num_key_value_heads", "intermediate_size", "vocab_size"])
 def test_fields_that_old_configurations_lack(family, absent):
     config = config_of(family, num_key_value_heads=4)
-    tensors = lazy(weights(hf_shapes(config)))
+    tensors = lazy(weights(llama_shapes(config)))
     full = family_named(family).table(config, "c").to_left(tensors)
     for silent in ({k: v for k, v in config.items() if k != absent}, config | {absent: None}):
         made = family_named(family).table(silent, "c").to_left(tensors)
@@ -228,7 +203,7 @@ def test_fields_that_old_configurations_lack(family, absent):
 @pytest.mark.parametrize("rope", LLAMA3_ROPES)
 def test_a_llama3_rope_reorders_query_and_key(rope):
     halves, neighbours = config_of("llama"), config_of("llama", **rope)
-    tensors = lazy(weights(hf_shapes(halves)))
+    tensors = lazy(weights(llama_shapes(halves)))
     one = bound(halves).to_left(tensors).arrays
     other = bound(neighbours).to_left(tensors).arrays
     differ = {key for key in one if one[key].read().tobytes() != other[key].read().tobytes()}
@@ -247,21 +222,21 @@ def test_other_ropes_keep_halves(rope):
 
 def test_an_odd_head_cannot_be_interleaved():
     config = config_of("llama", head_dim=3, **LLAMA3_ROPES[0])
-    shapes = hf_shapes(config)
+    shapes = llama_shapes(config)
     with pytest.raises(CheckpointError):
         bound(config).to_left({key: Stored(shape, BF16, Refusing(key), 0) for key, shape in shapes.items()})
 
 
 def test_rotary_buffers_of_old_checkpoints_are_dropped():
     config = config_of("llama")
-    tensors = lazy(weights(hf_shapes(config) | {"model.layers.1.self_attn.rotary_emb.inv_freq": (2,)}))
+    tensors = lazy(weights(llama_shapes(config) | {"model.layers.1.self_attn.rotary_emb.inv_freq": (2,)}))
     mapped = bound(config).to_left(tensors)
     assert mapped.dropped == ("model.layers.1.self_attn.rotary_emb.inv_freq",)
 
 
 def test_a_tied_model_with_a_head_says_why_it_is_refused():
     config = config_of("qwen3")
-    tensors = lazy(weights(hf_shapes(config)))
+    tensors = lazy(weights(llama_shapes(config)))
     tied = config | {"tie_word_embeddings": True}
     with pytest.raises(CoverageError) as caught:
         bound(tied).to_left(tensors)
@@ -274,7 +249,7 @@ def test_a_tied_model_with_a_head_says_why_it_is_refused():
 @pytest.mark.parametrize("family", BUILT_IN)
 def test_a_wrong_configuration_names_field_and_array(family):
     config = config_of(family)
-    tensors = lazy(weights(hf_shapes(config)))
+    tensors = lazy(weights(llama_shapes(config)))
     wrong = config | {"hidden_size": 8}
     with pytest.raises(CoverageError) as caught:
         bound(wrong).to_left(tensors)
@@ -286,7 +261,7 @@ def test_a_wrong_configuration_names_field_and_array(family):
 @given(config=configs())
 def test_bfloat16_models_say_what_the_scale_does(config):
     table = bound(config)
-    tensors = {key: stored(noise(s, BF16), BF16, key) for key, s in hf_shapes(config).items()}
+    tensors = {key: stored(noise(s, BF16), BF16, key) for key, s in llama_shapes(config).items()}
     notes = table.to_left(tensors).values
     assert bool(notes) == (config["model_type"] in ("llama", "mistral"))
     assert all("query" in note.key and note.exact for note in notes)

@@ -8,14 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Unpack
 
 from ckpttools.api.sources import (
-    DEFAULT_MEMORY,
     Looking,
-    Observe,
-    Reading,
+    Scanning,
     Source,
     looking,
     opened,
-    read_options,
 )
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
@@ -100,10 +97,7 @@ def diff(
     family: str | None = None,
     rope_layout: str | None = None,
     padding_rows: str | None = None,
-    memory: int | str = DEFAULT_MEMORY,
-    jobs: int | None = None,
-    observe: Observe | None = None,
-    **reading: Unpack[Reading],
+    **common: Unpack[Scanning],
 ) -> DiffReport:
     """Compares two checkpoints of any format and layout number by number.
 
@@ -124,10 +118,7 @@ def diff(
             configuration implies.
         padding_rows: whether rows that MaxText has beyond the vocabulary of Hugging Face's side count:
             "keep" or "drop"; None for those that are not zeros.
-        memory: bytes that may be resident at most, as a number or as text: "4GiB".
-        jobs: workers at a time; None for one for each core, 16 at most.
-        observe: called with the bytes that were read and with all that will be.
-        reading: how a path is opened, see `ckpttools.api.sources.Reading`.
+        common: `ckpttools.api.sources.Scanning`.
 
     Raises:
         CheckpointError: one of them cannot be read, the memory is too small, or no array matches.
@@ -135,9 +126,8 @@ def diff(
     options = AlignOptions(
         ModelOptions(family, rope_layout), None if like is None else parse(like), padding_rows
     )
-    with looking(memory, jobs, observe) as look:
-        read = read_options(reading)
-        trees = opened(a, read), opened(b, read)
+    with looking(common) as look:
+        trees = opened(a, look.read), opened(b, look.read)
         both = aligned(*trees, options)
         chosen = without_padding(_chosen(both, filter), padding_rows, look.memory)
         found = _compared(chosen, look, Tolerances(atol, rtol, ulp), ignore_dtype)

@@ -8,14 +8,11 @@ from typing import Unpack
 
 from ckpttools.api.beside import check_beside
 from ckpttools.api.sources import (
-    DEFAULT_MEMORY,
-    Observe,
-    Reading,
+    Scanning,
     Source,
     looking,
     opened,
     place_of,
-    read_options,
 )
 from ckpttools.api.verification import conversion_options
 from ckpttools.array.tree import Tree
@@ -82,10 +79,7 @@ def hash(
     filter: str = "*",
     per_layer: bool = True,
     parameters: bool = False,
-    memory: int | str = DEFAULT_MEMORY,
-    jobs: int | None = None,
-    observe: Observe | None = None,
-    **reading: Unpack[Reading],
+    **common: Unpack[Scanning],
 ) -> HashReport:
     """Digests of every array, of all parameters, and of everything, which no format or layout changes.
 
@@ -100,10 +94,7 @@ def hash(
         filter: shell pattern of the names to hash.
         per_layer: stacked layers one by one; else as they are stored.
         parameters: these alone, without optimizer state, step and random states.
-        memory: bytes that may be resident at most, as a number or as text: "4GiB".
-        jobs: workers at a time; None for one for each core, 16 at most.
-        observe: called with the bytes that were read and with all that will be.
-        reading: how a path is opened, see `ckpttools.api.sources.Reading`.
+        common: `ckpttools.api.sources.Scanning`.
 
     Raises:
         CheckpointError: an array cannot be read, the memory is too small, or the manifest cannot be written.
@@ -115,8 +106,8 @@ def hash(
         check_name(parse(manifest))
     selection = Selection(filter, per_layer, parameters)
     conversion = conversion_options(family, rope_layout, tied, drop)
-    with looking(memory, jobs, observe) as look:
-        tree = opened(source, read_options(reading))
+    with looking(common) as look:
+        tree = opened(source, look.read)
         remarks: tuple[str, ...] = ()
         if names == "maxtext":
             from ckpttools.compare.conversion import in_maxtext_names

@@ -7,15 +7,12 @@ from typing import Unpack
 
 from ckpttools.api.beside import check_beside
 from ckpttools.api.sources import (
-    DEFAULT_MEMORY,
     Looking,
-    Observe,
-    Reading,
+    Scanning,
     Source,
     looking,
     opened,
     place_of,
-    read_options,
 )
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import DestinationExistsError, StorageError
@@ -57,10 +54,7 @@ def report(
     *,
     stats: bool = True,
     overwrite: bool = False,
-    memory: int | str = DEFAULT_MEMORY,
-    jobs: int | None = None,
-    observe: Observe | None = None,
-    **reading: Unpack[Reading],
+    **common: Unpack[Scanning],
 ) -> Page:
     """Makes a page that shows where bytes are, how norms run over layers, and how elements are distributed.
 
@@ -69,10 +63,7 @@ def report(
         output: the file to write; None for none, `page.html` has it all.
         stats: whether every element is read once, for statistics; else no array is read.
         overwrite: whether another page of this name may be replaced.
-        memory: bytes that may be resident at most, as a number or as text: "4GiB".
-        jobs: workers at a time; None for one for each core, 16 at most.
-        observe: called with the bytes that were read and with all that will be.
-        reading: how a path is opened, see `ckpttools.api.sources.Reading`.
+        common: `ckpttools.api.sources.Scanning`.
 
     Raises:
         DestinationExistsError: something has the name that may not be replaced; nothing was read.
@@ -81,8 +72,8 @@ def report(
     place = None if output is None else parse(output)
     if place is not None:
         _check(place, place_of(source), overwrite)
-    with looking(memory, jobs, observe) as look:
-        tree = opened(source, read_options(reading))
+    with looking(common) as look:
+        tree = opened(source, look.read)
         html = _html(tree, look, stats=stats)
     if place is not None:
         _write(place, html)

@@ -22,6 +22,7 @@ Observe = Callable[[int, int], None]
 """Called with the bytes that were read so far and with all that will be: first of all with 0."""
 
 DEFAULT_MEMORY = "1GiB"
+_RESOURCES = ("memory", "jobs", "observe")
 
 
 class Reading(TypedDict, total=False):
@@ -36,6 +37,20 @@ class Reading(TypedDict, total=False):
     step: int | None
     max_header_bytes: int | str
     max_index_bytes: int | str
+
+
+class Scanning(Reading, total=False):
+    """What looking at all elements may take, and how paths are opened.
+
+    Attributes:
+        memory: bytes that may be resident at most, as a number or as text: "4GiB"; 1 GiB without it.
+        jobs: workers at a time; None for one for each core, 16 at most.
+        observe: called with the bytes that were read and with all that will be.
+    """
+
+    memory: int | str
+    jobs: int | None
+    observe: Observe | None
 
 
 def read_options(said: Mapping[str, Any]) -> ReadOptions:
@@ -92,11 +107,13 @@ class Looking:
         memory: bytes that may be resident at most.
         jobs: workers at a time.
         observe: is told how far it is; None for nobody.
+        read: how paths are opened.
     """
 
     memory: int
     jobs: int
     observe: Observe | None
+    read: ReadOptions
 
     def observer(self, total: int) -> Callable[[int], None]:
         """What to give to `ckpttools.run.scanning.scan` as `observe`, where so many bytes will be read."""
@@ -114,19 +131,20 @@ class Looking:
 
 
 @contextmanager
-def looking(memory: int | str, jobs: int | None, observe: Observe | None) -> Iterator[Looking]:
+def looking(said: Scanning) -> Iterator[Looking]:
     """What is opened inside the `with` counts as a part of the memory.
 
-    Args:
-        memory: bytes that may be resident at most, as a number or as text: "4GiB".
-        jobs: workers at a time; None for one for each core, 16 at most.
-        observe: is told how far it is.
-
     Raises:
-        UsageError: the memory is no size.
+        TypeError: something else is said.
+        UsageError: a text is no size.
     """
     from ckpttools.api.conversion import Resources
 
-    resources = Resources(parse_size(memory), jobs)
+    reading = {
+        name: value
+        for name, value in said.items()
+        if name not in Scanning.__annotations__ or name in Reading.__annotations__
+    }
+    resources = Resources(parse_size(said.get("memory", DEFAULT_MEMORY)), said.get("jobs"))
     with allowing(resources.memory):
-        yield Looking(resources.memory, resources.readers, observe)
+        yield Looking(resources.memory, resources.readers, said.get("observe"), read_options(reading))

@@ -6,13 +6,10 @@ from dataclasses import replace
 from typing import Unpack
 
 from ckpttools.api.sources import (
-    DEFAULT_MEMORY,
-    Observe,
-    Reading,
+    Scanning,
     Source,
     looking,
     opened,
-    read_options,
 )
 from ckpttools.core.errors import UsageError
 from ckpttools.inspect.stats import ArrayStats, StatsReport, inspect_stats, matching
@@ -27,10 +24,7 @@ def stats(
     sort: str | None = None,
     per_layer: bool = False,
     histogram: bool = False,
-    memory: int | str = DEFAULT_MEMORY,
-    jobs: int | None = None,
-    observe: Observe | None = None,
-    **reading: Unpack[Reading],
+    **common: Unpack[Scanning],
 ) -> StatsReport:
     """Extremes, mean, norm, zeros and NaN of every array; every element is read once.
 
@@ -40,18 +34,15 @@ def stats(
         sort: one of `SORTS`, largest first; None for the checkpoint's order.
         per_layer: also of every layer that is stacked in an array.
         histogram: also how the elements are spread over powers of two.
-        memory: bytes that may be resident at most, as a number or as text: "4GiB".
-        jobs: workers at a time; None for one for each core, 16 at most.
-        observe: called with the bytes that were read and with all that will be.
-        reading: how a path is opened, see `ckpttools.api.sources.Reading`.
+        common: `ckpttools.api.sources.Scanning`.
 
     Raises:
         CheckpointError: an array cannot be read, the memory is too small, or no array matches.
     """
     if sort is not None and sort not in SORTS:
         raise UsageError(f"nothing is sorted by {sort!r}", wanted="one of " + ", ".join(SORTS))
-    with looking(memory, jobs, observe) as look:
-        tree = opened(source, read_options(reading))
+    with looking(common) as look:
+        tree = opened(source, look.read)
         total = sum(array.nbytes for array in matching(tree, filter).values())
         report = inspect_stats(
             tree,

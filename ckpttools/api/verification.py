@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
 from ckpttools.api.sources import (
-    DEFAULT_MEMORY,
     Looking,
-    Observe,
-    Reading,
+    Scanning,
     Source,
     looking,
     opened,
-    read_options,
 )
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
@@ -82,10 +79,7 @@ def verify(
     filter: str = "*",
     per_layer: bool = True,
     parameters: bool = False,
-    memory: int | str = DEFAULT_MEMORY,
-    jobs: int | None = None,
-    observe: Observe | None = None,
-    **reading: Unpack[Reading],
+    **common: Unpack[Scanning],
 ) -> Verification:
     """Compares bit by bit with another checkpoint, or with the digests of a manifest.
 
@@ -104,10 +98,7 @@ def verify(
         filter: shell pattern of the names to compare.
         per_layer: stacked layers one by one; else as they are stored.
         parameters: these alone, without optimizer state, step and random states.
-        memory: bytes that may be resident at most, as a number or as text: "4GiB".
-        jobs: workers at a time; None for one for each core, 16 at most.
-        observe: called with the bytes that were read and with all that will be.
-        reading: how a path is opened, see `ckpttools.api.sources.Reading`.
+        common: `ckpttools.api.sources.Scanning`.
 
     Raises:
         CheckpointError: one of them cannot be read, the memory is too small, or the one cannot have become
@@ -120,11 +111,10 @@ def verify(
         raise UsageError("say what to compare with", wanted=wanted)
     said = _Said(conversion_options(family, rope_layout, tied, drop), cast, padding_rows)
     selection = Selection(filter, per_layer, parameters)
-    with looking(memory, jobs, observe) as look:
-        read = read_options(reading)
-        tree = opened(checkpoint, read)
+    with looking(common) as look:
+        tree = opened(checkpoint, look.read)
         if against is not None:
-            other = opened(against, replace(read, step=None))
+            other = opened(against, replace(look.read, step=None))
             return _bit_by_bit(tree, other, said, selection, look)
         return _by_digests(tree, parse(manifest or ""), said, selection, look)
 
