@@ -14,7 +14,7 @@ from support.trees import hugging_face, lazy, parameters_of, values_of
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted, spelled
-from ckpttools.compare.align import AlignOptions, aligned, as_maxtext
+from ckpttools.compare.align import AlignOptions, align, as_maxtext
 from ckpttools.compare.verify import compare
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, UnknownNameError
@@ -49,13 +49,13 @@ class TestHuggingFaceAgainstMaxText:
         hf = hugging_face(family)
         made = to_maxtext(hf, ToMaxText(scan=scan)).state
         if scan or family in BOTH_WAYS:
-            assert_equal(aligned(hf, made))
+            assert_equal(align(hf, made))
         if not scan or family in BOTH_WAYS:
-            assert_equal(aligned(made, hf))
+            assert_equal(align(made, hf))
 
     @SCANS
     def test_what_maxtext_itself_made(self, scan: bool):
-        both = aligned(hugging_face("llama3.1"), open_tree(golden_checkpoint(scan)))
+        both = align(hugging_face("llama3.1"), open_tree(golden_checkpoint(scan)))
         assert_equal(both)
         assert len(list(both.pairs)) == 39
         assert "A: names are mapped to MaxText's by the rows of family llama" in map(str, both.remarks)
@@ -67,7 +67,7 @@ class TestHuggingFaceAgainstMaxText:
         hf = hugging_face("llama3.1")
         leaves = {path: leaf for path, leaf in hf.items() if dotted(path) != missing}
         extra = lazy(np.ones(3, np.float32))
-        both = aligned(
+        both = align(
             Tree({**leaves, ("extra.weight",): extra}, hf.metadata), to_maxtext(hf, ToMaxText()).state
         )
         assert list(both.only_a) == ["extra.weight"]
@@ -79,7 +79,7 @@ class TestHuggingFaceAgainstMaxText:
         hf = hugging_face("qwen3-moe")
         gone = "model.layers.1.mlp.experts.0.up_proj.weight"
         leaves = {path: leaf for path, leaf in hf.items() if dotted(path) != gone}
-        both = aligned(Tree(leaves, hf.metadata), to_maxtext(hf, ToMaxText()).state)
+        both = align(Tree(leaves, hf.metadata), to_maxtext(hf, ToMaxText()).state)
         assert list(both.only_b) == ["decoder/layers_1/moe_block/wi_1"]
         assert all(".experts." in name and "up_proj" in name for name in both.only_a)
 
@@ -89,7 +89,7 @@ class TestHuggingFaceAgainstMaxText:
         wider = stored(noise((80, 64), DTYPES["bfloat16"]), DTYPES["bfloat16"])
         changed = {"model.embed_tokens.weight": longer, "model.layers.0.self_attn.q_proj.weight": wider}
         leaves = {path: changed.get(dotted(path), leaf) for path, leaf in hf.items()}
-        both = aligned(Tree(leaves, hf.metadata), to_maxtext(hf, ToMaxText()).state)
+        both = align(Tree(leaves, hf.metadata), to_maxtext(hf, ToMaxText()).state)
         assert not both.only_a and not both.only_b
         assert both.a["token_embedder/embedding"].shape == (300, 64)
         assert both.a["decoder/layers_0/self_attention/query/kernel"].shape == (64, 5, 16)
@@ -99,50 +99,48 @@ class TestHuggingFaceAgainstMaxText:
     def test_without_a_configuration_names_tell_the_family(self, family: str):
         hf = hugging_face(family)
         bare = hf.with_metadata(config=None)
-        both = aligned(bare, to_maxtext(hf, ToMaxText()).state)
+        both = align(bare, to_maxtext(hf, ToMaxText()).state)
         assert not both.only_a and not both.only_b
         assert any("there is no config.json" in str(each) for each in both.remarks)
 
     def test_the_configuration_may_be_said_or_carried(self, tmp_path: Path):
         hf = hugging_face("mistral-7b")
         bare, made = hf.with_metadata(config=None), to_maxtext(hf, ToMaxText()).state
-        assert_equal(aligned(bare, made, AlignOptions(like=GOLDEN / "mistral-7b" / "hf")))
-        assert_equal(aligned(bare, made, AlignOptions(ModelOptions("mistral"))))
+        assert_equal(align(bare, made, AlignOptions(like=GOLDEN / "mistral-7b" / "hf")))
+        assert_equal(align(bare, made, AlignOptions(ModelOptions("mistral"))))
         (tmp_path / "hf").mkdir()
         shutil.copy(GOLDEN / "mistral-7b" / "hf" / "config.json", tmp_path / "hf")
-        assert_equal(aligned(bare, made.with_metadata(place=str(tmp_path))))
+        assert_equal(align(bare, made.with_metadata(place=str(tmp_path))))
 
     def test_an_unknown_model_is_told_by_names(self):
         hf = hugging_face("qwen3")
         other = hf.with_metadata(config={**(hf.metadata.config or {}), "model_type": "something"})
-        assert_equal(aligned(other, to_maxtext(hf, ToMaxText()).state))
+        assert_equal(align(other, to_maxtext(hf, ToMaxText()).state))
 
     def test_nothing_in_common(self):
         made = to_maxtext(hugging_face("qwen3"), ToMaxText()).state
-        both = aligned(Tree({("x",): lazy(np.ones(2, np.float32))}), made)
+        both = align(Tree({("x",): lazy(np.ones(2, np.float32))}), made)
         assert list(both.only_a) == ["x"]
         assert not list(both.pairs)
 
     def test_bad_options(self):
         hf, made = hugging_face("qwen3"), to_maxtext(hugging_face("qwen3"), ToMaxText()).state
         with pytest.raises(UnknownNameError):
-            aligned(hf, made, AlignOptions(ModelOptions("qwen33")))
+            align(hf, made, AlignOptions(ModelOptions("qwen33")))
         with pytest.raises(CheckpointError, match="is not there"):
-            aligned(hf, made, AlignOptions(like="nowhere"))
+            align(hf, made, AlignOptions(like="nowhere"))
 
     def test_a_head_that_is_there_is_compared(self):
         hf = hugging_face("llama3.2-tied")
         head = hf["model.embed_tokens.weight",]
-        both = aligned(
-            Tree({**hf, ("lm_head.weight",): head}, hf.metadata), to_maxtext(hf, ToMaxText()).state
-        )
+        both = align(Tree({**hf, ("lm_head.weight",): head}, hf.metadata), to_maxtext(hf, ToMaxText()).state)
         assert list(both.only_a) == ["decoder/logits_dense/kernel"]
 
 
 class TestHuggingFaceAgainstHuggingFace:
     def test_equal_names(self):
         hf = hugging_face("llama3.1")
-        both = aligned(hf, open_tree(GOLDEN / "llama3.1" / "hf_sharded"))
+        both = align(hf, open_tree(GOLDEN / "llama3.1" / "hf_sharded"))
         assert_equal(both)
         assert both.remarks == ()
         assert "model.norm.weight" in both.a
@@ -158,27 +156,27 @@ class TestHuggingFaceAgainstHuggingFace:
         assert first.keys() != second.keys()
         if config:
             first = first.with_metadata(config=hf.metadata.config)
-        assert_equal(aligned(first, second))
-        assert_equal(aligned(second, first))
+        assert_equal(align(first, second))
+        assert_equal(align(second, first))
 
     def test_sizes_are_those_of_the_configuration(self):
         hf = hugging_face("llama3.1")
-        assert aligned(hf, hf).sizes["head_dim"] == 16
+        assert align(hf, hf).sizes["head_dim"] == 16
         bare = hf.with_metadata(config=None)
-        assert aligned(bare, bare).sizes == {}
-        assert aligned(bare, bare, AlignOptions(like=GOLDEN / "llama3.1" / "hf")).sizes["head_dim"] == 16
+        assert align(bare, bare).sizes == {}
+        assert align(bare, bare, AlignOptions(like=GOLDEN / "llama3.1" / "hf")).sizes["head_dim"] == 16
 
     def test_bad_options(self):
         hf = hugging_face("qwen3")
         with pytest.raises(UnknownNameError):
-            aligned(hf, hf, AlignOptions(ModelOptions("qwen33")))
+            align(hf, hf, AlignOptions(ModelOptions("qwen33")))
         with pytest.raises(CheckpointError, match="is not there"):
-            aligned(hf, hf, AlignOptions(like="nowhere"))
+            align(hf, hf, AlignOptions(like="nowhere"))
 
     def test_a_missing_array(self):
         hf = hugging_face("gemma3")
         leaves = {path: leaf for path, leaf in hf.items() if "norm" not in dotted(path)}
-        both = aligned(hf, Tree(leaves, hf.metadata))
+        both = align(hf, Tree(leaves, hf.metadata))
         assert both.only_a and not both.only_b
 
 
@@ -186,12 +184,12 @@ class TestMaxTextAgainstMaxText:
     @pytest.mark.parametrize("family", FAMILIES)
     def test_scanned_against_unscanned(self, family: str):
         hf = hugging_face(family)
-        assert_equal(aligned(*(to_maxtext(hf, ToMaxText(scan=scan)).state for scan in (True, False))))
+        assert_equal(align(*(to_maxtext(hf, ToMaxText(scan=scan)).state for scan in (True, False))))
 
     def test_linen_against_nnx(self):
         tree = to_maxtext(hugging_face("qwen3"), ToMaxText()).state
         nnx = Tree({NNX.wrapped(path): array for path, array in view_of(tree).parameters.items()})
-        both = aligned(tree, nnx)
+        both = align(tree, nnx)
         assert_equal(both)
         assert {
             "A: the wrapping of parameters is left away: linen",
@@ -201,41 +199,41 @@ class TestMaxTextAgainstMaxText:
     def test_training_state_against_parameters(self):
         training = open_tree(TRAINED)
         stripped = training.pipe(StripOptimizer())
-        both = aligned(training, stripped)
+        both = align(training, stripped)
         assert_equal(both)
         assert not any("opt_state" in name for name in both.a)
         assert any(
             "A: left out, as only one of them is a training checkpoint" in str(each) for each in both.remarks
         )
-        whole = aligned(training, training)
+        whole = align(training, training)
         assert_equal(whole)
         assert any("opt_state" in name for name in whole.a)
 
     def test_random_states_of_one_side_are_left_out(self):
         training = open_tree(TRAINED)
         gone = next(path for path in training.arrays if "rngs" in path)
-        both = aligned(training, Tree({p: leaf for p, leaf in training.items() if p != gone}))
+        both = align(training, Tree({p: leaf for p, leaf in training.items() if p != gone}))
         assert_equal(both)
         assert any("as the other side has no such state" in str(each) for each in both.remarks)
 
     def test_flavours_of_training_state(self):
         training = open_tree(TRAINED)
         other = with_parameters(training, view_of(training).parameters, LINEN)
-        assert_equal(aligned(training, other))
+        assert_equal(align(training, other))
 
     @pytest.mark.parametrize("joint", ["/", "."])
     def test_names_that_were_joined(self, joint: str):
         tree = to_maxtext(hugging_face("qwen3"), ToMaxText()).state
         flat = Tree({(joint.join(map(str, path)),): leaf for path, leaf in tree.arrays.items()})
-        assert_equal(aligned(tree, flat))
-        assert_equal(aligned(hugging_face("qwen3"), flat))
+        assert_equal(align(tree, flat))
+        assert_equal(align(hugging_face("qwen3"), flat))
 
     def test_stacks_that_cannot_be_taken_apart(self):
         values = values_of("qwen3")
         scanned = dict(parameters_of(values, scan=True))
         path = next(path for path in scanned if spelled(path).endswith("mlp/wi_0/kernel"))
         scanned[path] = lazy(np.ones((64, 3, 128), np.float32))
-        both = aligned(Tree(scanned), Tree(scanned))
+        both = align(Tree(scanned), Tree(scanned))
         assert_equal(both)
         assert any("stacked layers are compared as they are stored" in str(each) for each in both.remarks)
 
@@ -264,7 +262,7 @@ class TestNothingIsLeftOutThatBothHave:
             {(name,): lazy(np.full(shape, number, dtype)) for name, (dtype, shape) in arrays.items()}
             for number in (1, 2)
         )
-        both = aligned(Tree({**self.WEIGHTS, **first}), Tree({**self.WEIGHTS, **second}))
+        both = align(Tree({**self.WEIGHTS, **first}), Tree({**self.WEIGHTS, **second}))
         assert what in {each.name for each in compare(both, **PLENTY)}
         assert not both.remarks
 
@@ -280,7 +278,7 @@ class TestNothingIsLeftOutThatBothHave:
                 "14 arrays (step, rng, model.layers.{0..2}.rngs.a, model.layers.{0..2}.rngs.b, 2 more)",
             ),
         ):
-            both = aligned(Tree(self.WEIGHTS), Tree({**self.WEIGHTS, **arrays}))
+            both = align(Tree(self.WEIGHTS), Tree({**self.WEIGHTS, **arrays}))
             assert_equal(both)
             assert list(map(str, both.remarks)) == [said + listed]
 
@@ -288,9 +286,7 @@ class TestNothingIsLeftOutThatBothHave:
 class TestOtherTrees:
     def test_paths_joined_otherwise(self):
         array = lazy(np.arange(6, dtype=np.float32))
-        both = aligned(
-            Tree({("a", "b", "c"): array, ("d",): array}), Tree({("a.b.c",): array, ("d",): array})
-        )
+        both = align(Tree({("a", "b", "c"): array, ("d",): array}), Tree({("a.b.c",): array, ("d",): array}))
         assert_equal(both)
         assert list(both.a) == ["a/b/c", "d"]
 

@@ -26,7 +26,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.codecs.zstd import Zstd
 from ckpttools.compare.deviation import Deviation, Tolerances
 from ckpttools.compare.diff import ArrayDiff, diff
-from ckpttools.compare.distances import numbers
+from ckpttools.compare.distances import as_doubles
 from ckpttools.compare.measure import deviation
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MemoryBudgetError
@@ -62,11 +62,11 @@ class TestUlps:
     def test_steps_are_those_among_all_numbers(self, dtype):
         """Counted off: the place in the sorted list of all numbers that the dtype has."""
         everything = values_of(dtype, 1 << dtype.bits)
-        truth = numbers(everything, dtype)
+        truth = as_doubles(everything, dtype)
         ranks = {number: rank for rank, number in enumerate(np.unique(truth[~np.isnan(truth)]))}
         random = np.random.default_rng(0)
         for a, b in random.choice(everything, (300, 2)):
-            x, y = numbers(np.array([a, b]), dtype)
+            x, y = as_doubles(np.array([a, b]), dtype)
             if not np.isnan(x) and not np.isnan(y):
                 found = deviation(np.array([a]), np.array([b]), (dtype, dtype))
                 assert found.max_ulp == abs(ranks[x] - ranks[y]), (x, y)
@@ -130,7 +130,7 @@ class TestMeasures:
             for each in [stored(values, dtype)]
         ]
         found = of_pair(*arrays)
-        x, y = (numbers(each.reshape(-1), dtype) for each, dtype in zip(truth, pair, strict=True))
+        x, y = (as_doubles(each.reshape(-1), dtype) for each, dtype in zip(truth, pair, strict=True))
         if {each.kind for each in pair} <= {"int", "uint"}:
             x, y = (
                 each.reshape(-1).view(d.numpy).astype(object) for each, d in zip(truth, pair, strict=True)
@@ -431,12 +431,12 @@ class TestCommand:
 
 DIFF = """
 import sys
-from ckpttools.compare.align import aligned
+from ckpttools.compare.align import align
 from ckpttools.api.conversion import open_checkpoint
 from ckpttools.compare.diff import diff
 from ckpttools.compare.explain import explain
 from ckpttools.run.memory import peak_bytes
-both = aligned(*(open_checkpoint(path) for path in sys.argv[2:]))
+both = align(*(open_checkpoint(path) for path in sys.argv[2:]))
 limits = {"memory": int(sys.argv[1]), "jobs": 2}
 found = explain(diff(both, **limits), both, **limits)
 print(sum(not each.is_equal for each in found), peak_bytes())

@@ -868,8 +868,8 @@ def test_pipes_among_data_files_are_not_waited_for(tmp_path, name):
 def test_a_check_is_one_file(tmp_path, monkeypatch):
     source = """
 from ckpttools.doctor.base import INFO, Check, Finding
-def look(scene):
-    yield Finding(INFO, str(scene.path), "hello", "because", "nothing")
+def look(inventory):
+    yield Finding(INFO, str(inventory.path), "hello", "because", "nothing")
 CHECK = Check("greeting", "says hello", look)
 """
     (tmp_path / "greeting.py").write_text(source)
@@ -884,7 +884,7 @@ CHECK = Check("greeting", "says hello", look)
 def test_a_check_that_fails_is_told(monkeypatch):
     (failing,) = [check for check in checks() if check.name == "items"]
 
-    def look(scene):
+    def look(inventory):
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr("ckpttools.doctor.examine.checks", lambda: (type(failing)("planted", "", look),))

@@ -18,12 +18,12 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.codecs.zstd import Zstd
-from ckpttools.compare.align import aligned
+from ckpttools.compare.align import align
 from ckpttools.compare.deviation import EXACT, Tolerances
 from ckpttools.compare.diff import ArrayDiff, diff
 from ckpttools.compare.explain import explain
 from ckpttools.compare.renames import moves
-from ckpttools.compare.reshape import reshaped, transposes
+from ckpttools.compare.reshape import reshape, transposes
 from ckpttools.compare.samples import in_memory
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.digest.pairing import Pairing
@@ -50,7 +50,7 @@ GATE, UP, DOWN = (f"mlp/{name}/kernel" for name in ("wi_0", "wi_1", "wo"))
 
 
 def compared(a: Tree, b: Tree, tolerances: Tolerances = EXACT) -> dict[str, ArrayDiff]:
-    both = aligned(a, b)
+    both = align(a, b)
     found = diff(both, tolerances, **PLENTY)
     return {each.name: each for each in explain(found, both, **PLENTY)}
 
@@ -418,7 +418,7 @@ def test_reshapes_and_transposes_are_numpys(shape: tuple[int, ...], seed: int, d
     truth = noise(shape, BF16, seed)
     array = stored(truth, BF16)
     target = data.draw(st.permutations(shape)) if len(shape) < 3 else (shape[0] * shape[1], *shape[2:])
-    made = reshaped(array, tuple(target))
+    made = reshape(array, tuple(target))
     if made is not None:
         assert np.array_equal(made.read().view(np.uint16), truth.reshape(target))
     for turned, _ in transposes(array, tuple(data.draw(st.permutations(shape)))):

@@ -29,7 +29,7 @@ from ckpttools.core.region import Region, grid_cell, grid_indices
 from ckpttools.digest import block_hasher, digest, digester
 from ckpttools.digest.block_hasher import BlockHasher, Room
 from ckpttools.digest.canonical import Selection, per_layer
-from ckpttools.digest.digest import algorithm_named, block_elements
+from ckpttools.digest.digest import algorithm_named, block_ends
 from ckpttools.digest.digester import Digester
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.stacks import assembled, cheapest_reads, wholes
@@ -464,7 +464,7 @@ def test_the_elements_of_a_block(shape, block):
     with blocks_of():
         truth = np.arange(int(np.prod(shape))).reshape(shape)
         block %= max(1, -(-truth.size * 4 // SMALL_BLOCK))
-        first, last = block_elements(shape, 4, block)
+        first, last = block_ends(shape, 4, block)
         assert truth[first] == block * SMALL_BLOCK // 4
         assert truth[last] == min(truth.size, (block + 1) * SMALL_BLOCK // 4) - 1
 

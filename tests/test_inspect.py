@@ -17,7 +17,7 @@ from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Empty, Metadata, Path, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
-from ckpttools.inspect.folding import Branch, fold, natural, ordered
+from ckpttools.inspect.folding import Branch, fold, natural, sort_arrays
 from ckpttools.inspect.tree import ArrayReport, Total, TreeReport, inspect_tree
 from ckpttools.inspect.warnings import TreeWarning
 from ckpttools.maxtext.layers import LayerGroup
@@ -264,10 +264,10 @@ def test_a_cut_tree_is_the_top_of_the_whole_one(lengths: dict[str, int], depth: 
 @given(TREES)
 def test_sorting_changes_the_order_only(lengths: dict[str, int]):
     arrays = reported({path: constant(2**length) for path, length in lengths.items()}).arrays
-    by_size = ordered(arrays, "size")
+    by_size = sort_arrays(arrays, "size")
     assert sorted(by_size, key=lambda each: each.path) == sorted(arrays, key=lambda each: each.path)
     assert all(a.nbytes >= b.nbytes for a, b in pairwise(by_size))
-    names = [natural(each.path) for each in ordered(arrays, "name")]
+    names = [natural(each.path) for each in sort_arrays(arrays, "name")]
     assert names == sorted(names)
 
 

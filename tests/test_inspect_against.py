@@ -24,7 +24,7 @@ from ckpttools.families.family import Family
 from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.against import against_family, against_tree
-from ckpttools.inspect.comparison import Comparison, Spec, arranged
+from ckpttools.inspect.comparison import ArraySpec, Comparison, arranged
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import row
 
@@ -81,9 +81,9 @@ class TestTrees:
 
     def test_sorted_by_size_and_by_name(self):
         shapes = {"w10": (2,), "w9": (2,), "b": (3, 5), "a": ()}
-        specs = tuple(Spec(name, shape, "int8") for name, shape in shapes.items())
-        unknown = Spec("c", None, None)
-        wide = Spec("d", (2,), "float64")
+        specs = tuple(ArraySpec(name, shape, "int8") for name, shape in shapes.items())
+        unknown = ArraySpec("c", None, None)
+        wide = ArraySpec("d", (2,), "float64")
         found = Comparison("x", 4, missing=(*specs, unknown), extra=(*specs, wide))
         assert [each.path for each in arranged(found, "size").missing] == ["b", "w9", "w10", "a", "c"]
         assert [each.path for each in arranged(found, "size").extra] == ["d", "b", "w9", "w10", "a"]
@@ -119,8 +119,8 @@ class TestFamilies:
         changed = Tree({**tree, (*top, "layers_1", "mlp", "wi_0", "kernel"): odd, (*top, "foo"): odd})
         config = config_of("llama3.1") if with_config else None
         found = against_family(changed, families()["llama"], config, "config.json")
-        assert found.missing == (Spec("decoder.layers_2.mlp.wo.kernel", (128, 64), None),)
-        assert found.extra == (Spec("decoder.foo", (64, 7), "bfloat16"),)
+        assert found.missing == (ArraySpec("decoder.layers_2.mlp.wo.kernel", (128, 64), None),)
+        assert found.extra == (ArraySpec("decoder.foo", (64, 7), "bfloat16"),)
         (different,) = found.different
         assert (different.path, different.got.shape, different.wanted.shape) == (
             "decoder.layers_1.mlp.wi_0.kernel",
@@ -145,13 +145,13 @@ class TestFamilies:
         tree = open_tree(GOLDEN / "llama3.1" / "hf")
         arrays = {path: leaf for path, leaf in tree.items() if ".layers.2." not in spelled(path)}
         found = against_family(Tree(arrays), families()["llama"])
-        assert found.missing == (Spec("model.layers.2.*", None, None),)
+        assert found.missing == (ArraySpec("model.layers.2.*", None, None),)
 
     def test_the_first_layer_that_is_not_there(self):
         tree = open_tree(GOLDEN / "llama3.1" / "hf")
         arrays = {path: leaf for path, leaf in tree.items() if ".layers.0." not in spelled(path)}
         found = against_family(Tree(arrays), families()["llama"])
-        assert found.missing == (Spec("model.layers.0.*", None, None),)
+        assert found.missing == (ArraySpec("model.layers.0.*", None, None),)
 
     @pytest.mark.parametrize(("number", "first"), [("{layer}", 0), ("{layer+1}", 1)])
     def test_which_layer_is_the_first_the_family_says(self, number: str, first: int):

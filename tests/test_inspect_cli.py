@@ -19,8 +19,8 @@ from support.places import GOLDEN, ORBAX
 
 from ckpttools.array.tree import spelled
 from ckpttools.cli.output import print_json
-from ckpttools.cli.table import TreeRow, tree
-from ckpttools.cli.tree_text import COLUMNS, numbers, shortened
+from ckpttools.cli.table import TreeRow, draw_tree
+from ckpttools.cli.tree_text import COLUMNS, amounts, shortened
 from ckpttools.core.text import printable
 from ckpttools.formats.registry import open_tree
 
@@ -329,7 +329,7 @@ class TestTree:
 
 
 def row(way, name, dtype, times, nbytes=2000):
-    return TreeRow((name, dtype, times, *numbers(1000, nbytes, 0.5)), way)
+    return TreeRow((name, dtype, times, *amounts(1000, nbytes, 0.5)), way)
 
 
 ROWS = st.builds(
@@ -346,8 +346,8 @@ ROWS = st.builds(
 def test_columns_are_aligned_or_given_up_in_order(rows: list[TreeRow], room: int | None):
     from click import unstyle
 
-    head, *lines = map(unstyle, tree(COLUMNS, rows, room))
-    whole = [unstyle(line) for line in tree(COLUMNS, rows, None)]
+    head, *lines = map(unstyle, draw_tree(COLUMNS, rows, room))
+    whole = [unstyle(line) for line in draw_tree(COLUMNS, rows, None)]
     fits = room is None or max(map(len, whole)) <= room
     if fits:
         assert [head, *lines] == whole
@@ -378,7 +378,7 @@ def test_a_row_that_is_too_long_goes_on_below_its_name():
     ]
     from click import unstyle
 
-    assert [unstyle(line) for line in tree(COLUMNS, rows, 60)] == [
+    assert [unstyle(line) for line in draw_tree(COLUMNS, rows, 60)] == [
         "                      dtype[shape]                     bytes",
         "decoder                                              2.00 kB",
         "├ wi_{0..1}/kernel",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ckpttools.array.scratch import Scratch
 from ckpttools.compare import ulp
 from ckpttools.compare.deviation import EXACT, Deviation, Tolerances
-from ckpttools.compare.distances import coarser, numbers, steps_between, steps_into
+from ckpttools.compare.distances import as_doubles, coarser, steps_between, steps_into
 from ckpttools.compare.measure import SCRATCH_BYTES, _of_part, block_elements, deviation
 from ckpttools.compare.ulp import IN_FLOAT32, deviation_in_float32
 from ckpttools.core.dtypes import DTYPES, DType
@@ -32,7 +32,7 @@ def finite(dtype: DType, seed: int, size: int) -> np.ndarray:
             if dtype.name != "float16"
             else (random.normal(0, 0.02, size).astype(np.float16).view(np.uint16))
         )
-    values = numbers(carriers, dtype)
+    values = as_doubles(carriers, dtype)
     # Not too large either: differences of the largest numbers are infinite in float32.
     return np.where(np.isfinite(values) & (np.abs(values) < 2.0**126), carriers, 0)
 
@@ -43,7 +43,7 @@ def pair(dtype: DType, seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     a, b = finite(dtype, seed, size), finite(dtype, seed + 3, size)
     near = a ^ random.integers(0, 8, size).astype(dtype.carrier)
     b = np.where(random.random(size) < 0.3, a, np.where(random.random(size) < 0.5, near, b))
-    values = numbers(b, dtype)
+    values = as_doubles(b, dtype)
     return a, np.where(np.isfinite(values) & (np.abs(values) < 2.0**126), b, a)
 
 
@@ -70,7 +70,7 @@ def test_exact_comparisons(dtype: DType, seed: int, size: int):
 def test_tolerances_by_a_hair(dtype: DType, seed: int, where: int, atol: str, rtol: str, ulp: int):
     """Tolerances that are just what two of the elements are apart."""
     a, b = pair(dtype, seed, 300)
-    x, y = (numbers(each[where : where + 1], dtype)[0] for each in (a, b))
+    x, y = (as_doubles(each[where : where + 1], dtype)[0] for each in (a, b))
     gap = abs(x - y)
     hair = {"": 0.0, "exact": 1.0, "below": 1 - 2.0**-40, "above": 1 + 2.0**-40}
     tolerances = Tolerances(gap * hair[atol], gap / max(abs(x), abs(y)) * hair[rtol] if gap else 0.0, ulp)
@@ -82,11 +82,11 @@ def test_two_dtypes(dtypes: tuple[DType, DType], seed: int, rtol: float):
     """The same numbers rounded to another dtype, and others."""
     a = finite(dtypes[0], seed, 300)
     with np.errstate(over="ignore"):
-        same = numbers(a, dtypes[0]).astype(np.float32).astype(dtypes[1].numpy).view(dtypes[1].carrier)
-    same = np.where(np.isfinite(numbers(same, dtypes[1])), same, 0)
+        same = as_doubles(a, dtypes[0]).astype(np.float32).astype(dtypes[1].numpy).view(dtypes[1].carrier)
+    same = np.where(np.isfinite(as_doubles(same, dtypes[1])), same, 0)
     mixed = np.where(np.random.default_rng(seed).random(300) < 0.7, same, finite(dtypes[1], seed, 300))
     room = coarser(*dtypes).beyond_range
-    fits = [np.abs(numbers(each, own)) < room for each, own in zip((a, mixed), dtypes, strict=True)]
+    fits = [np.abs(as_doubles(each, own)) < room for each, own in zip((a, mixed), dtypes, strict=True)]
     a, mixed = (np.where(np.logical_and(*fits), each, 0) for each in (a, mixed))
     for tolerances in (EXACT, Tolerances(rtol=rtol, ulp=1)):
         scratch = Scratch(32 * a.size + (1 << 16))

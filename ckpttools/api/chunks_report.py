@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from ckpttools.api.sources import Reading, Source, opened, read_options
+from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.core.errors import UsageError
 from ckpttools.formats.registry import storage_of
 from ckpttools.inspect.advice import advice
@@ -19,7 +19,7 @@ def chunks(
     filter: str = "*",
     mesh: str | None = None,
     spec: str | None = None,
-    **reading: Unpack[Reading],
+    **reading: Unpack[Opening],
 ) -> ChunksReport:
     """Data files, chunk grids and codecs, and what loading would read; only indexes and metadata are.
 
@@ -29,7 +29,7 @@ def chunks(
         mesh: devices that would load it: "8", "4x2" or "data=4,fsdp=2".
         spec: how they share each array: "axis0", "layer", "replicated", "axis0=0,axis1=1" or
             "P('fsdp', None)". Goes with `mesh`.
-        reading: how a path is opened, see `ckpttools.api.sources.Reading`.
+        reading: how a path is opened, see `ckpttools.api.sources.Opening`.
 
     Raises:
         CheckpointError: nothing is there, or an index is damaged or cannot be read.

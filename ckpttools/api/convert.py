@@ -9,7 +9,7 @@ from ckpttools.api.arguments import Patterns, Storing, patterns_of
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare, writing_of
 from ckpttools.api.save import plan_tree
-from ckpttools.api.sources import Reading, Source, opened, read_options, reading_of
+from ckpttools.api.sources import Opening, Source, opened, read_options, reading_of
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
@@ -47,7 +47,7 @@ def plan_any(
     return plan_tree(opened(source, read).pipe(*transforms), writer, resources)
 
 
-class Changing(Reading, Storing, Writing, total=False):
+class Changing(Opening, Storing, Writing, total=False):
     """What calls that change a tree and write it hand on, beside all options of the format that is written.
 
     Attributes:
@@ -113,7 +113,7 @@ def convert(
         keep, drop: as of `ckpttools.select`.
         map, strict: as of `ckpttools.remap`.
         dtype, dtype_map, force: as of `ckpttools.cast`.
-        options: `ckpttools.api.sources.Reading`, `ckpttools.api.prepared.Writing`, and what the format lets
+        options: `ckpttools.api.sources.Opening`, `ckpttools.api.prepared.Writing`, and what the format lets
             one say: "orbax" `item`, `as_step` and all of `ckpttools.api.arguments.Storing`, "safetensors"
             `max_shard_size` and `separator`, "zarr3" `compression`; see `ckpt convert to-NAME --help`.
 

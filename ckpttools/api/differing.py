@@ -16,7 +16,7 @@ from ckpttools.api.sources import (
 )
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
-from ckpttools.compare.align import AlignOptions, aligned
+from ckpttools.compare.align import AlignOptions, align
 from ckpttools.compare.deviation import Tolerances
 from ckpttools.compare.diff import OUTCOMES, ArrayDiff, Outcome
 from ckpttools.compare.diff import diff as compare
@@ -128,7 +128,7 @@ def diff(
     )
     with looking(common) as look:
         trees = opened(a, look.read), opened(b, look.read)
-        both = aligned(*trees, options)
+        both = align(*trees, options)
         chosen = without_padding(_chosen(both, filter), padding_rows, look.memory)
         found = _compared(chosen, look, Tolerances(atol, rtol, ulp), ignore_dtype)
         if explain and not all(each.is_equal for each in found):

@@ -22,7 +22,7 @@ from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.digest import DEFAULT_ALGORITHM
 from ckpttools.digest.hashing import hash_tree
-from ckpttools.digest.manifest import NAMES, Manifest, check_name
+from ckpttools.digest.manifest import NAMES, Manifest, check_manifest_name
 from ckpttools.maxtext.model import check_choice
 from ckpttools.stores.registry import Where, parse
 
@@ -103,7 +103,7 @@ def hash(
     check_choice("kind of names", names, NAMES)
     if manifest is not None:
         check_beside(parse(manifest), place_of(source) or "")
-        check_name(parse(manifest))
+        check_manifest_name(parse(manifest))
     selection = Selection(filter, per_layer, parameters)
     conversion = conversion_options(family, rope_layout, tied, drop)
     with looking(common) as look:

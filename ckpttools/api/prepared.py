@@ -149,7 +149,7 @@ def prepare(
         _require_partial(place)
     if written is not None:
         check_beside(written, read or "", place)
-        digests.check_name(written, overwrite=overwrite)
+        digests.check_manifest_name(written, overwrite=overwrite)
     resources = Resources(parse_size(memory), jobs, manifest=written is not None)
     with allowing(resources.memory):
         conversion = plan(resources)

@@ -25,7 +25,7 @@ DEFAULT_MEMORY = "1GiB"
 _RESOURCES = ("memory", "jobs", "observe")
 
 
-class Reading(TypedDict, total=False):
+class Opening(TypedDict, total=False):
     """How a path is opened.
 
     Attributes:
@@ -39,7 +39,7 @@ class Reading(TypedDict, total=False):
     max_index_bytes: int | str
 
 
-class Scanning(Reading, total=False):
+class Scanning(Opening, total=False):
     """What looking at all elements may take, and how paths are opened.
 
     Attributes:
@@ -54,7 +54,7 @@ class Scanning(Reading, total=False):
 
 
 def read_options(said: Mapping[str, Any]) -> ReadOptions:
-    """What `Reading` says.
+    """What `Opening` says.
 
     Raises:
         TypeError: something else is said.
@@ -64,9 +64,9 @@ def read_options(said: Mapping[str, Any]) -> ReadOptions:
     return ReadOptions(**{**said, **sizes})
 
 
-def reading_of(said: Mapping[str, Any]) -> Reading:
-    """What of several groups of keyword arguments is `Reading`."""
-    return cast(Reading, {name: said[name] for name in Reading.__annotations__ if name in said})
+def reading_of(said: Mapping[str, Any]) -> Opening:
+    """What of several groups of keyword arguments is `Opening`."""
+    return cast(Opening, {name: said[name] for name in Opening.__annotations__ if name in said})
 
 
 def opened(source: Source, read: ReadOptions | None = None) -> Tree:
@@ -143,7 +143,7 @@ def looking(said: Scanning) -> Iterator[Looking]:
     reading = {
         name: value
         for name, value in said.items()
-        if name not in Scanning.__annotations__ or name in Reading.__annotations__
+        if name not in Scanning.__annotations__ or name in Opening.__annotations__
     }
     resources = Resources(parse_size(said.get("memory", DEFAULT_MEMORY)), said.get("jobs"))
     with allowing(resources.memory):

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Unpack
 
 from ckpttools.api.against import compared
-from ckpttools.api.sources import Reading, Source, opened, read_options
+from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.families.registry import families
 from ckpttools.formats.registry import other_steps, stored_shardings
 from ckpttools.inspect.comparison import arranged
-from ckpttools.inspect.folding import ordered
+from ckpttools.inspect.folding import sort_arrays
 from ckpttools.inspect.tree import TreeReport, inspect_tree
 from ckpttools.maxtext.model_files import companion_names
 from ckpttools.stores.registry import Where
@@ -24,7 +24,7 @@ def inspect(
     sort: str | None = None,
     sharding: bool = False,
     against: Where | Tree | None = None,
-    **reading: Unpack[Reading],
+    **reading: Unpack[Opening],
 ) -> TreeReport:
     """Names, shapes, dtypes and bytes of all arrays, and what kind of checkpoint it is; reads none of them.
 
@@ -35,7 +35,7 @@ def inspect(
         sharding: also how arrays lay on devices when they were saved.
         against: what it should be: the name of a family or a file with one, a `config.json`, or another
             checkpoint. `report.comparison` says what is missing, too much, or of another shape.
-        reading: how a path is opened, see `ckpttools.api.sources.Reading`.
+        reading: how a path is opened, see `ckpttools.api.sources.Opening`.
 
     Raises:
         CheckpointError: nothing is there, or it cannot be read.
@@ -58,6 +58,6 @@ def inspect(
         companions=companion_names(tree),
     )
     if sort is not None:
-        report = replace(report, arrays=ordered(report.arrays, sort))
+        report = replace(report, arrays=sort_arrays(report.arrays, sort))
         comparison = arranged(comparison, sort) if comparison else None
     return replace(report, comparison=comparison)

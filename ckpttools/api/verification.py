@@ -20,7 +20,7 @@ from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.differences import Difference
 from ckpttools.digest.manifest import Manifest
-from ckpttools.digest.pairing import Named, Pairing
+from ckpttools.digest.pairing import NamedArrays, Pairing
 from ckpttools.maxtext.model import check_choice
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
@@ -191,7 +191,7 @@ def _by_digests(tree: Tree, path: Place, said: _Said, selection: Selection, look
     return replace(shown, hints=after_manifest(found, mine.arrays, manifest.arrays))
 
 
-def _as_in(manifest: Manifest, tree: Tree, said: _Said, memory: int) -> Named[LazyArray]:
+def _as_in(manifest: Manifest, tree: Tree, said: _Said, memory: int) -> NamedArrays[LazyArray]:
     """The arrays that a manifest means, under the names that it gives them."""
     from ckpttools.compare.conversion import in_maxtext_names, require_no_padding, require_none
     from ckpttools.maxtext.view import view_of
@@ -201,14 +201,14 @@ def _as_in(manifest: Manifest, tree: Tree, said: _Said, memory: int) -> Named[La
     if manifest.names != "maxtext":
         require_none(said.conversion, "the manifest has the names that are stored")
         require_no_padding(said.padding_rows)
-        return Named(selection.arrays(tree))
+        return NamedArrays(selection.arrays(tree))
     named = in_maxtext_names(tree, said.conversion)
     arrays = selection.chosen(named.arrays, tree.metadata.place)
     shapes = {name: each.shape for name, each in manifest.arrays.items()}
     # A Hugging Face model has no rows beyond its own vocabulary.
     way = said.padding_rows if view_of(tree).is_maxtext else "keep"
     less = less_padding(arrays, shapes, way, memory)
-    return Named(less.arrays, (*named.remarks, *less.remarks))
+    return NamedArrays(less.arrays, (*named.remarks, *less.remarks))
 
 
 def _verification(

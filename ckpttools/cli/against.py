@@ -13,7 +13,7 @@ from ckpttools.cli.units import counted
 from ckpttools.core.text import printable
 
 if TYPE_CHECKING:
-    from ckpttools.inspect.comparison import Comparison, Different, Spec
+    from ckpttools.inspect.comparison import ArraySpec, Comparison, Different
 
 # Beyond this many lines a list says only how many more there are.
 _MOST_LINES = 100
@@ -97,7 +97,7 @@ def _difference(each: Different) -> str:
     return f"{_type(got)}, should be {_type(each.wanted)}{why}"
 
 
-def _type(spec: Spec) -> str:
+def _type(spec: ArraySpec) -> str:
     """`bfloat16[64,128]`, or `[64,128]` where any dtype will do."""
     shape = "" if spec.shape is None else f"[{','.join(map(str, spec.shape))}]"
     return f"{spec.dtype or ''}{shape}"

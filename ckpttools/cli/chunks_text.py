@@ -11,7 +11,7 @@ from math import prod
 import click
 
 from ckpttools.cli.output import show, width, wrapped
-from ckpttools.cli.table import Column, table
+from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import count, counted, disk
 from ckpttools.core.text import folded, printable
 from ckpttools.inspect.chunks import Advice, ArrayChunks, ChunksReport, FileChunks
@@ -52,7 +52,7 @@ def _indexes(names: Sequence[str]) -> str:
 
 
 @dataclass
-class _Group:
+class _FileGroup:
     """Files shown as one line.
 
     Attributes:
@@ -84,24 +84,24 @@ def _files(files: Sequence[FileChunks]) -> Iterator[str]:
     groups = sorted(_grouped(files), key=lambda group: (_KINDS.index(group.kind), -group.total("nbytes")))
     shown, rest = groups[:_MOST_FILES], [file for group in groups[_MOST_FILES:] for file in group.files]
     if rest:
-        shown.append(_Group(f"… and {counted(len(rest), 'more file')}", rest))
+        shown.append(_FileGroup(f"… and {counted(len(rest), 'more file')}", rest))
     columns = [
         Column("file"),
         Column("kind"),
         *(Column(name, right=True) for name in ("size", "arrays", "live", "index", "dead")),
         Column(""),
     ]
-    yield from table(columns, [_file_cells(group) for group in shown], width())
+    yield from draw_table(columns, [_file_cells(group) for group in shown], width())
 
 
-def _file_cells(group: _Group) -> list[str]:
+def _file_cells(group: _FileGroup) -> list[str]:
     live, index, dead = (group.total(field) for field in ("live", "index", "dead"))
     sizes = [disk(n) if n else "" for n in (live, index, dead)]
     arrays = count(group.total("arrays")) if group.total("arrays") else ""
     return [printable(group.name), group.kind, disk(group.total("nbytes")), arrays, *sizes, group.remark]
 
 
-def _grouped(files: Sequence[FileChunks]) -> Iterator[_Group]:
+def _grouped(files: Sequence[FileChunks]) -> Iterator[_FileGroup]:
     """Data files by themselves where they are few; others of one place and kind together."""
     few = sum(file.kind == "data" for file in files) <= _MOST_FILES
     groups: dict[tuple[str, str], list[FileChunks]] = defaultdict(list)
@@ -109,7 +109,7 @@ def _grouped(files: Sequence[FileChunks]) -> Iterator[_Group]:
         groups[_place(file, few), file.kind].append(file)
     for (place, _), members in groups.items():
         name = members[0].name if len(members) == 1 else f"{place} ({len(members):,} files)"
-        yield _Group(name, members)
+        yield _FileGroup(name, members)
 
 
 def _place(file: FileChunks, few: bool) -> str:
@@ -142,7 +142,7 @@ def _arrays(arrays: Sequence[ArrayChunks]) -> Iterator[str]:
     ]
     if predicted:
         columns += [Column("reads", right=True), Column("over-read", right=True), Column("", spare=5)]
-    yield from table(columns, [_array_cells(group) for group in _alike(arrays)], width())
+    yield from draw_table(columns, [_array_cells(group) for group in _alike(arrays)], width())
 
 
 def _alike(arrays: Iterable[ArrayChunks]) -> list[list[ArrayChunks]]:

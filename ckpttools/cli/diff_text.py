@@ -15,7 +15,7 @@ from ckpttools.core.text import folded, printable
 
 if TYPE_CHECKING:
     from ckpttools.api.differing import DiffReport, SideReport
-    from ckpttools.compare.diff import ArrayDiff, Outcome, Spec
+    from ckpttools.compare.diff import ArrayDiff, ArrayType, Outcome
     from ckpttools.digest.pairing import Remark
 
 _MOST_PARAGRAPHS = 60
@@ -109,7 +109,7 @@ def _facts(first: ArrayDiff, group: Sequence[ArrayDiff]) -> Iterator[tuple[str, 
             yield "next", first.cause.advice
 
 
-def _types(a: Spec | None, b: Spec | None) -> str:
+def _types(a: ArrayType | None, b: ArrayType | None) -> str:
     shown = [f"{each.dtype}[{','.join(map(str, each.shape))}]" for each in (a, b) if each is not None]
     if a is None or b is None or a == b:
         return shown[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 
 from ckpttools.cli.output import show, width
-from ckpttools.cli.table import Column, table
+from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import counted, disk
 from ckpttools.core.text import printable
 from ckpttools.inspect.distribution import Distribution
@@ -47,7 +47,7 @@ def print_stats(report: StatsReport) -> None:
     show(
         [
             *_head(report),
-            *(table(_COLUMNS, rows, width()) if rows else ()),
+            *(draw_table(_COLUMNS, rows, width()) if rows else ()),
             *(line for array in report.arrays for line in _histogram(array)),
             "",
             _totals(report),

@@ -78,7 +78,7 @@ class _Guides:
 _WIDE, _NARROW = _Guides("│   ", "    ", "├── ", "└── "), _Guides("│ ", "  ", "├ ", "└ ")
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None) -> Iterator[str]:
+def draw_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None) -> Iterator[str]:
     """A line of titles and one or two for each row. Columns without any cell are left out.
 
     Args:
@@ -108,7 +108,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | 
             yield _text(_placed([*row[:name], "", *row[name + 1 :]], stops))
 
 
-def tree(columns: Sequence[Column], rows: Sequence[TreeRow], room: int | None) -> Iterator[str]:
+def draw_tree(columns: Sequence[Column], rows: Sequence[TreeRow], room: int | None) -> Iterator[str]:
     """The same for a tree: what is too long pushes along what follows, as far as there is room.
 
     The guides are drawn narrower before the last column goes.

@@ -56,7 +56,7 @@ def common_options(command: Command) -> Command:
     return command
 
 
-class _Format(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
+class _FormatName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
     """A format that can be written; plug-ins are looked for when one is named, or all are listed."""
 
     name = "format"
@@ -80,7 +80,7 @@ def target_options(command: Command) -> Command:
     to_option = click.option(
         "--to",
         "format",
-        type=_Format(),
+        type=_FormatName(),
         help="Format of DST; without it that of SRC. Orbax gets <step>/<item>, both named as in SRC.",
     )
     return to_option(storage_options(command))

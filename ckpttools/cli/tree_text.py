@@ -12,7 +12,7 @@ from math import prod
 
 from ckpttools.cli.against import comparison_lines
 from ckpttools.cli.output import show, width
-from ckpttools.cli.table import Column, TreeRow, tree
+from ckpttools.cli.table import Column, TreeRow, draw_tree
 from ckpttools.cli.tree_facts import facts
 from ckpttools.cli.units import count, counted, disk
 from ckpttools.core.text import printable
@@ -53,7 +53,7 @@ def _view(report: TreeReport, rows: list[TreeRow]) -> Iterator[str]:
     yield from facts(report, width())
     if rows:
         yield ""
-        yield from tree(COLUMNS, rows, width())
+        yield from draw_tree(COLUMNS, rows, width())
 
 
 def _tree_rows(branches: Sequence[Branch], above: tuple[bool, ...], *, top: bool = True) -> Iterator[TreeRow]:
@@ -69,7 +69,7 @@ def _tree_rows(branches: Sequence[Branch], above: tuple[bool, ...], *, top: bool
 
 def _row(branch: Branch, way: tuple[bool, ...]) -> TreeRow:
     name = printable(shortened(branch.name))
-    sums = numbers(branch.num_elements, branch.nbytes, branch.share)
+    sums = amounts(branch.num_elements, branch.nbytes, branch.share)
     if branch.array is not None:
         times = f"× {branch.times:,}" if branch.times > 1 else ""
         return TreeRow((name, type_text(branch.array), times, *sums), way, _ARRAY)
@@ -79,11 +79,11 @@ def _row(branch: Branch, way: tuple[bool, ...]) -> TreeRow:
 
 
 def _flat_row(array: ArrayReport, total: int) -> TreeRow:
-    sums = numbers(prod(array.shape), array.nbytes, array.nbytes / total if total else 0.0)
+    sums = amounts(prod(array.shape), array.nbytes, array.nbytes / total if total else 0.0)
     return TreeRow((printable(array.path), type_text(array), "", *sums), styles=_ARRAY)
 
 
-def numbers(num_elements: int, nbytes: int, share: float) -> tuple[str, str, str]:
+def amounts(num_elements: int, nbytes: int, share: float) -> tuple[str, str, str]:
     """Elements, bytes, and two digits of the share; nothing for what is next to nothing."""
     percent = f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
     return count(num_elements), disk(nbytes), percent if share >= 0.0005 else ""

@@ -19,7 +19,7 @@ from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.text import array_count, folded
 from ckpttools.core.wording import option
 from ckpttools.digest.canonical import as_stored, per_layer
-from ckpttools.digest.pairing import Named, Pairing, Remark, Side
+from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families, family_called, family_of
 from ckpttools.mapping.keys import parse_key
@@ -52,7 +52,7 @@ class AlignOptions:
     padding_rows: str | None = None
 
 
-def aligned(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[LazyArray]:
+def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[LazyArray]:
     """Both trees under one set of names. Reads no array.
 
     Raises:
@@ -84,7 +84,7 @@ def aligned(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[La
 
 def as_maxtext(
     tree: Tree, options: AlignOptions | None = None, other: Tree | None = None
-) -> Named[LazyArray]:
+) -> NamedArrays[LazyArray]:
     """A tree under MaxText's names, layers one by one: a MaxText checkpoint's own, else those of a family.
 
     Args:
@@ -100,7 +100,7 @@ def as_maxtext(
     if view_of(tree).is_maxtext:
         return _own_names(tree)
     files = _files(tree, options, other)
-    source = _Source(tree, files, {} if other is None else _own_names(other).arrays)
+    source = _UnnamedSide(tree, files, {} if other is None else _own_names(other).arrays)
     family, refusal = _family(files, options), ""
     for each in [family] if family else source.likely_families():
         try:
@@ -127,12 +127,12 @@ def _split(tree: Tree) -> Tree | None:
     return None
 
 
-def _own_names(tree: Tree) -> Named[LazyArray]:
+def _own_names(tree: Tree) -> NamedArrays[LazyArray]:
     """A tree's own names, without flavour and with layers one by one; worked out once."""
     return tree.once(_named)
 
 
-def _named(tree: Tree) -> Named[LazyArray]:
+def _named(tree: Tree) -> NamedArrays[LazyArray]:
     view, remarks = view_of(tree), list[str]()
     if view.flavour.name:
         remarks.append(f"the wrapping of parameters is left away: {view.flavour.name}")
@@ -144,7 +144,7 @@ def _named(tree: Tree) -> Named[LazyArray]:
     else:
         if view.is_stacked:
             remarks.append(f"stacked layers are taken apart: {len(tree.arrays)} arrays become {len(arrays)}")
-    return Named(arrays, tuple(remarks))
+    return NamedArrays(arrays, tuple(remarks))
 
 
 def _files(tree: Tree, options: AlignOptions, other: Tree | None = None) -> ModelFiles:
@@ -167,7 +167,7 @@ def _family(files: ModelFiles, options: AlignOptions) -> Family | None:
 
 
 @dataclass(frozen=True)
-class _Source:
+class _UnnamedSide:
     """Arrays that are to get MaxText's names.
 
     Attributes:
@@ -199,7 +199,7 @@ class _Source:
         names = {_with_slashes(key) for key in made}
         return len(names & self.beside.keys()) if self.beside else len(names)
 
-    def mapped(self, family: Family, model: ModelOptions) -> Named[LazyArray]:
+    def mapped(self, family: Family, model: ModelOptions) -> NamedArrays[LazyArray]:
         """Under MaxText's names by a family's rows; arrays that no row takes keep their own.
 
         Raises:
@@ -219,7 +219,7 @@ class _Source:
         if mapped.unused:
             remarks.append(f"no part of the model, so under its own name: {array_count(mapped.unused)}")
         left = {name: self.arrays[name] for name in mapped.unused if name not in made}
-        return Named({**made, **left}, tuple(remarks), mapped.sizes)
+        return NamedArrays({**made, **left}, tuple(remarks), mapped.sizes)
 
     def _made(self, family: Family, model: ModelOptions) -> Mapped:
         arrays, config = self.arrays, self.files.config
@@ -254,7 +254,9 @@ def _models(trees: tuple[Tree, Tree], options: AlignOptions) -> Iterator[tuple[F
             yield family, files
 
 
-def _formatted_alike(a: Tree, b: Tree, options: AlignOptions) -> tuple[Named[LazyArray], Named[LazyArray]]:
+def _formatted_alike(
+    a: Tree, b: Tree, options: AlignOptions
+) -> tuple[NamedArrays[LazyArray], NamedArrays[LazyArray]]:
     """Two trees neither of which is MaxText's: by equal names, or as one family has them in its files."""
     first, second = _own_names(a), _own_names(b)
     if first.arrays.keys() == second.arrays.keys():
@@ -284,7 +286,7 @@ def _configured_sizes(trees: tuple[Tree, Tree], options: AlignOptions) -> dict[s
     return {}
 
 
-def _without_prefixes(named: Named[LazyArray], spelling: Spelling) -> Named[LazyArray]:
+def _without_prefixes(named: NamedArrays[LazyArray], spelling: Spelling) -> NamedArrays[LazyArray]:
     """Names without the prefixes of one spelling, where that leaves them different."""
     if not spelling.prefixes:
         return named
@@ -302,7 +304,7 @@ def _plain_name(name: str, spelling: Spelling) -> str:
     return name
 
 
-def _with_what_both_have(first: Named[LazyArray], second: Named[LazyArray]) -> Pairing[LazyArray]:
+def _with_what_both_have(first: NamedArrays[LazyArray], second: NamedArrays[LazyArray]) -> Pairing[LazyArray]:
     """Both sides; the state of a training only where both have it, whatever else both have in any case."""
     a, b = dict(first.arrays), _with_joints_of(second.arrays, first.arrays)
     remarks = [Remark(text, "A") for text in first.remarks] + [Remark(text, "B") for text in second.remarks]

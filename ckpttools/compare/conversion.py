@@ -15,7 +15,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection, per_layer
-from ckpttools.digest.pairing import Named, Pairing, Remark
+from ckpttools.digest.pairing import NamedArrays, Pairing, Remark
 from ckpttools.maxtext.layout import HEAD
 from ckpttools.maxtext.model import ModelOptions, family_for
 from ckpttools.maxtext.model_files import ModelFiles
@@ -40,7 +40,7 @@ class ConversionOptions:
     drop: tuple[str, ...] = ()
 
 
-def in_maxtext_names(tree: Tree, said: ConversionOptions | None = None) -> Named[LazyArray]:
+def in_maxtext_names(tree: Tree, said: ConversionOptions | None = None) -> NamedArrays[LazyArray]:
     """The arrays of a MaxText tree, layers one by one; of a Hugging Face tree those that it becomes.
 
     Raises:
@@ -49,12 +49,14 @@ def in_maxtext_names(tree: Tree, said: ConversionOptions | None = None) -> Named
     """
     if view_of(tree).is_maxtext:
         require_none(said, "the names are MaxText's")
-        return Named(per_layer(tree))
+        return NamedArrays(per_layer(tree))
     said = said or ConversionOptions()
     return _converted(tree, ToMaxText(model=said.model, drop=said.drop), f"{option('tied', 'drop')} says so")
 
 
-def as_converted(source: Tree, made: Tree, said: ConversionOptions | None = None) -> Named[LazyArray] | None:
+def as_converted(
+    source: Tree, made: Tree, said: ConversionOptions | None = None
+) -> NamedArrays[LazyArray] | None:
     """The parameters of `source` as a conversion to `made` spells them; None where both spell alike.
 
     What a user may have chosen for that conversion is told from `made`: an output head, and float32 for what
@@ -155,7 +157,7 @@ def require_no_padding(padding_rows: str | None) -> None:
         )
 
 
-def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> Named[LazyArray]:
+def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> NamedArrays[LazyArray]:
     made = to_maxtext(tree, replace(options, scan=False))
     family = family_for(tree.metadata.config, options.model, tree.metadata.place)
     parameters = Tree({path: leaf for path, leaf in made.state.items() if path[0] == "params"})
@@ -166,7 +168,7 @@ def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> Named[LazyA
         remarks.append(f"left out, as family {family.name} has no row for it{said}: {array_count(dropped)}")
     if head in made.notes.dropped:
         remarks.append(f"left out, as {why_headless}: the output head, {head}")
-    return Named(per_layer(parameters), tuple(remarks))
+    return NamedArrays(per_layer(parameters), tuple(remarks))
 
 
 def _head(tree: Tree, options: ToMaxText) -> str | None:
@@ -189,7 +191,7 @@ def _is_wider(there: LazyArray | None, wanted: LazyArray) -> bool:
     return floats and there is not None and there.dtype.bits == 32 and wanted.dtype.bits == 16
 
 
-def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> Named[LazyArray]:
+def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> NamedArrays[LazyArray]:
     weights = {dotted(path): array for path, array in made.arrays.items()}
     known = ModelFiles.of(source, None)
     config = made.metadata.config or known.config
@@ -203,4 +205,4 @@ def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> Named[Lazy
     remark = f"left out, as it is carried along and not in {made.metadata.place}: {array_count(absent)}"
     arrays = {dotted(path): array for path, array in converted.tree.arrays.items()}
     remarks = (remark,) if absent else ()
-    return Named({**arrays, **carried}, remarks, surplus=converted.surplus)
+    return NamedArrays({**arrays, **carried}, remarks, surplus=converted.surplus)

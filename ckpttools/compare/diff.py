@@ -33,14 +33,14 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class ArrayType:
     """An array without its values."""
 
     dtype: str
     shape: Shape
 
     @classmethod
-    def of(cls, array: LazyArray) -> Spec:
+    def of(cls, array: LazyArray) -> ArrayType:
         return cls(array.dtype.name, array.shape)
 
 
@@ -59,8 +59,8 @@ class ArrayDiff:
 
     name: str
     outcome: Outcome
-    a: Spec | None
-    b: Spec | None
+    a: ArrayType | None
+    b: ArrayType | None
     deviation: Deviation | None = None
     cause: Cause | None = None
 
@@ -93,15 +93,19 @@ def diff(
     """
     of_one_shape = {name: a for name, a, b in both.pairs if a.shape == b.shape}
     found = _deviations(of_one_shape, both.b, tolerances, memory, jobs, observe)
-    made = {name: ArrayDiff(name, "only in A", Spec.of(array), None) for name, array in both.only_a.items()}
-    made |= {name: ArrayDiff(name, "only in B", None, Spec.of(array)) for name, array in both.only_b.items()}
+    made = {
+        name: ArrayDiff(name, "only in A", ArrayType.of(array), None) for name, array in both.only_a.items()
+    }
+    made |= {
+        name: ArrayDiff(name, "only in B", None, ArrayType.of(array)) for name, array in both.only_b.items()
+    }
     for name, a, b in both.pairs:
         if name in of_one_shape:
             total = replace(found.get(name, Deviation()), elements=a.size)
             outcome = _outcome(total, ignore_dtypes or a.dtype == b.dtype)
-            made[name] = ArrayDiff(name, outcome, Spec.of(a), Spec.of(b), total)
+            made[name] = ArrayDiff(name, outcome, ArrayType.of(a), ArrayType.of(b), total)
         else:
-            made[name] = ArrayDiff(name, "shape", Spec.of(a), Spec.of(b))
+            made[name] = ArrayDiff(name, "shape", ArrayType.of(a), ArrayType.of(b))
     return tuple(made[name] for name in in_natural_order(made))
 
 

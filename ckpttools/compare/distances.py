@@ -9,7 +9,7 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES, DType
 
 
-def numbers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
+def as_doubles(carriers: np.ndarray, dtype: DType) -> np.ndarray:
     """Elements as float64, or complex128 where they are complex; integers of 64 bits are rounded."""
     # Some NaN make numpy complain.
     with np.errstate(invalid="ignore"):
@@ -37,7 +37,7 @@ def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> 
         steps = _between(*(_ranks(each, dtype) for each in sides))
         for each, own in zip((a, b), dtypes, strict=True):
             if own != dtype:
-                size = np.abs(numbers(each, own))
+                size = np.abs(as_doubles(each, own))
                 steps[(size >= dtype.beyond_range) & np.isfinite(size)] = 1 << dtype.bits
         return steps
     if kinds == {"int"} and (dtypes[0] == dtypes[1] or "uint64" not in (d.name for d in dtypes)):

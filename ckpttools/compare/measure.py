@@ -9,7 +9,7 @@ import numpy as np
 
 from ckpttools.array.scratch import Scratch
 from ckpttools.compare.deviation import EXACT, Deviation, Tolerances
-from ckpttools.compare.distances import numbers, steps_between
+from ckpttools.compare.distances import as_doubles, steps_between
 from ckpttools.compare.ulp import IN_FLOAT32, deviation_in_float32
 from ckpttools.core.dtypes import DType
 
@@ -84,7 +84,7 @@ def _of_elements(
 
 def _of_part(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], tolerances: Tolerances) -> Deviation:
     """Of a few elements in a row, through float64."""
-    x, y = (numbers(each, dtype) for each, dtype in zip((a, b), dtypes, strict=True))
+    x, y = (as_doubles(each, dtype) for each, dtype in zip((a, b), dtypes, strict=True))
     steps = steps_between(a, b, dtypes)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         nan = np.isnan(x), np.isnan(y)

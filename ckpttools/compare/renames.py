@@ -33,7 +33,7 @@ class Candidates:
 
     def like(self, array: LazyArray) -> Iterator[tuple[str, LazyArray]]:
         """Those that, by a sample, hold what an array of the other side does."""
-        mark = fingerprint(array)
+        mark = sample_key(array)
         if mark is not None:
             yield from ((name, self.arrays[name]) for name in self._marks(array.shape).get(mark, ()))
 
@@ -42,13 +42,13 @@ class Candidates:
         if shape not in self._by_shape:
             marks = self._by_shape[shape] = {}
             for name, array in self.arrays.items():
-                mark = fingerprint(array) if array.shape == shape else None
+                mark = sample_key(array) if array.shape == shape else None
                 if mark is not None:
                     marks.setdefault(mark, []).append(name)
         return self._by_shape[shape]
 
 
-def fingerprint(array: LazyArray) -> bytes | None:
+def sample_key(array: LazyArray) -> bytes | None:
     """What a sample of an array holds, coarse enough to be the same in every dtype; None for a constant."""
     parts = sampled(array)
     if not parts:

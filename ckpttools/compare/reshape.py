@@ -14,7 +14,7 @@ from ckpttools.core.region import Shape
 _MOST_AXES = 4
 
 
-def reshaped(array: LazyArray, shape: Shape) -> LazyArray | None:
+def reshape(array: LazyArray, shape: Shape) -> LazyArray | None:
     """The elements in their C order under another shape; None where the two shapes have no common parts."""
     if prod(array.shape) != prod(shape) or 0 in shape:
         return None
@@ -56,6 +56,6 @@ def transposes(array: LazyArray, shape: Shape) -> Iterator[tuple[LazyArray, str]
     for rows in range(1, rank):
         order = (*range(rows, rank), *range(rows))
         turned = relayout(array, plain, order, (1,) * rank)
-        made = reshaped(turned, shape)
+        made = reshape(turned, shape)
         if made is not None and turned.shape != shape:
             yield made, "as a matrix"

@@ -10,7 +10,7 @@ import numpy as np
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored, elementwise
 from ckpttools.array.scratch import Scratch
-from ckpttools.compare.distances import coarser, numbers
+from ckpttools.compare.distances import as_doubles, coarser
 from ckpttools.compare.measure import block_elements, deviation
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, split_to
@@ -107,5 +107,5 @@ def as_dtype(array: LazyArray, dtype: DType) -> LazyArray:
 
 def sampled_numbers(array: LazyArray) -> np.ndarray:
     """The elements of its boxes as float64, one after the other."""
-    parts = [numbers(each.reshape(-1), array.dtype) for each in sampled(array)]
+    parts = [as_doubles(each.reshape(-1), array.dtype) for each in sampled(array)]
     return np.concatenate(parts) if parts else np.empty(0)

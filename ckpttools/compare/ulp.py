@@ -13,7 +13,7 @@ import numpy as np
 from ckpttools.array.elements import widen
 from ckpttools.array.scratch import Scratch
 from ckpttools.compare.deviation import Deviation, Tolerances
-from ckpttools.compare.distances import coarser, numbers, steps_into
+from ckpttools.compare.distances import as_doubles, coarser, steps_into
 from ckpttools.core.dtypes import DType
 
 IN_FLOAT32 = ("float16", "bfloat16", "float32")
@@ -173,5 +173,5 @@ def _beyond(
 
 def _exactly(places: np.ndarray, sides: Sides, dtypes: Dtypes) -> Sides:
     """|a - b| and max(|a|, |b|) of a few elements, in float64."""
-    x, y = (numbers(each[places], dtype) for each, dtype in zip(sides, dtypes, strict=True))
+    x, y = (as_doubles(each[places], dtype) for each, dtype in zip(sides, dtypes, strict=True))
     return np.abs(x - y), np.maximum(np.abs(x), np.abs(y))

@@ -90,7 +90,7 @@ def block_count(nbytes: int) -> int:
     return ceil_div(nbytes, BLOCK_BYTES)
 
 
-def block_elements(shape: Shape, itemsize: int, block: int) -> tuple[Shape, Shape]:
+def block_ends(shape: Shape, itemsize: int, block: int) -> tuple[Shape, Shape]:
     """Coordinates of the first and the last element of a block."""
     each = BLOCK_BYTES // itemsize
     last = Region.whole(shape).size - 1

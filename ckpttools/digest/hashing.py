@@ -8,7 +8,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.differences import Difference, in_order, of_kinds, same_kind
-from ckpttools.digest.digest import DEFAULT_ALGORITHM, Digest, block_elements
+from ckpttools.digest.digest import DEFAULT_ALGORITHM, Digest, block_ends
 from ckpttools.digest.digester import Digester
 from ckpttools.digest.manifest import Manifest, first_bad_block
 from ckpttools.digest.pairing import Pairing
@@ -55,5 +55,5 @@ def differences(got: Manifest, wanted: Manifest) -> tuple[Difference, ...]:
 
 def _bad_block(name: str, got: Digest, wanted: Digest, algorithm: str) -> Difference:
     block = first_bad_block(got, wanted, algorithm)
-    first, last = block_elements(got.shape, DTYPES[got.dtype].itemsize, block)
+    first, last = block_ends(got.shape, DTYPES[got.dtype].itemsize, block)
     return Difference(name, "values", got.digest, wanted.digest, first=first, last=last)

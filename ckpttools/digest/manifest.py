@@ -70,7 +70,7 @@ class Manifest:
         """
         path = parse(where)
         # Once more: since the name was looked at first, hours may have gone by.
-        check_name(path, overwrite=overwrite)
+        check_manifest_name(path, overwrite=overwrite)
         path.put(self._text().encode())
 
     def _text(self) -> str:
@@ -93,7 +93,7 @@ class Manifest:
         return "{\n" + "".join(lines) + f'  "arrays": {listed}\n' + "}\n"
 
 
-def check_name(path: Place, *, overwrite: bool = False) -> None:
+def check_manifest_name(path: Place, *, overwrite: bool = False) -> None:
     """Refuses a name that a manifest cannot have, before the work for the file is done.
 
     Args:

@@ -26,7 +26,7 @@ class Remark:
 
 
 @dataclass(frozen=True)
-class Named(Generic[K]):
+class NamedArrays(Generic[K]):
     """The arrays of one checkpoint under names that others have for them, too.
 
     Attributes:

@@ -10,13 +10,13 @@ from ckpttools.core.budget import does_not_fit
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.digest import DEFAULT_ALGORITHM
 from ckpttools.digest.digester import Digester
-from ckpttools.digest.manifest import Manifest, check_name
+from ckpttools.digest.manifest import Manifest, check_manifest_name
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Receipt, Watch
 from ckpttools.stores.place import Place
 
 
-class Run(Protocol):
+class CarriesOut(Protocol):
     """Carries a plan out."""
 
     def __call__(self, *, watch: Watch, conclude: Callable[[], None]) -> Receipt: ...
@@ -27,7 +27,7 @@ def hashing_bytes(tree: Tree) -> int:
     return Digester(Selection().arrays(tree), DEFAULT_ALGORITHM).nbytes
 
 
-def run_hashing(plan: Plan, run: Run, path: Place, *, overwrite: bool) -> Receipt:
+def run_hashing(plan: Plan, run: CarriesOut, path: Place, *, overwrite: bool) -> Receipt:
     """Carries a plan out and writes the manifest of its arrays.
 
     What is written is hashed as it passes, in the memory that the plan leaves; the rest (what an earlier run
@@ -43,7 +43,7 @@ def run_hashing(plan: Plan, run: Run, path: Place, *, overwrite: bool) -> Receip
         MemoryBudgetError: the plan leaves no room for it.
         CheckpointError: as `run`; or the manifest cannot be written, or arrays have no names in it.
     """
-    check_name(path, overwrite=overwrite)
+    check_manifest_name(path, overwrite=overwrite)
     everything = Selection()
     room = plan.memory - plan.projected_peak
     digester = Digester(everything.arrays(plan.tree), DEFAULT_ALGORITHM, room)

@@ -12,8 +12,8 @@ from ckpttools.core.region import Shape
 from ckpttools.core.text import folded
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, pasted, told
 from ckpttools.doctor.chunk_files import POINTER, bad_chunks
+from ckpttools.doctor.inventory import ListedItem
 from ckpttools.doctor.looking import is_directory
-from ckpttools.doctor.scene import Item
 from ckpttools.formats.orbax.entries import Entries
 from ckpttools.formats.orbax.hosts import where_chunks_may_be
 from ckpttools.formats.orbax.metadata import TREE_FILE, SavedLeaf, parse_tree
@@ -28,7 +28,7 @@ _FETCH = f"{_COPY}; it was deleted or not copied"
 _PULL = "run `git lfs pull` in that repository, or download the files with `hf download`"
 
 
-def array_findings(item: Item) -> Iterator[Finding]:
+def array_findings(item: ListedItem) -> Iterator[Finding]:
     """Chunks that are missing, too many or of another length; metadata that is missing or damaged."""
     if isinstance(item.database, CheckpointError) or item.tables is None:
         return
@@ -41,7 +41,7 @@ def array_findings(item: Item) -> Iterator[Finding]:
     yield from _names(item)
 
 
-def _files(database: Entries, item: Item) -> Iterator[Finding]:
+def _files(database: Entries, item: ListedItem) -> Iterator[Finding]:
     """Data files that are missing or shorter than the index says."""
     ends: dict[str, list[int]] = defaultdict(list)
     for entry in database.all.values():
@@ -64,7 +64,7 @@ def _files(database: Entries, item: Item) -> Iterator[Finding]:
             yield Finding(ERROR, str(path), what, "it was cut short: those chunks cannot be read", _COPY)
 
 
-def _chunks(item: Item, database: Entries, table: ChunkTable) -> Iterator[Finding]:
+def _chunks(item: ListedItem, database: Entries, table: ChunkTable) -> Iterator[Finding]:
     place = f"{item.path}: {table.name}" if table.name else str(item.path)
     if table.strays:
         array = table.array
@@ -80,7 +80,7 @@ def _chunks(item: Item, database: Entries, table: ChunkTable) -> Iterator[Findin
         yield Finding(ERROR, place, what, "they cannot be read", do)
 
 
-def _missing(item: Item, tables: Sequence[ChunkTable]) -> Iterator[Finding]:
+def _missing(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding]:
     """One finding for all arrays: what is missing is mostly missing from many."""
     if not tables:
         return
@@ -103,7 +103,7 @@ def _missing(item: Item, tables: Sequence[ChunkTable]) -> Iterator[Finding]:
         )
 
 
-def _names(item: Item) -> Iterator[Finding]:
+def _names(item: ListedItem) -> Iterator[Finding]:
     """Arrays that the tree names and that are not there; zarr of another version than it says."""
     if isinstance(item.metadata, CheckpointError) or item.tables is None:
         return
@@ -133,7 +133,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(lines[:_MOST_NAMED]) + (", …" if len(lines) > _MOST_NAMED else "")
 
 
-def _lost(item: Item, names: Sequence[str], *, everything: bool) -> Finding:
+def _lost(item: ListedItem, names: Sequence[str], *, everything: bool) -> Finding:
     what = f"arrays without their zarr.json or .zarray ({len(names)}): {_some(names)}"
     why = "the tree names them, and they cannot be read"
     do = _FETCH
@@ -147,7 +147,7 @@ def _lost(item: Item, names: Sequence[str], *, everything: bool) -> Finding:
     return Finding(ERROR, str(item.path), what, why, do)
 
 
-def _flavour(item: Item, names: Sequence[str]) -> Iterator[Finding]:
+def _flavour(item: ListedItem, names: Sequence[str]) -> Iterator[Finding]:
     says = item.says("use_zarr3")
     documents = item.tables.documents if item.tables else {}
     document = {True: zarr3.DOCUMENT, False: zarr2.DOCUMENT}.get(says) if isinstance(says, bool) else None
@@ -169,5 +169,5 @@ def _flavour(item: Item, names: Sequence[str]) -> Iterator[Finding]:
         yield Finding(ERROR, str(item.path), what, "Orbax looks for them elsewhere", do, command=do)
 
 
-def _edited(item: Item, field: str, wrong: str, right: str) -> str:
+def _edited(item: ListedItem, field: str, wrong: str, right: str) -> str:
     return f"""sed -i.bak 's/"{field}": *{wrong}/"{field}": {right}/' {pasted(item.path / TREE_FILE)}"""

@@ -8,7 +8,7 @@ from itertools import count
 from shlex import quote
 
 from ckpttools.core.errors import CheckpointError
-from ckpttools.doctor.scene import Scene
+from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.base import ReadOptions
 from ckpttools.stores.place import Place
 
@@ -72,13 +72,13 @@ class Check:
 
     name: str
     summary: str
-    look: Callable[[Scene], Iterator[Finding]]
+    look: Callable[[Inventory], Iterator[Finding]]
     fix: Fix | None = None
 
 
-def mending(scene: Scene, fix: str) -> str:
+def mending(inventory: Inventory, fix: str) -> str:
     """The command that mends what was found."""
-    return f"ckpt doctor {pasted(scene.path)} --fix {fix}"
+    return f"ckpt doctor {pasted(inventory.path)} --fix {fix}"
 
 
 def pasted(path: Place) -> str:

@@ -13,7 +13,7 @@ from ckpttools.core.wording import option
 from ckpttools.doctor import checks as checks_room
 from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, told
 from ckpttools.doctor.format_faults import format_checks
-from ckpttools.doctor.scene import Scene, scene_at
+from ckpttools.doctor.inventory import Inventory, inventory_of
 from ckpttools.formats.base import ReadOptions
 from ckpttools.stores.registry import Where, parse
 
@@ -99,45 +99,45 @@ def examine(where: Where, read: ReadOptions | None = None) -> Diagnosis:
         FormatError: nothing there is or was going to be a checkpoint.
     """
     path = parse(where)
-    scene = scene_at(path, read)
-    if scene.path in scene.denied:
-        raise scene.denied[scene.path]
-    if scene.is_empty:
+    inventory = inventory_of(path, read)
+    if inventory.path in inventory.denied:
+        raise inventory.denied[inventory.path]
+    if inventory.is_empty:
         raise FormatError(
             f"{path} is no checkpoint",
             wanted="a step, item or run of Orbax, safetensors, or a zarr v3 hierarchy, whole or damaged",
             hint="`ckpt formats` lists what can be read",
         )
-    found = dict.fromkeys(finding for check in checks() for finding in _looked(check, scene))
+    found = dict.fromkeys(finding for check in checks() for finding in _looked(check, inventory))
     ordered = sorted(_told_once(found), key=lambda each: (LEVELS.index(each.level), each.place, each.check))
     healthy = all(each.level != ERROR for each in ordered)
-    return Diagnosis(str(path), healthy, tuple(_counted(scene)), tuple(ordered))
+    return Diagnosis(str(path), healthy, tuple(_counted(inventory)), tuple(ordered))
 
 
-def _looked(check: Check, scene: Scene) -> Iterator[Finding]:
+def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
     """What a check finds. One that fails says so: a report on garbage must not depend on any one of them."""
     try:
-        for finding in check.look(scene):
+        for finding in check.look(inventory):
             yield replace(finding, check=check.name)
     except Exception as error:
         what = f"the check {check.name!r} stopped: {type(error).__name__}: {error}"
         why = "the files are damaged in a way that it did not expect; what it looks for was not looked for"
-        yield Finding(ERROR, str(scene.path), what, why, "fetch the checkpoint again", check=check.name)
+        yield Finding(ERROR, str(inventory.path), what, why, "fetch the checkpoint again", check=check.name)
 
 
-def _counted(scene: Scene) -> Iterator[str]:
+def _counted(inventory: Inventory) -> Iterator[str]:
     numbers = {
-        "step": len(scene.steps),
-        "item": len(scene.items),
-        "directory of safetensors": len(scene.weights),
-        "zarr v3 hierarchy": len(scene.hierarchies),
-        "leftover": len(scene.leftovers),
-        **{f"checkpoint of {name}": len(places) for name, places in scene.others.items()},
+        "step": len(inventory.steps),
+        "item": len(inventory.items),
+        "directory of safetensors": len(inventory.weights),
+        "zarr v3 hierarchy": len(inventory.hierarchies),
+        "leftover": len(inventory.leftovers),
+        **{f"checkpoint of {name}": len(places) for name, places in inventory.others.items()},
     }
     plurals = {
         "directory of safetensors": "directories of safetensors",
         "zarr v3 hierarchy": "zarr v3 hierarchies",
-        **{f"checkpoint of {name}": f"checkpoints of {name}" for name in scene.others},
+        **{f"checkpoint of {name}": f"checkpoints of {name}" for name in inventory.others},
     }
     for noun, number in numbers.items():
         if number:

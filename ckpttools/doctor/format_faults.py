@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.doctor.base import Check, Finding, told
-from ckpttools.doctor.scene import Scene
+from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.base import TellsFaults
 from ckpttools.formats.registry import faults_in, formats
 
@@ -18,9 +18,9 @@ def format_checks() -> Iterator[Check]:
 
 
 def _check(name: str, format: TellsFaults) -> Check:
-    def look(scene: Scene) -> Iterator[Finding]:
-        for place in scene.places(name):
-            for error in faults_in(format, place, scene.read):
+    def look(inventory: Inventory) -> Iterator[Finding]:
+        for place in inventory.places(name):
+            for error in faults_in(format, place, inventory.read):
                 yield told(error, place, why="no tensor of this file can be trusted")
 
     return Check(name, format.looks_for, look)

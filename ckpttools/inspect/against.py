@@ -13,7 +13,7 @@ from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.digest.pairing import Pairing
 from ckpttools.families.family import Family
-from ckpttools.inspect.comparison import Comparison, Different, Spec
+from ckpttools.inspect.comparison import ArraySpec, Comparison, Different
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.layer_rows import numbered_layer
 from ckpttools.mapping.coverage import Coverage, Misfit, NotCoveredError
@@ -53,8 +53,8 @@ def _by_name(tree: Tree) -> dict[str, LazyArray]:
     return {spelled(path): array for path, array in tree.arrays.items()}
 
 
-def _spec(name: str, array: LazyArray) -> Spec:
-    return Spec(name, array.shape, array.dtype.name)
+def _spec(name: str, array: LazyArray) -> ArraySpec:
+    return ArraySpec(name, array.shape, array.dtype.name)
 
 
 def against_family(
@@ -81,7 +81,7 @@ def against_family(
         ConfigError: the configuration is not one.
         UsageError: no path matches, or only names can be compared, of which some stand for many.
     """
-    check = _FamilyCheck(tree, family, config, place)
+    check = _FamilyComparison(tree, family, config, place)
     found = check.with_configuration() if config is not None else check.without()
     if pattern != "*":
         found = check.narrowed(found, pattern)
@@ -90,7 +90,7 @@ def against_family(
 
 
 @dataclass(frozen=True)
-class _FamilyCheck:
+class _FamilyComparison:
     """A tree, and what it should be; attributes as the arguments of `against_family`."""
 
     tree: Tree
@@ -164,7 +164,9 @@ class _FamilyCheck:
         return Comparison(
             said,
             len(self.arrays),
-            missing=tuple(Spec(name, None, None) for name in (*fit.missing, *_gaps(self.arrays, fit.keys))),
+            missing=tuple(
+                ArraySpec(name, None, None) for name in (*fit.missing, *_gaps(self.arrays, fit.keys))
+            ),
             extra=tuple(_spec(name, array) for name, array in self.arrays.items() if name in others),
             reasons=("Only names were compared: give the model's config.json to compare shapes, too.",),
             shapes_compared=False,
@@ -183,14 +185,14 @@ class _FamilyCheck:
         return Comparison(
             against=said,
             num_compared=len(self.arrays),
-            missing=tuple(Spec(key, shape, None) for key, shape in coverage.missing.items()),
+            missing=tuple(ArraySpec(key, shape, None) for key, shape in coverage.missing.items()),
             extra=tuple(_spec(key, self.arrays[key]) for key in coverage.extra),
             different=tuple(map(self._misfit, coverage.misshapen)),
             reasons=coverage.reasons,
         )
 
     def _misfit(self, each: Misfit) -> Different:
-        got, wanted = _spec(each.key, self.arrays[each.key]), Spec(each.key, each.wanted, None)
+        got, wanted = _spec(each.key, self.arrays[each.key]), ArraySpec(each.key, each.wanted, None)
         return Different(each.key, got, wanted, each.why)
 
     def _map(self) -> None:

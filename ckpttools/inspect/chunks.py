@@ -11,7 +11,7 @@ from ckpttools.array.storage import Storage, StoredArray, StoredFile
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import listing
 from ckpttools.inspect.filtering import filtered
-from ckpttools.inspect.meshes import Mesh, Spec
+from ckpttools.inspect.meshes import Mesh, PartitionSpec
 from ckpttools.inspect.reads import Reads, predict, together
 from ckpttools.maxtext.view import view_of
 
@@ -145,7 +145,11 @@ class ChunksReport:
 
 
 def inspect_chunks(
-    tree: Tree, storage: Storage, pattern: str = "*", mesh: Mesh | None = None, spec: Spec | None = None
+    tree: Tree,
+    storage: Storage,
+    pattern: str = "*",
+    mesh: Mesh | None = None,
+    spec: PartitionSpec | None = None,
 ) -> ChunksReport:
     """Looks at how a tree is stored.
 
@@ -189,7 +193,9 @@ def _file(file: StoredFile) -> FileChunks:
     return FileChunks(*(getattr(file, each.name) for each in fields(FileChunks)))
 
 
-def _array(array: StoredArray, mesh: Mesh | None, spec: Spec | None, axis: int | None) -> ArrayChunks:
+def _array(
+    array: StoredArray, mesh: Mesh | None, spec: PartitionSpec | None, axis: int | None
+) -> ArrayChunks:
     nbytes = prod(array.shape) * array.dtype.itemsize
     piece = array.shape if array.piece is None else array.piece
     return ArrayChunks(
@@ -211,7 +217,7 @@ def _array(array: StoredArray, mesh: Mesh | None, spec: Spec | None, axis: int |
     )
 
 
-def _loading(arrays: Sequence[ArrayChunks], mesh: Mesh | None, spec: Spec | None) -> Loading | None:
+def _loading(arrays: Sequence[ArrayChunks], mesh: Mesh | None, spec: PartitionSpec | None) -> Loading | None:
     if mesh is None or spec is None:
         return None
     reads = [each.reads for each in arrays if each.reads is not None]

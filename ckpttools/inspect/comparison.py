@@ -11,7 +11,7 @@ from ckpttools.inspect.folding import natural
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class ArraySpec:
     """An array without its values; `shape` is None where it is not known, `dtype` where any will do."""
 
     path: str
@@ -24,8 +24,8 @@ class Different:
     """An array that is there, but not as it should be; `why` says whose word it is, where that is known."""
 
     path: str
-    got: Spec
-    wanted: Spec
+    got: ArraySpec
+    wanted: ArraySpec
     why: str | None = None
 
 
@@ -45,8 +45,8 @@ class Comparison:
 
     against: str
     num_compared: int
-    missing: tuple[Spec, ...] = ()
-    extra: tuple[Spec, ...] = ()
+    missing: tuple[ArraySpec, ...] = ()
+    extra: tuple[ArraySpec, ...] = ()
     different: tuple[Different, ...] = ()
     reasons: tuple[str, ...] = ()
     shapes_compared: bool = True
@@ -74,10 +74,10 @@ def arranged(comparison: Comparison, by: str) -> Comparison:
 _Key = tuple[int, list[tuple[int, int | str]]]
 
 
-def _by_name(spec: Spec) -> _Key:
+def _by_name(spec: ArraySpec) -> _Key:
     return 0, natural(spec.path)
 
 
-def _by_size(spec: Spec) -> _Key:
+def _by_size(spec: ArraySpec) -> _Key:
     bits = DTYPES[spec.dtype].bits if spec.dtype else 1
     return 1 if spec.shape is None else -prod(spec.shape) * bits, natural(spec.path)

@@ -66,7 +66,7 @@ class Counts:
     times: np.ndarray
 
 
-def counted(values: np.ndarray, dtype: DType, scratch: Scratch) -> Counts:
+def count_patterns(values: np.ndarray, dtype: DType, scratch: Scratch) -> Counts:
     """Counts the patterns of a piece.
 
     Args:

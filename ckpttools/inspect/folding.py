@@ -72,7 +72,7 @@ def _cut(branches: tuple[Branch, ...], depth: int | None) -> tuple[Branch, ...]:
     return tuple(replace(each, children=below) for each, below in zip(branches, kept, strict=True))
 
 
-def ordered(arrays: Iterable[ArrayReport], by: str) -> tuple[ArrayReport, ...]:
+def sort_arrays(arrays: Iterable[ArrayReport], by: str) -> tuple[ArrayReport, ...]:
     """The arrays sorted by "size", largest first, or by "name", in natural order."""
     if by == "size":
         return tuple(sorted(arrays, key=lambda each: (-each.nbytes, natural(each.path))))

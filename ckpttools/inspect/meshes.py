@@ -41,7 +41,7 @@ class Mesh:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class PartitionSpec:
     """Which mesh axes cut which axis of an array.
 
     Attributes:
@@ -87,7 +87,7 @@ def parse_mesh(text: str) -> Mesh:
     return mesh
 
 
-def parse_spec(text: str, mesh: Mesh) -> Spec:
+def parse_spec(text: str, mesh: Mesh) -> PartitionSpec:
     """A partition spec over the axes of a mesh.
 
     Raises:
@@ -95,12 +95,14 @@ def parse_spec(text: str, mesh: Mesh) -> Spec:
     """
     stripped = text.strip()
     if stripped == "replicated":
-        return Spec(text, ())
+        return PartitionSpec(text, ())
     if stripped.startswith(("P(", "PartitionSpec(")):
         parts = _partition_spec(stripped, text)
-        spec = Spec(text, tuple((axis, names) for axis, names in enumerate(parts) if names), len(parts))
+        spec = PartitionSpec(
+            text, tuple((axis, names) for axis, names in enumerate(parts) if names), len(parts)
+        )
     else:
-        spec = Spec(text, tuple(_part(word, mesh, text) for word in stripped.split(",")))
+        spec = PartitionSpec(text, tuple(_part(word, mesh, text) for word in stripped.split(",")))
     _check(spec, mesh)
     return spec
 
@@ -137,7 +139,7 @@ def _mesh_axes(node: ast.expr, text: str) -> tuple[str, ...]:
             raise UsageError(f"{text!r} is no partition spec", wanted=_SPEC)
 
 
-def _check(spec: Spec, mesh: Mesh) -> None:
+def _check(spec: PartitionSpec, mesh: Mesh) -> None:
     used: Sequence[str] = [name for _, names in spec.parts for name in names]
     unknown = [name for name in used if name not in mesh.axes]
     if unknown:

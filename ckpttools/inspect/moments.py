@@ -58,7 +58,7 @@ class Moments:
 
     def __add__(self, other: Moments) -> Moments:
         mine, others = (self.finite, self.mean, self.spread), (other.finite, other.mean, other.spread)
-        finite, mean, spread = sums.joined(mine, others)
+        finite, mean, spread = sums.combined(mine, others)
         return Moments(
             self.elements + other.elements,
             finite,

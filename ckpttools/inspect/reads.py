@@ -13,7 +13,7 @@ from math import prod
 
 from ckpttools.array.storage import StoredArray
 from ckpttools.core.region import Region, Shape, ceil_div, count_runs
-from ckpttools.inspect.meshes import Mesh, Spec
+from ckpttools.inspect.meshes import Mesh, PartitionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Reads:
         return self.total_fetched / self.total_needed if self.total_needed else 1.0
 
 
-def predict(array: StoredArray, mesh: Mesh, spec: Spec, layer_axis: int | None) -> Reads:
+def predict(array: StoredArray, mesh: Mesh, spec: PartitionSpec, layer_axis: int | None) -> Reads:
     """What loading one array takes.
 
     Args:

@@ -17,7 +17,7 @@ from ckpttools.core.errors import listing
 from ckpttools.core.region import Region, Shape
 from ckpttools.inspect import distribution as distributions
 from ckpttools.inspect import moments
-from ckpttools.inspect.distribution import Counts, Distribution, counted, summed
+from ckpttools.inspect.distribution import Counts, Distribution, count_patterns, summed
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.layer_rows import LayerRow, layer_rows
 from ckpttools.inspect.moments import Moments
@@ -151,7 +151,7 @@ def inspect_stats(
     found = {index: look.joined(index, (each.result for each in group)) for index, group in pieces}
     known = roles(tree)
     arrays = tuple(
-        _stats(path, array, known.of(path), found.get(index, _Whole({}, None)))
+        _stats(path, array, known.of(path), found.get(index, _ArraySummary({}, None)))
         for index, (path, array) in enumerate(chosen.items())
     )
     return StatsReport(
@@ -176,7 +176,7 @@ def matching(tree: Tree, pattern: str) -> dict[Path, LazyArray]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _PieceSummary:
     """What a piece holds: moments by layer (all under None where layers are not told apart), and counts."""
 
     layers: Mapping[int | None, Moments]
@@ -184,7 +184,7 @@ class _Found:
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
+class _ArraySummary:
     """What an array holds."""
 
     layers: Mapping[int | None, Moments]
@@ -215,18 +215,18 @@ class _Look:
 
     def __call__(
         self, index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
-    ) -> _Found:
+    ) -> _PieceSummary:
         array, (data,) = self.arrays[index], values
         row = self.rows.get(index)
         parts: Iterable[tuple[int | None, Region]] = [(None, region)]
         if row is not None:
             parts = row.parts(region, array.shape).items()
         # Counted first: `moments` uses the elements up.
-        counts = counted(data, array.dtype, scratch) if self.histograms else None
+        counts = count_patterns(data, array.dtype, scratch) if self.histograms else None
         layers = {layer: moments.moments(data, region, part, array.dtype, scratch) for layer, part in parts}
-        return _Found(layers, counts)
+        return _PieceSummary(layers, counts)
 
-    def joined(self, index: int, pieces: Iterable[_Found]) -> _Whole:
+    def joined(self, index: int, pieces: Iterable[_PieceSummary]) -> _ArraySummary:
         """All of one array."""
         layers: dict[int | None, Moments] = {}
 
@@ -241,7 +241,7 @@ class _Look:
         total = summed(counts())
         found = sum(layers.values(), Moments())
         dtype = self.arrays[index].dtype
-        return _Whole(layers, distributions.distribution(total, found, dtype) if total else None)
+        return _ArraySummary(layers, distributions.distribution(total, found, dtype) if total else None)
 
 
 def _stacked(tree: Tree, chosen: Mapping[Path, LazyArray]) -> dict[int, LayerRow]:
@@ -250,7 +250,7 @@ def _stacked(tree: Tree, chosen: Mapping[Path, LazyArray]) -> dict[int, LayerRow
     return {index: rows[path] for index, path in enumerate(chosen) if path in rows and rows[path].axes}
 
 
-def _stats(path: Path, array: LazyArray, role: Role, whole: _Whole) -> ArrayStats:
+def _stats(path: Path, array: LazyArray, role: Role, whole: _ArraySummary) -> ArrayStats:
     total = sum(whole.layers.values(), Moments())
     layers = {layer: statistics_of(found) for layer, found in whole.layers.items() if layer is not None}
     return ArrayStats(

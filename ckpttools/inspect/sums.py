@@ -58,12 +58,12 @@ def spread(xs: Numbers, ends: tuple[float, float], scratch: Scratch) -> Spread:
             for start in range(0, x.size, _PART):
                 part = wider[: min(_PART, x.size - start)]
                 part[...] = x[start : start + _PART]
-                found = joined(found, _spread((np.ldexp(part, -exponent, out=part),), scratch))
+                found = combined(found, _spread((np.ldexp(part, -exponent, out=part),), scratch))
     size, mean, root = found
     return size, float(np.ldexp(mean, exponent)), float(np.ldexp(root, exponent))
 
 
-def joined(a: Spread, b: Spread) -> Spread:
+def combined(a: Spread, b: Spread) -> Spread:
     """That of all numbers of both, as Chan, Golub and LeVeque join them (1979)."""
     if not a[0] or not b[0]:
         return a if a[0] else b

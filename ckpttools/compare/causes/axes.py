@@ -16,8 +16,7 @@ from ckpttools.compare.causes.base import (
     head_dims,
     zeros_like,
 )
-from ckpttools.compare.reshape import reshaped as with_shape
-from ckpttools.compare.reshape import transposes
+from ckpttools.compare.reshape import reshape, transposes
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
 
@@ -65,7 +64,7 @@ def transposed(case: Case) -> Iterator[Hypothesis]:
 def reshaped(case: Case) -> Iterator[Hypothesis]:
     """The same elements in the same order, under another shape."""
     a, b = case.alike
-    made = with_shape(a, b.shape)
+    made = reshape(a, b.shape)
     if made is not None:
         cause = Cause("reshaped", "the same elements in the same order, with other axes", REMAP)
         yield Hypothesis(cause, ((made, b),))

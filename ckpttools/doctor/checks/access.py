@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from ckpttools.core.errors import StorageError
 from ckpttools.doctor.base import ERROR, Check, Finding, pasted
-from ckpttools.doctor.scene import Scene
+from ckpttools.doctor.inventory import Inventory
 from ckpttools.stores.place import Place
 
 
-def _look(scene: Scene) -> Iterator[Finding]:
-    for place, error in scene.denied.items():
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for place, error in inventory.denied.items():
         yield _finding(place, error.got or error.message, "rX")
-    for directory in scene.directories:
+    for directory in inventory.directories:
         for name in directory.files:
             path = directory.path / name
             if path.is_link() and not _leads_somewhere(path):

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.arrays import array_findings
 from ckpttools.doctor.base import Check, Finding, told
-from ckpttools.doctor.scene import Directory, Item, Scene, json_or_error
+from ckpttools.doctor.inventory import Directory, Inventory, ListedItem, json_or_error
 from ckpttools.formats.zarr.read import may_leave_out
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
 from ckpttools.stores.place import Place
 
 
-def _look(scene: Scene) -> Iterator[Finding]:
-    for item in scene.items:
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for item in inventory.items:
         if not item.is_unfinished:
             yield from array_findings(item)
-    for place in scene.hierarchies:
+    for place in inventory.hierarchies:
         yield from _hierarchy(place)
 
 
@@ -25,7 +25,7 @@ def _hierarchy(place: Place) -> Iterator[Finding]:
     """Plain zarr leaves out chunks of the fill value; where a hierarchy is one of ours, none are missing."""
     root = json_or_error(place / DOCUMENT)
     leaves_out = not isinstance(root, CheckpointError) and may_leave_out(root)
-    item = Item(Directory(place, (), ()), place, may_leave_out=leaves_out)
+    item = ListedItem(Directory(place, (), ()), place, may_leave_out=leaves_out)
     if isinstance(item.database, CheckpointError):
         yield told(item.database, place)
     else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, mending, pasted
+from ckpttools.doctor.inventory import Directory, Inventory
 from ckpttools.doctor.new_files import write_new
-from ckpttools.doctor.scene import Directory, Scene
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE
 from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata
@@ -19,16 +19,18 @@ _WHY = (
 )
 
 
-def _look(scene: Scene) -> Iterator[Finding]:
-    for step in scene.steps:
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for step in inventory.steps:
         said = StepMetadata.at(step.path)
         if not (said.fault or said.is_uncommitted or IN_PROGRESS in step.path.name):
-            items = [] if _is_v1(step, said) else [i.directory for i in scene.items if i.step == step.path]
+            items = (
+                [] if _is_v1(step, said) else [i.directory for i in inventory.items if i.step == step.path]
+            )
             for each in dict.fromkeys([step, *items]):
                 if COMMIT_FILE not in each.files:
-                    yield _unmarked(scene, each.path)
-    steps = {step.path for step in scene.steps}
-    for item in scene.items:
+                    yield _unmarked(inventory, each.path)
+    steps = {step.path for step in inventory.steps}
+    for item in inventory.items:
         if steps.isdisjoint((item.step, *item.step.parents)):
             why = "CheckpointManager and whoever looks for custom metadata such as scan_layers miss it"
             command = f"ckpt convert to-orbax {pasted(item.path)} DST"
@@ -37,8 +39,8 @@ def _look(scene: Scene) -> Iterator[Finding]:
             yield Finding(INFO, str(item.path), what, why, do, command=command)
 
 
-def _unmarked(scene: Scene, place: Place) -> Finding:
-    command = mending(scene, "commit-marker")
+def _unmarked(inventory: Inventory, place: Place) -> Finding:
+    command = mending(inventory, "commit-marker")
     do = f"{command} writes it; Orbax before 0.12.3 did not on local disks"
     return Finding(WARNING, str(place), f"no {COMMIT_FILE}", _WHY, do, "commit-marker", command=command)
 

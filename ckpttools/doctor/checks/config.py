@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, pasted, told
-from ckpttools.doctor.scene import Scene, json_or_error
+from ckpttools.doctor.inventory import Inventory, json_or_error
 from ckpttools.formats.adapters import ADAPTER, MERGE, MERGING, adapter_in
 from ckpttools.stores.place import Place
 
 _CONFIG = "config.json"
 
 
-def _look(scene: Scene) -> Iterator[Finding]:
-    listed = {directory.path: directory.files for directory in scene.directories}
-    for weights in scene.weights:
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    listed = {directory.path: directory.files for directory in inventory.directories}
+    for weights in inventory.weights:
         if not weights.is_whole or weights.folder not in listed:
             continue
         place = weights.folder / _CONFIG

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, pasted, told
-from ckpttools.doctor.scene import Item, Scene
+from ckpttools.doctor.inventory import Inventory, ListedItem
 from ckpttools.formats.orbax.entries import Entries, files_below
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Extent
 from ckpttools.stores.place import Place
@@ -16,8 +16,8 @@ NODE_MAGIC = bytes.fromhex("0cdb20de")
 _MUCH = 64 << 20
 
 
-def _look(scene: Scene) -> Iterator[Finding]:
-    for item in scene.items:
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for item in inventory.items:
         if isinstance(item.database, CheckpointError):
             yield told(item.database, item.path, why="without its index no array of this item can be read")
         elif item.database.manifests:
@@ -28,7 +28,7 @@ def _look(scene: Scene) -> Iterator[Finding]:
             yield Finding(ERROR, str(item.path), what, why, "copy it again, whole: cp -a SRC DST")
 
 
-def _unnamed(item: Item, database: Entries) -> Iterator[Finding]:
+def _unnamed(item: ListedItem, database: Entries) -> Iterator[Finding]:
     """Data files that the index in use does not name.
 
     Every save leaves nodes that its later commits superseded. They are worth a word where they take room;
@@ -49,7 +49,7 @@ def _unnamed(item: Item, database: Entries) -> Iterator[Finding]:
         yield _named(INFO, item, loose, "nodes of the index that later ones superseded; they take room")
 
 
-def _named(level: str, item: Item, files: Mapping[str, int], why: str) -> Finding:
+def _named(level: str, item: ListedItem, files: Mapping[str, int], why: str) -> Finding:
     largest = max(files, key=lambda name: files[name])
     number = "a data file" if len(files) == 1 else f"{len(files)} data files"
     what = f"{number} that the index does not name: {sum(files.values()):,} bytes, the largest {largest}"

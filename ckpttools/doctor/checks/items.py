@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.doctor.base import INFO, Check, Finding, pasted
-from ckpttools.doctor.scene import Scene
+from ckpttools.doctor.inventory import Inventory
 
 
-def _look(scene: Scene) -> Iterator[Finding]:
-    for step in scene.steps:
-        items = [item for item in scene.items if item.step == step.path]
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for step in inventory.steps:
+        items = [item for item in inventory.items if item.step == step.path]
         if len(items) > 1:
             what = f"{len(items)} items: {', '.join(item.path.name for item in items)}"
             why = "commands that open one tree cannot choose"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ckpttools.core.errors import CheckpointError, LaterStepWarning
 from ckpttools.doctor.base import WARNING, Check, Finding, told
-from ckpttools.doctor.scene import Scene
+from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.runs import DamagedStepError, find_item, remains_after
 from ckpttools.formats.orbax.steps import IN_PROGRESS
@@ -19,9 +19,9 @@ _DO = "fetch that step again; until then name the directory of the step that is 
 _LOST = "every command passes it over: it has lost too much to be told for a step, or was only begun"
 
 
-def _look(scene: Scene) -> Iterator[Finding]:
-    listed = {directory.path for directory in scene.directories}
-    steps = [*(step.path for step in scene.steps), *(item.step for item in scene.items)]
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    listed = {directory.path for directory in inventory.directories}
+    steps = [*(step.path for step in inventory.steps), *(item.step for item in inventory.items)]
     for run in sorted({step.parent for step in steps} & listed):
         yield from _later(run)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, pasted
-from ckpttools.doctor.scene import SET_ASIDE, Scene
+from ckpttools.doctor.inventory import SET_ASIDE, Inventory
 from ckpttools.formats.interrupted import next_step, partial_of, unfinished_at
 from ckpttools.formats.orbax.steps import IN_PROGRESS
 from ckpttools.stores.place import Place
@@ -14,16 +14,16 @@ from ckpttools.stores.place import Place
 _UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
-def _look(scene: Scene) -> Iterator[Finding]:
-    beside = partial_of(scene.path)
-    for place in [*scene.leftovers, *([beside.place] if beside else [])]:
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    beside = partial_of(inventory.path)
+    for place in [*inventory.leftovers, *([beside.place] if beside else [])]:
         size, age = _measured(place)
         what = f"{_kind(place)}: {size:,} bytes, last changed {age} ago"
         yield _left(place, what)
-    if IN_PROGRESS in scene.path.name:
+    if IN_PROGRESS in inventory.path.name:
         why = "Orbax renames such a directory when the save is finished; this one was not, or not yet"
         yield Finding(
-            INFO, str(scene.path), "the directory of an unfinished save", why, "open a finished step"
+            INFO, str(inventory.path), "the directory of an unfinished save", why, "open a finished step"
         )
 
 

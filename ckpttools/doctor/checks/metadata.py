@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ckpttools.array.tree import dotted, spelled
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, Check, Finding, told
-from ckpttools.doctor.scene import Item, Scene, json_or_error
+from ckpttools.doctor.inventory import Inventory, ListedItem, json_or_error
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax.metadata import (
     CHECKPOINT_FILE,
@@ -19,19 +19,19 @@ from ckpttools.formats.orbax.metadata import (
 )
 
 
-def _look(scene: Scene) -> Iterator[Finding]:
-    for step in scene.steps:
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for step in inventory.steps:
         if CHECKPOINT_FILE in step.files:
             found = json_or_error(step.path / CHECKPOINT_FILE)
             if isinstance(found, CheckpointError):
                 yield told(found, step.path)
-    for item in scene.items:
+    for item in inventory.items:
         yield from _optional(item)
         if TREE_FILE in item.directory.files:
             yield from _tree(item)
 
 
-def _optional(item: Item) -> Iterator[Finding]:
+def _optional(item: ListedItem) -> Iterator[Finding]:
     why = "loading onto devices without a target needs it; with a target, or as numpy, it loads"
     if SHARDING_FILE in item.directory.files:
         found = json_or_error(item.path / SHARDING_FILE)
@@ -43,7 +43,7 @@ def _optional(item: Item) -> Iterator[Finding]:
         yield told(error, item.path, why="typed PRNG keys among the arrays cannot be told from numbers")
 
 
-def _tree(item: Item) -> Iterator[Finding]:
+def _tree(item: ListedItem) -> Iterator[Finding]:
     place = str(item.path / TREE_FILE)
     if isinstance(item.metadata, CheckpointError):
         yield told(item.metadata, item.path, why="without it nothing tells which arrays the checkpoint has")
@@ -69,7 +69,7 @@ def _collisions(leaves: Sequence[SavedLeaf], place: str) -> Iterator[Finding]:
             yield Finding(ERROR, place, what, why, "save it again with other keys; the first is lost here")
 
 
-def _strings(item: Item, leaves: Sequence[SavedLeaf]) -> Iterator[Finding]:
+def _strings(item: ListedItem, leaves: Sequence[SavedLeaf]) -> Iterator[Finding]:
     wanted = [dotted(leaf.path) for leaf in leaves if leaf.value_type == "string"]
     if not wanted:
         return

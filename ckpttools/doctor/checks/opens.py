@@ -7,17 +7,17 @@ from itertools import chain
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import Check, Finding, told
-from ckpttools.doctor.scene import Scene
+from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
 from ckpttools.stores.place import Place
 
 
-def _look(scene: Scene) -> Iterator[Finding]:
-    folders = [w.folder if w.is_whole else w.folder / w.files[0] for w in scene.weights]
-    others = chain(*scene.others.values())
-    for place in [*scene.places("orbax"), *folders, *scene.places("zarr3"), *others]:
-        yield from _opened(place, scene.read)
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    folders = [w.folder if w.is_whole else w.folder / w.files[0] for w in inventory.weights]
+    others = chain(*inventory.others.values())
+    for place in [*inventory.places("orbax"), *folders, *inventory.places("zarr3"), *others]:
+        yield from _opened(place, inventory.read)
 
 
 def _opened(place: Place, read: ReadOptions) -> Iterator[Finding]:

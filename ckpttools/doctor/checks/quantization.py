@@ -7,7 +7,7 @@ from typing import Any
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding
-from ckpttools.doctor.scene import Scene, Weights, json_or_error
+from ckpttools.doctor.inventory import Inventory, Weights, json_or_error
 from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.scales import Described
@@ -17,8 +17,8 @@ from ckpttools.stores.place import Place
 _CONFIG = "config.json"
 
 
-def _look(scene: Scene) -> Iterator[Finding]:
-    for weights in scene.weights:
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for weights in inventory.weights:
         arrays = _arrays(weights) if weights.is_whole else None
         config = json_or_error(weights.folder / _CONFIG) if arrays else None
         if arrays is None or config is None or isinstance(config, CheckpointError):

@@ -11,9 +11,9 @@ from shlex import quote
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.text import folded
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, Fix, mending, pasted, set_aside, told
+from ckpttools.doctor.inventory import INDEX, SAFETENSORS, Inventory, Weights, json_or_error
 from ckpttools.doctor.looking import is_file
 from ckpttools.doctor.new_files import write_new
-from ckpttools.doctor.scene import INDEX, SAFETENSORS, Scene, Weights, json_or_error
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.formats.safetensors.header import Header
@@ -27,20 +27,20 @@ _MOST_SHARDS = 100_000
 _MOST_NAMED = 5
 
 
-def _look(scene: Scene) -> Iterator[Finding]:
-    for weights in scene.weights:
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for weights in inventory.weights:
         if weights.is_whole:
-            yield from _folder(scene, weights)
+            yield from _folder(inventory, weights)
 
 
-def _folder(scene: Scene, weights: Weights) -> Iterator[Finding]:
+def _folder(inventory: Inventory, weights: Weights) -> Iterator[Finding]:
     for name in weights.indexes:
         yield from _index(weights, name)
     lost = list(_lost_numbers(weights.files))
     if lost and not weights.indexes:
         yield _missing(weights.folder, lost, "the names of the others count them")
     if not weights.indexes and len(weights.files) > 1 and not lost:
-        yield _beside_the_model(weights) if _WHOLE in weights.files else _without_index(scene, weights)
+        yield _beside_the_model(weights) if _WHOLE in weights.files else _without_index(inventory, weights)
     if _WHOLE in weights.files and weights.indexes:
         what = f"{_WHOLE} beside {', '.join(weights.indexes)}"
         why = f"transformers and ckpttools read {_WHOLE} and look at no index then"
@@ -82,15 +82,15 @@ def _beside_the_model(weights: Weights) -> Finding:
     return Finding(INFO, str(weights.folder), what, why, do)
 
 
-def _without_index(scene: Scene, weights: Weights) -> Finding:
+def _without_index(inventory: Inventory, weights: Weights) -> Finding:
     what = f"{len(weights.files)} files and no {_NAME}"
     why = "transformers does not find the weights; ckpttools takes them all"
     headers = {name: header_of(weights.folder / name) for name in weights.files}
     fault = _contradiction(headers)
     if fault:
-        do = "tell apart what does not belong together; then write an index: " + mending(scene, "index")
+        do = "tell apart what does not belong together; then write an index: " + mending(inventory, "index")
         return Finding(WARNING, str(weights.folder), f"{what}; {fault}", why, do)
-    do = f"{mending(scene, 'index')} writes it"
+    do = f"{mending(inventory, 'index')} writes it"
     return Finding(WARNING, str(weights.folder), what, why, do, "index")
 
 

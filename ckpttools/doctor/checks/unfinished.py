@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ckpttools.core.errors import FormatError
 from ckpttools.doctor.base import ERROR, Check, Finding, Fix, mending
-from ckpttools.doctor.scene import SET_ASIDE, Directory, Item, Scene
+from ckpttools.doctor.inventory import SET_ASIDE, Directory, Inventory, ListedItem
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata
@@ -17,31 +17,33 @@ from ckpttools.stores.place import Place
 _QUIET_SECONDS = 3600
 
 
-def _look(scene: Scene) -> Iterator[Finding]:
-    for step in scene.steps:
-        items = [item for item in scene.items if item.step == step.path]
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for step in inventory.steps:
+        items = [item for item in inventory.items if item.step == step.path]
         said = StepMetadata.at(step.path)
         if said.is_uncommitted:
-            yield _unfinished(step, scene)
+            yield _unfinished(step, inventory)
         else:
             yield from _incomplete(step, items, said)
 
 
-def _unfinished(step: Directory, scene: Scene) -> Finding:
+def _unfinished(step: Directory, inventory: Inventory) -> Finding:
     what = "an unfinished save: its commit timestamp is null"
-    others = [each.path.name for each in scene.steps if each.path.parent == step.path.parent and each != step]
+    others = [
+        each.path.name for each in inventory.steps if each.path.parent == step.path.parent and each != step
+    ]
     earlier = f"open another step ({', '.join(sorted(others))})" if others else "open another step"
     why = (
         "Orbax tells a finished step by its name on a local disk, takes this one for it, and fails to load it"
     )
     if IN_PROGRESS in step.path.name:
         return Finding(ERROR, str(step.path), what, "it has no complete arrays", earlier)
-    command = mending(scene, "set-aside")
+    command = mending(inventory, "set-aside")
     do = f"{earlier}; or rename it, so that Orbax passes over it: {command}"
     return Finding(ERROR, str(step.path), what, why, do, "set-aside", command=command)
 
 
-def _incomplete(step: Directory, items: list[Item], said: StepMetadata) -> Iterator[Finding]:
+def _incomplete(step: Directory, items: list[ListedItem], said: StepMetadata) -> Iterator[Finding]:
     if not (items or said.trees or said.others or said.fault):
         yield _lost(step.path, f"no {TREE_FILE}, which says what the arrays are")
     there = {item.path.name for item in items}

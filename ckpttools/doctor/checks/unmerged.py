@@ -9,8 +9,8 @@ from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.wording import option
 from ckpttools.doctor.arrays import array_findings
 from ckpttools.doctor.base import ERROR, INFO, Check, Finding, Fix, mending, pasted, set_aside
+from ckpttools.doctor.inventory import Directory, Inventory, ListedItem
 from ckpttools.doctor.new_files import holds, refuse_existing, write_new
-from ckpttools.doctor.scene import Directory, Item, Scene
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax import ocdbt
 from ckpttools.formats.orbax.entries import Indexed
@@ -20,17 +20,17 @@ from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.stores.place import Place
 
 
-def _look(scene: Scene) -> Iterator[Finding]:
-    for item in scene.items:
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for item in inventory.items:
         if not item.processes:
             continue
         if item.is_merged:
             yield from _left_behind(item)
         elif TREE_FILE in item.directory.files:
-            yield _unmerged(scene, item)
+            yield _unmerged(inventory, item)
 
 
-def _unmerged(scene: Scene, item: Item) -> Finding:
+def _unmerged(inventory: Inventory, item: ListedItem) -> Finding:
     if any(each.level == ERROR for each in array_findings(item)):
         return Finding(
             ERROR,
@@ -41,7 +41,7 @@ def _unmerged(scene: Scene, item: Item) -> Finding:
             "see to what else is said of this directory first",
             "merge",
         )
-    command = mending(scene, "merge")
+    command = mending(inventory, "merge")
     return Finding(
         ERROR,
         str(item.path),
@@ -53,7 +53,7 @@ def _unmerged(scene: Scene, item: Item) -> Finding:
     )
 
 
-def _left_behind(item: Item) -> Iterator[Finding]:
+def _left_behind(item: ListedItem) -> Iterator[Finding]:
     """Keys of a process that the merged index does not have."""
     if isinstance(item.database, CheckpointError):
         return
@@ -86,7 +86,7 @@ def merge(path: Place, read: ReadOptions) -> str:
     names = [entry.name for entry in entries_here if entry.is_dir]
     files = [entry.name for entry in entries_here if not entry.is_dir]
     entries = union_of(path, read.max_index_bytes, whole=True).entries
-    _refuse_holes(Item(Directory(path, tuple(files), tuple(names)), path, read=read))
+    _refuse_holes(ListedItem(Directory(path, tuple(files), tuple(names)), path, read=read))
     digest = hashlib.sha256(repr(list(entries.items())).encode()).hexdigest()
     node_file = f"d/{digest[:32]}"
     index = ocdbt.encode(entries.items(), node_file)
@@ -109,7 +109,7 @@ def _part(data: bytes, start: int, length: int | None) -> bytes:
     return data[start:] if length is None else data[start : start + length]
 
 
-def _refuse_holes(item: Item) -> None:
+def _refuse_holes(item: ListedItem) -> None:
     for finding in array_findings(item):
         if finding.level == ERROR:
             raise FormatError(

@@ -16,7 +16,7 @@ from ckpttools.core.text import printable
 from ckpttools.inspect.distribution import Distribution
 from ckpttools.inspect.layer_rows import LayerRow
 from ckpttools.inspect.stats import ArrayStats, Statistics, StatsReport
-from ckpttools.inspect.sums import Spread, joined
+from ckpttools.inspect.sums import Spread, combined
 from ckpttools.inspect.tree import ArrayReport, TreeReport
 
 # Digits that can be told apart on a screen.
@@ -133,7 +133,7 @@ class _Cell:
         self.bad += found.nan + found.inf
         if found.mean is not None and found.std is not None and found.max_abs is not None:
             finite = found.elements - found.nan - found.inf
-            self.spread = joined(self.spread, (finite, found.mean, found.std * sqrt(finite)))
+            self.spread = combined(self.spread, (finite, found.mean, found.std * sqrt(finite)))
             self.most = max(self.most, found.max_abs)
 
     def packed(self) -> list[float | None]:

@@ -56,7 +56,7 @@ class Directory:
 
 
 @dataclass(frozen=True)
-class Item:
+class ListedItem:
     """A directory with the arrays of one pytree.
 
     Attributes:
@@ -140,7 +140,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Scene:
+class Inventory:
     """What there is to look at.
 
     Attributes:
@@ -159,7 +159,7 @@ class Scene:
     path: Place
     directories: tuple[Directory, ...] = ()
     denied: Mapping[Place, CheckpointError] = field(default_factory=dict)
-    items: tuple[Item, ...] = ()
+    items: tuple[ListedItem, ...] = ()
     steps: tuple[Directory, ...] = ()
     weights: tuple[Weights, ...] = ()
     hierarchies: tuple[Place, ...] = ()
@@ -192,7 +192,7 @@ def json_or_error(path: Place) -> Mapping[str, Any] | CheckpointError:
         return error
 
 
-def scene_at(path: Place, read: ReadOptions | None = None) -> Scene:
+def inventory_of(path: Place, read: ReadOptions | None = None) -> Inventory:
     """Looks around at a path, which may be a file, or a directory at any level.
 
     Args:
@@ -207,12 +207,14 @@ def scene_at(path: Place, read: ReadOptions | None = None) -> Scene:
     if not path.lexists():
         raise absent(path)
     if not is_directory(path):
-        return Scene(path, weights=tuple(_one_file(path)), read=read or ReadOptions(), others=_others([path]))
+        return Inventory(
+            path, weights=tuple(_one_file(path)), read=read or ReadOptions(), others=_others([path])
+        )
     if unfinished_at(path):
-        return Scene(path, leftovers=(path,))
+        return Inventory(path, leftovers=(path,))
     walk = _Walk(read or ReadOptions())
     walk.visit(path, 0)
-    return walk.scene(path)
+    return walk.inventory(path)
 
 
 def _one_file(path: Place) -> Iterator[Weights]:
@@ -271,18 +273,18 @@ class _Walk:
         files = tuple(entry.name for entry in entries if not entry.is_dir)
         return Directory(path, files, tuple(entry.name for entry in entries if entry.is_dir))
 
-    def scene(self, path: Place) -> Scene:
+    def inventory(self, path: Place) -> Inventory:
         steps = {place: each for place, each in self._directories.items() if CHECKPOINT_FILE in each.files}
         items = []
         for place in self._items:
             step = step_of(place).path
-            items.append(Item(self._directories[place], step, read=self._read))
+            items.append(ListedItem(self._directories[place], step, read=self._read))
             if step not in self._directories and has_metadata(step):
                 listed = self._listed(step)
                 steps |= {step: listed} if listed else {}
         # An item's own copy of the metadata does not make it a step.
         inner = {item.path for item in items if item.step != item.path}
-        return Scene(
+        return Inventory(
             path,
             tuple(self._directories.values()),
             self._denied,
