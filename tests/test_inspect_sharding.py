@@ -15,7 +15,7 @@ from support.places import ORBAX
 from ckpttools.array.nodes import Constant
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Metadata, Tree, spelled
-from ckpttools.cli.tree_text import type_text
+from ckpttools.cli.tree_text import array_type
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.orbax.sharding import stored_shardings
@@ -96,4 +96,4 @@ def test_it_is_written_as_jax_writes_it():
     ):
         shardings = {("a",): sharding} if sharding else {}
         (array,) = inspect_tree(tree, shardings=shardings).arrays
-        assert type_text(array) == text
+        assert array_type(array) == text

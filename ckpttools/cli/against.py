@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.cli.output import wrapped
-from ckpttools.cli.units import counted
-from ckpttools.core.text import printable
+from ckpttools.core.text import plural, printable, type_text
 
 if TYPE_CHECKING:
     from ckpttools.inspect.comparison import ArraySpec, Comparison, Different
@@ -29,7 +28,7 @@ def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) ->
     """
     against = printable(comparison.against)
     if comparison.is_same:
-        number = counted(comparison.num_compared, "array")
+        number = plural(comparison.num_compared, "array")
         shapes = ", every shape as it should be" if comparison.shapes_compared else ""
         yield from wrapped(f"Against {against}: {number}, none missing, none left over{shapes}.", room)
     else:
@@ -45,7 +44,7 @@ def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) ->
             # A name of which no shape is known may stand for all layers.
             noun = "array" if all(text for _, text in entries) else "name"
             are = "is" if len(entries) == 1 else "are"
-            yield click.style(f"{counted(len(entries), noun)} {are} {what}", bold=True)
+            yield click.style(f"{plural(len(entries), noun)} {are} {what}", bold=True)
             yield from _listed(_shown(entries) if flat else _folded(entries), room)
     if comparison.reasons:
         yield ""
@@ -99,5 +98,4 @@ def _difference(each: Different) -> str:
 
 def _type(spec: ArraySpec) -> str:
     """`bfloat16[64,128]`, or `[64,128]` where any dtype will do."""
-    shape = "" if spec.shape is None else f"[{','.join(map(str, spec.shape))}]"
-    return f"{spec.dtype or ''}{shape}"
+    return (spec.dtype or "") if spec.shape is None else type_text(spec.dtype or "", spec.shape)

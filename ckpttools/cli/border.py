@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 import click
 
-from ckpttools.cli.output import error_width, say, whole_words
+from ckpttools.cli.output import error_width, labelled, say
 from ckpttools.cli.stopping import TOLD, Stopped
 from ckpttools.core.errors import (
     CheckpointError,
@@ -97,20 +97,12 @@ def _described(end: BaseException, traceback: bool) -> list[str]:
 def _lines(error: CheckpointError, room: int | None) -> list[str]:
     """An error as it is shown: sentences in lines of so many columns, whatever is to be copied whole."""
     first, *listed = printable_text(error.message).split("\n")
-    lines = [*_hanging(f"Error: {first}", 7, room), *listed]
+    lines = [*labelled("Error:", first, 7, room, whole_words=True), *listed]
     for label, text in error.details():
-        sentence, *whole = printable_text(f"  {label:<7}{text}").split("\n")
+        sentence, *whole = printable_text(text).split("\n")
         is_prose = label != "at" and not _COMMAND.search(sentence)
-        lines += [*(_hanging(sentence, 9, room) if is_prose else [sentence]), *whole]
+        lines += labelled(f"  {label}", sentence, 9, room if is_prose else None, whole_words=True) + whole
     return lines
-
-
-def _hanging(line: str, column: int, room: int | None) -> list[str]:
-    """A line whose text begins at a column, and goes on there below itself."""
-    if room is None or len(line) <= room:
-        return [line]
-    first, *more = whole_words(line[column:], max(room - column, 20))
-    return [line[:column] + first, *(" " * column + each for each in more)]
 
 
 # A command that stands in a sentence without backticks is to be copied, too.

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, json_option, read_options
+from ckpttools.cli.options import ANY_PATH, filter_option, json_option, read_options
 from ckpttools.cli.output import fields_of, print_json
 from ckpttools.stores.place import Place
-
-if TYPE_CHECKING:
-    from ckpttools.formats.base import ReadOptions
 
 
 @click.command()
 @click.argument("path", type=ANY_PATH)
 @json_option
-@click.option(
-    "--filter",
-    "pattern",
-    metavar="GLOB",
-    default="*",
-    help="Only arrays whose whole path matches, such as '*/mlp/*'; files are always shown.",
-)
+@filter_option("; files are always shown")
 @click.option(
     "--mesh",
     "mesh_text",
@@ -41,10 +31,10 @@ if TYPE_CHECKING:
 def chunks(
     path: Place,
     as_json: bool,
-    pattern: str,
+    filter: str,
     mesh_text: str | None,
     spec_text: str | None,
-    read: ReadOptions,
+    read: dict[str, Any],
 ) -> None:
     """Show how a checkpoint is stored: its data files, chunk grids and codecs.
 
@@ -59,7 +49,7 @@ def chunks(
 
     if (mesh_text is None) != (spec_text is None):
         raise click.UsageError("--mesh and --spec go together: --mesh 8 --spec axis0")
-    report = look(path, filter=pattern, mesh=mesh_text, spec=spec_text, **asdict(read))
+    report = look(path, filter=filter, mesh=mesh_text, spec=spec_text, **read)
     if as_json:
         found = fields_of(report)
         advice = found.pop("advice")

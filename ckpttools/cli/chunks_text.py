@@ -12,8 +12,8 @@ import click
 
 from ckpttools.cli.output import show, width, wrapped
 from ckpttools.cli.table import Column, draw_table
-from ckpttools.cli.units import count, counted, disk
-from ckpttools.core.text import folded, printable
+from ckpttools.cli.units import count, disk
+from ckpttools.core.text import folded, plural, printable, type_text
 from ckpttools.inspect.chunks import Advice, ArrayChunks, ChunksReport, FileChunks
 
 _MOST_FILES = 12
@@ -84,7 +84,7 @@ def _files(files: Sequence[FileChunks]) -> Iterator[str]:
     groups = sorted(_grouped(files), key=lambda group: (_KINDS.index(group.kind), -group.total("nbytes")))
     shown, rest = groups[:_MOST_FILES], [file for group in groups[_MOST_FILES:] for file in group.files]
     if rest:
-        shown.append(_FileGroup(f"… and {counted(len(rest), 'more file')}", rest))
+        shown.append(_FileGroup(f"… and {plural(len(rest), 'more file')}", rest))
     columns = [
         Column("file"),
         Column("kind"),
@@ -166,7 +166,7 @@ def _alike(arrays: Iterable[ArrayChunks]) -> list[list[ArrayChunks]]:
 def _array_cells(group: Sequence[ArrayChunks]) -> list[str]:
     first = group[0]
     names = folded(each.path for each in group)
-    name = names[0] if len(names) == 1 else f"{names[0]} and {counted(len(group) - 1, 'other')}"
+    name = names[0] if len(names) == 1 else f"{names[0]} and {plural(len(group) - 1, 'other')}"
     stored = sum(each.stored_nbytes for each in group)
     nbytes = sum(each.nbytes for each in group)
     chunks = f"{sum(each.num_chunks for each in group):,}"
@@ -174,10 +174,10 @@ def _array_cells(group: Sequence[ArrayChunks]) -> list[str]:
         chunks += f" ({sum(each.missing_chunks for each in group):,} missing)"
     ratio = f"{nbytes / stored:.2f}" if stored and stored != nbytes else ""
     piece = first.shape if first.piece_shape is None else first.piece_shape
-    chunk = "any range" if first.piece_shape is None else _shape(piece)
+    chunk = "any range" if first.piece_shape is None else type_text("", piece)
     cells = [
         printable(name),
-        f"{first.dtype}{_shape(first.shape)}",
+        type_text(first.dtype, first.shape),
         "whole" if piece == first.shape and first.piece_shape is not None else chunk,
         disk(first.piece_nbytes),
         " ".join(first.codecs) or "raw",
@@ -197,14 +197,10 @@ def _read_cells(group: Sequence[ArrayChunks]) -> list[str]:
     return [f"{sum(each.reads.reads for each in group if each.reads):,}", over, note]
 
 
-def _shape(shape: Sequence[int]) -> str:
-    return f"[{','.join(map(str, shape))}]"
-
-
 def _totals(report: ChunksReport) -> Iterator[str]:
     missing = f", {report.missing_chunks:,} missing" if report.missing_chunks else ""
     yield (
-        f"{counted(report.num_arrays, 'array')} in {counted(report.num_chunks, 'chunk')}{missing}: "
+        f"{plural(report.num_arrays, 'array')} in {plural(report.num_chunks, 'chunk')}{missing}: "
         f"{disk(report.nbytes)}, stored in {disk(report.stored_nbytes)}; "
         f"{disk(report.dead_nbytes)} dead in all files"
     )
@@ -214,10 +210,10 @@ def _totals(report: ChunksReport) -> Iterator[str]:
         devices = prod(loading.mesh.values())
         yield (
             f"mesh {mesh}, {loading.spec}: a device needs {disk(loading.needed)} and fetches "
-            f"{disk(loading.fetched)} in {counted(loading.reads, 'read')}"
+            f"{disk(loading.fetched)} in {plural(loading.reads, 'read')}"
         )
         yield (
-            f"{counted(devices, 'device')} together: {disk(loading.total_needed)} needed, "
+            f"{plural(devices, 'device')} together: {disk(loading.total_needed)} needed, "
             f"{disk(loading.total_fetched)} decoded, over-read {loading.over_read:.2f}"
         )
 

@@ -9,29 +9,28 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.command_line import command_line
-from ckpttools.cli.lazy import Lazy, LazyGroup, Made
+from ckpttools.cli.lazy import Deferred, LazyGroup, in_module
 from ckpttools.cli.options import Output
 from ckpttools.cli.output import print_json, say, show
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
-    from ckpttools.api.conversion import Resources
     from ckpttools.api.prepared import Prepared
 
 
 # Commands in files of their own, imported when they are run.
 _COMMANDS = {
-    "hf-to-maxtext": Lazy("ckpttools.cli.models", "hf_to_maxtext", "Hugging Face to MaxText's Orbax."),
-    "maxtext-to-hf": Lazy("ckpttools.cli.models", "maxtext_to_hf", "MaxText's Orbax to Hugging Face."),
+    "hf-to-maxtext": in_module("models", "hf_to_maxtext", "Hugging Face to MaxText's Orbax."),
+    "maxtext-to-hf": in_module("models", "maxtext_to_hf", "MaxText's Orbax to Hugging Face."),
 }
 
 
-def _to_formats() -> dict[str, Made]:
+def _to_formats() -> dict[str, Deferred]:
     """A command for each format that can be written."""
     from ckpttools.cli.convert_any import to_format
     from ckpttools.formats.registry import writable
 
-    return {f"to-{name}": Made(partial(to_format, name), f"Any format to {name}.") for name in writable()}
+    return {f"to-{name}": Deferred(partial(to_format, name), f"Any format to {name}.") for name in writable()}
 
 
 @click.group(cls=LazyGroup, lazy=_COMMANDS, more=_to_formats)
@@ -48,7 +47,7 @@ def perform(
     call: Callable[..., Prepared],
     source: Place,
     destination: Place,
-    resources: Resources,
+    resources: dict[str, Any],
     output: Output,
     **options: Any,
 ) -> None:
@@ -64,8 +63,7 @@ def perform(
     prepared = call(
         source,
         destination,
-        memory=resources.memory,
-        jobs=resources.jobs,
+        **resources,
         overwrite=output.overwrite,
         resume=output.resume,
         manifest=output.manifest,

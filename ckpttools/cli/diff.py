@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from math import isfinite, isnan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ckpttools.cli.models import family_option, rope_layout_option
 from ckpttools.cli.options import (
     ANY_PATH,
-    SOME_TEXT,
     bundled,
+    filter_option,
     json_option,
     max_header_option,
     max_index_option,
@@ -22,9 +23,6 @@ from ckpttools.cli.output import print_json
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.wording import padding_rows_option
 from ckpttools.stores.place import Place
-
-if TYPE_CHECKING:
-    from ckpttools.api.conversion import Resources
 
 _DIFFERENT = 1
 
@@ -36,8 +34,8 @@ def _no_nan(context: click.Context, option: click.Parameter, value: float) -> fl
     return value
 
 
-_looking_options = bundled(
-    "looking",
+_comparing_options = bundled(
+    "comparing",
     dict,
     click.option(
         "--atol",
@@ -63,12 +61,7 @@ _looking_options = bundled(
         help="Or up to N units in the last place, of the coarser dtype.",
     ),
     click.option("--ignore-dtype", is_flag=True, help="Equal numbers in another dtype are equal."),
-    click.option(
-        "--filter",
-        metavar="GLOB",
-        default="*",
-        help="Only arrays whose whole name matches, such as '*/mlp/*'; no other is read.",
-    ),
+    filter_option("; no other is read"),
     click.option("--all", "everything", is_flag=True, help="List the arrays that are equal, too."),
     click.option("--explain/--no-explain", default=True, help="Find out why arrays differ."),
 )
@@ -83,17 +76,8 @@ _alignment_options = bundled(
         metavar="HF_DIR|CONFIG",
         help="A model's directory or config.json, where none lies beside the arrays.",
     ),
-    click.option(
-        "--family",
-        type=SOME_TEXT,
-        metavar="NAME|FILE",
-        help="Map names by the rows of this family, whatever model_type says.",
-    ),
-    click.option(
-        "--rope-layout",
-        type=click.Choice(("halves", "interleaved")),
-        help="Order of rotary pairs in MaxText's query and key; without it as config.json implies.",
-    ),
+    family_option,
+    rope_layout_option,
     padding_rows_option,
 )
 
@@ -101,23 +85,21 @@ _alignment_options = bundled(
 @click.command(short_help="What differs between two checkpoints, how far, and why.")
 @click.argument("first", metavar="A", type=ANY_PATH)
 @click.argument("second", metavar="B", type=ANY_PATH)
-@_looking_options
+@_comparing_options
 @_alignment_options
 @json_option
 @resource_options
 @progress_option
-@max_header_option
-@max_index_option
+@bundled("limits", dict, max_header_option, max_index_option)
 def diff(
     first: Place,
     second: Place,
-    looking: dict[str, Any],
+    comparing: dict[str, Any],
     alignment: dict[str, Any],
     as_json: bool,
-    resources: Resources,
+    resources: dict[str, Any],
     progress: bool,
-    max_header_bytes: int,
-    max_index_bytes: int,
+    limits: dict[str, Any],
 ) -> None:
     """Compare two checkpoints number by number: what is equal, what differs and how far, and why.
 
@@ -142,13 +124,11 @@ def diff(
         report = compare(
             first,
             second,
-            **looking,
+            **comparing,
             **alignment,
-            memory=resources.memory,
-            jobs=resources.jobs,
+            **resources,
             observe=observe,
-            max_header_bytes=max_header_bytes,
-            max_index_bytes=max_index_bytes,
+            **limits,
         )
     if as_json:
         print_json({**_plain(report), "remarks": list(map(str, report.remarks))})

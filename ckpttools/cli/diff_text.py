@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.output import show, width
-from ckpttools.cli.units import counted, disk
+from ckpttools.cli.output import labelled, show, width
+from ckpttools.cli.units import disk
 from ckpttools.compare.renames import indices
-from ckpttools.core.text import folded, printable
+from ckpttools.core.text import folded, plural, printable, type_text
 
 if TYPE_CHECKING:
     from ckpttools.api.differing import DiffReport, SideReport
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
     from ckpttools.digest.pairing import Remark
 
 _MOST_PARAGRAPHS = 60
-_MARGIN = 11
+# Where texts begin behind their labels.
+_MARGIN = 13
 # What outcomes are called after a number of arrays; also the order in which arrays are listed.
 _OUTCOMES: dict[Outcome, str] = {
     "differs": "with other numbers",
@@ -48,7 +48,7 @@ def _lines(report: DiffReport) -> Iterator[str]:
     for paragraph in paragraphs[:_MOST_PARAGRAPHS]:
         yield from paragraph
     if len(paragraphs) > _MOST_PARAGRAPHS:
-        yield f"… and {counted(len(paragraphs) - _MOST_PARAGRAPHS, 'more group')} of arrays; --json lists all"
+        yield f"… and {plural(len(paragraphs) - _MOST_PARAGRAPHS, 'more group')} of arrays; --json lists all"
     if paragraphs:
         yield ""
     yield from _verdict(report)
@@ -58,7 +58,7 @@ def _lines(report: DiffReport) -> Iterator[str]:
 
 def _side(name: str, side: SideReport, remarks: Sequence[Remark]) -> Iterator[str]:
     step = f", step {side.step}" if side.step is not None else ""
-    facts = f"{side.format or 'unknown'}{step}, {counted(side.arrays, 'array')}, {disk(side.nbytes)}"
+    facts = f"{side.format or 'unknown'}{step}, {plural(side.arrays, 'array')}, {disk(side.nbytes)}"
     yield f"{name}  {click.style(printable(side.path), bold=True)}"
     yield from _indented(facts)
     for remark in remarks:
@@ -66,16 +66,16 @@ def _side(name: str, side: SideReport, remarks: Sequence[Remark]) -> Iterator[st
             yield from _indented(remark.text)
 
 
-def _indented(text: str) -> Iterator[str]:
-    return (f"  {line}" for line in _wrapped(text))
+def _indented(text: str) -> list[str]:
+    return labelled("", printable(text), 2, width())
 
 
 def _verdict(report: DiffReport) -> Iterator[str]:
-    counts = [f"{counted(n, 'array')} {_OUTCOMES[o]}" for o in _OUTCOMES if (n := report.outcomes.get(o, 0))]
+    counts = [f"{plural(n, 'array')} {_OUTCOMES[o]}" for o in _OUTCOMES if (n := report.outcomes.get(o, 0))]
     verdict, colour = ("Equal", "green") if report.equal else ("Different", "red")
-    first, *rest = _wrapped(f"{verdict}: {', '.join(counts)}")
-    yield first.replace(verdict, click.style(verdict, fg=colour, bold=True), 1)
-    yield from (f"  {line}" for line in rest)
+    first, *rest = _indented(f"{verdict}: {', '.join(counts)}")
+    yield first[2:].replace(verdict, click.style(verdict, fg=colour, bold=True), 1)
+    yield from rest
 
 
 def _paragraphs(arrays: Sequence[ArrayDiff]) -> Iterator[list[str]]:
@@ -97,7 +97,7 @@ def _paragraph(group: Sequence[ArrayDiff]) -> Iterator[str]:
     for name in folded(printable(each.name) for each in group):
         yield click.style(name, bold=True)
     for label, text in _facts(first, group):
-        yield from _labelled(label, text)
+        yield from labelled(f"  {label}", printable(text), _MARGIN, width(), dim=True)
 
 
 def _facts(first: ArrayDiff, group: Sequence[ArrayDiff]) -> Iterator[tuple[str, str]]:
@@ -110,7 +110,7 @@ def _facts(first: ArrayDiff, group: Sequence[ArrayDiff]) -> Iterator[tuple[str, 
 
 
 def _types(a: ArrayType | None, b: ArrayType | None) -> str:
-    shown = [f"{each.dtype}[{','.join(map(str, each.shape))}]" for each in (a, b) if each is not None]
+    shown = [type_text(each.dtype, each.shape) for each in (a, b) if each is not None]
     if a is None or b is None or a == b:
         return shown[0]
     return f"{shown[0]} in A, {shown[1]} in B"
@@ -125,7 +125,7 @@ def _measures(group: Sequence[ArrayDiff]) -> Iterator[str]:
         sum(each) for each in zip(*((p.elements, p.differing) for p in parts), strict=True)
     )
     if differing:
-        yield f"{_share(differing, elements)} of {counted(elements, 'element')}{_where(group)}"
+        yield f"{_share(differing, elements)} of {plural(elements, 'element')}{_where(group)}"
         yield ", ".join(
             [
                 f"max abs {max(each.max_abs for each in parts):.3g}",
@@ -141,7 +141,7 @@ def _measures(group: Sequence[ArrayDiff]) -> Iterator[str]:
         yield "the same numbers"
     other = sum(each.other_bits for each in parts)
     if other:
-        yield f"{counted(other, 'element')} equal but for the sign of zero or the bits of NaN"
+        yield f"{plural(other, 'element')} equal but for the sign of zero or the bits of NaN"
 
 
 def _share(part: int, whole: int) -> str:
@@ -165,15 +165,3 @@ def _where(group: Sequence[ArrayDiff]) -> str:
 def _ulps(ulps: Sequence[int | None]) -> list[str]:
     known = [each for each in ulps if each is not None]
     return [f"max ulp {max(known):,}"] if known else []
-
-
-def _labelled(label: str, text: str) -> Iterator[str]:
-    """Text behind a label, in lines that fit the terminal."""
-    for line in _wrapped(text, _MARGIN):
-        yield f"  {click.style(label.ljust(_MARGIN), dim=True)}{line}"
-        label = ""
-
-
-def _wrapped(text: str, margin: int = 0) -> list[str]:
-    room = max(20, (width() or 10_000) - margin - 2)
-    return textwrap.wrap(printable(text), room, break_long_words=False, break_on_hyphens=False)

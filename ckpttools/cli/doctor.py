@@ -9,8 +9,7 @@ import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, max_index_option
 from ckpttools.cli.output import labelled, print_json, prose_width, show
-from ckpttools.cli.units import counted
-from ckpttools.core.text import printable
+from ckpttools.core.text import plural, printable
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
@@ -116,5 +115,5 @@ def _verdict(diagnosis: Diagnosis) -> str:
     if not diagnosis.findings:
         return "healthy: nothing found; values were not read"
     levels = [each.level for each in diagnosis.findings]
-    parts = [counted(levels.count(level), level) for level in ("error", "warning", "info") if level in levels]
+    parts = [plural(levels.count(level), level) for level in ("error", "warning", "info") if level in levels]
     return ("no errors, " if diagnosis.healthy else "") + ", ".join(parts)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option
-from ckpttools.cli.output import print_json, show, width
-from ckpttools.cli.units import counted
+from ckpttools.cli.output import labelled, print_json, show, width, wrapped
 from ckpttools.core.errors import CheckpointError
-from ckpttools.core.text import printable
+from ckpttools.core.text import plural, printable
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
@@ -21,7 +19,8 @@ if TYPE_CHECKING:
     from ckpttools.family_check.findings import FamilyCheck, FamilyFinding
     from ckpttools.mapping.row import Row
 
-_LABEL = 12
+# Where texts begin behind their labels.
+_COLUMN = 14
 # Columns that text is made to fit: what a narrow terminal has at least, and a pipe, which has none.
 _NARROWEST, _PIPE = 40, 110
 
@@ -55,9 +54,10 @@ def _listing(found: Sequence[FamilySummary]) -> Iterator[str]:
     for each in found:
         yield from _family_lines(each)
         yield ""
-    yield from _wrapped(
+    yield from wrapped(
         "Each goes both ways (hf-to-maxtext, maxtext-to-hf), with layers scanned under the names above, on "
-        "axis 0 or 1, or not. What is inexact, --exact stores in float32, so that it comes back to the bit."
+        "axis 0 or 1, or not. What is inexact, --exact stores in float32, so that it comes back to the bit.",
+        _room(),
     )
 
 
@@ -67,7 +67,7 @@ def _family_lines(family: FamilySummary) -> Iterator[str]:
     yield from _entry("model_type", ", ".join(family.model_types))
     yield from _entry("scanned", ", ".join(group.scanned for group in family.layers))
     for value in family.values:
-        rows = value.rows[0] if len(value.rows) == 1 else counted(len(value.rows), "row")
+        rows = value.rows[0] if len(value.rows) == 1 else plural(len(value.rows), "row")
         yield from _entry("exact" if value.exact else "inexact", f"{rows}: {value.reason}")
     if not family.values:
         yield from _entry("exact", "all values")
@@ -75,18 +75,11 @@ def _family_lines(family: FamilySummary) -> Iterator[str]:
 
 def _entry(label: str, text: str) -> Iterator[str]:
     """A label and a text, which goes on below itself where the terminal ends."""
-    yield from _wrapped(text or "-", f"  {label:<{_LABEL}}", " " * (_LABEL + 2))
+    yield from labelled(f"  {label}", printable(text or "-"), _COLUMN, _room())
 
 
-def _wrapped(text: str, first: str = "", then: str = "") -> Iterator[str]:
-    yield from textwrap.wrap(
-        printable(text),
-        max(_NARROWEST, width() or _PIPE),
-        initial_indent=first,
-        subsequent_indent=then,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _room() -> int:
+    return max(_NARROWEST, width() or _PIPE)
 
 
 @families.command("show", short_help="Everything that a family says.")
@@ -195,16 +188,16 @@ def check(
 
 def _verdict(result: FamilyCheck) -> Iterator[str]:
     name = click.style(printable(result.family), bold=True)
-    yield f"{name}: {'sound' if result.sound else counted(len(result.findings), 'finding')}"
+    yield f"{name}: {'sound' if result.sound else plural(len(result.findings), 'finding')}"
     names = {"huggingface": ", with Hugging Face's names", "maxtext": ", with MaxText's names"}
     if result.against:
         yield from _entry("tried on", result.against + names.get(result.side or "", ""))
     if result.config:
         yield from _entry("sizes from", result.config)
     if result.models:
-        yield from _entry("tried on", counted(len(result.models), "model") + " made up")
+        yield from _entry("tried on", plural(len(result.models), "model") + " made up")
     for layout in result.layouts:
-        arrays = f"{counted(result.num_arrays, 'array')}, {layout.num_arrays:,} in MaxText, and back"
+        arrays = f"{plural(result.num_arrays, 'array')}, {layout.num_arrays:,} in MaxText, and back"
         yield from _entry("there", f"{layout.name}: {arrays}")
     for kind in dict.fromkeys(finding.kind for finding in result.findings):
         yield from _section(kind, [each for each in result.findings if each.kind == kind])
@@ -221,4 +214,5 @@ def _section(kind: str, findings: list[FamilyFinding]) -> Iterator[str]:
     yield ""
     yield click.style(f"{kind} ({len(findings)})", fg="red")
     for line in folded(f"{each.place}: {each.text}" for each in findings):
-        yield from _wrapped(line, "  ", "      ")
+        first, *more = wrapped(printable(line), _room() - 6)
+        yield from (f"  {first}", *(f"      {part}" for part in more))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, bundled, json_option, read_options, resource_options
+from ckpttools.cli.options import (
+    ANY_PATH,
+    bundled,
+    filter_option,
+    json_option,
+    read_options,
+    resource_options,
+)
 from ckpttools.cli.output import print_json, say, show
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.wording import wording_options
@@ -15,19 +21,12 @@ from ckpttools.core.text import printable
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
-    from ckpttools.api.conversion import Resources
     from ckpttools.api.digests import HashReport
-    from ckpttools.formats.base import ReadOptions
 
 selection_options = bundled(
     "selection",
     dict,
-    click.option(
-        "--filter",
-        metavar="GLOB",
-        default="*",
-        help="Only arrays whose whole name matches, such as '*/mlp/*'.",
-    ),
+    filter_option(),
     click.option(
         "--per-layer/--whole",
         default=True,
@@ -76,9 +75,9 @@ def hash_command(
     names: str,
     wording: dict[str, Any],
     selection: dict[str, Any],
-    resources: Resources,
+    resources: dict[str, Any],
     progress: bool,
-    read: ReadOptions,
+    read: dict[str, Any],
 ) -> None:
     """Print a digest of every array, one of all parameters, and one of everything.
 
@@ -101,10 +100,9 @@ def hash_command(
             algorithm=algorithm,
             **wording,
             **selection,
-            memory=resources.memory,
-            jobs=resources.jobs,
+            **resources,
             observe=observe,
-            **asdict(read),
+            **read,
         )
     if as_json:
         print_json(found)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import click
 
-from ckpttools.cli.lazy import Lazy, LazyGroup
+from ckpttools.cli.lazy import LazyGroup, in_module
 
 # Commands in files of their own, imported when they are run.
 _COMMANDS = {
-    "chunks": Lazy(
-        "ckpttools.cli.chunks", "chunks", "Data files, chunk grids, codecs, and what loading reads."
-    ),
-    "report": Lazy("ckpttools.cli.report", "report", "One HTML page: treemap, heat map, histograms, table."),
-    "stats": Lazy("ckpttools.cli.stats", "stats", "Extremes, mean, norm, zeros and NaN of every array."),
-    "tree": Lazy("ckpttools.cli.inspect_tree", "tree", "Names, shapes, dtypes, bytes, and what kind it is."),
+    "chunks": in_module("chunks", "chunks", "Data files, chunk grids, codecs, and what loading reads."),
+    "report": in_module("report", "report", "One HTML page: treemap, heat map, histograms, table."),
+    "stats": in_module("stats", "stats", "Extremes, mean, norm, zeros and NaN of every array."),
+    "tree": in_module("inspect_tree", "tree", "Names, shapes, dtypes, bytes, and what kind it is."),
 }
 
 

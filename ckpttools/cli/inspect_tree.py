@@ -5,17 +5,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, SOME_TEXT, bundled, json_option, read_options
+from ckpttools.cli.options import ANY_PATH, SOME_TEXT, bundled, filter_option, json_option, read_options
 from ckpttools.cli.output import fields_of, print_json
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
-    from ckpttools.formats.base import ReadOptions
     from ckpttools.inspect.tree import TreeReport
 
 _DIFFERENT = 1
@@ -26,7 +25,7 @@ class _View:
     """What the user wants to see of a tree."""
 
     depth: int | None
-    pattern: str
+    filter: str
     flat: bool
     sort: str | None
     sharding: bool
@@ -39,13 +38,7 @@ _view_options = bundled(
     click.option(
         "--depth", type=click.IntRange(min=1), metavar="N", help="Show so many levels; totals stay whole."
     ),
-    click.option(
-        "--filter",
-        "pattern",
-        metavar="GLOB",
-        default="*",
-        help="Only arrays whose whole path matches, such as '*/mlp/*'; counts and bytes are of those.",
-    ),
+    filter_option("; counts and bytes are of those"),
     click.option("--flat", is_flag=True, help="One line for each array, nothing folded."),
     click.option(
         "--sort",
@@ -73,7 +66,7 @@ _view_options = bundled(
 @_view_options
 @json_option
 @read_options
-def tree(path: Place, view: _View, as_json: bool, read: ReadOptions) -> None:
+def tree(path: Place, view: _View, as_json: bool, read: dict[str, Any]) -> None:
     """Show the arrays of a checkpoint: names, shapes, dtypes, bytes, and what kind it is.
 
     PATH is a safetensors file or directory, or an Orbax checkpoint at any level: run directory, step or
@@ -94,11 +87,11 @@ def tree(path: Place, view: _View, as_json: bool, read: ReadOptions) -> None:
     with _without_collection():
         report = inspect(
             path,
-            filter=view.pattern,
+            filter=view.filter,
             sort=view.sort,
             sharding=view.sharding,
             against=view.against,
-            **asdict(read),
+            **read,
         )
         if as_json:
             _print_json(report, view)

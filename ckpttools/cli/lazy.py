@@ -4,41 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import click
 
 from ckpttools.core.errors import near_names
 
 
-class Entry(Protocol):
-    """A command that is not made yet."""
-
-    @property
-    def help(self) -> str:
-        """One line."""
-
-    def load(self) -> click.Command:
-        """The command."""
-
-
-class Lazy(NamedTuple):
-    """A command that is not imported yet: the module and the name in it, and one line of help."""
-
-    module: str
-    name: str
-    help: str
-
-    def load(self) -> click.Command:
-        found: click.Command = getattr(import_module(self.module), self.name)
-        return found
-
-
-class Made(NamedTuple):
-    """A command that a function makes, and one line of help."""
+class Deferred(NamedTuple):
+    """A command that is not made yet: what makes it, and one line of help."""
 
     load: Callable[[], click.Command]
     help: str
+
+
+def in_module(module: str, name: str, help: str) -> Deferred:
+    """A command of this package that is not imported yet: its module, and the name that it has there."""
+    return Deferred(lambda: getattr(import_module(f"ckpttools.cli.{module}"), name), help)
 
 
 class LazyGroup(click.Group):
@@ -49,14 +31,14 @@ class LazyGroup(click.Group):
         more: finds further ones, of plug-ins; called where a name is none of its own, or all are listed.
     """
 
-    lazy: Mapping[str, Entry]
-    more: Callable[[], Mapping[str, Entry]]
+    lazy: Mapping[str, Deferred]
+    more: Callable[[], Mapping[str, Deferred]]
 
     def __init__(
         self,
         *args: object,
-        lazy: Mapping[str, Entry] | None = None,
-        more: Callable[[], Mapping[str, Entry]] = dict,
+        lazy: Mapping[str, Deferred] | None = None,
+        more: Callable[[], Mapping[str, Deferred]] = dict,
         **kwargs: object,
     ) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import click
 
 from ckpttools.cli.options import json_option
 from ckpttools.cli.output import print_json
-
-
-@dataclass(frozen=True, slots=True)
-class FormatEntry:
-    """A format as `ckpt formats` shows it.
-
-    Attributes:
-        name: of the format.
-        written: whether it can be written as well: `ckpt convert to-NAME`.
-    """
-
-    name: str
-    written: bool
 
 
 @click.command()
@@ -36,10 +21,10 @@ def formats(as_json: bool) -> None:
     """
     from ckpttools.formats.registry import formats, writable
 
-    entries = [FormatEntry(name, name in writable()) for name in sorted(formats())]
+    written = {name: name in writable() for name in sorted(formats())}
     if as_json:
-        print_json(entries)
+        print_json([{"name": name, "written": is_written} for name, is_written in written.items()])
     else:
-        width = max(len(each.name) for each in entries)
-        lines = [f"{each.name:<{width}}  {'yes' if each.written else 'no'}" for each in entries]
+        width = max(map(len, written))
+        lines = [f"{name:<{width}}  {'yes' if is_written else 'no'}" for name, is_written in written.items()]
         click.echo("\n".join([f"{'format':<{width}}  written", *lines]))

@@ -14,28 +14,28 @@ from ckpttools import __version__
 from ckpttools.cli import stopping
 from ckpttools.cli.border import exit_code_of, finish_output, kept_from_click, open_closed, write_whole
 from ckpttools.cli.command_line import remember_command
-from ckpttools.cli.lazy import Lazy, LazyGroup
+from ckpttools.cli.lazy import LazyGroup, in_module
 from ckpttools.cli.output import say
 from ckpttools.cli.plugged import plugged_in
 from ckpttools.core.errors import LaterStepWarning
 from ckpttools.core.wording import as_flags
 
 _COMMANDS = {
-    "cast": Lazy("ckpttools.cli.cast", "cast", "The same arrays in other dtypes."),
-    "convert": Lazy("ckpttools.cli.convert", "convert", "Write a checkpoint in another form."),
-    "demo": Lazy("ckpttools.cli.demo", "demo", "Make, convert and load a small model, and back."),
-    "diff": Lazy("ckpttools.cli.diff", "diff", "What differs between two checkpoints, how far, and why."),
-    "doctor": Lazy("ckpttools.cli.doctor", "doctor", "What is wrong with a checkpoint, and what to do."),
-    "families": Lazy("ckpttools.cli.families", "families", "List, show and check model families."),
-    "formats": Lazy("ckpttools.cli.listings", "formats", "List the formats that can be read and written."),
-    "hash": Lazy("ckpttools.cli.hash", "hash_command", "Digests that no format or layout changes."),
-    "inspect": Lazy("ckpttools.cli.inspect", "inspect", "Look into a checkpoint without loading it."),
-    "remap": Lazy("ckpttools.cli.remap", "remap", "Arrays under other names, by rules or by a function."),
-    "select": Lazy("ckpttools.cli.select", "select", "Some arrays of a checkpoint."),
-    "stack": Lazy("ckpttools.cli.scan", "stack", "Layers one by one to stacks for jax.lax.scan."),
-    "strip-optimizer": Lazy("ckpttools.cli.strip", "strip_optimizer", "Parameters of a training checkpoint."),
-    "unstack": Lazy("ckpttools.cli.scan", "unstack", "Stacked layers to layers one by one."),
-    "verify": Lazy("ckpttools.cli.verify", "verify", "Prove that a checkpoint holds what another one does."),
+    "cast": in_module("cast", "cast", "The same arrays in other dtypes."),
+    "convert": in_module("convert", "convert", "Write a checkpoint in another form."),
+    "demo": in_module("demo", "demo", "Make, convert and load a small model, and back."),
+    "diff": in_module("diff", "diff", "What differs between two checkpoints, how far, and why."),
+    "doctor": in_module("doctor", "doctor", "What is wrong with a checkpoint, and what to do."),
+    "families": in_module("families", "families", "List, show and check model families."),
+    "formats": in_module("listings", "formats", "List the formats that can be read and written."),
+    "hash": in_module("hash", "hash_command", "Digests that no format or layout changes."),
+    "inspect": in_module("inspect", "inspect", "Look into a checkpoint without loading it."),
+    "remap": in_module("remap", "remap", "Arrays under other names, by rules or by a function."),
+    "select": in_module("select", "select", "Some arrays of a checkpoint."),
+    "stack": in_module("scan", "stack", "Layers one by one to stacks for jax.lax.scan."),
+    "strip-optimizer": in_module("strip", "strip_optimizer", "Parameters of a training checkpoint."),
+    "unstack": in_module("scan", "unstack", "Stacked layers to layers one by one."),
+    "verify": in_module("verify", "verify", "Prove that a checkpoint holds what another one does."),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,35 +18,33 @@ from ckpttools.cli.options import (
     max_index_option,
     output_options,
     resource_options,
+    step_option,
 )
 from ckpttools.cli.storage import storage_options
 from ckpttools.cli.transforming import dtype_option
 from ckpttools.formats.safetensors.format import MAX_SHARD
 from ckpttools.stores.place import Place
 
-if TYPE_CHECKING:
-    from ckpttools.api.conversion import Resources
-
 
 def model_options(command: Command) -> Command:
     """Adds what a user may say of the model, whatever its configuration says."""
-    for option in (_TIED, _FAMILY, _ROPE_LAYOUT):
+    for option in (_tied_option, family_option, rope_layout_option):
         command = option(command)
     return command
 
 
-_ROPE_LAYOUT = click.option(
+rope_layout_option = click.option(
     "--rope-layout",
     type=click.Choice(("halves", "interleaved")),
     help="Order of rotary pairs in MaxText's query and key; without it as the model's rope type implies.",
 )
-_FAMILY = click.option(
+family_option = click.option(
     "--family",
     type=SOME_TEXT,
     metavar="NAME|FILE",
     help="Use this family's rows, whatever model_type says: a name of `ckpt families`, or your own file.",
 )
-_TIED = click.option(
+_tied_option = click.option(
     "--tied",
     type=click.Choice(("keep", "drop", "materialize")),
     help="What becomes of the output head: as the arrays are, without one, or made from the embedding. "
@@ -112,7 +110,7 @@ def hf_to_maxtext(
     destination: Place,
     options: dict[str, Any],
     storage: dict[str, Any],
-    resources: Resources,
+    resources: dict[str, Any],
     output: Output,
 ) -> None:
     """Convert a Hugging Face checkpoint into one that MaxText trains and decodes from.
@@ -171,12 +169,7 @@ _back_options = bundled(
         "so many, or left out. Without this, zeros are left out and others refused.",
     ),
     model_options,
-    click.option(
-        "--step",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Training step to open; without it the latest finished one.",
-    ),
+    step_option,
     max_index_option,
 )
 
@@ -193,7 +186,7 @@ def maxtext_to_hf(
     destination: Place,
     options: dict[str, Any],
     shards: dict[str, Any],
-    resources: Resources,
+    resources: dict[str, Any],
     output: Output,
 ) -> None:
     """Convert a MaxText checkpoint into one that transformers, vLLM and others load.

@@ -1,4 +1,4 @@
-"""Options that several commands share. A bundle of options reaches the command as one frozen object."""
+"""Options that several commands share. A bundle of options reaches the command as one argument."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ def _parameters(command: Command) -> list[click.Parameter]:
     return noted
 
 
-def _read_options(**values: Any) -> object:
-    from ckpttools.formats.base import ReadOptions
-
-    return ReadOptions(**values)
+def filter_option(more: str = "") -> Decorator:
+    """Adds which arrays are meant, as `filter`; `more` ends the sentence of its help."""
+    what = f"Only arrays whose whole name matches, such as '*/mlp/*'{more}."
+    return click.option("--filter", metavar="GLOB", default="*", help=what)
 
 
 max_header_option = click.option(
@@ -126,18 +126,14 @@ max_index_option = click.option(
     show_default=True,
     help="Memory that an OCDBT index may take where its size on disk does not account for it.",
 )
-read_options = bundled(
-    "read",
-    _read_options,
-    click.option(
-        "--step",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Training step to open; without it the latest finished one.",
-    ),
-    max_header_option,
-    max_index_option,
+step_option = click.option(
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Training step to open; without it the latest finished one.",
 )
+read_options = bundled("read", dict, step_option, max_header_option, max_index_option)
+"""Adds how a path is opened, as `read`, arguments of the calls of `ckpttools`."""
 
 
 # Below it the libraries that numpy loads end the process without an error that could be caught: with OpenBLAS
@@ -158,14 +154,11 @@ def _require_address_space() -> None:
         )
 
 
-def _resources(**values: Any) -> object:
-    from ckpttools.api.conversion import Resources
-
-    resources = Resources(**values)
+def _resources(memory: int, jobs: int | None) -> dict[str, int | None]:
     _require_address_space()
     # What is opened meanwhile counts from the first byte on.
-    click.get_current_context().with_resource(allowing(resources.memory))
-    return resources
+    click.get_current_context().with_resource(allowing(memory))
+    return {"memory": memory, "jobs": jobs}
 
 
 resource_options = bundled(
@@ -186,6 +179,7 @@ resource_options = bundled(
         "16 at most.",
     ),
 )
+"""Adds what a call may take, as `resources`, arguments of the calls of `ckpttools`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -77,30 +78,21 @@ def error_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 
-def whole_words(text: str, room: int) -> list[str]:
-    """The text in lines of so many columns, broken between words alone; commands in backticks are words."""
-    lines: list[str] = []
-    for word in _WORDS.findall(text):
-        if lines and len(lines[-1]) + 1 + len(word) <= room:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines or [""]
-
-
-def wrapped(text: str, room: int | None) -> list[str]:
+def wrapped(text: str, room: int | None, *, whole_words: bool = False) -> list[str]:
     """The text in lines that fit into so many columns, broken between words; in a path behind a `/` or `.`.
 
-    A part of a path that is longer than that stays whole, and so does a command in backticks.
+    A part of a path that is longer than that stays whole, and so does a command in backticks; with
+    `whole_words` any path does.
     """
-    if room is None:
+    if room is None or len(text) <= room:
         return [text]
     lines = [""]
     for word in _WORDS.findall(text):
         if len(lines[-1]) + 1 + len(word) <= room and lines[-1]:
             lines[-1] += f" {word}"
             continue
-        parts = [word] if len(word) <= room or "`" in word else _AFTER_A_KEY.split(word)
+        is_whole = whole_words or len(word) <= room or "`" in word
+        parts = [word] if is_whole else _AFTER_A_KEY.split(word)
         lines.append("")
         for part in parts:
             if lines[-1] and len(lines[-1]) + len(part) > room:
@@ -114,7 +106,14 @@ _AFTER_A_KEY = re.compile(r"(?<=[/.])(?=[^/.])")
 
 
 def labelled(
-    label: str, text: str, column: int, room: int | None, *, command: str | None = None
+    label: str,
+    text: str,
+    column: int,
+    room: int | None,
+    *,
+    command: str | None = None,
+    whole_words: bool = False,
+    **style: Any,
 ) -> list[str]:
     """A label and a text from a column on, which goes on below itself; a command has lines of its own.
 
@@ -124,14 +123,18 @@ def labelled(
         column: where the text begins.
         room: columns of a line; None for no limit.
         command: a part of the text, there to be copied: never broken, whatever its length.
+        whole_words: break no path.
+        style: of the label, as `click.style` takes it.
     """
     width = None if room is None else max(room - column, 20)
     before, found, after = text.partition(command) if command else (text, "", "")
     if not found or width is None or len(text) <= width:
-        lines = [text] if found else wrapped(text, width)
+        lines = [text] if found else wrapped(text, width, whole_words=whole_words)
     else:
         lines = [*_prose(before, width), found, *_prose(after, width)]
-    return [f"{'' if number else label:<{column}}{line}" for number, line in enumerate(lines)]
+    head = f"{label:<{column}}"
+    heads = (click.style(head, **style) if style else head, *repeat(" " * column, len(lines) - 1))
+    return [head + line for head, line in zip(heads, lines, strict=True)]
 
 
 def _prose(text: str, room: int) -> list[str]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ckpttools.api.plan_report import PlanReport
 from ckpttools.cli.output import labelled, prose_width, say, show
-from ckpttools.cli.units import count, counted, disk, exact, memory
+from ckpttools.cli.units import count, disk, exact, memory
 from ckpttools.core.notes import Note, Notes
+from ckpttools.core.text import plural
 from ckpttools.run.events import Receipt
 
 _FIRST_NAMES = 5
@@ -21,7 +22,7 @@ _LOST = {
 
 def print_plan(report: PlanReport) -> None:
     """The plan as text on stdout."""
-    arrays = f"{counted(report.arrays, 'array')}, {count(report.parameters)} parameters"
+    arrays = f"{plural(report.arrays, 'array')}, {count(report.parameters)} parameters"
     peak = f"{memory(report.projected_peak)} at most, of {memory(report.memory)} allowed"
     pairs = [
         ("from", str(report.source)),
@@ -31,7 +32,7 @@ def print_plan(report: PlanReport) -> None:
         ("write", exact(report.bytes_out)),
         *(("file", f"{name}, {disk(nbytes)}") for name, nbytes in report.files.items()),
         *_shared(report),
-        ("work", f"{counted(report.tasks, 'task')}, {counted(report.jobs, 'worker')}"),
+        ("work", f"{plural(report.tasks, 'task')}, {plural(report.jobs, 'worker')}"),
         ("memory", peak),
         *(("changed", text) for text in _spelled(report.values)),
         *(("note", text) for text in report.remarks),
@@ -53,7 +54,7 @@ def _shared(report: PlanReport) -> Iterator[tuple[str, str]]:
     """Labelled lines about what is not written."""
     if report.bytes_referenced:
         dead = f", which hold {disk(report.bytes_dead)} more" if report.bytes_dead else ""
-        where = f"linked from {counted(len(report.links), 'file')}{dead}" if report.links else "in the index"
+        where = f"linked from {plural(len(report.links), 'file')}{dead}" if report.links else "in the index"
         yield "share", f"{exact(report.bytes_referenced)}, {where}"
 
 
@@ -70,7 +71,7 @@ def closing_line(receipt: Receipt) -> str:
     rate = (receipt.bytes_out - receipt.bytes_resumed) / max(receipt.seconds, 1e-9)
     speed = f" ({disk(rate)}/s)" if rate else ""
     parts = [
-        counted(receipt.arrays, "array"),
+        plural(receipt.arrays, "array"),
         f"{disk(receipt.bytes_out)} in {receipt.seconds:.2f} s{speed}",
     ]
     if receipt.bytes_referenced:
@@ -80,7 +81,7 @@ def closing_line(receipt: Receipt) -> str:
     if receipt.peak_bytes is not None:
         parts.append(f"peak memory {memory(receipt.peak_bytes)}")
     if receipt.tasks_resumed:
-        parts.append(f"{receipt.tasks_resumed} of {counted(receipt.tasks, 'task')} were done before")
+        parts.append(f"{receipt.tasks_resumed} of {plural(receipt.tasks, 'task')} were done before")
     parts += _lost(receipt.counts)
     return f"{receipt.destination}: {', '.join(parts)}"
 
@@ -90,7 +91,7 @@ def _lost(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     for kind, text in _LOST.items():
         numbers = [each[kind] for each in counts.values() if kind in each]
         if numbers:
-            yield f"{counted(sum(numbers), 'value')} {text} in {counted(len(numbers), 'array')}"
+            yield f"{plural(sum(numbers), 'value')} {text} in {plural(len(numbers), 'array')}"
 
 
 def _spelled(notes: Sequence[Note]) -> Iterator[str]:
@@ -108,4 +109,4 @@ def _warnings(inexact: Sequence[Note], dropped: Sequence[str]) -> Iterator[tuple
         yield "INEXACT", text
     if dropped:
         more = ", …" if len(dropped) > _FIRST_NAMES else ""
-        yield "dropped", f"{counted(len(dropped), 'array')}: {', '.join(dropped[:_FIRST_NAMES])}{more}"
+        yield "dropped", f"{plural(len(dropped), 'array')}: {', '.join(dropped[:_FIRST_NAMES])}{more}"

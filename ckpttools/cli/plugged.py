@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.lazy import Entry, Made
+from ckpttools.cli.lazy import Deferred
 from ckpttools.core.errors import UsageError
 from ckpttools.core.plugins import announced, package_of
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-def plugged_in() -> Mapping[str, Entry]:
+def plugged_in() -> Mapping[str, Deferred]:
     """All of them, by name; none is loaded."""
-    found: dict[str, Entry] = {}
+    found: dict[str, Deferred] = {}
     for group, load in (("ckpttools.transforms", _transform), ("ckpttools.commands", _command)):
         for point in announced(group):
-            found[point.name] = Made(partial(load, point), f"Of the package {package_of(point)}.")
+            found[point.name] = Deferred(partial(load, point), f"Of the package {package_of(point)}.")
     return found
 
 

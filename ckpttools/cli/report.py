@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from ckpttools.cli.options import ANY_PATH, SOME_TEXT, json_option, read_options, resource_options
 from ckpttools.cli.output import fields_of, print_json, show
 from ckpttools.cli.progress import progress_option, watching
-from ckpttools.cli.units import counted, disk
+from ckpttools.cli.units import disk
+from ckpttools.core.text import plural
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
-
-if TYPE_CHECKING:
-    from ckpttools.api.conversion import Resources
-    from ckpttools.formats.base import ReadOptions
 
 
 @click.command()
@@ -45,8 +41,8 @@ def report(
     overwrite: bool,
     progress: bool,
     as_json: bool,
-    resources: Resources,
-    read: ReadOptions,
+    resources: dict[str, Any],
+    read: dict[str, Any],
 ) -> None:
     """Write a report on a checkpoint: one HTML page that needs no network.
 
@@ -68,12 +64,11 @@ def report(
             output,
             stats=not no_stats,
             overwrite=overwrite,
-            memory=resources.memory,
-            jobs=resources.jobs,
+            **resources,
             observe=observe,
-            **asdict(read),
+            **read,
         )
-    text = f"{counted(page.num_arrays, 'array')}, a page of {disk(page.nbytes)}"
+    text = f"{plural(page.num_arrays, 'array')}, a page of {disk(page.nbytes)}"
     if output is None:
         # Not as text: what it is written in may lack characters.
         sys.stdout.buffer.write(page.html.encode())

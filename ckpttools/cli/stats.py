@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
+from ckpttools.cli.options import ANY_PATH, filter_option, json_option, read_options, resource_options
 from ckpttools.cli.output import print_json
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
-    from ckpttools.api.conversion import Resources
-    from ckpttools.formats.base import ReadOptions
     from ckpttools.inspect.stats import StatsReport
 
 _FOUND = 1
@@ -24,13 +21,7 @@ _BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnorm
 @click.command()
 @click.argument("path", type=ANY_PATH)
 @json_option
-@click.option(
-    "--filter",
-    "pattern",
-    metavar="GLOB",
-    default="*",
-    help="Only arrays whose whole path matches, such as '*/mlp/*'; no other is read.",
-)
+@filter_option("; no other is read")
 @click.option("--sort", type=click.Choice(_BY), help="Largest first; without it in the checkpoint's order.")
 @click.option("--per-layer", is_flag=True, help="Also a line for each layer of stacked arrays.")
 @click.option("--histogram", is_flag=True, help="Also how each array is spread over powers of two.")
@@ -43,14 +34,14 @@ _BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnorm
 def stats(
     path: Place,
     as_json: bool,
-    pattern: str,
+    filter: str,
     sort: str | None,
     per_layer: bool,
     histogram: bool,
     find_nan: bool,
     progress: bool,
-    resources: Resources,
-    read: ReadOptions,
+    resources: dict[str, Any],
+    read: dict[str, Any],
 ) -> None:
     """Show what the numbers in a checkpoint are like: extremes, mean, norm, zeros, NaN.
 
@@ -70,14 +61,13 @@ def stats(
     with watching(progress) as observe:
         report = look(
             path,
-            filter=pattern,
+            filter=filter,
             sort=sort,
             per_layer=per_layer,
             histogram=histogram,
-            memory=resources.memory,
-            jobs=resources.jobs,
+            **resources,
             observe=observe,
-            **asdict(read),
+            **read,
         )
     _print(report, as_json, find_nan)
     if find_nan and not report.finite:

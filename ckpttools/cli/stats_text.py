@@ -8,8 +8,8 @@ import click
 
 from ckpttools.cli.output import show, width
 from ckpttools.cli.table import Column, draw_table
-from ckpttools.cli.units import counted, disk
-from ckpttools.core.text import printable
+from ckpttools.cli.units import disk
+from ckpttools.core.text import plural, printable
 from ckpttools.inspect.distribution import Distribution
 from ckpttools.inspect.stats import ArrayStats, Statistics, StatsReport
 
@@ -59,9 +59,7 @@ def print_bad(report: StatsReport) -> None:
     """The arrays that hold NaN or infinity, and the first place of each."""
     bad = [array for array in report.arrays if array.first_bad is not None]
     if not bad:
-        show(
-            [f"No NaN and nothing infinite in {counted(report.num_arrays, 'array')}, {disk(report.nbytes)}."]
-        )
+        show([f"No NaN and nothing infinite in {plural(report.num_arrays, 'array')}, {disk(report.nbytes)}."])
         return
     show([*_head(report), *(line for array in bad for line in _bad(array)), "", _totals(report)])
 
@@ -86,9 +84,7 @@ def _head(report: StatsReport) -> Iterator[str]:
 
 def _totals(report: StatsReport) -> str:
     bad = _bad_counts(report.nan, report.inf)
-    return (
-        f"{counted(report.num_arrays, 'array')}, {disk(report.nbytes)}, {bad or 'no NaN, nothing infinite'}"
-    )
+    return f"{plural(report.num_arrays, 'array')}, {disk(report.nbytes)}, {bad or 'no NaN, nothing infinite'}"
 
 
 def _rows(array: ArrayStats) -> Iterator[tuple[str, ...]]:

@@ -16,7 +16,6 @@ Commands that convert anyway take all transforms at once: `transform_options`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,10 +36,8 @@ from ckpttools.cli.storage import storage_options
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
-    from ckpttools.api.conversion import Resources
     from ckpttools.api.prepared import Prepared
     from ckpttools.core.dtypes import DType
-    from ckpttools.formats.base import ReadOptions
 
 
 def places(command: Command) -> Command:
@@ -165,12 +162,11 @@ def write(
     *,
     source: Place,
     destination: Place,
-    read: ReadOptions,
-    resources: Resources,
+    read: dict[str, Any],
+    resources: dict[str, Any],
     output: Output,
     storage: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
     """Does what `call` plans; takes what `places`, `target_options`, `common_options` add."""
-    opening = {field.name: getattr(read, field.name) for field in fields(read)}
-    perform(call, source, destination, resources, output, **opening, **(storage or {}), **options)
+    perform(call, source, destination, resources, output, **read, **(storage or {}), **options)

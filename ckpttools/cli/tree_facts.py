@@ -7,15 +7,16 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from ckpttools.cli.output import wrapped
-from ckpttools.cli.units import count, counted, disk
-from ckpttools.core.text import printable
+from ckpttools.cli.output import labelled
+from ckpttools.cli.units import count, disk
+from ckpttools.core.text import plural, printable
 from ckpttools.inspect.quantization import Quantization
 from ckpttools.inspect.tree import Total, TreeReport
 from ckpttools.maxtext.layers import LayerGroup
 from ckpttools.maxtext.recognition import FamilyGuess
 
-_INDENT, _LABEL = 2, 12
+# Where texts begin behind their labels.
+_COLUMN = 14
 # Metadata may hold anything; --json shows all of it.
 _LONGEST_METADATA = 400
 
@@ -29,7 +30,8 @@ def facts(report: TreeReport, room: int | None) -> Iterator[str]:
     """
     yield click.style(printable(report.path), bold=True)
     for label, text in _labelled(report):
-        yield from _lines(label, text, room)
+        style = {"fg": "yellow"} if label == "warning" else {"dim": True}
+        yield from labelled(f"  {label}", text, _COLUMN, room, **style)
 
 
 def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
@@ -41,7 +43,7 @@ def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
         yield "layers", ", ".join(map(_layers, report.layers))
     if report.families:
         yield "family", _families(report.families)
-    yield "holds", _joined(counted(report.num_arrays, "array"), disk(report.nbytes))
+    yield "holds", _joined(plural(report.num_arrays, "array"), disk(report.nbytes))
     yield "parameters", _parameters(report)
     if report.quantization:
         yield "quantised", _quantization(report.quantization)
@@ -76,7 +78,7 @@ def _families(guesses: Sequence[FamilyGuess]) -> str:
     missing = f"missing {_first_of(best.missing)}" if best.missing else None
     others = None
     if best.others:
-        others = f"{counted(best.num_others, 'array')} of other names: {_first_of(best.others)}"
+        others = f"{plural(best.num_others, 'array')} of other names: {_first_of(best.others)}"
     found = f"{best.matched} of {best.wanted} names"
     likely = names if best.named else f"perhaps {names}"
     return _joined(likely, found, missing, others)
@@ -103,17 +105,17 @@ def _quantization(found: Quantization) -> str:
     scheme = printable(found.scheme)
     if not found.weights:
         return f"{scheme} (config.json), but no weight is"
-    bare = f", {counted(found.without_scales, 'weight')} without scales" if found.without_scales else ""
-    return f"{scheme}; {counted(found.modules, 'module')}{bare}"
+    bare = f", {plural(found.without_scales, 'weight')} without scales" if found.without_scales else ""
+    return f"{scheme}; {plural(found.modules, 'module')}{bare}"
 
 
 def _beside_parameters(report: TreeReport) -> Iterator[tuple[str, str]]:
     if total := report.roles.get("optimizer"):
         name = report.optimizer.name if report.optimizer else None
-        yield "optimizer", _joined(name, counted(total.num_arrays, "array"), disk(total.nbytes))
+        yield "optimizer", _joined(name, plural(total.num_arrays, "array"), disk(total.nbytes))
     if total := report.roles.get("other"):
         rng = f"{report.random_states} of them random states" if report.random_states else None
-        yield "other", _joined(counted(total.num_arrays, "array"), rng, disk(total.nbytes))
+        yield "other", _joined(plural(total.num_arrays, "array"), rng, disk(total.nbytes))
 
 
 def _meshes(report: TreeReport) -> str:
@@ -126,12 +128,3 @@ def _meshes(report: TreeReport) -> str:
 def _metadata(report: TreeReport) -> str:
     text = printable(json.dumps(report.custom_metadata, default=str, ensure_ascii=False))
     return text if len(text) <= _LONGEST_METADATA else f"{text[:_LONGEST_METADATA]}… (all of it: --json)"
-
-
-def _lines(label: str, text: str, room: int | None) -> Iterator[str]:
-    """The label and the text, which goes on below itself where the terminal ends."""
-    width = None if room is None else max(room - _INDENT - _LABEL, 20)
-    for number, line in enumerate(wrapped(text, width)):
-        head = "" if number else label
-        colour = {"fg": "yellow"} if label == "warning" else {"dim": True}
-        yield " " * _INDENT + click.style(head.ljust(_LABEL), **colour) + line

@@ -14,8 +14,8 @@ from ckpttools.cli.against import comparison_lines
 from ckpttools.cli.output import show, width
 from ckpttools.cli.table import Column, TreeRow, draw_tree
 from ckpttools.cli.tree_facts import facts
-from ckpttools.cli.units import count, counted, disk
-from ckpttools.core.text import printable
+from ckpttools.cli.units import count, disk
+from ckpttools.core.text import plural, printable, type_text
 from ckpttools.inspect.comparison import Comparison
 from ckpttools.inspect.folding import Branch
 from ckpttools.inspect.tree import ArrayReport, TreeReport
@@ -72,15 +72,15 @@ def _row(branch: Branch, way: tuple[bool, ...]) -> TreeRow:
     sums = amounts(branch.num_elements, branch.nbytes, branch.share)
     if branch.array is not None:
         times = f"× {branch.times:,}" if branch.times > 1 else ""
-        return TreeRow((name, type_text(branch.array), times, *sums), way, _ARRAY)
+        return TreeRow((name, array_type(branch.array), times, *sums), way, _ARRAY)
     # Where what is below is not shown, at least how much it is.
-    hidden = "" if branch.children else counted(branch.count, "array")
+    hidden = "" if branch.children else plural(branch.count, "array")
     return TreeRow((name, hidden, "", *sums), way, _SUBTREE)
 
 
 def _flat_row(array: ArrayReport, total: int) -> TreeRow:
     sums = amounts(prod(array.shape), array.nbytes, array.nbytes / total if total else 0.0)
-    return TreeRow((printable(array.path), type_text(array), "", *sums), styles=_ARRAY)
+    return TreeRow((printable(array.path), array_type(array), "", *sums), styles=_ARRAY)
 
 
 def amounts(num_elements: int, nbytes: int, share: float) -> tuple[str, str, str]:
@@ -89,12 +89,12 @@ def amounts(num_elements: int, nbytes: int, share: float) -> tuple[str, str, str
     return count(num_elements), disk(nbytes), percent if share >= 0.0005 else ""
 
 
-def type_text(array: ArrayReport) -> str:
+def array_type(array: ArrayReport) -> str:
     """`bfloat16[4096@fsdp,14336]`, as JAX writes it; mesh axes where the sharding is known."""
     spec = array.sharding.spec if array.sharding else ()
     axes = (*map(_cut, spec), *repeat("", len(array.shape) - len(spec)))
     lengths = (f"{length}{axis}" for length, axis in zip(array.shape, axes, strict=True))
-    return f"{array.dtype}[{','.join(lengths)}]"
+    return type_text(array.dtype, lengths)
 
 
 def _cut(axes: tuple[str, ...]) -> str:

@@ -26,11 +26,6 @@ def count(number: int) -> str:
     return _scaled(number, 1000).replace("G", "B").strip()
 
 
-def counted(number: int, noun: str) -> str:
-    """1 -> "1 array", 12 -> "12 arrays"."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def duration(seconds: float) -> str:
     """3725 -> "1:02:05"."""
     minutes, rest = divmod(round(seconds), 60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,16 +12,14 @@ from ckpttools.cli.hash import selection_options
 from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
 from ckpttools.cli.output import print_json, show
 from ckpttools.cli.progress import progress_option, watching
-from ckpttools.cli.units import counted, disk
+from ckpttools.cli.units import disk
 from ckpttools.cli.wording import padding_rows_option, wording_options
-from ckpttools.core.text import folded, printable
+from ckpttools.core.text import folded, plural, printable
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
-    from ckpttools.api.conversion import Resources
     from ckpttools.api.verification import Verification
     from ckpttools.digest.differences import Difference, Reason
-    from ckpttools.formats.base import ReadOptions
 
 _DIFFERENT = 1
 _MOST_LINES = 20
@@ -61,9 +58,9 @@ def verify(
     wording: dict[str, Any],
     as_json: bool,
     selection: dict[str, Any],
-    resources: Resources,
+    resources: dict[str, Any],
     progress: bool,
-    read: ReadOptions,
+    read: dict[str, Any],
 ) -> None:
     """Prove that DST holds the same arrays as SRC, bit by bit, or those that a manifest has digests of.
 
@@ -91,10 +88,9 @@ def verify(
             padding_rows=padding_rows,
             **wording,
             **selection,
-            memory=resources.memory,
-            jobs=resources.jobs,
+            **resources,
             observe=observe,
-            **asdict(read),
+            **read,
         )
     if as_json:
         print_json(found)
@@ -108,12 +104,12 @@ def _lines(found: Verification) -> Iterator[str]:
     yield click.style(printable(found.path), bold=True)
     yield from map(printable, found.remarks)
     if found.equal:
-        held = f"{counted(found.arrays, 'array')}, {disk(found.nbytes)}"
+        held = f"{plural(found.arrays, 'array')}, {disk(found.nbytes)}"
         yield f"equal to {printable(found.against)}: {held}"
         return
     reasons = Counter(each.reason for each in found.differences)
     counts = [
-        f"{counted(reasons[reason], 'array')} {text}" for reason, text in _REASONS.items() if reasons[reason]
+        f"{plural(reasons[reason], 'array')} {text}" for reason, text in _REASONS.items() if reasons[reason]
     ]
     yield f"differs from {printable(found.against)}: {', '.join(counts)}"
     yield from map(printable, found.hints)

@@ -29,12 +29,28 @@ def folded(lines: Iterable[str]) -> list[str]:
 
 def array_count(names: Collection[object]) -> str:
     """How many arrays these are: "1 array", "12 arrays"."""
-    return f"{len(names):,} array{'s' * (len(names) != 1)}"
+    return plural(len(names), "array")
+
+
+def plural(number: int, noun: str) -> str:
+    """1 and "array" give "1 array", 12 "12 arrays"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """The first of the names, those that differ in numbers only as one: "layers_{0..31}, norm, …"."""
+    folds = folded(names)
+    return ", ".join([*folds[:most], *["…"] * (len(folds) > most)])
+
+
+def type_text(dtype: object, shape: Iterable[object]) -> str:
+    """An array without its values: `bfloat16[4096,14336]`, as JAX writes it."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def in_natural_order(names: Iterable[str]) -> list[str]:
     """The names sorted with numbers as numbers: `layers.2` before `layers.10`."""
-    return sorted(names, key=_natural)
+    return sorted(names, key=natural_key)
 
 
 def printable(text: str) -> str:
@@ -71,7 +87,7 @@ def _spelled(character: str) -> str:
     return f"\\u{code:04x}" if 0x80 <= code <= 0xFF else character.encode("unicode_escape").decode()
 
 
-def _natural(name: str) -> bytes:
+def natural_key(name: str) -> bytes:
     """Sorts as the name's runs of text and of digits do, one after the other, text before numbers.
 
     One object for each name: a checkpoint may have a hundred thousand.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckpttools.core.region import Shape
-from ckpttools.core.text import in_natural_order
+from ckpttools.core.text import in_natural_order, type_text
 from ckpttools.digest.pairing import K, Pairing
 from ckpttools.roles.of_tree import Kind
 
@@ -46,7 +46,7 @@ def in_order(found: Iterable[Difference]) -> tuple[Difference, ...]:
 
 
 def of_kinds(both: Pairing[K]) -> list[Difference]:
-    """What one side lacks, and arrays that cannot be the same, as they have not one dtype and shape."""
+    """What one side lacks, and arrays that cannot be the same, as their dtypes or shapes differ."""
     extra = [Difference(name, "extra") for name in both.only_a]
     missing = [Difference(name, "missing") for name in both.only_b]
     other = [
@@ -63,5 +63,4 @@ def same_kind(a: Kind, b: Kind) -> bool:
 
 
 def _type(each: Kind) -> str:
-    """`bfloat16[4096,14336]`, as JAX writes it."""
-    return f"{each.dtype}[{','.join(map(str, each.shape))}]"
+    return type_text(each.dtype, each.shape)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import UnknownNameError
 from ckpttools.core.region import Region, Shape, ceil_div
+from ckpttools.core.text import type_text
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -69,7 +70,7 @@ class Digest:
     @classmethod
     def of(cls, algorithm: str, dtype: str, shape: Shape, blocks: bytes) -> Digest:
         """That of an array from those of its blocks: the hash of `float32[2,3]`, a newline, and them."""
-        head = f"{dtype}[{','.join(map(str, shape))}]\n".encode()
+        head = f"{type_text(dtype, shape)}\n".encode()
         return cls(dtype, shape, algorithm_named(algorithm)(head + blocks).hex(), blocks.hex())
 
 
