@@ -17,7 +17,8 @@ from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Empty, Metadata, Path, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
-from ckpttools.inspect.folding import Branch, fold, natural, sort_arrays
+from ckpttools.core.text import natural_key
+from ckpttools.inspect.folding import Branch, fold, sort_arrays
 from ckpttools.inspect.tree import ArrayReport, Total, TreeReport, inspect_tree
 from ckpttools.inspect.warnings import TreeWarning
 from ckpttools.maxtext.layers import LayerGroup
@@ -210,7 +211,7 @@ class TestFold:
     def test_natural_order(self):
         arrays = {f"l_{k}": constant(k + 1) for k in range(12)}
         assert [name for name, _, _ in folded(arrays)] == [f"l_{k}" for k in range(12)]
-        assert natural("layers_2") < natural("layers_10") < natural("norm")
+        assert natural_key("layers_2") < natural_key("layers_10") < natural_key("norm")
 
     def test_ten_thousand_leaves_take_no_time(self):
         arrays = {f"l_{k % 100}/x_{k}": constant(k) for k in range(10_000)}
@@ -267,7 +268,7 @@ def test_sorting_changes_the_order_only(lengths: dict[str, int]):
     by_size = sort_arrays(arrays, "size")
     assert sorted(by_size, key=lambda each: each.path) == sorted(arrays, key=lambda each: each.path)
     assert all(a.nbytes >= b.nbytes for a, b in pairwise(by_size))
-    names = [natural(each.path) for each in sort_arrays(arrays, "name")]
+    names = [natural_key(each.path) for each in sort_arrays(arrays, "name")]
     assert names == sorted(names)
 
 

@@ -8,9 +8,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from ckpttools.array.tree import Tree
 from ckpttools.cli.declared import declared, made
 from ckpttools.core.budget import parse_size
-from ckpttools.core.errors import CheckpointError, UsageError
+from ckpttools.core.errors import CheckpointError, MappingError, UsageError
 from ckpttools.core.options import Option, parsed
 from ckpttools.core.plugins import announced, load_group
 from ckpttools.formats.base import Writable
@@ -83,6 +84,33 @@ def test_a_transform_that_is_nearly_there_is_named(monkeypatch):
         with pytest.raises(UsageError, match=f"there is no transform {name!r}") as caught:
             registry.transform_named(name, {})
         assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("made", "said", "got"),
+    [
+        (lambda every: lambda tree: [][every], {"every": 3}, "IndexError: list index out of range"),
+        (lambda every: lambda tree: int("x"), {}, "ValueError: invalid literal for int()"),
+        (lambda every: {}[every], {}, "KeyError: 2"),
+        (lambda every: lambda tree: tree, {}, "<Tree: 0 arrays"),
+    ],
+)
+def test_a_transform_of_a_package_that_fails_is_named(monkeypatch, made, said, got):
+    made.options = [POSITIVE]
+    monkeypatch.setattr(registry, "transforms", lambda: {"every-layer": made})
+    with pytest.raises(MappingError, match="the transform every-layer") as caught:
+        Tree({}).pipe(registry.transform_named("every-layer", said))
+    assert got in caught.value.got
+    assert caught.value.exit_code == 3
+
+
+def test_what_a_transform_of_a_package_raises_on_purpose_is_its_own(monkeypatch):
+    def refuse(tree):
+        raise UsageError("not this one")
+
+    monkeypatch.setattr(registry, "transforms", lambda: {"picky": lambda: refuse})
+    with pytest.raises(UsageError, match="not this one"):
+        Tree({}).pipe(registry.transform_named("picky", {}))
 
 
 def test_formats_say_what_they_can_do():

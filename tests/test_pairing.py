@@ -32,5 +32,10 @@ def test_every_array_is_in_a_pair_or_left_over(a: dict, b: dict, pattern: str): 
     assert {each.name: each.reason for each in of_kinds(both)} == wanted
 
 
+def test_a_name_with_brackets_means_itself():
+    both = Pairing(digests({"w[0]": ("int8", (2,)), "w0": ("int8", (2,))}), {}).matching("w[0]")
+    assert sorted(both.a) == ["w0", "w[0]"]
+
+
 def test_a_remark_says_whose_it_is():
     assert (str(Remark("x")), str(Remark("x", "B"))) == ("x", "B: x")

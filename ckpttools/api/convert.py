@@ -7,9 +7,9 @@ from typing import Any
 
 from ckpttools.api.arguments import Patterns, Storing, patterns_of
 from ckpttools.api.conversion import Conversion, Resources
-from ckpttools.api.prepared import Prepared, Writing, command, prepare, writing_of
+from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.save import plan_tree
-from ckpttools.api.sources import Opening, Source, opened, read_options, reading_of
+from ckpttools.api.sources import Opening, Source, opened, part_of, read_options
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
@@ -74,11 +74,11 @@ def write_changed(
         as_read: whether what is said of nothing stays as it is in the source: names, and chunks, which are
             then shared.
     """
-    read, writing = reading_of(said), writing_of(said)
-    how = {name: said[name] for name in said if name not in {**read, **writing}}
+    opening, writing = part_of(said, Opening), part_of(said, Writing)
+    how = {name: said[name] for name in said if name not in {**opening, **writing}}
 
     def plan(resources: Resources) -> Conversion:
-        tree = opened(source, read_options(read))
+        tree = opened(source, read_options(opening))
         writer = writer_for(tree, destination=parse(destination), keeps_names=as_read, shares=as_read, **how)
         return plan_tree(tree.pipe(*transforms), writer, resources)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Unpack
 
 from ckpttools.api.sources import (
-    Looking,
     Scanning,
+    ScanSettings,
     Source,
-    looking,
     opened,
+    scanning,
 )
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
@@ -126,13 +126,13 @@ def diff(
     options = AlignOptions(
         ModelOptions(family, rope_layout), None if like is None else parse(like), padding_rows
     )
-    with looking(common) as look:
-        trees = opened(a, look.read), opened(b, look.read)
+    with scanning(common) as scan:
+        trees = opened(a, scan.read), opened(b, scan.read)
         both = align(*trees, options)
-        chosen = without_padding(_chosen(both, filter), padding_rows, look.memory)
-        found = _compared(chosen, look, Tolerances(atol, rtol, ulp), ignore_dtype)
+        chosen = without_padding(_chosen(both, filter), padding_rows, scan.memory)
+        found = _compared(chosen, scan, Tolerances(atol, rtol, ulp), ignore_dtype)
         if explain and not all(each.is_equal for each in found):
-            found = _explained(found, chosen, both, look)
+            found = _explained(found, chosen, both, scan)
     first, second = SideReport.of(trees[0], chosen.a), SideReport.of(trees[1], chosen.b)
     return DiffReport(
         first,
@@ -164,24 +164,24 @@ def _chosen(both: Pairing[LazyArray], pattern: str) -> Pairing[LazyArray]:
 
 
 def _compared(
-    chosen: Pairing[LazyArray], look: Looking, tolerances: Tolerances, ignore_dtypes: bool
+    chosen: Pairing[LazyArray], scan: ScanSettings, tolerances: Tolerances, ignore_dtypes: bool
 ) -> tuple[ArrayDiff, ...]:
     total = sum(a.nbytes + b.nbytes for _, a, b in chosen.pairs if a.shape == b.shape)
     return compare(
         chosen,
         tolerances,
         ignore_dtypes=ignore_dtypes,
-        memory=look.memory,
-        jobs=look.jobs,
-        observe=look.observer(total),
+        memory=scan.memory,
+        jobs=scan.jobs,
+        observe=scan.observer(total),
     )
 
 
 def _explained(
-    found: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], both: Pairing[LazyArray], look: Looking
+    found: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], both: Pairing[LazyArray], scan: ScanSettings
 ) -> tuple[ArrayDiff, ...]:
     from ckpttools.compare.explain import explain
 
     # Causes may lie in arrays that are not asked for: what was renamed is elsewhere.
     every = replace(both, a={**both.a, **chosen.a}, b={**both.b, **chosen.b})
-    return explain(found, every, memory=look.memory, jobs=look.jobs)
+    return explain(found, every, memory=scan.memory, jobs=scan.jobs)

@@ -10,9 +10,9 @@ from ckpttools.api.beside import check_beside
 from ckpttools.api.sources import (
     Scanning,
     Source,
-    looking,
     opened,
     place_of,
+    scanning,
 )
 from ckpttools.api.verification import conversion_options
 from ckpttools.array.tree import Tree
@@ -106,8 +106,8 @@ def hash(
         check_manifest_name(parse(manifest))
     selection = Selection(filter, per_layer, parameters)
     conversion = conversion_options(family, rope_layout, tied, drop)
-    with looking(common) as look:
-        tree = opened(source, look.read)
+    with scanning(common) as scan:
+        tree = opened(source, scan.read)
         remarks: tuple[str, ...] = ()
         if names == "maxtext":
             from ckpttools.compare.conversion import in_maxtext_names
@@ -125,9 +125,9 @@ def hash(
             tree,
             selection,
             algorithm=algorithm,
-            memory=look.memory,
-            jobs=look.jobs,
-            observe=look.observer(selection.nbytes(tree)),
+            memory=scan.memory,
+            jobs=scan.jobs,
+            observe=scan.observer(selection.nbytes(tree)),
         )
     if manifest is not None:
         replace(made, names=names).write(parse(manifest))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ckpttools.api.arguments import Patterns, Size, Storing, dtype_of, patterns_of, text_of
 from ckpttools.api.conversion import Conversion, Resources
-from ckpttools.api.prepared import Prepared, Writing, command, prepare, writing_of
-from ckpttools.api.sources import Source, opened, read_options
+from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
@@ -78,13 +78,12 @@ def hf_to_maxtext(
         carry=carry,
         read=read_options({"max_header_bytes": max_header_bytes}),
     )
-    storage: dict[str, Any] = {name: common.get(name) for name in Storing.__annotations__}
-    writer = writer_for(Tree({}), "orbax", parse(destination), as_step=0, **storage)
+    writer = writer_for(Tree({}), "orbax", parse(destination), as_step=0, **part_of(common, Storing))
     return prepare(
         lambda resources: plan_to_maxtext(source, options, resources, writer),
         source,
         destination,
-        **writing_of(common),
+        **part_of(common, Writing),
     )
 
 

@@ -7,12 +7,12 @@ from typing import Unpack
 
 from ckpttools.api.beside import check_beside
 from ckpttools.api.sources import (
-    Looking,
     Scanning,
+    ScanSettings,
     Source,
-    looking,
     opened,
     place_of,
+    scanning,
 )
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import DestinationExistsError, StorageError
@@ -72,15 +72,15 @@ def report(
     place = None if output is None else parse(output)
     if place is not None:
         _check(place, place_of(source), overwrite)
-    with looking(common) as look:
-        tree = opened(source, look.read)
-        html = _html(tree, look, stats=stats)
+    with scanning(common) as scan:
+        tree = opened(source, scan.read)
+        html = _html(tree, scan, stats=stats)
     if place is not None:
         _write(place, html)
     return Page(place, len(html.encode()), len(tree.arrays), stats, html)
 
 
-def _html(tree: Tree, look: Looking, *, stats: bool) -> str:
+def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
     from ckpttools.inspect.layer_rows import layer_rows
     from ckpttools.inspect.report.contents import contents
     from ckpttools.inspect.report.page import page
@@ -91,11 +91,11 @@ def _html(tree: Tree, look: Looking, *, stats: bool) -> str:
     if stats:
         found = inspect_stats(
             tree,
-            memory=look.memory,
-            jobs=look.jobs,
+            memory=scan.memory,
+            jobs=scan.jobs,
             per_layer=True,
             histograms=True,
-            observe=look.observer(tree.nbytes),
+            observe=scan.observer(tree.nbytes),
         )
     return page(
         contents(inspect_tree(tree), found, layer_rows(tree)), f"Report on {printable(tree.metadata.place)}"

@@ -10,7 +10,7 @@ is to be done, of which nothing has been.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import signature
@@ -18,8 +18,7 @@ from typing import Any, ParamSpec, Protocol, TypedDict, cast
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
-from ckpttools.api.sources import Source
-from ckpttools.array.tree import Tree
+from ckpttools.api.sources import Source, place_of
 from ckpttools.core.budget import allowing, parse_size, size_text
 from ckpttools.core.errors import UsageError, near_names
 from ckpttools.core.options import Option
@@ -53,11 +52,6 @@ class Writing(TypedDict, total=False):
     manifest: Where | None
     observe: Observer
     command: str
-
-
-def writing_of(said: Mapping[str, Any]) -> Writing:
-    """What of several groups of keyword arguments is `Writing`."""
-    return cast(Writing, {name: said[name] for name in Writing.__annotations__ if name in said})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -140,7 +134,7 @@ def prepare(
     from ckpttools.run.apart import check_apart
 
     place, written = parse(destination), None if manifest is None else parse(manifest)
-    read = _place(source)
+    read = place_of(source)
     if read is not None:
         check_apart(read, place)
     if like is not None:
@@ -154,14 +148,6 @@ def prepare(
     with allowing(resources.memory):
         conversion = plan(resources)
     return Prepared(conversion, place, overwrite, written, observe, command)
-
-
-def _place(source: Source) -> Place | None:
-    """Where a source lies; None for a tree that was not read from files."""
-    if not isinstance(source, Tree):
-        return parse(source)
-    place = parse(source.metadata.place)
-    return place if source.metadata.place and place.exists() else None
 
 
 def _require_partial(destination: Place) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.budget import allowing, parse_size
@@ -64,9 +64,9 @@ def read_options(said: Mapping[str, Any]) -> ReadOptions:
     return ReadOptions(**{**said, **sizes})
 
 
-def reading_of(said: Mapping[str, Any]) -> Opening:
-    """What of several groups of keyword arguments is `Opening`."""
-    return cast(Opening, {name: said[name] for name in Opening.__annotations__ if name in said})
+def part_of(said: Mapping[str, Any], group: type) -> dict[str, Any]:
+    """What of several groups of keyword arguments belongs to one, a `TypedDict`."""
+    return {name: said[name] for name in group.__annotations__ if name in said}
 
 
 def opened(source: Source, read: ReadOptions | None = None) -> Tree:
@@ -93,15 +93,16 @@ def opened(source: Source, read: ReadOptions | None = None) -> Tree:
 
 
 def place_of(source: Source) -> Place | None:
-    """Where a checkpoint lies; None for a tree that was made."""
+    """Where a checkpoint lies; None for a tree that was not read from files."""
     if not isinstance(source, Tree):
         return parse(source)
-    return parse(source.metadata.place) if source.metadata.place else None
+    place = parse(source.metadata.place)
+    return place if source.metadata.place and place.exists() else None
 
 
 @dataclass(frozen=True, slots=True)
-class Looking:
-    """What looking at all elements may take.
+class ScanSettings:
+    """How all elements are looked at.
 
     Attributes:
         memory: bytes that may be resident at most.
@@ -131,7 +132,7 @@ class Looking:
 
 
 @contextmanager
-def looking(said: Scanning) -> Iterator[Looking]:
+def scanning(said: Scanning) -> Iterator[ScanSettings]:
     """What is opened inside the `with` counts as a part of the memory.
 
     Raises:
@@ -140,11 +141,7 @@ def looking(said: Scanning) -> Iterator[Looking]:
     """
     from ckpttools.api.conversion import Resources
 
-    reading = {
-        name: value
-        for name, value in said.items()
-        if name not in Scanning.__annotations__ or name in Opening.__annotations__
-    }
+    opening = {name: value for name, value in said.items() if name not in _RESOURCES}
     resources = Resources(parse_size(said.get("memory", DEFAULT_MEMORY)), said.get("jobs"))
     with allowing(resources.memory):
-        yield Looking(resources.memory, resources.readers, said.get("observe"), read_options(reading))
+        yield ScanSettings(resources.memory, resources.readers, said.get("observe"), read_options(opening))

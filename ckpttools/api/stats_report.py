@@ -8,8 +8,8 @@ from typing import Unpack
 from ckpttools.api.sources import (
     Scanning,
     Source,
-    looking,
     opened,
+    scanning,
 )
 from ckpttools.core.errors import UsageError
 from ckpttools.inspect.stats import ArrayStats, StatsReport, inspect_stats, matching
@@ -41,17 +41,17 @@ def stats(
     """
     if sort is not None and sort not in SORTS:
         raise UsageError(f"nothing is sorted by {sort!r}", wanted="one of " + ", ".join(SORTS))
-    with looking(common) as look:
-        tree = opened(source, look.read)
+    with scanning(common) as scan:
+        tree = opened(source, scan.read)
         total = sum(array.nbytes for array in matching(tree, filter).values())
         report = inspect_stats(
             tree,
             filter,
-            memory=look.memory,
-            jobs=look.jobs,
+            memory=scan.memory,
+            jobs=scan.jobs,
             per_layer=per_layer,
             histograms=histogram,
-            observe=look.observer(total),
+            observe=scan.observer(total),
         )
     if sort is None:
         return report

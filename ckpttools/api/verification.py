@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
 from ckpttools.api.sources import (
-    Looking,
     Scanning,
+    ScanSettings,
     Source,
-    looking,
     opened,
+    scanning,
 )
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
@@ -111,12 +111,12 @@ def verify(
         raise UsageError("say what to compare with", wanted=wanted)
     said = _Said(conversion_options(family, rope_layout, tied, drop), cast, padding_rows)
     selection = Selection(filter, per_layer, parameters)
-    with looking(common) as look:
-        tree = opened(checkpoint, look.read)
+    with scanning(common) as scan:
+        tree = opened(checkpoint, scan.read)
         if against is not None:
-            other = opened(against, replace(look.read, step=None))
-            return _bit_by_bit(tree, other, said, selection, look)
-        return _by_digests(tree, parse(manifest or ""), said, selection, look)
+            other = opened(against, replace(scan.read, step=None))
+            return _bit_by_bit(tree, other, said, selection, scan)
+        return _by_digests(tree, parse(manifest or ""), said, selection, scan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +141,19 @@ def conversion_options(
     return ConversionOptions(ModelOptions(family, rope_layout, tied), patterns)
 
 
-def _bit_by_bit(tree: Tree, source: Tree, said: _Said, selection: Selection, look: Looking) -> Verification:
+def _bit_by_bit(
+    tree: Tree, source: Tree, said: _Said, selection: Selection, scan: ScanSettings
+) -> Verification:
     from ckpttools.compare.conversion import paired
     from ckpttools.compare.hints import after_verify
     from ckpttools.compare.padding import without_padding
     from ckpttools.compare.verify import compare
 
     both = paired(tree, source, selection, said.conversion, said.padding_rows)
-    both = without_padding(both, said.padding_rows, look.memory)
+    both = without_padding(both, said.padding_rows, scan.memory)
     both = _cast(both) if said.casts else both
     total = sum(mine.nbytes + wanted.nbytes for _, mine, wanted in both.pairs)
-    found = compare(both, memory=look.memory, jobs=look.jobs, observe=look.observer(total))
+    found = compare(both, memory=scan.memory, jobs=scan.jobs, observe=scan.observer(total))
     remarks = tuple(each.text for each in both.remarks)
     made = _verification(tree, source.metadata.place, both.a, found, remarks)
     return replace(made, hints=after_verify(found, both))
@@ -164,7 +166,9 @@ def _cast(both: Pairing[LazyArray]) -> Pairing[LazyArray]:
     return replace(both, b={**both.b, **{name: cast(b, a.dtype) for name, a, b in both.pairs}})
 
 
-def _by_digests(tree: Tree, path: Place, said: _Said, selection: Selection, look: Looking) -> Verification:
+def _by_digests(
+    tree: Tree, path: Place, said: _Said, selection: Selection, scan: ScanSettings
+) -> Verification:
     from ckpttools.compare.hints import after_manifest
     from ckpttools.digest.hashing import differences, hash_tree
     from ckpttools.digest.manifest import read_manifest
@@ -176,15 +180,15 @@ def _by_digests(tree: Tree, path: Place, said: _Said, selection: Selection, look
         hint = f"leave out {option('filter')} and the like"
         raise UsageError("the manifest says which arrays are meant", hint=hint)
     manifest = read_manifest(path)
-    mine = _as_in(manifest, tree, said, look.memory)
+    mine = _as_in(manifest, tree, said, scan.memory)
     selection = Selection(naming=lambda tree: mine.arrays)
     made = hash_tree(
         tree,
         selection,
         algorithm=manifest.algorithm,
-        memory=look.memory,
-        jobs=look.jobs,
-        observe=look.observer(selection.nbytes(tree)),
+        memory=scan.memory,
+        jobs=scan.jobs,
+        observe=scan.observer(selection.nbytes(tree)),
     )
     found = differences(made, manifest)
     shown = _verification(tree, str(path), mine.arrays, found, mine.remarks)

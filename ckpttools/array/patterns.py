@@ -8,6 +8,12 @@ from fnmatch import fnmatchcase
 from ckpttools.array.tree import Path, dotted, spelled
 
 
+def matches(name: str, pattern: str) -> bool:
+    """Whether a whole name matches a pattern, or is the pattern: a copied name means itself."""
+    # Names may have brackets.
+    return fnmatchcase(name, pattern) or name == pattern
+
+
 def first_match(path: Path, patterns: Iterable[str]) -> str | None:
     """The first of `patterns` that names the path or a key above it.
 

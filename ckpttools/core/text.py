@@ -37,7 +37,7 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def some(names: Sequence[str], most: int) -> str:
+def some(names: Iterable[str], most: int = 3) -> str:
     """The first of the names, those that differ in numbers only as one: "layers_{0..31}, norm, …"."""
     folds = folded(names)
     return ", ".join([*folds[:most], *["…"] * (len(folds) > most)])

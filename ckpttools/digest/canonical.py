@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.array.patterns import matches
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.text import in_natural_order
@@ -122,7 +122,7 @@ class Selection:
     def names(self, named: Mapping[str, Kind]) -> Collection[str]:
         """The names of those arrays that are meant."""
         among = parameters_among(named) if self.parameters else named
-        return among if self.pattern == "*" else {name for name in among if fnmatchcase(name, self.pattern)}
+        return among if self.pattern == "*" else {name for name in among if matches(name, self.pattern)}
 
     def nbytes(self, tree: Tree) -> int:
         """Bytes of these arrays; errors as `arrays`."""

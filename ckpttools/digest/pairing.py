@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Generic, Literal, NamedTuple, TypeVar
 
+from ckpttools.array.patterns import matches
 from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.roles.of_tree import Kind
 
@@ -87,7 +87,6 @@ class Pairing(Generic[K]):
     def matching(self, pattern: str) -> Pairing[K]:
         """The arrays whose names match a shell pattern."""
         a, b = (
-            {name: each for name, each in arrays.items() if fnmatchcase(name, pattern)}
-            for arrays in (self.a, self.b)
+            {name: arrays[name] for name in arrays if matches(name, pattern)} for arrays in (self.a, self.b)
         )
         return replace(self, a=a, b=b)

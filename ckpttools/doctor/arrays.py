@@ -9,7 +9,7 @@ from math import prod
 from ckpttools.array.tree import dotted
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.region import Shape
-from ckpttools.core.text import folded
+from ckpttools.core.text import some
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, pasted, told
 from ckpttools.doctor.chunk_files import POINTER, bad_chunks
 from ckpttools.doctor.inventory import ListedItem
@@ -21,7 +21,6 @@ from ckpttools.formats.orbax.ocdbt import Extent
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunks import ChunkTable
 
-_MOST_NAMED = 3
 _UNREAD = "the arrays in it cannot be read"
 _COPY = "copy the checkpoint again, whole: cp -a SRC DST"
 _FETCH = f"{_COPY}; it was deleted or not copied"
@@ -86,7 +85,7 @@ def _missing(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding
         return
     lost, all_of_them = sum(t.missing for t in tables), sum(prod(t.array.grid) for t in tables)
     first = tables[0].key(tables[0].first_missing())
-    names = _some([each.name for each in tables])
+    names = some([each.name for each in tables])
     what = f"{lost:,} of {all_of_them:,} chunks are missing, such as {first}; of {names}"
     place = str(item.path)
     if item.is_part_of_a_host:
@@ -117,7 +116,7 @@ def _names(item: ListedItem) -> Iterator[Finding]:
         yield _lost(item, lost, everything=len(lost) == len(wanted))
     extra = sorted(item.tables.tables.keys() - set(wanted))
     if extra:
-        what = f"arrays that the tree does not name ({len(extra)}): {_some(extra)}"
+        what = f"arrays that the tree does not name ({len(extra)}): {some(extra)}"
         yield Finding(
             INFO, str(item.path), what, "no loader reads them; they take room", "nothing need be done"
         )
@@ -128,13 +127,8 @@ def _is_array(leaf: SavedLeaf) -> bool:
     return not leaf.is_empty and leaf.value_type != "string"
 
 
-def _some(names: Sequence[str]) -> str:
-    lines = folded(names)
-    return ", ".join(lines[:_MOST_NAMED]) + (", …" if len(lines) > _MOST_NAMED else "")
-
-
 def _lost(item: ListedItem, names: Sequence[str], *, everything: bool) -> Finding:
-    what = f"arrays without their zarr.json or .zarray ({len(names)}): {_some(names)}"
+    what = f"arrays without their zarr.json or .zarray ({len(names)}): {some(names)}"
     why = "the tree names them, and they cannot be read"
     do = _FETCH
     if not item.is_merged and not item.processes:
@@ -154,7 +148,7 @@ def _flavour(item: ListedItem, names: Sequence[str]) -> Iterator[Finding]:
     other = [name for name in names if document and document not in documents[name]]
     if other:
         right, wrong = str(not says).lower(), str(says).lower()
-        what = f"_METADATA says use_zarr3 {wrong}, but {len(other)} arrays have no {document}: {_some(other)}"
+        what = f"_METADATA says use_zarr3 {wrong}, but {len(other)} arrays have no {document}: {some(other)}"
         why = "Orbax opens them with the wrong driver and fails"
         do = _edited(item, "use_zarr3", wrong, right)
         yield Finding(ERROR, str(item.path), what, why, do, command=do)

@@ -39,14 +39,14 @@ def against_tree(tree: Tree, other: Tree, pattern: str = "*") -> Comparison:
     """
     both = Pairing(_by_name(tree), _by_name(other))
     chosen = frozenset(filtered({**both.a, **both.b}, str, pattern))
-    pairs = ((_spec(name, a), _spec(name, b)) for name, a, b in both.pairs if name in chosen)
+    pairs = ((_spec(name, a), _spec(name, b)) for name, a, b in both.pairs)
     return Comparison(
         against=other.metadata.place,
         num_compared=len(both.a.keys() & chosen),
-        missing=tuple(_spec(name, array) for name, array in both.only_b.items() if name in chosen),
-        extra=tuple(_spec(name, array) for name, array in both.only_a.items() if name in chosen),
+        missing=tuple(_spec(name, array) for name, array in both.only_b.items()),
+        extra=tuple(_spec(name, array) for name, array in both.only_a.items()),
         different=tuple(Different(got.path, got, wanted) for got, wanted in pairs if got != wanted),
-    )
+    ).of(chosen)
 
 
 def _by_name(tree: Tree) -> dict[str, LazyArray]:
@@ -85,8 +85,8 @@ def against_family(
     found = check.with_configuration() if config is not None else check.without()
     if pattern != "*":
         found = check.narrowed(found, pattern)
-    untold = () if config is not None else check.untold()
-    return replace(found, reasons=(*found.reasons, *untold))
+    unknown = () if config is not None else check.unknown_layers()
+    return replace(found, reasons=(*found.reasons, *unknown))
 
 
 @dataclass(frozen=True)
@@ -116,16 +116,11 @@ class _FamilyComparison:
             )
         names = dict.fromkeys((*self.arrays, *(each.path for each in found.missing)))
         chosen = frozenset(filtered(names, self._in_tree, pattern))
-        missing = tuple(each for each in found.missing if each.path in chosen)
-        extra = tuple(each for each in found.extra if each.path in chosen)
-        different = tuple(each for each in found.different if each.path in chosen)
+        left = found.of(chosen)
         return replace(
-            found,
+            left,
             num_compared=len(chosen & self.arrays.keys()),
-            missing=missing,
-            extra=extra,
-            different=different,
-            reasons=found.reasons if missing or extra or different else (),
+            reasons=() if left.is_same else found.reasons,
         )
 
     def _in_tree(self, name: str) -> str:
@@ -172,7 +167,7 @@ class _FamilyComparison:
             shapes_compared=False,
         )
 
-    def untold(self) -> tuple[str, ...]:
+    def unknown_layers(self) -> tuple[str, ...]:
         """That there may be more layers than those that were found."""
         counts = {each.path: each.length for each in self.view.layers}
         for before, numbers in _layers(self.arrays).items() if not counts else ():
@@ -229,12 +224,13 @@ def _gaps(names: Collection[str], keys: FamilyKeys) -> Iterator[str]:
 def _without_names(rows: Sequence[Row]) -> dict[str, Flag]:
     """The flags that change values but no names: whatever they are, the same arrays are there."""
     names = {name for row in rows for name in row.flags}
-    return {name: Flag(False, "") for name in names if _keys_with(name, rows) == _keys_without(name, rows)}
+    return {
+        name: Flag(False, "")
+        for name in names
+        if _keys(row for row in rows if name in row.when.split())
+        == _keys(row for row in rows if name in row.unless.split())
+    }
 
 
-def _keys_with(flag: str, rows: Sequence[Row]) -> set[tuple[Key, Key]]:
-    return {(row.left.key, row.right.key) for row in rows if flag in row.when.split()}
-
-
-def _keys_without(flag: str, rows: Sequence[Row]) -> set[tuple[Key, Key]]:
-    return {(row.left.key, row.right.key) for row in rows if flag in row.unless.split()}
+def _keys(rows: Iterable[Row]) -> set[tuple[Key, Key]]:
+    return {(row.left.key, row.right.key) for row in rows}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import prod
 
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Shape
-from ckpttools.inspect.folding import natural
+from ckpttools.core.text import natural_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class Different:
-    """An array that is there, but not as it should be; `why` says whose word it is, where that is known."""
+    """An array that is there, but not as it should be; `why` says what demands it, where that is known."""
 
     path: str
     got: ArraySpec
@@ -55,6 +56,15 @@ class Comparison:
     def is_same(self) -> bool:
         return not (self.missing or self.extra or self.different)
 
+    def of(self, names: Collection[str]) -> Comparison:
+        """What it says of these names; `num_compared` and `reasons` are left as they are."""
+        return replace(
+            self,
+            missing=tuple(each for each in self.missing if each.path in names),
+            extra=tuple(each for each in self.extra if each.path in names),
+            different=tuple(each for each in self.different if each.path in names),
+        )
+
 
 def arranged(comparison: Comparison, by: str) -> Comparison:
     """The same with each list sorted by "size", largest first, or by "name", in natural order.
@@ -62,7 +72,10 @@ def arranged(comparison: Comparison, by: str) -> Comparison:
     Where no dtype is known elements count instead of bytes, and unknown shapes go last. What is of another
     shape is as large as it was found.
     """
-    key = _by_size if by == "size" else _by_name
+
+    def key(spec: ArraySpec) -> tuple[int, bytes]:
+        return _negative_size(spec) if by == "size" else 0, natural_key(spec.path)
+
     return replace(
         comparison,
         missing=tuple(sorted(comparison.missing, key=key)),
@@ -71,13 +84,6 @@ def arranged(comparison: Comparison, by: str) -> Comparison:
     )
 
 
-_Key = tuple[int, list[tuple[int, int | str]]]
-
-
-def _by_name(spec: ArraySpec) -> _Key:
-    return 0, natural(spec.path)
-
-
-def _by_size(spec: ArraySpec) -> _Key:
+def _negative_size(spec: ArraySpec) -> int:
     bits = DTYPES[spec.dtype].bits if spec.dtype else 1
-    return 1 if spec.shape is None else -prod(spec.shape) * bits, natural(spec.path)
+    return 1 if spec.shape is None else -prod(spec.shape) * bits

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
 from typing import TypeVar
 
+from ckpttools.array.patterns import matches
 from ckpttools.core.errors import UsageError
 
 _Item = TypeVar("_Item")
@@ -20,15 +20,14 @@ def filtered(
         items: with names.
         name: of an item.
         pattern: of whole names, or one of them.
-        or_none: whether it may be that none matches.
+        or_none: whether none may match.
 
     Raises:
         UsageError: none of them does, where there are some: nobody looks for nothing, and "no NaN in 0
             arrays" would be a false all-clear.
     """
     every = tuple(items)
-    # A path that is copied means itself, even if it has brackets.
-    found = tuple(each for each in every if fnmatchcase(name(each), pattern) or name(each) == pattern)
+    found = tuple(each for each in every if matches(name(each), pattern))
     if every and not (found or or_none):
         raise UsageError(
             "no array has a path that matches",

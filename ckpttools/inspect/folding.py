@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from ckpttools.core.text import natural_key
 from ckpttools.inspect.tree import ArrayReport
 
 _NUMBER = re.compile(r"[0-9]+")
@@ -74,9 +75,7 @@ def _cut(branches: tuple[Branch, ...], depth: int | None) -> tuple[Branch, ...]:
 
 def sort_arrays(arrays: Iterable[ArrayReport], by: str) -> tuple[ArrayReport, ...]:
     """The arrays sorted by "size", largest first, or by "name", in natural order."""
-    if by == "size":
-        return tuple(sorted(arrays, key=lambda each: (-each.nbytes, natural(each.path))))
-    return tuple(sorted(arrays, key=lambda each: natural(each.path)))
+    return tuple(sorted(arrays, key=lambda each: (-each.nbytes * (by == "size"), natural_key(each.path))))
 
 
 @dataclass(slots=True)
@@ -149,7 +148,7 @@ def _folded(children: Mapping[str, _Node]) -> list[tuple[str, list[str]]]:
             left.difference_update(members.values())
             lines.append((f"{prefix}{{{_ranges(numbers)}}}{suffix}", [members[each] for each in numbers]))
     lines += [(name, [name]) for name in left]
-    return sorted(lines, key=lambda line: natural(line[1][0]))
+    return sorted(lines, key=lambda line: natural_key(line[1][0]))
 
 
 # Text before and after the number, its width if it is padded with zeros, and what is below.
@@ -202,9 +201,3 @@ def _run(values: Sequence[int], start: int) -> tuple[int, int]:
     stop = next((k for k in following if values[k] - values[k - 1] != step), len(values))
     # Three numbers with gaps are shorter as they are.
     return (stop - start, step) if step == 1 or stop - start >= _LEAST_STRIDE else (1, 1)
-
-
-def natural(name: str) -> list[tuple[int, int | str]]:
-    """A key that sorts `layers_2` before `layers_10`."""
-    parts = re.split(r"([0-9]+)", name)
-    return [(0, int(part)) if k % 2 else (1, part) for k, part in enumerate(parts)]

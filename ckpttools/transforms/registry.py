@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from inspect import cleandoc
-from typing import Any
+from typing import Any, TypeVar
 
-from ckpttools.core.errors import UnknownNameError, near_names
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import CheckpointError, MappingError, UnknownNameError, near_names
 from ckpttools.core.options import Option, parsed
 from ckpttools.core.plugins import load_group
-from ckpttools.transforms.base import Transform
+from ckpttools.transforms.base import Transform, Transformed
 
+T = TypeVar("T")
 GROUP = "ckpttools.transforms"
 Named = Callable[..., Transform]
 """What the entry point names: makes a transform of its options, which its attribute `options` declares."""
@@ -24,15 +27,59 @@ def transforms() -> Mapping[str, Named]:
 
 
 def transform_named(name: str, said: Mapping[str, Any]) -> Transform:
-    """A transform with its options.
+    """A transform with its options. What its code raises by mistake is an error that names it.
 
     Raises:
         UnknownNameError: there is no such transform.
         UsageError: an option that it does not have, or that cannot be meant.
+        MappingError: it cannot be made with these options.
     """
     make = _made_by(name)
     given = {key: value for key, value in said.items() if value is not None}
-    return make(**parsed(options_of(name), given, tuple, f"{name} is not called"))
+    return _Guarded(
+        name, _guarded(name, make, **parsed(options_of(name), given, tuple, f"{name} is not called"))
+    )
+
+
+@dataclass(frozen=True)
+class _Guarded:
+    """A transform of another package.
+
+    Attributes:
+        name: as users call it.
+        transform: what the package made.
+    """
+
+    name: str
+    transform: Transform
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The tree that it makes.
+
+        Raises:
+            MappingError: it fails, or returns something else.
+            CheckpointError: what it raises on purpose.
+        """
+        made = _guarded(self.name, self.transform, tree)
+        if not isinstance(made, Transformed):
+            raise MappingError(
+                f"the transform {self.name} returned something else", got=repr(made), wanted="a Transformed"
+            )
+        return made
+
+
+def _guarded(name: str, call: Callable[..., T], /, *arguments: Any, **options: Any) -> T:
+    try:
+        return call(*arguments, **options)
+    except (CheckpointError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        raise MappingError(
+            f"the transform {name} failed",
+            got=f"{type(error).__name__}: {error}",
+            hint="it is of another package: check what it is for and its options; `ckpt --traceback …` shows "
+            "where it failed",
+        ) from error
 
 
 def options_of(name: str) -> Sequence[Option]:

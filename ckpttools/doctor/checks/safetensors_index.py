@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 
 from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.core.text import folded
+from ckpttools.core.text import some
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, Fix, mending, pasted, set_aside, told
 from ckpttools.doctor.inventory import INDEX, SAFETENSORS, Inventory, Weights, json_or_error
 from ckpttools.doctor.looking import is_file
@@ -55,8 +55,7 @@ def _missing(place: Place, names: Sequence[str], wanted: str) -> Finding:
 
 
 def _some(names: Iterable[str]) -> str:
-    lines = folded(sorted(names))
-    return ", ".join(lines[:_MOST_NAMED]) + (", …" if len(lines) > _MOST_NAMED else "")
+    return some(sorted(names), _MOST_NAMED)
 
 
 def _lost_numbers(files: Iterable[str]) -> Iterator[str]:
