@@ -54,10 +54,10 @@ def test_an_option_of_another_may_be_said_as_long_as_it_asks_for_nothing():
 def test_flags_are_made_of_them_and_hand_on_what_is_said():
     seen = []
 
-    def body(own):
+    def body(**own):
         seen.append(own)
 
-    command = made("x", "Does it.", body, declared("own", ALL))
+    command = made("x", "Does it.", body, declared(ALL))
     assert CliRunner().invoke(command, ["--most-bytes", "1MiB", "--fast", "--count", "3"]).exit_code == 0
     assert seen == [{"most_bytes": "1MiB", "fast": True, "count": 3}]
     wrong = ("--most-bytes=lots", "--kind=c", "--count=-1", "--every=0", "--label=")
@@ -74,7 +74,7 @@ def test_flags_are_made_of_them_and_hand_on_what_is_said():
     ):
         assert text in help
     with pytest.raises(UsageError, match="declares options that all commands have") as caught:
-        made("x", "Does it.", body, declared("own", ALL), click.option("--fast"))
+        made("x", "Does it.", body, declared(ALL), click.option("--fast"))
     assert caught.value.got == "--fast"
 
 

@@ -424,7 +424,7 @@ def test_the_mode_that_options_mean(options, copying, sharing):
         @click.command()
         @click.argument("destination", type=ANY_PATH)
         @storage_options
-        def command(destination, storage, seen=seen, shares=shares):
+        def command(destination, seen=seen, shares=shares, **storage):
             seen.append(writer_for(Tree({}), "orbax", destination, shares=shares, **storage).references)
 
         result = CliRunner().invoke(command, ["DST", *options])

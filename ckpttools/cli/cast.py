@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,11 +13,8 @@ from ckpttools.cli.transforming import (
     force_option,
     places,
     target_options,
-    write,
 )
-
-if TYPE_CHECKING:
-    from ckpttools.core.dtypes import DType
+from ckpttools.cli.write import write
 
 
 @click.command(short_help="The same arrays in other dtypes.")
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
 @force_option
 @target_options
 @common_options
-def cast(dtype: DType | None, dtype_map: tuple[tuple[str, DType], ...], force: bool, **common: Any) -> None:
+def cast(**options: Any) -> None:
     """Write a checkpoint in other dtypes: rounded to nearest even, NaN and infinity kept.
 
     Values that become infinite, or zero, are counted; so are those that become NaN where a dtype has no
@@ -43,4 +40,4 @@ def cast(dtype: DType | None, dtype_map: tuple[tuple[str, DType], ...], force: b
     """
     from ckpttools.api.changes import cast
 
-    write(cast.plan, dtype=dtype, dtype_map=dict(dtype_map), force=force, **common)
+    write(cast.plan, **options)

@@ -17,25 +17,16 @@ from ckpttools.stores.place import Place
 @filter_option("; files are always shown")
 @click.option(
     "--mesh",
-    "mesh_text",
     metavar="MESH",
     help="Predict what devices would read: 8, 4x2 or data=4,fsdp=2. Goes with --spec.",
 )
 @click.option(
     "--spec",
-    "spec_text",
     metavar="SPEC",
     help="How they share each array: axis0, layer, replicated, axis0=0,axis1=1 or P('fsdp', None).",
 )
 @read_options
-def chunks(
-    path: Place,
-    as_json: bool,
-    filter: str,
-    mesh_text: str | None,
-    spec_text: str | None,
-    read: dict[str, Any],
-) -> None:
+def chunks(path: Place, as_json: bool, mesh: str | None, spec: str | None, **options: Any) -> None:
     """Show how a checkpoint is stored: its data files, chunk grids and codecs.
 
     Only indexes and metadata are read. With --mesh and --spec it predicts the reads of each device and how
@@ -47,9 +38,9 @@ def chunks(
     """
     from ckpttools.api.chunks_report import chunks as look
 
-    if (mesh_text is None) != (spec_text is None):
+    if (mesh is None) != (spec is None):
         raise click.UsageError("--mesh and --spec go together: --mesh 8 --spec axis0")
-    report = look(path, filter=filter, mesh=mesh_text, spec=spec_text, **read)
+    report = look(path, mesh=mesh, spec=spec, **options)
     if as_json:
         found = fields_of(report)
         advice = found.pop("advice")

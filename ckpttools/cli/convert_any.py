@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from ckpttools.cli.declared import declared, made
-from ckpttools.cli.transforming import common_options, places, transform_options, write
+from ckpttools.cli.transforming import common_options, places, transform_options
+from ckpttools.cli.write import write
 
 
 def to_format(name: str) -> click.Command:
@@ -15,9 +16,9 @@ def to_format(name: str) -> click.Command:
     from ckpttools.api.convert import convert
     from ckpttools.formats.registry import writable
 
-    def command(changes: dict[str, Any], storage: dict[str, Any], **common: Any) -> None:
-        write(convert.plan, format=name, storage=storage, **changes, **common)
+    def command(**options: Any) -> None:
+        write(convert.plan, format=name, **options)
 
     format = writable()[name]
-    options = (places, declared("storage", format.options), transform_options, common_options)
+    options = (places, declared(format.options), transform_options, common_options)
     return made(f"convert to-{name}", format.help, command, *options)

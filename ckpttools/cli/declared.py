@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from ckpttools.cli.options import SOME_TEXT, Command, Decorator, bundled
+from ckpttools.cli.options import SOME_TEXT, Command, Decorator, together
 from ckpttools.core.errors import UsageError
 from ckpttools.core.options import Option
 from ckpttools.core.wording import flag
@@ -29,15 +30,20 @@ class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic from click 
         return value
 
 
-def declared(name: str, options: Iterable[Option]) -> Decorator:
-    """Hands the command, as the one argument `name`, a dictionary of those options that the user gave."""
-    return bundled(name, _said, *map(_flag, options))
+def declared(options: Collection[Option]) -> Decorator:
+    """Adds options, of which the command gets those that the user gave, even where that is the default."""
+    names = {each.name for each in options}
 
+    def with_those_given(command: Command) -> Command:
+        @functools.wraps(command)
+        def made(**values: Any) -> Any:
+            source = click.get_current_context().get_parameter_source
+            left_out = {name for name in names if source(name) is ParameterSource.DEFAULT}
+            return command(**{name: value for name, value in values.items() if name not in left_out})
 
-def _said(**values: Any) -> dict[str, Any]:
-    """What is said, even where it is the default: that may say how something is to be."""
-    source = click.get_current_context().get_parameter_source
-    return {name: value for name, value in values.items() if source(name) is not ParameterSource.DEFAULT}
+        return made
+
+    return together(*map(_flag, options), with_those_given)
 
 
 def _flag(option: Option) -> Decorator:
@@ -65,10 +71,8 @@ def made(name: str, help: str, body: Callable[..., None], *decorators: Decorator
     Raises:
         UsageError: two options have one flag.
     """
-    command: Command = body
-    for decorate in reversed(decorators):
-        command = decorate(command)
     text = help if "\nExample:" in help else f"{help.rstrip()}\n\nExample:\n  ckpt {name} SRC DST\n"
+    command = together(*decorators)(body)
     built = click.command(name, help=text.replace("\nExample:", "\n\b\nExample:"))(command)
     flags = Counter(each for param in built.params for each in (*param.opts, *param.secondary_opts))
     if twice := sorted(each for each, count in flags.items() if count > 1):

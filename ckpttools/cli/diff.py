@@ -12,12 +12,12 @@ import click
 from ckpttools.cli.models import family_option, rope_layout_option
 from ckpttools.cli.options import (
     ANY_PATH,
-    bundled,
     filter_option,
     json_option,
     max_header_option,
     max_index_option,
     resource_options,
+    together,
 )
 from ckpttools.cli.output import print_json
 from ckpttools.cli.progress import progress_option, watching
@@ -34,9 +34,7 @@ def _no_nan(context: click.Context, option: click.Parameter, value: float) -> fl
     return value
 
 
-_comparing_options = bundled(
-    "comparing",
-    dict,
+_comparing_options = together(
     click.option(
         "--atol",
         type=click.FloatRange(min=0),
@@ -67,9 +65,7 @@ _comparing_options = bundled(
 )
 
 
-_alignment_options = bundled(
-    "alignment",
-    dict,
+_alignment_options = together(
     click.option(
         "--like",
         type=ANY_PATH,
@@ -90,17 +86,9 @@ _alignment_options = bundled(
 @json_option
 @resource_options
 @progress_option
-@bundled("limits", dict, max_header_option, max_index_option)
-def diff(
-    first: Place,
-    second: Place,
-    comparing: dict[str, Any],
-    alignment: dict[str, Any],
-    as_json: bool,
-    resources: dict[str, Any],
-    progress: bool,
-    limits: dict[str, Any],
-) -> None:
+@max_header_option
+@max_index_option
+def diff(first: Place, second: Place, as_json: bool, progress: bool, **options: Any) -> None:
     """Compare two checkpoints number by number: what is equal, what differs and how far, and why.
 
     A and B may be of any format and layout: Hugging Face or MaxText, scanned or not, with training state or
@@ -121,15 +109,7 @@ def diff(
     from ckpttools.cli.diff_text import print_diff
 
     with watching(progress) as observe:
-        report = compare(
-            first,
-            second,
-            **comparing,
-            **alignment,
-            **resources,
-            observe=observe,
-            **limits,
-        )
+        report = compare(first, second, observe=observe, **options)
     if as_json:
         print_json({**_plain(report), "remarks": list(map(str, report.remarks))})
     else:

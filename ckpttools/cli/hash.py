@@ -8,11 +8,11 @@ import click
 
 from ckpttools.cli.options import (
     ANY_PATH,
-    bundled,
     filter_option,
     json_option,
     read_options,
     resource_options,
+    together,
 )
 from ckpttools.cli.output import print_json, say, show
 from ckpttools.cli.progress import progress_option, watching
@@ -23,9 +23,7 @@ from ckpttools.stores.place import Place
 if TYPE_CHECKING:
     from ckpttools.api.digests import HashReport
 
-selection_options = bundled(
-    "selection",
-    dict,
+selection_options = together(
     filter_option(),
     click.option(
         "--per-layer/--whole",
@@ -67,18 +65,7 @@ selection_options = bundled(
 @resource_options
 @progress_option
 @read_options
-def hash_command(
-    path: Place,
-    as_json: bool,
-    manifest: Place | None,
-    algorithm: str,
-    names: str,
-    wording: dict[str, Any],
-    selection: dict[str, Any],
-    resources: dict[str, Any],
-    progress: bool,
-    read: dict[str, Any],
-) -> None:
+def hash_command(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
     """Print a digest of every array, one of all parameters, and one of everything.
 
     They depend on values, shapes, dtypes and names alone: not on the format, chunks, compression or number
@@ -93,17 +80,7 @@ def hash_command(
     from ckpttools.api.digests import hash
 
     with watching(progress) as observe:
-        found = hash(
-            path,
-            names=names,
-            manifest=manifest,
-            algorithm=algorithm,
-            **wording,
-            **selection,
-            **resources,
-            observe=observe,
-            **read,
-        )
+        found = hash(path, observe=observe, **options)
     if as_json:
         print_json(found)
     else:

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, SOME_TEXT, bundled, filter_option, json_option, read_options
+from ckpttools.cli.options import ANY_PATH, SOME_TEXT, filter_option, json_option, read_options, together
 from ckpttools.cli.output import fields_of, print_json
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
+    from ckpttools.inspect.folding import Branch
     from ckpttools.inspect.tree import TreeReport
 
 _DIFFERENT = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """What the user wants to see of a tree."""
-
-    depth: int | None
-    filter: str
-    flat: bool
-    sort: str | None
-    sharding: bool
-    against: str | None
-
-
-_view_options = bundled(
-    "view",
-    _View,
+_view_options = together(
     click.option(
         "--depth", type=click.IntRange(min=1), metavar="N", help="Show so many levels; totals stay whole."
     ),
@@ -66,7 +53,7 @@ _view_options = bundled(
 @_view_options
 @json_option
 @read_options
-def tree(path: Place, view: _View, as_json: bool, read: dict[str, Any]) -> None:
+def tree(path: Place, depth: int | None, flat: bool, as_json: bool, **options: Any) -> None:
     """Show the arrays of a checkpoint: names, shapes, dtypes, bytes, and what kind it is.
 
     PATH is a safetensors file or directory, or an Orbax checkpoint at any level: run directory, step or
@@ -76,27 +63,22 @@ def tree(path: Place, view: _View, as_json: bool, read: dict[str, Any]) -> None:
     Example:
       ckpt inspect tree ~/maxtext/llama3.1-8b --filter '*self_attention*'
     """
-    if view.flat and view.depth:
+    if flat and depth:
         raise click.UsageError("--flat has no levels: leave out --flat or --depth")
-    if view.against and view.depth and not as_json:
+    if options["against"] and depth and not as_json:
         raise click.UsageError("--against shows lists, which have no levels: leave out --depth")
-    if view.against and view.sharding and not as_json:
+    if options["against"] and options["sharding"] and not as_json:
         raise click.UsageError("--against compares names, shapes and dtypes: leave out --sharding")
     from ckpttools.api.tree_report import inspect
+    from ckpttools.inspect.folding import fold
 
     with _without_collection():
-        report = inspect(
-            path,
-            filter=view.filter,
-            sort=view.sort,
-            sharding=view.sharding,
-            against=view.against,
-            **read,
-        )
+        report = inspect(path, **options)
+        folded = partial(fold, report.arrays, largest_first=options["sort"] == "size", depth=depth)
         if as_json:
-            _print_json(report, view)
+            _print_json(report, folded)
         else:
-            _print(report, view)
+            _print(report, flat, folded)
     if report.comparison and not report.comparison.is_same:
         click.get_current_context().exit(_DIFFERENT)
 
@@ -112,22 +94,19 @@ def _without_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _print_json(report: TreeReport, view: _View) -> None:
-    from ckpttools.inspect.folding import fold
-
+def _print_json(report: TreeReport, folded: Callable[[], Sequence[Branch]]) -> None:
     found = fields_of(report)
     comparison = found.pop("comparison")
-    found["subtrees"] = fold(report.arrays, largest_first=view.sort == "size", depth=view.depth)
+    found["subtrees"] = folded()
     print_json(found | {"comparison": comparison} if comparison else found)
 
 
-def _print(report: TreeReport, view: _View) -> None:
+def _print(report: TreeReport, flat: bool, folded: Callable[[], Sequence[Branch]]) -> None:
     from ckpttools.cli.tree_text import print_comparison, print_flat, print_tree
-    from ckpttools.inspect.folding import fold
 
     if report.comparison:
-        print_comparison(report, report.comparison, flat=view.flat)
-    elif view.flat:
+        print_comparison(report, report.comparison, flat=flat)
+    elif flat:
         print_flat(report)
     else:
-        print_tree(report, fold(report.arrays, largest_first=view.sort == "size", depth=view.depth))
+        print_tree(report, folded())

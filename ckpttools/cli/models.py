@@ -6,32 +6,21 @@ from typing import Any
 
 import click
 
-from ckpttools.cli.convert import perform
 from ckpttools.cli.declared import declared
 from ckpttools.cli.options import (
     ANY_PATH,
     SOME_TEXT,
-    Command,
-    Output,
-    bundled,
     max_header_option,
     max_index_option,
     output_options,
     resource_options,
     step_option,
+    together,
 )
 from ckpttools.cli.storage import storage_options
-from ckpttools.cli.transforming import dtype_option
+from ckpttools.cli.transforming import dtype_option, places
+from ckpttools.cli.write import write
 from ckpttools.formats.safetensors.format import MAX_SHARD
-from ckpttools.stores.place import Place
-
-
-def model_options(command: Command) -> Command:
-    """Adds what a user may say of the model, whatever its configuration says."""
-    for option in (_tied_option, family_option, rope_layout_option):
-        command = option(command)
-    return command
-
 
 rope_layout_option = click.option(
     "--rope-layout",
@@ -50,11 +39,11 @@ _tied_option = click.option(
     help="What becomes of the output head: as the arrays are, without one, or made from the embedding. "
     "Without this, config.json says, and arrays that contradict it are refused.",
 )
+model_options = together(rope_layout_option, family_option, _tied_option)
+"""Adds what a user may say of the model, whatever its configuration says."""
 
 
-_mapping_options = bundled(
-    "options",
-    dict,
+_mapping_options = together(
     click.option(
         "--scan/--no-scan",
         default=True,
@@ -99,20 +88,12 @@ _mapping_options = bundled(
 
 
 @click.command("hf-to-maxtext", short_help="Hugging Face safetensors to MaxText's Orbax.")
-@click.argument("source", metavar="SRC", type=ANY_PATH)
-@click.argument("destination", metavar="DST", type=ANY_PATH)
+@places
 @_mapping_options
 @storage_options
 @resource_options
 @output_options
-def hf_to_maxtext(
-    source: Place,
-    destination: Place,
-    options: dict[str, Any],
-    storage: dict[str, Any],
-    resources: dict[str, Any],
-    output: Output,
-) -> None:
+def hf_to_maxtext(**options: Any) -> None:
     """Convert a Hugging Face checkpoint into one that MaxText trains and decodes from.
 
     SRC is a directory with safetensors and config.json. DST gets 0/items, as MaxText's own converter
@@ -127,12 +108,10 @@ def hf_to_maxtext(
     """
     from ckpttools.api.hf_to_maxtext import hf_to_maxtext
 
-    perform(hf_to_maxtext.plan, source, destination, resources, output, **options, **storage)
+    write(hf_to_maxtext.plan, **options)
 
 
-_back_options = bundled(
-    "options",
-    dict,
+_back_options = together(
     click.option(
         "--like",
         type=ANY_PATH,
@@ -175,20 +154,12 @@ _back_options = bundled(
 
 
 @click.command("maxtext-to-hf", short_help="MaxText's Orbax to Hugging Face safetensors.")
-@click.argument("source", metavar="SRC", type=ANY_PATH)
-@click.argument("destination", metavar="DST", type=ANY_PATH)
+@places
 @_back_options
-@declared("shards", [MAX_SHARD])
+@declared([MAX_SHARD])
 @resource_options
 @output_options
-def maxtext_to_hf(
-    source: Place,
-    destination: Place,
-    options: dict[str, Any],
-    shards: dict[str, Any],
-    resources: dict[str, Any],
-    output: Output,
-) -> None:
+def maxtext_to_hf(**options: Any) -> None:
     """Convert a MaxText checkpoint into one that transformers, vLLM and others load.
 
     SRC is a run directory, a step or an item: parameters alone or a training checkpoint, whose optimizer
@@ -201,4 +172,4 @@ def maxtext_to_hf(
     """
     from ckpttools.api.maxtext_to_hf import maxtext_to_hf
 
-    perform(maxtext_to_hf.plan, source, destination, resources, output, **options, **shards)
+    write(maxtext_to_hf.plan, **options)

@@ -1,10 +1,9 @@
-"""Options that several commands share. A bundle of options reaches the command as one argument."""
+"""Options that several commands share. They have the names of the arguments of the calls of `ckpttools`."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -76,34 +75,13 @@ ANY_PATH = Location()
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
-def bundled(name: str, make: Callable[..., object], *options: Decorator) -> Decorator:
-    """A decorator that adds options and hands their values to the command as the one argument `name`.
-
-    Args:
-        name: of the command's parameter.
-        make: called with the options' values by name, once the command line was parsed.
-        options: click option decorators.
-    """
+def together(*decorators: Decorator) -> Decorator:
+    """One decorator of several, in the order of the help."""
 
     def decorate(command: Command) -> Command:
-        @functools.wraps(command)
-        def wrapper(**values: object) -> object:
-            mine = {key: values.pop(key) for key in keys}
-            return command(**values, **{name: make(**mine)})
-
-        already = len(_parameters(wrapper))
-        for option in reversed(options):
-            option(wrapper)
-        keys = [each.name for each in _parameters(wrapper)[already:]]
-        return wrapper
+        return functools.reduce(lambda made, decorator: decorator(made), reversed(decorators), command)
 
     return decorate
-
-
-def _parameters(command: Command) -> list[click.Parameter]:
-    """What click's decorators have noted on a function so far; last in the help comes first."""
-    noted: list[click.Parameter] = getattr(command, "__click_params__", [])
-    return noted
 
 
 def filter_option(more: str = "") -> Decorator:
@@ -132,8 +110,8 @@ step_option = click.option(
     metavar="N",
     help="Training step to open; without it the latest finished one.",
 )
-read_options = bundled("read", dict, step_option, max_header_option, max_index_option)
-"""Adds how a path is opened, as `read`, arguments of the calls of `ckpttools`."""
+read_options = together(step_option, max_header_option, max_index_option)
+"""Adds how a path is opened."""
 
 
 # Below it the libraries that numpy loads end the process without an error that could be caught: with OpenBLAS
@@ -154,16 +132,18 @@ def _require_address_space() -> None:
         )
 
 
-def _resources(memory: int, jobs: int | None) -> dict[str, int | None]:
-    _require_address_space()
-    # What is opened meanwhile counts from the first byte on.
-    click.get_current_context().with_resource(allowing(memory))
-    return {"memory": memory, "jobs": jobs}
+def _within_memory(command: Command) -> Command:
+    @functools.wraps(command)
+    def limited(*, memory: int, **options: Any) -> Any:
+        _require_address_space()
+        # What is opened meanwhile counts from the first byte on.
+        click.get_current_context().with_resource(allowing(memory))
+        return command(memory=memory, **options)
+
+    return limited
 
 
-resource_options = bundled(
-    "resources",
-    _resources,
+resource_options = together(
     click.option(
         "--memory",
         type=SIZE,
@@ -178,25 +158,10 @@ resource_options = bundled(
         help="Workers at a time; without it one for each core, two for each where something is written, "
         "16 at most.",
     ),
+    _within_memory,
 )
-"""Adds what a call may take, as `resources`, arguments of the calls of `ckpttools`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """How a command that writes should go about it and what it should print."""
-
-    dry_run: bool
-    overwrite: bool
-    resume: bool
-    progress: bool
-    manifest: Place | None
-    as_json: bool
-
-
-output_options = bundled(
-    "output",
-    Output,
+"""Adds what a call may take; the command runs within this memory."""
+output_options = together(
     click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
     click.option(
         "--overwrite",
@@ -218,3 +183,4 @@ output_options = bundled(
     ),
     json_option,
 )
+"""Adds how a command that writes should go about it, and what it should print."""

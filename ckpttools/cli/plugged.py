@@ -40,11 +40,12 @@ def _command(point: EntryPoint) -> click.Command:
 def _transform(point: EntryPoint) -> click.Command:
     from ckpttools.api.changes import transform
     from ckpttools.cli.declared import declared, made
-    from ckpttools.cli.transforming import common_options, places, target_options, write
+    from ckpttools.cli.transforming import common_options, places, target_options
+    from ckpttools.cli.write import write
     from ckpttools.transforms.registry import help_of, options_of
 
-    def command(own: dict[str, Any], **common: Any) -> None:
-        write(transform.plan, transforms=point.name, **own, **common)
+    def command(**options: Any) -> None:
+        write(transform.plan, transforms=point.name, **options)
 
-    options = (places, declared("own", options_of(point.name)), target_options, common_options)
+    options = (places, declared(options_of(point.name)), target_options, common_options)
     return made(point.name, help_of(point.name), command, *options)

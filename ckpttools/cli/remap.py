@@ -12,8 +12,8 @@ from ckpttools.cli.transforming import (
     places,
     strict_option,
     target_options,
-    write,
 )
+from ckpttools.cli.write import write
 from ckpttools.core.errors import UsageError
 
 
@@ -23,7 +23,7 @@ from ckpttools.core.errors import UsageError
 @strict_option
 @target_options
 @common_options
-def remap(map_spec: str | None, strict: bool, **common: Any) -> None:
+def remap(map: str | None, **options: Any) -> None:
     """Rename, drop and rearrange arrays, by a file of rules or by a Python function.
 
     A file has rules in TOML, or the same in JSON; the first that matches counts:
@@ -48,8 +48,8 @@ def remap(map_spec: str | None, strict: bool, **common: Any) -> None:
     """
     from ckpttools.api.changes import remap
 
-    if map_spec is None:
+    if map is None:
         raise UsageError(
             "it is not said how to rename", hint="give --map FILE.toml or --map FILE.py:function"
         )
-    write(remap.plan, map=map_spec, strict=strict, **common)
+    write(remap.plan, map=map, **options)

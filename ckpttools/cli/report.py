@@ -34,16 +34,7 @@ from ckpttools.stores.registry import parse
 @json_option
 @resource_options
 @read_options
-def report(
-    path: Place,
-    name: str,
-    no_stats: bool,
-    overwrite: bool,
-    progress: bool,
-    as_json: bool,
-    resources: dict[str, Any],
-    read: dict[str, Any],
-) -> None:
+def report(path: Place, name: str, no_stats: bool, progress: bool, as_json: bool, **options: Any) -> None:
     """Write a report on a checkpoint: one HTML page that needs no network.
 
     It shows where the bytes are, how norms run over the layers, how elements are distributed, and a table
@@ -59,15 +50,7 @@ def report(
     if output is None and as_json:
         raise click.UsageError("stdout takes one of both: leave out --json, or name a file with --output")
     with watching(progress) as observe:
-        page = made(
-            path,
-            output,
-            stats=not no_stats,
-            overwrite=overwrite,
-            **resources,
-            observe=observe,
-            **read,
-        )
+        page = made(path, output, stats=not no_stats, observe=observe, **options)
     text = f"{plural(page.num_arrays, 'array')}, a page of {disk(page.nbytes)}"
     if output is None:
         # Not as text: what it is written in may lack characters.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,23 +13,8 @@ from ckpttools.cli.transforming import (
     dtype_option,
     places,
     target_options,
-    write,
 )
-
-if TYPE_CHECKING:
-    from ckpttools.core.dtypes import DType
-    from ckpttools.maxtext.cycles import CycleNames
-    from ckpttools.maxtext.strip import NewFlavour
-
-axis_option = click.option(
-    "--scan-axis",
-    type=click.IntRange(min=0),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Axis of each stacked parameter along which its layers lie, counted from 0 (MaxText's "
-    "param_scan_axis).",
-)
+from ckpttools.cli.write import write
 
 
 @click.command(short_help="Layers one by one to stacks for jax.lax.scan.")
@@ -65,14 +50,7 @@ axis_option = click.option(
 @dtype_option
 @target_options
 @common_options
-def stack(
-    scan_axis: int | None,
-    cycle: int | None,
-    cycle_names: CycleNames | None,
-    family: str | None,
-    dtype: DType | None,
-    **common: Any,
-) -> None:
+def stack(**options: Any) -> None:
     """Stack layers that are one by one (layers_0, layers_1, …), as MaxText's scan_layers=true wants them.
 
     Parameters are stacked on --scan-axis, and so are the moments of the optimizer in a training checkpoint;
@@ -91,20 +69,20 @@ def stack(
     """
     from ckpttools.api.changes import stack
 
-    write(
-        stack.plan,
-        scan_axis=scan_axis,
-        cycle=cycle,
-        cycle_names=cycle_names,
-        family=family,
-        dtype=dtype,
-        **common,
-    )
+    write(stack.plan, **options)
 
 
 @click.command(short_help="Stacked layers to layers one by one.")
 @places
-@axis_option
+@click.option(
+    "--scan-axis",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Axis of each stacked parameter along which its layers lie, counted from 0 (MaxText's "
+    "param_scan_axis).",
+)
 @click.option(
     "--force-unroll",
     is_flag=True,
@@ -114,14 +92,7 @@ def stack(
 @dtype_option
 @target_options
 @common_options
-def unstack(
-    scan_axis: int,
-    force_unroll: bool,
-    keep_step: bool,
-    flavour: NewFlavour,
-    dtype: DType | None,
-    **common: Any,
-) -> None:
+def unstack(**options: Any) -> None:
     """Write stacked layers one by one (layers_0, layers_1, …), as MaxText's scan_layers=false wants them.
 
     Parameters and, in a training checkpoint, the moments of the optimizer are taken apart on --scan-axis,
@@ -137,12 +108,4 @@ def unstack(
     """
     from ckpttools.api.changes import unstack
 
-    write(
-        unstack.plan,
-        scan_axis=scan_axis,
-        force_unroll=force_unroll,
-        keep_step=keep_step,
-        flavour=flavour,
-        dtype=dtype,
-        **common,
-    )
+    write(unstack.plan, **options)

@@ -12,8 +12,8 @@ from ckpttools.cli.transforming import (
     keep_option,
     places,
     target_options,
-    write,
 )
+from ckpttools.cli.write import write
 
 
 @click.command(short_help="Some arrays of a checkpoint.")
@@ -22,7 +22,7 @@ from ckpttools.cli.transforming import (
 @drop_option
 @target_options
 @common_options
-def select(keep: tuple[str, ...], drop: tuple[str, ...], **common: Any) -> None:
+def select(**options: Any) -> None:
     """Write the arrays that --keep names (all without it), without those that --drop names.
 
     A pattern is a glob of a whole path, with "/" or "." between its keys, or of a key with everything below
@@ -36,4 +36,4 @@ def select(keep: tuple[str, ...], drop: tuple[str, ...], **common: Any) -> None:
     """
     from ckpttools.api.changes import select
 
-    write(select.plan, keep=keep, drop=drop, **common)
+    write(select.plan, **options)

@@ -31,18 +31,7 @@ _BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnorm
 @progress_option
 @resource_options
 @read_options
-def stats(
-    path: Place,
-    as_json: bool,
-    filter: str,
-    sort: str | None,
-    per_layer: bool,
-    histogram: bool,
-    find_nan: bool,
-    progress: bool,
-    resources: dict[str, Any],
-    read: dict[str, Any],
-) -> None:
+def stats(path: Place, as_json: bool, find_nan: bool, progress: bool, **options: Any) -> None:
     """Show what the numbers in a checkpoint are like: extremes, mean, norm, zeros, NaN.
 
     Every element is read once, on several threads, inside the memory allowed. Min, max, mean, std and norm
@@ -55,20 +44,11 @@ def stats(
     """
     from ckpttools.api.stats_report import stats as look
 
-    if find_nan and not as_json and (histogram or per_layer):
-        shown = "--histogram" if histogram else "--per-layer"
+    if find_nan and not as_json and (options["histogram"] or options["per_layer"]):
+        shown = "--histogram" if options["histogram"] else "--per-layer"
         raise click.UsageError(f"--nan only says where NaN and infinity are: leave it out, or {shown}")
     with watching(progress) as observe:
-        report = look(
-            path,
-            filter=filter,
-            sort=sort,
-            per_layer=per_layer,
-            histogram=histogram,
-            **resources,
-            observe=observe,
-            **read,
-        )
+        report = look(path, observe=observe, **options)
     _print(report, as_json, find_nan)
     if find_nan and not report.finite:
         click.get_current_context().exit(_FOUND)

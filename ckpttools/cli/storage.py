@@ -5,5 +5,5 @@ from __future__ import annotations
 from ckpttools.cli.declared import declared
 from ckpttools.formats.orbax.options import STORAGE
 
-storage_options = declared("storage", STORAGE)
-"""Hands the command what the user says of it as `storage`, arguments of `ckpttools.api.arguments.Storing`."""
+storage_options = declared(STORAGE)
+"""Adds what may be said of it: arguments of `ckpttools.api.arguments.Storing`."""

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from ckpttools.cli.options import Command
+from ckpttools.cli.options import together
 from ckpttools.cli.transforming import (
     common_options,
     dtype_option,
     places,
     target_options,
-    write,
 )
+from ckpttools.cli.write import write
 
-if TYPE_CHECKING:
-    from ckpttools.core.dtypes import DType
-    from ckpttools.maxtext.strip import NewFlavour
-
-
-def parameter_options(command: Command) -> Command:
-    """Adds how parameters are to be left over, as `keep_step` and `flavour`."""
-    for option in (
-        click.option(
-            "--flavour",
-            type=click.Choice(("same", "linen", "nnx")),
-            default="same",
-            show_default=True,
-            help="How parameters are nested: as in SRC, params/params/…, or …/value.",
-        ),
-        click.option("--keep-step", is_flag=True, help="Keep the training step; without it DST has step 0."),
-    ):
-        command = option(command)
-    return command
+parameter_options = together(
+    click.option("--keep-step", is_flag=True, help="Keep the training step; without it DST has step 0."),
+    click.option(
+        "--flavour",
+        type=click.Choice(("same", "linen", "nnx")),
+        default="same",
+        show_default=True,
+        help="How parameters are nested: as in SRC, params/params/…, or …/value.",
+    ),
+)
+"""Adds how parameters are to be left over."""
 
 
 @click.command("strip-optimizer", short_help="Parameters of a training checkpoint.")
@@ -54,14 +46,7 @@ def parameter_options(command: Command) -> Command:
 @dtype_option
 @target_options
 @common_options
-def strip_optimizer(
-    keep_step: bool,
-    flavour: NewFlavour,
-    keep: tuple[str, ...],
-    drop: tuple[str, ...],
-    dtype: DType | None,
-    **common: Any,
-) -> None:
+def strip_optimizer(**options: Any) -> None:
     """Write the parameters of a training checkpoint and nothing else.
 
     SRC may be a run directory, a step or an item; it is only read. DST gets 0/items, or <step>/items with
@@ -82,12 +67,4 @@ def strip_optimizer(
     """
     from ckpttools.api.changes import strip_optimizer
 
-    write(
-        strip_optimizer.plan,
-        keep_step=keep_step,
-        flavour=flavour,
-        keep=keep,
-        drop=drop,
-        dtype=dtype,
-        **common,
-    )
+    write(strip_optimizer.plan, **options)

@@ -5,52 +5,42 @@
     @click.option("--keep", …)
     @target_options
     @common_options
-    def select(keep: tuple[str, ...], **common: Any) -> None:
+    def select(**options: Any) -> None:
         from ckpttools.api.changes import select
 
-        write(select.plan, keep=keep, **common)
+        write(select.plan, **options)
 
 Commands that convert anyway take all transforms at once: `transform_options`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.convert import perform
 from ckpttools.cli.options import (
     ANY_PATH,
     DTYPE,
     SOME_TEXT,
-    Command,
-    Output,
-    bundled,
     output_options,
     read_options,
     resource_options,
+    together,
 )
 from ckpttools.cli.storage import storage_options
-from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
-    from ckpttools.api.prepared import Prepared
     from ckpttools.core.dtypes import DType
 
 
-def places(command: Command) -> Command:
-    """Adds SRC and DST; comes first on a command."""
-    command = click.argument("destination", metavar="DST", type=ANY_PATH)(command)
-    return click.argument("source", metavar="SRC", type=ANY_PATH)(command)
-
-
-def common_options(command: Command) -> Command:
-    """Adds how to read and how to go about writing, as `read`, `resources` and `output`; comes last."""
-    for option in (output_options, resource_options, read_options):
-        command = option(command)
-    return command
+places = together(
+    click.argument("source", metavar="SRC", type=ANY_PATH),
+    click.argument("destination", metavar="DST", type=ANY_PATH),
+)
+"""Adds SRC and DST; comes first on a command."""
+common_options = together(read_options, resource_options, output_options)
+"""Adds how to read and how to go about writing; comes last."""
 
 
 class _FormatName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
@@ -72,15 +62,16 @@ class _FormatName(click.ParamType):  # type: ignore[type-arg]  # generic from cl
         return list(writable())
 
 
-def target_options(command: Command) -> Command:
-    """Adds the format of DST, as `format`, and how Orbax stores it, as `storage`."""
-    to_option = click.option(
+target_options = together(
+    click.option(
         "--to",
         "format",
         type=_FormatName(),
         help="Format of DST; without it that of SRC. Orbax gets <step>/<item>, both named as in SRC.",
-    )
-    return to_option(storage_options(command))
+    ),
+    storage_options,
+)
+"""Adds the format of DST, and how Orbax stores it."""
 
 
 class DTypeOfPattern(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
@@ -119,6 +110,7 @@ dtype_map_option = click.option(
     type=DTypeOfPattern(),
     metavar="PATTERN=DTYPE",
     multiple=True,
+    callback=lambda context, option, value: dict(value),
     help="Cast arrays that match, of any dtype; the first that matches counts, --dtype is for the rest. "
     "May be repeated.",
 )
@@ -130,7 +122,6 @@ force_option = click.option(
 )
 map_option = click.option(
     "--map",
-    "map_spec",
     type=SOME_TEXT,
     metavar="MAP",
     help="Rename: FILE.toml or FILE.json with rules, module:function, or FILE.py:function.",
@@ -138,13 +129,7 @@ map_option = click.option(
 strict_option = click.option("--strict", is_flag=True, help="Refuse arrays that no rule of --map matches.")
 
 
-def _changes(map_spec: str | None, dtype_map: tuple[tuple[str, DType], ...], **values: Any) -> dict[str, Any]:
-    return {"map": map_spec, "dtype_map": dict(dtype_map), **values}
-
-
-transform_options = bundled(
-    "changes",
-    _changes,
+transform_options = together(
     click.option("--strip-optimizer", is_flag=True, help="Leave out optimizer state; first of all."),
     keep_option,
     drop_option,
@@ -154,19 +139,4 @@ transform_options = bundled(
     dtype_map_option,
     force_option,
 )
-"""Adds all transforms, as `changes`, arguments of `ckpttools.convert`: strip, select, rename, cast."""
-
-
-def write(
-    call: Callable[..., Prepared],
-    *,
-    source: Place,
-    destination: Place,
-    read: dict[str, Any],
-    resources: dict[str, Any],
-    output: Output,
-    storage: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> None:
-    """Does what `call` plans; takes what `places`, `target_options`, `common_options` add."""
-    perform(call, source, destination, resources, output, **read, **(storage or {}), **options)
+"""Adds all transforms, as `ckpttools.convert` takes them: strip, select, rename, cast."""

@@ -39,9 +39,7 @@ _REASONS: dict[Reason, str] = {
 @click.option(
     "--manifest", type=ANY_PATH, metavar="FILE", help="Digests, as ckpt hash --manifest writes them."
 )
-@click.option(
-    "--cast", "casts", is_flag=True, help="Compare with SRC cast to the dtypes of DST, as --dtype casts it."
-)
+@click.option("--cast", is_flag=True, help="Compare with SRC cast to the dtypes of DST, as --dtype casts it.")
 @padding_rows_option
 @wording_options
 @json_option
@@ -49,19 +47,7 @@ _REASONS: dict[Reason, str] = {
 @resource_options
 @progress_option
 @read_options
-def verify(
-    path: Place,
-    against: Place | None,
-    manifest: Place | None,
-    casts: bool,
-    padding_rows: str | None,
-    wording: dict[str, Any],
-    as_json: bool,
-    selection: dict[str, Any],
-    resources: dict[str, Any],
-    progress: bool,
-    read: dict[str, Any],
-) -> None:
+def verify(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
     """Prove that DST holds the same arrays as SRC, bit by bit, or those that a manifest has digests of.
 
     Both may be in any format and layout; arrays are named as ckpt hash names them. Where one is of Hugging
@@ -80,18 +66,7 @@ def verify(
     from ckpttools.api.verification import verify as compare
 
     with watching(progress) as observe:
-        found = compare(
-            path,
-            against,
-            manifest=manifest,
-            cast=casts,
-            padding_rows=padding_rows,
-            **wording,
-            **selection,
-            **resources,
-            observe=observe,
-            **read,
-        )
+        found = compare(path, observe=observe, **options)
     if as_json:
         print_json(found)
     else:

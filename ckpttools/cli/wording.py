@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckpttools.cli.models import model_options
-from ckpttools.cli.options import bundled
+from ckpttools.cli.options import together
 
 padding_rows_option = click.option(
     "--padding-rows",
@@ -15,9 +15,7 @@ padding_rows_option = click.option(
 )
 
 
-wording_options = bundled(
-    "wording",
-    dict,
+wording_options = together(
     model_options,
     click.option(
         "--drop",

@@ -1,0 +1,73 @@
+"""What every command does that writes: plan, then print the plan or carry it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ckpttools.cli.command_line import command_line
+from ckpttools.cli.output import print_json, say, show
+from ckpttools.stores.place import Place
+
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
+
+
+def write(
+    call: Callable[..., Prepared],
+    *,
+    source: Place,
+    destination: Place,
+    dry_run: bool,
+    progress: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Plans, then prints the plan or carries it out, as the user asked for.
+
+    Args:
+        call: plans what the command does, such as `ckpttools.select.plan`.
+        source, destination: what is read and what is written.
+        dry_run, progress, as_json: as `ckpttools.cli.options.output_options` says.
+        options: of the call.
+    """
+    prepared = call(source, destination, command=command_line(), **options)
+    if dry_run:
+        _print_plan(prepared, source, as_json)
+    else:
+        _carry_out(prepared, progress, as_json)
+
+
+def _print_plan(prepared: Prepared, source: Place, as_json: bool) -> None:
+    from ckpttools.api.plan_report import describe
+    from ckpttools.cli.plan_text import print_plan
+    from ckpttools.run.destination import begun_at
+    from ckpttools.stores import parse
+
+    report = describe(prepared.plan, source, prepared.destination)
+    if as_json:
+        print_json(report)
+    else:
+        print_plan(report)
+    # What would stop the conversion is an error of its plan, too; the plan is worth seeing all the same.
+    prepared.check()
+    begun = begun_at(parse(prepared.destination))
+    if begun is not None:
+        what = "begins anew" if prepared.overwrite else "is refused"
+        say(f"{begun.place} is there: the command that began it goes on from there; any other {what}")
+
+
+def _carry_out(prepared: Prepared, progress: bool, as_json: bool) -> None:
+    from ckpttools.api.plan_report import made_above
+    from ckpttools.cli.plan_text import closing_line, print_notes
+    from ckpttools.cli.progress import listening
+
+    # A refusal stands alone: what would be done matters to nobody then.
+    prepared.check()
+    print_notes(prepared.plan.notes, (*prepared.plan.remarks, *made_above(prepared.destination)))
+    with listening(progress) as observe:
+        receipt = prepared.run(observe)
+    if as_json:
+        print_json(receipt)
+    else:
+        show([closing_line(receipt)])
