@@ -13,6 +13,7 @@ from ckpttools.cli.options import (
     max_header_option,
     max_index_option,
     output_options,
+    patterns_option,
     resource_options,
     step_option,
     together,
@@ -77,12 +78,7 @@ _mapping_options = together(
         "for the way back. Without it, it is left out, by name.",
     ),
     model_options,
-    click.option(
-        "--drop",
-        metavar="PATTERN",
-        multiple=True,
-        help="Leave out source arrays whose names match, such as '*.rotary_emb.*'. May be repeated.",
-    ),
+    patterns_option("--drop", "Leave out source arrays whose names match, such as '*.rotary_emb.*'."),
     max_header_option,
 )
 

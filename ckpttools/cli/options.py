@@ -84,6 +84,11 @@ def together(*decorators: Decorator) -> Decorator:
     return decorate
 
 
+def patterns_option(flag: str, help: str) -> Decorator:
+    """Adds a flag that takes a pattern of names, any number of times."""
+    return click.option(flag, metavar="PATTERN", multiple=True, help=f"{help} May be repeated.")
+
+
 def filter_option(more: str = "") -> Decorator:
     """Adds which arrays are meant, as `filter`; `more` ends the sentence of its help."""
     what = f"Only arrays whose whole name matches, such as '*/mlp/*'{more}."

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ckpttools.cli.options import together
+from ckpttools.cli.options import patterns_option, together
 from ckpttools.cli.transforming import (
     common_options,
     dtype_option,
@@ -31,18 +31,8 @@ parameter_options = together(
 @click.command("strip-optimizer", short_help="Parameters of a training checkpoint.")
 @places
 @parameter_options
-@click.option(
-    "--keep",
-    metavar="PATTERN",
-    multiple=True,
-    help="Keep what matches whatever it is, such as 'ema_params', a key and all below it. May be repeated.",
-)
-@click.option(
-    "--drop",
-    metavar="PATTERN",
-    multiple=True,
-    help="Leave out what matches, whatever it is. May be repeated.",
-)
+@patterns_option("--keep", "Keep what matches whatever it is, such as 'ema_params', a key and all below it.")
+@patterns_option("--drop", "Leave out what matches, whatever it is.")
 @dtype_option
 @target_options
 @common_options

@@ -24,6 +24,7 @@ from ckpttools.cli.options import (
     DTYPE,
     SOME_TEXT,
     output_options,
+    patterns_option,
     read_options,
     resource_options,
     together,
@@ -90,18 +91,10 @@ class DTypeOfPattern(click.ParamType):  # type: ignore[type-arg]  # generic from
         return pattern, DTYPE.convert(dtype, param, ctx)
 
 
-keep_option = click.option(
-    "--keep",
-    metavar="PATTERN",
-    multiple=True,
-    help="Keep only what matches, such as 'params/*', or a key and all below it. May be repeated.",
+keep_option = patterns_option(
+    "--keep", "Keep only what matches, such as 'params/*', or a key and all below it."
 )
-drop_option = click.option(
-    "--drop",
-    metavar="PATTERN",
-    multiple=True,
-    help="Leave out what matches, also of what --keep keeps. May be repeated.",
-)
+drop_option = patterns_option("--drop", "Leave out what matches, also of what --keep keeps.")
 dtype_option = click.option(
     "--dtype", type=DTYPE, help="Cast floating-point arrays; without it they stay as they are."
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckpttools.cli.models import model_options
-from ckpttools.cli.options import together
+from ckpttools.cli.options import patterns_option, together
 
 padding_rows_option = click.option(
     "--padding-rows",
@@ -17,10 +17,5 @@ padding_rows_option = click.option(
 
 wording_options = together(
     model_options,
-    click.option(
-        "--drop",
-        metavar="PATTERN",
-        multiple=True,
-        help="Hugging Face arrays that the conversion left out, such as '*.rotary_emb.*'. May be repeated.",
-    ),
+    patterns_option("--drop", "Hugging Face arrays that the conversion left out, such as '*.rotary_emb.*'."),
 )

@@ -117,7 +117,7 @@ def _outcome(total: Deviation, same_type: bool) -> Outcome:
     return "within" if total.differing else "equal"
 
 
-_Found = dict[str, Deviation]
+_Deviations = dict[str, Deviation]
 
 
 def _deviations(
@@ -127,7 +127,7 @@ def _deviations(
     memory: int,
     jobs: int,
     observe: Callable[[int], None],
-) -> _Found:
+) -> _Deviations:
     """How far the arrays are apart; those that are not in it are equal to the bit."""
     by_dtypes: dict[tuple[DType, DType], dict[str, LazyArray]] = {}
     for name, array in a.items():
@@ -135,7 +135,7 @@ def _deviations(
     pairs = [pair for arrays in by_dtypes.values() for pair in side_by_side(arrays, b)]
     dtypes = [(whole.array.dtype, other.dtype) for whole, other in pairs]
 
-    def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> _Found:
+    def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> _Deviations:
         if dtypes[index][0] == dtypes[index][1] and same_bits(*values):
             return {}
         return _joined(_apart(pairs[index][0], region, values, dtypes[index], tolerances, scratch))
@@ -154,8 +154,8 @@ def _deviations(
     return _joined(found for each in seen for found in each.result.items())
 
 
-def _joined(parts: Iterator[tuple[str, Deviation]]) -> _Found:
-    found: _Found = {}
+def _joined(parts: Iterator[tuple[str, Deviation]]) -> _Deviations:
+    found: _Deviations = {}
     for name, part in parts:
         found[name] = found[name] + part if name in found else part
     return found
@@ -170,10 +170,10 @@ def _apart(
     scratch: Scratch,
 ) -> Iterator[tuple[str, Deviation]]:
     """Of the parts of a piece, block by block."""
-    for slab in split_to(region, block_elements(dtypes)):
-        here, there = (view_of(each, slab.relative_to(region)) for each in values)
+    for block in split_to(region, block_elements(dtypes)):
+        here, there = (view_of(each, block.relative_to(region)) for each in values)
         for (name, inner, mine), (_, _, theirs) in zip(
-            whole.split(slab, here), whole.split(slab, there), strict=True
+            whole.split(block, here), whole.split(block, there), strict=True
         ):
             blocks = np.ascontiguousarray(mine), np.ascontiguousarray(theirs)
             part = deviation(*blocks, dtypes, tolerances, scratch)

@@ -83,8 +83,8 @@ def close(
 
     `scratch` is that of `ckpttools.compare.measure.deviation`.
     """
-    for slab in split_to(Region.whole(a.shape), block_elements(dtypes)):
-        index = slab.slices if a.ndim else ()
+    for block in split_to(Region.whole(a.shape), block_elements(dtypes)):
+        index = block.slices if a.ndim else ()
         blocks = np.ascontiguousarray(a[index]), np.ascontiguousarray(b[index])
         found = deviation(*blocks, dtypes, scratch=scratch)
         if found.differing and (found.nan or found.max_ulp is None or found.max_ulp > ulps):

@@ -22,7 +22,7 @@ from ckpttools.run.scanning import scan
 # Elements compared at once: both sides' are in the cache, and what is noted of them is small.
 _ELEMENTS = 1 << 18
 
-_Found = dict[str, tuple[int, int]]
+_Unequal = dict[str, tuple[int, int]]
 """Arrays that differ in a piece -> how many elements do, and the first one's place in the array's C order."""
 
 
@@ -83,13 +83,13 @@ def _as_one(whole: Whole, wanted: Mapping[str, LazyArray]) -> LazyArray:
 
 def _differing(
     pairs: list[tuple[Whole, LazyArray]], memory: int, jobs: int, observe: Callable[[int], None]
-) -> _Found:
+) -> _Unequal:
     """All arrays that differ."""
 
-    def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> _Found:
+    def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> _Unequal:
         return {} if same_bits(*values) else _found(pairs[index][0], region, *values)
 
-    found: _Found = {}
+    found: _Unequal = {}
     items: list[Item] = [(whole.array, other) for whole, other in pairs]
     seen = scan(
         items,
@@ -105,21 +105,21 @@ def _differing(
     return found
 
 
-def _merge(found: _Found, more: _Found) -> None:
+def _merge(found: _Unequal, more: _Unequal) -> None:
     for name, (count, first) in more.items():
         before, earliest = found.get(name, (0, first))
         found[name] = before + count, min(earliest, first)
 
 
-def _found(whole: Whole, region: Region, here: np.ndarray, there: np.ndarray) -> _Found:
+def _found(whole: Whole, region: Region, here: np.ndarray, there: np.ndarray) -> _Unequal:
     """The parts of a piece that differ."""
     fixed = whole.parts[0].fixed
     shape = tuple(length for axis, length in enumerate(whole.array.shape) if axis not in fixed)
-    found: _Found = {}
-    for slab in split_to(region, _ELEMENTS):
-        inside = slab.relative_to(region)
+    found: _Unequal = {}
+    for block in split_to(region, _ELEMENTS):
+        inside = block.relative_to(region)
         unequal = _unequal(view_of(here, inside), view_of(there, inside))
-        for name, inner, view in whole.split(slab, unequal):
+        for name, inner, view in whole.split(block, unequal):
             places = np.flatnonzero(view)
             if places.size:
                 _merge(found, {name: (places.size, _position(shape, inner, int(places[0])))})

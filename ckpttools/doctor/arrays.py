@@ -13,7 +13,7 @@ from ckpttools.core.text import some
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, pasted, told
 from ckpttools.doctor.chunk_files import POINTER, bad_chunks
 from ckpttools.doctor.inventory import ListedItem
-from ckpttools.doctor.looking import is_directory
+from ckpttools.doctor.probing import is_directory
 from ckpttools.formats.orbax.entries import Entries
 from ckpttools.formats.orbax.hosts import where_chunks_may_be
 from ckpttools.formats.orbax.metadata import TREE_FILE, SavedLeaf, parse_tree

@@ -126,22 +126,18 @@ def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
 
 
 def _counted(inventory: Inventory) -> Iterator[str]:
-    numbers = {
-        "step": len(inventory.steps),
-        "item": len(inventory.items),
-        "directory of safetensors": len(inventory.weights),
-        "zarr v3 hierarchy": len(inventory.hierarchies),
-        "leftover": len(inventory.leftovers),
-        **{f"checkpoint of {name}": len(places) for name, places in inventory.others.items()},
-    }
-    plurals = {
-        "directory of safetensors": "directories of safetensors",
-        "zarr v3 hierarchy": "zarr v3 hierarchies",
-        **{f"checkpoint of {name}": f"checkpoints of {name}" for name in inventory.others},
-    }
-    for noun, number in numbers.items():
-        if number:
-            yield f"1 {noun}" if number == 1 else f"{number:,} {plurals.get(noun, noun + 's')}"
+    counts = [
+        (len(inventory.steps), "step", "steps"),
+        (len(inventory.items), "item", "items"),
+        (len(inventory.weights), "directory of safetensors", "directories of safetensors"),
+        (len(inventory.hierarchies), "zarr v3 hierarchy", "zarr v3 hierarchies"),
+        (len(inventory.leftovers), "leftover", "leftovers"),
+        *(
+            (len(each), f"checkpoint of {name}", f"checkpoints of {name}")
+            for name, each in inventory.others.items()
+        ),
+    ]
+    return (f"{number:,} {one if number == 1 else many}" for number, one, many in counts if number)
 
 
 def _told_once(found: Iterable[Finding]) -> Iterator[Finding]:

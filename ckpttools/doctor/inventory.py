@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
-from ckpttools.doctor.looking import is_directory
+from ckpttools.doctor.probing import is_directory
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.interrupted import absent, unfinished_at
 from ckpttools.formats.orbax.entries import Entries, entries_of

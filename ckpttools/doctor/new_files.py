@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpttools.core.errors import FormatError
-from ckpttools.doctor.looking import is_file
+from ckpttools.doctor.probing import is_file
 from ckpttools.stores.place import Place
 
 

@@ -124,9 +124,9 @@ def in_blocks(values: np.ndarray, most: int) -> Iterator[tuple[int, np.ndarray]]
         yield from ((start, flat[start : start + most]) for start in range(0, flat.size, most))
         return
     start = 0
-    for slab in split_to(Region.whole(values.shape), most):
-        yield start, view_of(values, slab)
-        start += slab.size
+    for block in split_to(Region.whole(values.shape), most):
+        yield start, view_of(values, block)
+        start += block.size
 
 
 def _within(part: Region, start: int, first: Shape | None) -> Shape | None:

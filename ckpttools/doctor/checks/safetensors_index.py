@@ -12,8 +12,8 @@ from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.text import some
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, Fix, mending, pasted, set_aside, told
 from ckpttools.doctor.inventory import INDEX, SAFETENSORS, Inventory, Weights, json_or_error
-from ckpttools.doctor.looking import is_file
 from ckpttools.doctor.new_files import write_new
+from ckpttools.doctor.probing import is_file
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.formats.safetensors.header import Header

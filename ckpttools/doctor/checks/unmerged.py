@@ -31,26 +31,16 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _unmerged(inventory: Inventory, item: ListedItem) -> Finding:
+    place, what = str(item.path), f"{', '.join(item.processes)} without a {MANIFEST} for all"
     if any(each.level == ERROR for each in array_findings(item)):
+        why = f"an index of what is here would have gaps, so {option('fix', 'merge')} refuses to write it"
         return Finding(
-            ERROR,
-            str(item.path),
-            f"{', '.join(item.processes)} without a {MANIFEST} for all",
-            "one index over what is here would not be whole, so "
-            f"{option('fix', 'merge')} refuses to write it",
-            "see to what else is said of this directory first",
-            "merge",
+            ERROR, place, what, why, "resolve the other findings about this directory first", "merge"
         )
     command = mending(inventory, "merge")
-    return Finding(
-        ERROR,
-        str(item.path),
-        f"{', '.join(item.processes)} without a {MANIFEST} for all",
-        "Orbax looks for the arrays in files of their own then, and finds no .zarray or zarr.json",
-        f"{command} writes the missing index; ckpttools itself reads it as it is",
-        "merge",
-        command=command,
-    )
+    why = "Orbax then looks for the arrays in files of their own, and finds no .zarray or zarr.json"
+    do = f"{command} writes the missing index; ckpttools itself reads it as it is"
+    return Finding(ERROR, place, what, why, do, "merge", command=command)
 
 
 def _left_behind(item: ListedItem) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Looking at paths without ever raising: what may not be looked at counts as not there."""
+"""Probing paths without ever raising: what cannot be accessed counts as absent."""
 
 from __future__ import annotations
 
