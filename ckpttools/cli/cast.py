@@ -28,10 +28,10 @@ def cast(**options: Any) -> None:
     """Write a checkpoint in other dtypes: rounded to nearest even, NaN and infinity kept.
 
     Values that become infinite, or zero, are counted; so are those that become NaN where a dtype has no
-    infinity. The last line tells how many there were, --json of which arrays.
+    infinity. The last line says how many there were, --json in which arrays.
 
-    Casts between whole and floating-point numbers that can lose some are refused, unless --force says to
-    round and to clip.
+    Casts between integers and floating-point numbers that can lose values are refused; --force rounds and
+    clips them.
 
     \b
     Example:

@@ -23,14 +23,14 @@ from ckpttools.stores.place import Place
 @click.option(
     "--spec",
     metavar="SPEC",
-    help="How they share each array: axis0, layer, replicated, axis0=0,axis1=1 or P('fsdp', None).",
+    help="How the devices share each array: axis0, layer, replicated, axis0=0,axis1=1 or P('fsdp', None).",
 )
 @read_options
 def chunks(path: Place, as_json: bool, mesh: str | None, spec: str | None, **options: Any) -> None:
     """Show how a checkpoint is stored: its data files, chunk grids and codecs.
 
-    Only indexes and metadata are read. With --mesh and --spec it predicts the reads of each device and how
-    many bytes it fetches for those that it needs; a mesh of processes answers the same for processes.
+    Only indexes and metadata are read. With --mesh and --spec it predicts how many reads a device makes, and
+    how many bytes it needs and fetches; a mesh of processes does the same for processes.
 
     \b
     Example:

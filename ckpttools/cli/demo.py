@@ -15,7 +15,7 @@ import click
 def demo(directory: Path | None) -> None:
     """Make a small model, convert it, show it, load it, and convert it back.
 
-    DIRECTORY is where to work and leave the results; without it, a temporary one.
+    DIRECTORY is where to work and leave the results; by default a temporary one.
 
     \b
     Example:

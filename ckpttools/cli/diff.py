@@ -28,7 +28,7 @@ _DIFFERENT = 1
 
 
 def _no_nan(context: click.Context, option: click.Parameter, value: float) -> float:
-    """Nothing is up to NaN, and nothing beyond it."""
+    """No difference is within NaN, and none is beyond it."""
     if isnan(value):
         raise click.BadParameter("NaN is no bound", context, option)
     return value
@@ -41,7 +41,7 @@ _comparing_options = together(
         callback=_no_nan,
         default=0.0,
         metavar="X",
-        help="Up to so much elements are equal: |a-b| <= atol + rtol * max(|a|,|b|).",
+        help="Elements are equal if |a-b| <= atol + rtol * max(|a|,|b|).",
     ),
     click.option(
         "--rtol",
@@ -49,18 +49,18 @@ _comparing_options = together(
         callback=_no_nan,
         default=0.0,
         metavar="X",
-        help="The part in proportion.",
+        help="The relative part of that tolerance.",
     ),
     click.option(
         "--ulp",
         type=click.IntRange(min=0),
         default=0,
         metavar="N",
-        help="Or up to N units in the last place, of the coarser dtype.",
+        help="Or if they are at most N units in the last place apart, in the coarser dtype.",
     ),
-    click.option("--ignore-dtype", is_flag=True, help="Equal numbers in another dtype are equal."),
+    click.option("--ignore-dtype", is_flag=True, help="Treat equal numbers in different dtypes as equal."),
     filter_option("; no other is read"),
-    click.option("--all", "everything", is_flag=True, help="List the arrays that are equal, too."),
+    click.option("--all", "everything", is_flag=True, help="Also list the arrays that are equal."),
     click.option("--explain/--no-explain", default=True, help="Find out why arrays differ."),
 )
 
@@ -70,7 +70,7 @@ _alignment_options = together(
         "--like",
         type=ANY_PATH,
         metavar="HF_DIR|CONFIG",
-        help="A model's directory or config.json, where none lies beside the arrays.",
+        help="A model's directory or config.json, if there is none beside the arrays.",
     ),
     family_option,
     rope_layout_option,
@@ -93,12 +93,12 @@ def diff(first: Place, second: Place, as_json: bool, progress: bool, **options: 
 
     A and B may be of any format and layout: Hugging Face or MaxText, scanned or not, with training state or
     without. Layers are compared one by one, Hugging Face arrays against MaxText's by the rows of their
-    family. Of a run, give the directory of a step. NaN equals NaN, and 0 equals -0.
+    family. For a run, give the directory of a step. NaN equals NaN, and 0 equals -0.
 
-    Where arrays differ, causes are looked for: transposed, RoPE halves or interleaved, gate and up swapped,
-    a scale or a norm's 1 left out, layers shifted, vocabulary padded, cast, and others.
+    For arrays that differ, the command looks for a cause: transposed, RoPE halves or interleaved, gate and up
+    swapped, a scale or a norm's 1 left out, layers shifted, vocabulary padded, cast, and others.
 
-    Exit codes: 0 equal, 1 different; with 3 (bad input) and 5 (input/output) it cannot be told.
+    Exit codes: 0 equal, 1 different; 3 (bad input) and 5 (input/output) mean that no comparison was possible.
 
     \b
     Example:

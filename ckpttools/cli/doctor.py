@@ -29,7 +29,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
     "--fix",
     metavar="NAME",
     multiple=True,
-    help="Mend what this fix can mend; nothing is deleted or overwritten. May be repeated.",
+    help="Apply this fix wherever it helps; nothing is deleted or overwritten. May be repeated.",
 )
 @click.option("--list", "as_list", is_flag=True, help="List the checks and the fixes.")
 @max_index_option
@@ -42,12 +42,12 @@ def doctor(
     as_list: bool,
     max_index_bytes: int,
 ) -> None:
-    """What is wrong with a checkpoint, and what to do.
+    """Say what is wrong with a checkpoint and what to do.
 
     PATH is anything: a run, a step, an item, a directory or file of safetensors, a zarr v3 hierarchy, whole
-    or damaged. Indexes, headers and metadata are read, arrays are not. Exits with 1 if something is an
-    error; warnings and infos leave it at 0. A fix mends what it can, and says where it was refused: then it
-    exits with 3, or with 5 where the system did not allow it.
+    or damaged. Indexes, headers and metadata are read, arrays are not. Exits with 1 if there is an error,
+    with 0 if there are only warnings and infos. A fix repairs what it can and reports where it was refused;
+    the exit code is then 3, or 5 if the system did not allow it.
 
     \b
     Example:

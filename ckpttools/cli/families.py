@@ -1,4 +1,4 @@
-"""`ckpt families`: the model families that can be converted, and one's own."""
+"""`ckpt families`: the model families that can be converted, and your own."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _NARROWEST, _PIPE = 40, 110
 def families(ctx: click.Context, as_json: bool) -> None:
     """List the model families that can be converted, look into one, or check your own.
 
-    `model_type` is what a model's config.json calls itself. Every family is converted both ways, with
-    layers stacked or not. Packages add families under the entry point ckpttools.families; a file of your
-    own does as well: `--family FILE` of `ckpt convert`.
+    `model_type` is the field of a model's config.json. Every family can be converted both ways, with layers
+    stacked or not. Packages add families under the entry point ckpttools.families; a file of your own works,
+    too: `ckpt convert … --family FILE`.
 
     \b
     Example:
@@ -55,8 +55,9 @@ def _listing(found: Sequence[FamilySummary]) -> Iterator[str]:
         yield from _family_lines(each)
         yield ""
     yield from wrapped(
-        "Each goes both ways (hf-to-maxtext, maxtext-to-hf), with layers scanned under the names above, on "
-        "axis 0 or 1, or not. What is inexact, --exact stores in float32, so that it comes back to the bit.",
+        "Each converts both ways (hf-to-maxtext, maxtext-to-hf), with layers scanned under the names above, "
+        "on axis 0 or 1, or unscanned. --exact stores what is inexact in float32, so that it comes back bit "
+        "for bit.",
         _room(),
     )
 
@@ -82,15 +83,15 @@ def _room() -> int:
     return max(_NARROWEST, width() or _PIPE)
 
 
-@families.command("show", short_help="Everything that a family says.")
+@families.command("show", short_help="Everything that a family defines.")
 @click.argument("family", metavar="NAME|FILE")
-@click.option("--toml", "as_toml", is_flag=True, help="Print it as a TOML file, to start your own from.")
+@click.option("--toml", "as_toml", is_flag=True, help="Print it as a TOML file, as a start for your own.")
 @json_option
 def show_family(family: str, as_toml: bool, as_json: bool) -> None:
     """Show a family: its models, its sizes, and every row.
 
-    Each row is MaxText's name and axes, below it Hugging Face's, and below that when there is such a row
-    and what it does to values.
+    Each row shows MaxText's name and axes, then Hugging Face's, then when the row applies and what it does to
+    values.
 
     \b
     Example:
@@ -145,32 +146,33 @@ def _row(row: Row) -> Iterator[str]:
         yield printable(f"    {', '.join(conditions)}")
 
 
-@families.command("check", short_help="Prove that rows go both ways, and fit a model.")
+@families.command("check", short_help="Prove that rows convert both ways and fit a model.")
 @click.argument("family", metavar="NAME|FILE")
 @click.option(
     "--against",
     type=ANY_PATH,
     metavar="PATH",
-    help="A checkpoint of such a model, Hugging Face's or MaxText's; no array is read.",
+    help="A Hugging Face or MaxText checkpoint of such a model; no array is read.",
 )
 @click.option(
     "--config",
     type=ANY_PATH,
     metavar="CONFIG",
-    help="The model's config.json, or its directory; without it the one that comes with --against.",
+    help="The model's config.json, or its directory; by default the one that comes with --against.",
 )
 @json_option
 @click.pass_context
 def check(
     ctx: click.Context, family: str, against: Place | None, config: Place | None, as_json: bool
 ) -> None:
-    """Check that a family's rows say one thing, go both ways, and are those of a model.
+    """Check that a family's rows are consistent, convert both ways, and fit a model.
 
-    Every array must be made once on either side, sizes must be told by the configuration, by a formula or by
-    shapes, and what goes to MaxText must come back with the same name, shape and dtype, whether layers are
-    stacked or not. Without a model this is tried on small ones made up, in every setting of the flags.
+    Every array must be produced exactly once on either side, every size must follow from the configuration, a
+    formula or shapes, and what is converted to MaxText must come back with the same name, shape and dtype,
+    whether layers are stacked or not. Without a model, this is tried on small made-up ones with every
+    combination of flags.
 
-    Exits with 3 and the whole list if anything is wrong.
+    Exits with 3 and lists everything that is wrong, if anything is.
 
     \b
     Example:

@@ -29,7 +29,7 @@ selection_options = together(
         "--per-layer/--whole",
         default=True,
         show_default=True,
-        help="Stacked layers one by one, or as they are stored.",
+        help="Hash stacked layers one by one, or as they are stored.",
     ),
     click.option("--parameters", is_flag=True, help="Leave out optimizer state, step and random states."),
 )
@@ -49,7 +49,7 @@ selection_options = together(
     type=click.Choice(("xxh3-128", "sha256")),
     default="xxh3-128",
     show_default=True,
-    help="xxh3-128 tells damage and mistakes, sha256 also what was changed on purpose.",
+    help="xxh3-128 detects damage and mistakes, sha256 also deliberate changes.",
 )
 @click.option(
     "--as",
@@ -57,8 +57,8 @@ selection_options = together(
     type=click.Choice(("stored", "maxtext")),
     default="stored",
     show_default=True,
-    help="Under which names: those that are stored, or those of the MaxText checkpoint that a Hugging Face "
-    "one becomes, parameters only.",
+    help="Which names to use: those that are stored, or those of the MaxText checkpoint that a Hugging Face "
+    "one converts to (parameters only).",
 )
 @wording_options
 @selection_options
@@ -68,9 +68,9 @@ selection_options = together(
 def hash_command(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
     """Print a digest of every array, one of all parameters, and one of everything.
 
-    They depend on values, shapes, dtypes and names alone: not on the format, chunks, compression or number
-    of files. Layers stacked for scanning have a digest each, and names are without what Linen and NNX put
-    around them, so that scanned and unscanned checkpoints of one model agree.
+    They depend only on values, shapes, dtypes and names, not on the format, chunks, compression or number of
+    files. Layers stacked for scanning get a digest each, and names leave out what Linen and NNX wrap around
+    them, so that scanned and unscanned checkpoints of one model agree.
 
     \b
     Example:

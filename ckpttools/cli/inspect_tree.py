@@ -23,27 +23,30 @@ _DIFFERENT = 1
 
 _view_options = together(
     click.option(
-        "--depth", type=click.IntRange(min=1), metavar="N", help="Show so many levels; totals stay whole."
+        "--depth",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Show at most N levels; totals include everything.",
     ),
     filter_option("; counts and bytes are of those"),
     click.option("--flat", is_flag=True, help="One line for each array, nothing folded."),
     click.option(
         "--sort",
         type=click.Choice(("size", "name")),
-        help="Largest first, or by name. Without it names order the tree, and --flat and --json show arrays "
-        "in the checkpoint's order.",
+        help="Largest first, or by name. By default the tree is in the order of names, and --flat and "
+        "--json keep the checkpoint's order.",
     ),
     click.option(
         "--sharding",
         is_flag=True,
-        help="Show how arrays lay on devices when they were saved: bfloat16[4096@fsdp,14336].",
+        help="Show how arrays were laid out on devices when they were saved: bfloat16[4096@fsdp,14336].",
     ),
     click.option(
         "--against",
         type=SOME_TEXT,
         metavar="WHAT",
-        help="Compare with what a family (`ckpt families`), a config.json, or another checkpoint has: say "
-        "what is missing, too much, or of another shape. Exits with 1 where anything is.",
+        help="Compare with a family (`ckpt families`), a config.json, or another checkpoint: report what is "
+        "missing, unexpected, or of another shape. Exits with 1 if anything is.",
     ),
 )
 
@@ -54,7 +57,7 @@ _view_options = together(
 @json_option
 @read_options
 def tree(path: Place, depth: int | None, flat: bool, as_json: bool, **options: Any) -> None:
-    """Show the arrays of a checkpoint: names, shapes, dtypes, bytes, and what kind it is.
+    """Show the arrays of a checkpoint (names, shapes, dtypes, bytes) and what kind it is.
 
     PATH is a safetensors file or directory, or an Orbax checkpoint at any level: run directory, step or
     item. Only headers and indexes are read. Repeated layers are folded into one: layers_{0..31}.

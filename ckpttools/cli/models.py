@@ -1,4 +1,4 @@
-"""`ckpt convert hf-to-maxtext` and `maxtext-to-hf`: between two spellings of one model."""
+"""`ckpt convert hf-to-maxtext` and `maxtext-to-hf`: between the two layouts of one model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ckpttools.formats.safetensors.format import MAX_SHARD
 rope_layout_option = click.option(
     "--rope-layout",
     type=click.Choice(("halves", "interleaved")),
-    help="Order of rotary pairs in MaxText's query and key; without it as the model's rope type implies.",
+    help="Order of rotary pairs in MaxText's query and key; by default as the model's rope type implies.",
 )
 family_option = click.option(
     "--family",
@@ -37,8 +37,8 @@ family_option = click.option(
 _tied_option = click.option(
     "--tied",
     type=click.Choice(("keep", "drop", "materialize")),
-    help="What becomes of the output head: as the arrays are, without one, or made from the embedding. "
-    "Without this, config.json says, and arrays that contradict it are refused.",
+    help="What to do with the output head: keep the arrays as they are, leave it out, or make it from the "
+    "embedding. By default config.json decides, and arrays that contradict it are refused.",
 )
 model_options = together(rope_layout_option, family_option, _tied_option)
 """Adds what a user may say of the model, whatever its configuration says."""
@@ -49,7 +49,7 @@ _mapping_options = together(
         "--scan/--no-scan",
         default=True,
         show_default=True,
-        help="Stack the layers, as MaxText's scan_layers=true wants them, or keep one array for each.",
+        help="Stack the layers, as MaxText's scan_layers=true expects them, or keep one array per layer.",
     ),
     click.option(
         "--scan-axis",
@@ -63,19 +63,19 @@ _mapping_options = together(
     click.option(
         "--exact",
         is_flag=True,
-        help="Store in float32 the arrays whose values would otherwise not come back to the bit.",
+        help="Store in float32 the arrays whose values would otherwise not come back bit for bit.",
     ),
     click.option(
         "--pad-vocab",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Give the vocabulary N rows, zeros at the end; the way back cuts them off.",
+        help="Pad the vocabulary to N rows with zeros; the conversion back cuts them off.",
     ),
     click.option(
         "--carry",
         is_flag=True,
-        help="Keep what is not converted (vision tower, prediction layers) beside the arrays, "
-        "for the way back. Without it, it is left out, by name.",
+        help="Keep what is not converted (vision tower, prediction layers) beside the arrays, for the "
+        "conversion back. By default it is left out and listed.",
     ),
     model_options,
     patterns_option("--drop", "Leave out source arrays whose names match, such as '*.rotary_emb.*'."),
@@ -92,11 +92,11 @@ _mapping_options = together(
 def hf_to_maxtext(**options: Any) -> None:
     """Convert a Hugging Face checkpoint into one that MaxText trains and decodes from.
 
-    SRC is a directory with safetensors and config.json. DST gets 0/items, as MaxText's own converter
-    lays it out; give it to MaxText as load_parameters_path=DST/0/items.
+    SRC is a directory with safetensors and config.json. DST gets 0/items, laid out as by MaxText's own
+    converter; pass it to MaxText as load_parameters_path=DST/0/items.
 
-    Nothing has the name DST before everything is written; until then DST.partial grows. The same command
-    again goes on where an interrupted one stopped.
+    DST appears only once everything is written; until then the data is in DST.partial. Running the same
+    command again resumes an interrupted conversion.
 
     \b
     Example:
@@ -112,25 +112,26 @@ _back_options = together(
         "--like",
         type=ANY_PATH,
         metavar="HF_DIR|CONFIG",
-        help="Directory of the model it came from, or a config.json; without it what hf-to-maxtext carried.",
+        help="Directory of the model it came from, or a config.json; by default what hf-to-maxtext carried "
+        "along.",
     ),
     dtype_option,
     click.option(
         "--prefix",
         metavar="NAME",
-        help="Write only the model below this path of a composite one, and take the path off its names.",
+        help="Write only the model below this path of a composite one, and strip the path from its names.",
     ),
     click.option(
         "--names",
         type=click.Choice(("hub", "transformers", "text")),
-        help="How tensors are named, where the hub and transformers differ; without it as in the model "
-        "it came from. 'text' writes the text model of a multimodal one, with its own config.json.",
+        help="How tensors are named, where the hub and transformers differ; by default as in the model it "
+        "came from. 'text' writes the text model of a multimodal one, with its own config.json.",
     ),
     click.option(
         "--scan-axis",
         type=click.IntRange(0, 1),
         metavar="N",
-        help="Axis on which layers are stacked, 0 or 1, where the arrays do not tell.",
+        help="Axis on which layers are stacked, 0 or 1, where the arrays leave that open.",
     ),
     click.option(
         "--carry",
@@ -140,8 +141,8 @@ _back_options = together(
     click.option(
         "--padding-rows",
         type=click.Choice(("keep", "drop")),
-        help="What becomes of rows beyond the vocabulary, whatever they hold: written, with a vocab_size of "
-        "so many, or left out. Without this, zeros are left out and others refused.",
+        help="What to do with rows beyond the vocabulary, whatever they hold: write them, with a matching "
+        "vocab_size, or leave them out. By default rows of zeros are left out and any others are refused.",
     ),
     model_options,
     step_option,
@@ -160,7 +161,7 @@ def maxtext_to_hf(**options: Any) -> None:
 
     SRC is a run directory, a step or an item: parameters alone or a training checkpoint, whose optimizer
     state is not read; of Linen or NNX; with stacked layers or not. DST is a directory; it gets the weights,
-    config.json and whatever else hf-to-maxtext carried along, or --like has.
+    config.json and whatever else hf-to-maxtext carried along or --like has.
 
     \b
     Example:

@@ -113,7 +113,7 @@ step_option = click.option(
     "--step",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Training step to open; without it the latest finished one.",
+    help="Training step to open; by default the latest finished one.",
 )
 read_options = together(step_option, max_header_option, max_index_option)
 """Adds how a path is opened."""
@@ -154,14 +154,14 @@ resource_options = together(
         type=SIZE,
         default="1GiB",
         show_default=True,
-        help="Memory that may be resident at most, whatever the model's size: 512MiB, 2GB, …",
+        help="Most memory that may be resident, whatever the model's size: 512MiB, 2GB, …",
     ),
     click.option(
         "--jobs",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Workers at a time; without it one for each core, two for each where something is written, "
-        "16 at most.",
+        help="Parallel workers; by default one per core, two per core where something is written, at most "
+        "16.",
     ),
     _within_memory,
 )
@@ -171,13 +171,13 @@ output_options = together(
     click.option(
         "--overwrite",
         is_flag=True,
-        help="Replace DST if it is there; it goes last, when all is written. Directories above DST that are "
-        "not there are made, with this or without it.",
+        help="Replace DST if it exists; the old one is removed last, once everything is written. Missing "
+        "parent directories are created in any case.",
     ),
     click.option(
         "--resume",
         is_flag=True,
-        help="Insist on going on with an interrupted conversion. The same command does so anyway.",
+        help="Insist on resuming an interrupted conversion. The same command resumes it anyway.",
     ),
     click.option("--progress/--no-progress", default=True, help="Report progress on stderr."),
     click.option(

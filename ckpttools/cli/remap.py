@@ -26,7 +26,7 @@ from ckpttools.core.errors import UsageError
 def remap(map: str | None, **options: Any) -> None:
     """Rename, drop and rearrange arrays, by a file of rules or by a Python function.
 
-    A file has rules in TOML, or the same in JSON; the first that matches counts:
+    A file has rules in TOML, or the same in JSON; the first match wins:
 
     \b
       [[rules]]
@@ -35,11 +35,11 @@ def remap(map: str | None, **options: Any) -> None:
       axes = "mlp embed"
       to-axes = "embed mlp"
 
-    Without axes only names change. An axis may move from the name into the array, and back. {...} stands
-    for any text. `drop = true` in place of `to` leaves arrays out. What no rule matches stays as it is.
+    Without axes only names change. An axis may move from the name into the array, and back. {...} stands for
+    any text. `drop = true` in place of `to` leaves arrays out. Arrays that no rule matches stay as they are.
 
-    A function is called with the path and the lazy array of each. It returns the new path, None to drop it,
-    another lazy array, or (path, array).
+    A function is called with the path and the lazy array of each array. It returns the new path, None to drop
+    it, another lazy array, or (path, array).
 
     \b
     Example:

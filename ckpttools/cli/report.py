@@ -29,7 +29,7 @@ from ckpttools.stores.registry import parse
     help="The page to write; - for stdout.",
 )
 @click.option("--no-stats", is_flag=True, help="Leave out statistics: no array is read.")
-@click.option("--overwrite", is_flag=True, help="Replace FILE if it is there.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @progress_option
 @json_option
 @resource_options
@@ -38,7 +38,7 @@ def report(path: Place, name: str, no_stats: bool, progress: bool, as_json: bool
     """Write a report on a checkpoint: one HTML page that needs no network.
 
     It shows where the bytes are, how norms run over the layers, how elements are distributed, and a table
-    of all arrays to search and sort. It is made for screens, light or dark, and for paper.
+    of all arrays to search and sort. It suits light and dark screens, and paper.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`ckpt stack` and `ckpt unstack`: layers as MaxText's scan_layers=true or false wants them."""
+"""`ckpt stack` and `ckpt unstack`: layers as MaxText's scan_layers=true or false expects them."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ from ckpttools.cli.write import write
     "--scan-axis",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Axis that the layers get in each stacked parameter, counted from 0: with 1, layers of [embed, mlp] "
-    "become [embed, layers, mlp] (MaxText's param_scan_axis). Without it that from which ckpt unstack took "
-    "them, else 1, as in MaxText.",
+    help="Axis of the layers in each stacked parameter, counted from 0: with 1, layers of [embed, mlp] "
+    "become [embed, layers, mlp] (MaxText's param_scan_axis). By default the one from which ckpt unstack "
+    "took them, else 1, as in MaxText.",
 )
 @click.option(
     "--cycle",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Layers after which their kinds repeat: 6 in gemma3, 4 in olmo3 and llama4, 2 in gpt-oss; 1 for all "
-    "in one stack. Without it as they were before ckpt unstack, else as in the model's family.",
+    help="Layers after which their kinds repeat: 6 in gemma3, 4 in olmo3 and llama4, 2 in gpt-oss; 1 for "
+    "all in one stack. By default as before ckpt unstack, else as in the model's family.",
 )
 @click.option(
     "--family",
     type=SOME_TEXT,
     metavar="NAME|FILE",
-    help="The model's family, which knows the cycle; without it that of the config.json carried along, else "
-    "told from names.",
+    help="The model's family, which knows the cycle; by default that of the config.json carried along, else "
+    "inferred from names.",
 )
 @click.option(
     "--cycle-names",
     type=click.Choice(("layers", "layer", "local-global")),
     help="What positions of a cycle are called: layers/layers_0, layers/layer_0 (qwen3-next), or "
-    "scanned_blocks/local_layers and global_layer (gemma4). Without it told from what layers hold.",
+    "scanned_blocks/local_layers and global_layer (gemma4). By default inferred from what layers hold.",
 )
 @dtype_option
 @target_options
 @common_options
 def stack(**options: Any) -> None:
-    """Stack layers that are one by one (layers_0, layers_1, …), as MaxText's scan_layers=true wants them.
+    """Stack separate layers (layers_0, layers_1, …), as MaxText's scan_layers=true expects them.
 
     Parameters are stacked on --scan-axis, and so are the moments of the optimizer in a training checkpoint;
-    states of random number generators on axis 0. Layers that differ are named with what differs.
+    states of random number generators on axis 0. Layers that differ are reported, with what differs.
 
-    Layers that ckpt unstack took apart come together as they were: it notes that in the metadata. Else the
-    model's family tells, by its config.json or by names; where several layouts fit, they are listed, nothing
-    is written and the exit code is 3.
+    Layers that ckpt unstack took apart are put together as they were, which it notes in the metadata.
+    Otherwise the model's family decides, by its config.json or by names; if several layouts fit, they are
+    listed, nothing is written and the exit code is 3.
 
-    Where layers are stacked already, nothing is written and the exit code is 2.
+    If layers are already stacked, nothing is written and the exit code is 2.
 
     \b
     Example:
@@ -93,13 +93,13 @@ def stack(**options: Any) -> None:
 @target_options
 @common_options
 def unstack(**options: Any) -> None:
-    """Write stacked layers one by one (layers_0, layers_1, …), as MaxText's scan_layers=false wants them.
+    """Write stacked layers one by one (layers_0, layers_1, …), as MaxText's scan_layers=false expects them.
 
     Parameters and, in a training checkpoint, the moments of the optimizer are taken apart on --scan-axis,
-    states of random number generators on axis 0. Cycles, remainders and blocks get the numbers that the
-    model's layers have. --keep-step and --flavour are about --force-unroll.
+    states of random number generators on axis 0. Cycles, remainders and blocks get the numbers of the model's
+    layers. --keep-step and --flavour go with --force-unroll.
 
-    Where layers are not stacked, nothing is written and the exit code is 2.
+    If layers are not stacked, nothing is written and the exit code is 2.
 
     \b
     Example:

@@ -23,11 +23,11 @@ from ckpttools.cli.write import write
 @target_options
 @common_options
 def select(**options: Any) -> None:
-    """Write the arrays that --keep names (all without it), without those that --drop names.
+    """Write the arrays that --keep matches (by default all), without those that --drop matches.
 
     A pattern is a glob of a whole path, with "/" or "." between its keys, or of a key with everything below
-    it. "*" stands for any text, also over several keys; "?" for one character; "[0-9]" for one of several.
-    A pattern that matches nothing is an error.
+    it. "*" stands for any text, even across keys; "?" for one character; "[0-9]" for one of several. A
+    pattern that matches nothing is an error.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`ckpt inspect stats`: what the numbers in a checkpoint are like."""
+"""`ckpt inspect stats`: statistics of the numbers in a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ _BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnorm
 @click.argument("path", type=ANY_PATH)
 @json_option
 @filter_option("; no other is read")
-@click.option("--sort", type=click.Choice(_BY), help="Largest first; without it in the checkpoint's order.")
+@click.option("--sort", type=click.Choice(_BY), help="Largest first; by default in the checkpoint's order.")
 @click.option("--per-layer", is_flag=True, help="Also a line for each layer of stacked arrays.")
 @click.option("--histogram", is_flag=True, help="Also how each array is spread over powers of two.")
 @click.option(
-    "--nan", "find_nan", is_flag=True, help="Only say where NaN and infinity are; exit with 1 if anywhere."
+    "--nan",
+    "find_nan",
+    is_flag=True,
+    help="Only report where NaN and infinity are; exit with 1 if there are any.",
 )
 @progress_option
 @resource_options
 @read_options
 def stats(path: Place, as_json: bool, find_nan: bool, progress: bool, **options: Any) -> None:
-    """Show what the numbers in a checkpoint are like: extremes, mean, norm, zeros, NaN.
+    """Show statistics of the numbers in a checkpoint: extremes, mean, norm, zeros, NaN.
 
-    Every element is read once, on several threads, inside the memory allowed. Min, max, mean, std and norm
-    are of finite elements; complex numbers count with their magnitude.
+    Every element is read once, on several threads, within the memory allowed. Min, max, mean, std and norm
+    are of finite elements; of complex numbers the magnitude counts.
 
     \b
     Example:

@@ -16,7 +16,7 @@ from ckpttools.cli.transforming import (
 from ckpttools.cli.write import write
 
 parameter_options = together(
-    click.option("--keep-step", is_flag=True, help="Keep the training step; without it DST has step 0."),
+    click.option("--keep-step", is_flag=True, help="Keep the training step; by default DST has step 0."),
     click.option(
         "--flavour",
         type=click.Choice(("same", "linen", "nnx")),
@@ -31,7 +31,7 @@ parameter_options = together(
 @click.command("strip-optimizer", short_help="Parameters of a training checkpoint.")
 @places
 @parameter_options
-@patterns_option("--keep", "Keep what matches whatever it is, such as 'ema_params', a key and all below it.")
+@patterns_option("--keep", "Keep what matches, such as 'ema_params', a key and everything below it.")
 @patterns_option("--drop", "Leave out what matches, whatever it is.")
 @dtype_option
 @target_options
@@ -40,16 +40,16 @@ def strip_optimizer(**options: Any) -> None:
     """Write the parameters of a training checkpoint and nothing else.
 
     SRC may be a run directory, a step or an item; it is only read. DST gets 0/items, or <step>/items with
-    --keep-step: give that to MaxText as load_parameters_path.
+    --keep-step; pass that to MaxText as load_parameters_path.
 
     MaxText's trainers store the flavour linen, which all of MaxText loads. Its own tool for this writes nnx
     for a run with pure_nnx; decoding loads that, training does not.
 
-    State of an optimizer is known by its structure: what mirrors the parameters, with a counter of steps
-    beside it or below a name that optimizers have. What mirrors them otherwise, such as an average of them
-    (EMA), may be either: nothing is written until --keep or --drop says which. All that is learned stays.
+    Optimizer state is recognised by its structure: it mirrors the parameters, with a step counter beside it
+    or below a name that optimizers use. What mirrors them otherwise, such as an average of them (EMA), may be
+    either: nothing is written until --keep or --drop decides. Everything that is learned stays.
 
-    Where there is nothing to strip, nothing is written and the exit code is 2.
+    If there is nothing to strip, nothing is written and the exit code is 2.
 
     \b
     Example:

@@ -68,7 +68,7 @@ target_options = together(
         "--to",
         "format",
         type=_FormatName(),
-        help="Format of DST; without it that of SRC. Orbax gets <step>/<item>, both named as in SRC.",
+        help="Format of DST; by default that of SRC. Orbax gets <step>/<item>, both named as in SRC.",
     ),
     storage_options,
 )
@@ -92,11 +92,11 @@ class DTypeOfPattern(click.ParamType):  # type: ignore[type-arg]  # generic from
 
 
 keep_option = patterns_option(
-    "--keep", "Keep only what matches, such as 'params/*', or a key and all below it."
+    "--keep", "Keep only what matches, such as 'params/*', or a key and everything below it."
 )
-drop_option = patterns_option("--drop", "Leave out what matches, also of what --keep keeps.")
+drop_option = patterns_option("--drop", "Leave out what matches, even where --keep matches.")
 dtype_option = click.option(
-    "--dtype", type=DTYPE, help="Cast floating-point arrays; without it they stay as they are."
+    "--dtype", type=DTYPE, help="Cast floating-point arrays; by default they stay as they are."
 )
 dtype_map_option = click.option(
     "--dtype-map",
@@ -104,14 +104,14 @@ dtype_map_option = click.option(
     metavar="PATTERN=DTYPE",
     multiple=True,
     callback=lambda context, option, value: dict(value),
-    help="Cast arrays that match, of any dtype; the first that matches counts, --dtype is for the rest. "
+    help="Cast arrays that match, of any dtype; the first match wins, and --dtype applies to the rest. "
     "May be repeated.",
 )
 force_option = click.option(
     "--force",
     is_flag=True,
-    help="Cast also where whole numbers can be lost: rounded, clipped, counted; and float8 that may have "
-    "lost its scales.",
+    help="Also cast where integers can be lost (they are rounded, clipped and counted), and float8 that may "
+    "have lost its scales.",
 )
 map_option = click.option(
     "--map",
@@ -123,7 +123,7 @@ strict_option = click.option("--strict", is_flag=True, help="Refuse arrays that 
 
 
 transform_options = together(
-    click.option("--strip-optimizer", is_flag=True, help="Leave out optimizer state; first of all."),
+    click.option("--strip-optimizer", is_flag=True, help="Leave out optimizer state, before anything else."),
     keep_option,
     drop_option,
     map_option,

@@ -39,7 +39,9 @@ _REASONS: dict[Reason, str] = {
 @click.option(
     "--manifest", type=ANY_PATH, metavar="FILE", help="Digests, as ckpt hash --manifest writes them."
 )
-@click.option("--cast", is_flag=True, help="Compare with SRC cast to the dtypes of DST, as --dtype casts it.")
+@click.option(
+    "--cast", is_flag=True, help="Compare with SRC cast to the dtypes of DST, as --dtype would cast it."
+)
 @padding_rows_option
 @wording_options
 @json_option
@@ -48,14 +50,14 @@ _REASONS: dict[Reason, str] = {
 @progress_option
 @read_options
 def verify(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
-    """Prove that DST holds the same arrays as SRC, bit by bit, or those that a manifest has digests of.
+    """Prove that DST holds the same arrays as SRC, bit by bit, or those that a manifest lists.
 
-    Both may be in any format and layout; arrays are named as ckpt hash names them. Where one is of Hugging
-    Face and the other MaxText's, SRC is compared as a conversion to DST spells it. All that differs is
-    counted, and the place of the first difference in each array is told. --step is for DST; SRC may be the
-    directory of a step.
+    Both may be in any format and layout; arrays are named as ckpt hash names them. If one is a Hugging Face
+    checkpoint and the other MaxText's, SRC is compared as a conversion to DST would write it. Everything that
+    differs is counted, with the position of the first difference in each array. --step applies to DST; SRC
+    may be the directory of a step.
 
-    Exit codes: 0 equal, 1 different; with 3 (bad input) and 5 (input/output) it cannot be told.
+    Exit codes: 0 equal, 1 different; 3 (bad input) and 5 (input/output) mean that no comparison was possible.
 
     \b
     Example:

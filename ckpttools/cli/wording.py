@@ -1,4 +1,4 @@
-"""What a user says of the conversion that one checkpoint came of."""
+"""Options about the conversion that produced a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ckpttools.cli.options import patterns_option, together
 padding_rows_option = click.option(
     "--padding-rows",
     type=click.Choice(("keep", "drop")),
-    help="Whether rows count that MaxText has beyond the vocabulary of Hugging Face's side. Without this, "
-    "they do unless all are zeros.",
+    help="Whether to compare the rows that MaxText has beyond Hugging Face's vocabulary. By default they "
+    "are compared unless all are zeros.",
 )
 
 
