@@ -182,7 +182,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_written(tmp_path):
         "lies in `source`": lambda: ckpttools.unstack(STACKED, STACKED / "out"),
         "lies in `like`": lambda: ckpttools.maxtext_to_hf(STACKED, HF / "out", like=HF),
         "is `source` itself": lambda: ckpttools.hf_to_maxtext(HF, HF),
-        "nothing to go on with": lambda: ckpttools.hf_to_maxtext(HF, out, resume=True),
+        "nothing to resume": lambda: ckpttools.hf_to_maxtext(HF, out, resume=True),
     }
     for message, call in cases.items():
         with pytest.raises(CheckpointError, match=re.escape(message)) as raised:

@@ -378,7 +378,7 @@ class TestErrors:
     def test_nothing_to_resume(self, llama: Path, tmp_path: Path):
         text = self.converts(2, llama, tmp_path / "new", "--resume")
         assert text == (
-            "Error: there is nothing to go on with\n"
+            "Error: there is nothing to resume\n"
             f"  wanted {tmp_path}/new.partial, which an interrupted conversion leaves\n"
             "  next   run the command without --resume\n"
         )

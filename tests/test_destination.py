@@ -108,7 +108,9 @@ class TestManifest:
         (place / "link.json").symlink_to("thesis.txt")
         command = ("cast", place / "hf", place / "out", "--dtype=float32", "--manifest")
         for name in ("thesis.txt", "link.json", "mt/0/items/d", "hf"):
-            refused(place, *command, place / name, "--overwrite", words="is not replaced: it is no manifest")
+            refused(
+                place, *command, place / name, "--overwrite", words="is not replaced: it is not a manifest"
+            )
         for extra in ((), ("--overwrite",)):
             assert ckpt(*command, place / "m.json", *extra).exit_code == 0
         refused(place, *command[:2], place / "new", *command[3:], place / "m.json", words="m.json exists")
@@ -203,7 +205,7 @@ class TestWhatIsThere:
     def test_an_unrelated_directory(self, place):
         (place / "home").mkdir()
         (place / "home" / "thesis.tex").write_text("mine")
-        self.check(place, "home", "is no checkpoint that can be read thesis.tex")
+        self.check(place, "home", "is not a readable checkpoint thesis.tex")
 
     def test_a_checkpoint_of_another_format(self, place):
         self.check(
@@ -212,7 +214,7 @@ class TestWhatIsThere:
 
     def test_a_run_of_several_steps(self, place):
         shutil.copytree(place / "run/checkpoints", place / "steps")
-        self.check(place, "steps", "holds what is no part of the checkpoint: 1")
+        self.check(place, "steps", "holds files that are not part of the checkpoint: 1")
 
     def test_a_step_or_an_item(self, place):
         (place / "5").mkdir()
@@ -224,7 +226,7 @@ class TestWhatIsThere:
         shutil.copytree(place / "mt", place / "old")
         (place / "old" / "0" / "iter").mkdir()
         (place / "old" / "0" / "iter" / "process_0.json").write_text("{}")
-        self.check(place, "old", "holds what is no part of the checkpoint: 0/iter")
+        self.check(place, "old", "holds files that are not part of the checkpoint: 0/iter")
 
     def test_a_training_checkpoint_by_its_parameters(self, place):
         (place / "old").mkdir()
@@ -260,7 +262,7 @@ class TestWhatIsThere:
         assert ckpt("convert", "maxtext-to-hf", place / "mt", place / "tuned").exit_code == 0
         for name in self.BESIDE_WEIGHTS:
             remove = self.add(place / "tuned", name)
-            words = f"holds what is no part of the checkpoint: {name.split('/')[0]}"
+            words = f"holds files that are not part of the checkpoint: {name.split('/')[0]}"
             self.check(place, "tuned", words, ("convert maxtext-to-hf", "mt", "--json"))
             remove()
 
@@ -274,7 +276,7 @@ class TestWhatIsThere:
             made = not file.parent.exists()
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("mine")
-            self.check(place, "old", "holds what is no part of the checkpoint: 0/items/")
+            self.check(place, "old", "holds files that are not part of the checkpoint: 0/items/")
             shutil.rmtree(file.parent) if made else file.unlink()
         arguments = ("convert", "hf-to-maxtext", place / "hf", place / "old", *storage, "--overwrite")
         result = ckpt(*arguments)
@@ -288,7 +290,9 @@ class TestWhatIsThere:
             made = not file.parent.exists()
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("mine")
-            self.check(place, "z", "holds what is no part of the checkpoint: ", ("convert to-zarr3", "mt"))
+            self.check(
+                place, "z", "holds files that are not part of the checkpoint: ", ("convert to-zarr3", "mt")
+            )
             shutil.rmtree(file.parent) if made else file.unlink()
         result = ckpt("convert", "to-zarr3", place / "mt", place / "z", "--overwrite")
         assert result.exit_code == 0, result.output

@@ -383,7 +383,7 @@ class TestCommand:
 
     def test_filter(self, changed: Path):
         assert "Equal: 4 arrays equal" in ckpt(changed, HF, "--filter", "*q_proj*").output
-        assert "none of the arrays is meant" in ckpt(changed, HF, "--filter", "nothing", code=2).output
+        assert "no array is selected" in ckpt(changed, HF, "--filter", "nothing", code=2).output
 
     def test_no_explanations(self, changed: Path):
         assert "because" not in ckpt(changed, HF, "--no-explain", code=1).output

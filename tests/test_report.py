@@ -214,7 +214,7 @@ class TestCommand:
         for output in (link, page_link, text, tmp_path / "pipe"):
             result = ckpt("inspect", "report", link, "-o", output, "--overwrite", "--no-stats")
             assert result.exit_code == 2
-            assert "is no page" in result.stderr or "is a part of" in result.stderr
+            assert "is not a page" in result.stderr or "is a part of" in result.stderr
         assert link.is_symlink() and text.read_text() == "mine"
         assert open_tree(link).arrays["a",].read().tolist() == [1, 1, 1]
 

@@ -151,7 +151,7 @@ def test_a_destination_that_exists_is_left_alone(model, tmp_path):
     out.mkdir()
     (out / "precious").write_text("x")
     for overwrite in (False, True):
-        with pytest.raises(DestinationExistsError, match="is no checkpoint that can be read\\n    precious"):
+        with pytest.raises(DestinationExistsError, match="is not a readable checkpoint\\n    precious"):
             plan_to_maxtext(model).run(out, overwrite=overwrite)
         assert [place.name for place in tmp_path.iterdir()] == ["out"]
         assert [place.name for place in out.iterdir()] == ["precious"]

@@ -139,7 +139,7 @@ class TestTheCommand:
 
     def test_what_makes_no_sense(self, orbax, tmp_path):
         destination = tmp_path / "st"
-        assert "nothing to go on with" in refused(2, orbax, destination, "--resume")
+        assert "nothing to resume" in refused(2, orbax, destination, "--resume")
         assert "there is no step 7" in refused(2, orbax, destination, "--step=7")
         assert "unknown dtype" in refused(2, orbax, destination, "--dtype=float17")
         assert "is not one of" in refused(2, orbax, destination, "--separator=_")

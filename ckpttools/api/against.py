@@ -1,4 +1,4 @@
-"""What a tree is compared with, by names, shapes and dtypes: a family, a configuration or a checkpoint."""
+"""Comparing a tree by names, shapes and dtypes with a family, a configuration or a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpttools.stores.registry import Where, parse
 def compared(
     tree: Tree, what: Where | Tree, pattern: str = "*", read: ReadOptions | None = None
 ) -> Comparison:
-    """The arrays that match a pattern against what they should be.
+    """The arrays that match a pattern, compared with what they should be.
 
     Args:
         tree: any checkpoint.
@@ -22,7 +22,7 @@ def compared(
 
     Raises:
         CheckpointError: it is none of them, or cannot be read.
-        UsageError: no array matches, or the pattern cannot be told of what is missing.
+        UsageError: no array matches, or the pattern cannot be applied to what is missing.
     """
     from ckpttools.families.file import SUFFIXES
     from ckpttools.families.registry import families, family_called, family_of
@@ -46,7 +46,7 @@ def compared(
 
 
 def _config_at(path: Place) -> Place | None:
-    """The configuration that a path means; None for a checkpoint."""
+    """The configuration at a path; None for a checkpoint."""
     if path.suffix == ".json":
         return path
     inside = path / "config.json"

@@ -1,4 +1,4 @@
-"""What users say, as text where its meaning is clear, and what the library takes."""
+"""Arguments as users write them, and what the library makes of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Patterns = str | Sequence[str]
 
 
 class Storing(TypedDict, total=False):
-    """How Orbax stores what is written: `ckpttools.formats.orbax.options.STORAGE`, for who checks types.
+    """How Orbax stores what is written: `ckpttools.formats.orbax.options.STORAGE`, for type checkers.
 
     Attributes:
         ocdbt: few data files under an index (the default), or a file for each chunk.

@@ -1,4 +1,4 @@
-"""A single file that is written beside checkpoints, such as a manifest or a page: never as a part of one."""
+"""A single file written beside checkpoints, such as a manifest or a page, never as a part of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckpttools.stores.registry import Where, parse
 
 
 def check_beside(path: Place, source: Where, destination: Place | None = None) -> None:
-    """Refuses a name for a file that is no checkpoint, before anything is read or written.
+    """Refuses a bad name for such a file, before anything is read or written.
 
     Args:
         path: of the file.
@@ -19,8 +19,8 @@ def check_beside(path: Place, source: Where, destination: Place | None = None) -
         destination: a checkpoint that is written meanwhile.
 
     Raises:
-        UsageError: the file would lie in what is written or have its name, or have a name in what is read
-            that the checkpoint's own files have.
+        UsageError: the file would be part of what is written, or have the name of one of the source's own
+            files.
     """
     real = path.resolve()
     if destination is not None:

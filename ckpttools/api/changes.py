@@ -164,7 +164,7 @@ def stack(
     Args:
         source: a run directory, a step, an item, or a tree.
         destination: directory that appears when everything is written.
-        scan_axis: axis of parameters on which layers are stacked; None for that from which `unstack` took
+        scan_axis: axis of parameters on which layers are stacked; None for the one from which `unstack` took
             them, else 1.
         cycle: layers after which their kinds repeat; None as they were before `unstack`, else as in the
             model's family.
@@ -227,7 +227,7 @@ def transform(
     transforms: str | Transform | Sequence[Transform],
     **options: Any,
 ) -> Prepared:
-    """Writes what a transform, or several one after the other, make of a checkpoint.
+    """Writes a checkpoint transformed by one transform, or by several in turn.
 
     Args:
         source: a file, an item, a step, a run directory, or a tree.

@@ -27,13 +27,13 @@ def chunks(
         source: a file, an item, a step or a run directory, or a tree.
         filter: shell pattern of the paths to report; files are always all of them.
         mesh: devices that would load it: "8", "4x2" or "data=4,fsdp=2".
-        spec: how they share each array: "axis0", "layer", "replicated", "axis0=0,axis1=1" or
+        spec: how the devices share each array: "axis0", "layer", "replicated", "axis0=0,axis1=1" or
             "P('fsdp', None)". Goes with `mesh`.
         reading: how a path is opened, see `ckpttools.api.sources.Opening`.
 
     Raises:
         CheckpointError: nothing is there, or an index is damaged or cannot be read.
-        UsageError: there are arrays, and none matches the pattern; or a mesh or a spec is none.
+        UsageError: there are arrays and none matches the pattern, or a mesh or spec is invalid.
     """
     if (mesh is None) != (spec is None):
         raise UsageError("a mesh and a spec go together", hint="mesh='8', spec='axis0'")

@@ -1,4 +1,4 @@
-"""What every conversion shares: opening, the resources it may take, and carrying a plan out."""
+"""What all conversions share: opening, resources, and executing a plan."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DEFAULT_MEMORY = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a conversion may take.
+    """What a conversion may use.
 
     Attributes:
         memory: bytes resident at most.
-        jobs: workers at a time; None for as many as suit the work, at most 16.
-        manifest: whether what is written will be hashed on the way, which takes memory for every array.
+        jobs: parallel workers; None for as many as suit the work, at most 16.
+        manifest: whether the output is hashed while it is written, which takes memory for every array.
     """
 
     memory: int = DEFAULT_MEMORY
@@ -34,14 +34,14 @@ class Resources:
 
     @property
     def workers(self) -> int:
-        """Workers of what writes: two for each core."""
+        """Workers for writing: two per core."""
         # A worker that writes past the page cache waits for the disk: two cores, 2.47 GB, two workers
         # 1.65 to 2.1 s, four 1.4 to 1.8 s.
         return self.jobs or min(16, 2 * _cores())
 
     @property
     def readers(self) -> int:
-        """Workers of what only looks: one for each core."""
+        """Workers for reading alone: one per core."""
         # More share the cache and wait for the interpreter's lock: two cores, hashing 2.47 GB, two workers
         # 24 GB/s from the page cache, four 15; from the disk 1.48 and 1.38 s.
         return self.jobs or min(16, _cores())
@@ -76,7 +76,7 @@ def open_checkpoint(path: Where, step: int | None = None) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A plan and the writer it was made for."""
+    """A plan and its writer."""
 
     plan: Plan
     writer: Writer
@@ -90,12 +90,12 @@ class Conversion:
         manifest: Where | None = None,
         command: str = "",
     ) -> Receipt:
-        """Carries the plan out.
+        """Executes the plan.
 
         Args:
             destination, overwrite, observe, command: see `ckpttools.run.executor.execute`.
-            manifest: file that gets the digests of all arrays; replaced only if `overwrite`. They are made of
-                what is in memory; of arrays that did not pass through it, by a read of their own.
+            manifest: file that gets the digests of all arrays; replaced only if `overwrite`. They are
+                computed while data is in memory; arrays that do not pass through it are read once more.
 
         Raises:
             MemoryBudgetError: the plan has no room for digests: `Resources.manifest` reserves it.

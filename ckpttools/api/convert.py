@@ -1,4 +1,4 @@
-"""From any format to any: the same tree, or what transforms make of it, in other files."""
+"""From any format to any: the same tree, or a transformed one, in other files."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def plan_any(
         writer: the format to write and its options.
         read: how to open the source.
         resources: what the conversion may take.
-        transforms: what to make of the tree on the way, first to last.
+        transforms: applied to the tree on the way, first to last.
 
     Raises:
-        CheckpointError: the source cannot be read, a transform does not take it, the format cannot hold
-            it, or the work does not fit into the memory.
+        CheckpointError: the source cannot be read, a transform does not take it, the format cannot hold the
+            result, or the work does not fit into the memory.
     """
     return plan_tree(opened(source, read).pipe(*transforms), writer, resources)
 
 
 class Changing(Opening, Storing, Writing, total=False):
-    """What calls that change a tree and write it hand on, beside all options of the format that is written.
+    """Options of calls that change a tree and write it, besides those of the format that is written.
 
     Attributes:
         format: of the destination, one that `ckpt formats` lists as written; None for that of the source.
@@ -65,14 +65,14 @@ def write_changed(
     *,
     as_read: bool = True,
 ) -> Prepared:
-    """Prepares writing what transforms make of a source.
+    """Prepares writing a transformed source.
 
     Args:
         transforms: what to make of the tree, first to last.
         source, destination: what is read and what is written.
         said: `Changing`.
-        as_read: whether what is said of nothing stays as it is in the source: names, and chunks, which are
-            then shared.
+        as_read: whether names and chunks stay as in the source unless an option says otherwise; such chunks
+            are shared.
     """
     opening, writing = part_of(said, Opening), part_of(said, Writing)
     how = {name: said[name] for name in said if name not in {**opening, **writing}}
@@ -101,7 +101,7 @@ def convert(
     force: bool = False,
     **options: Any,
 ) -> Prepared:
-    """Writes any checkpoint in another format, or in another layout of its own: no model known.
+    """Writes any checkpoint in another format, or in another layout of its own, without knowing the model.
 
     The changes apply in this order: strip, select, rename, cast.
 
@@ -113,12 +113,12 @@ def convert(
         keep, drop: as of `ckpttools.select`.
         map, strict: as of `ckpttools.remap`.
         dtype, dtype_map, force: as of `ckpttools.cast`.
-        options: `ckpttools.api.sources.Opening`, `ckpttools.api.prepared.Writing`, and what the format lets
-            one say: "orbax" `item`, `as_step` and all of `ckpttools.api.arguments.Storing`, "safetensors"
+        options: `ckpttools.api.sources.Opening`, `ckpttools.api.prepared.Writing`, and the options of the
+            format: "orbax" `item`, `as_step` and all of `ckpttools.api.arguments.Storing`, "safetensors"
             `max_shard_size` and `separator`, "zarr3" `compression`; see `ckpt convert to-NAME --help`.
 
     Raises:
-        UsageError: an option that the format does not have, or that is about another that is not given.
+        UsageError: the format lacks an option, or one needs another that is not given.
         CheckpointError: the source cannot be read, a change does not fit it, the format cannot hold it, the
             work does not fit into the memory, or reading or writing fails.
     """

@@ -13,18 +13,18 @@ from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 def doctor(
     source: Source, *, fix: str | Sequence[str] = (), max_index_bytes: int | str = MAX_INDEX_BYTES
 ) -> Diagnosis:
-    """Looks at everything at or below a path, whole or damaged; reads indexes and metadata, no arrays.
+    """Examines everything at or below a path, whole or damaged; reads indexes and metadata, no arrays.
 
     Args:
         source: a run, a step, an item, a file or directory; of a tree, where it was opened.
-        fix: the name of a fix, or several: each mends what it can, and deletes or overwrites nothing.
+        fix: the name of a fix, or several: each repairs what it can, and deletes or overwrites nothing.
         max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
 
     Raises:
         UsageError: a tree has no place.
         StorageError: there is nothing at all, or it may not be listed.
-        FormatError: nothing there is or was going to be a checkpoint.
-        CheckpointError: no fix that was asked for could be applied anywhere; nothing was changed.
+        FormatError: nothing there is a checkpoint, or the beginning of one.
+        CheckpointError: none of the fixes could be applied anywhere; nothing was changed.
     """
     names = (fix,) if isinstance(fix, str) else tuple(fix)
     place, read = place_of(source), read_options({"max_index_bytes": max_index_bytes})

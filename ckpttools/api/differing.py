@@ -54,10 +54,10 @@ class DiffReport:
     Attributes:
         a, b: the checkpoints, with the number of arrays that took part.
         equal: whether nothing differs beyond the tolerances.
-        remarks: how names were brought together, and what took no part.
-        outcomes: how many arrays have which outcome, see `ckpttools.compare.diff.OUTCOMES`.
-        arrays: those that differ; all where asked for.
-        hints: which options leave all that differs out of account.
+        remarks: how names were matched, and what was left out.
+        outcomes: number of arrays by outcome, see `ckpttools.compare.diff.OUTCOMES`.
+        arrays: those that differ, or all if asked for.
+        hints: which options would ignore everything that differs.
     """
 
     a: SideReport
@@ -106,18 +106,18 @@ def diff(
 
     Args:
         a, b: files, items, steps or run directories, or trees.
-        atol, rtol: up to so much elements are equal: |a-b| <= atol + rtol * max(|a|,|b|).
-        ulp: or up to so many units in the last place, of the coarser dtype.
+        atol, rtol: elements are equal if |a-b| <= atol + rtol * max(|a|,|b|).
+        ulp: or if they are at most so many units in the last place apart, in the coarser dtype.
         ignore_dtype: whether equal numbers in another dtype are equal.
         filter: shell pattern of the names to compare; no other array is read.
-        everything: whether arrays that are equal are in the report, too.
-        explain: whether causes are looked for.
-        like: a model's directory or `config.json`, where none lies beside the arrays.
+        everything: whether the report lists equal arrays, too.
+        explain: whether to look for causes.
+        like: a model's directory or `config.json`, if there is none beside the arrays.
         family: the family whose rows map names, whatever `model_type` says, or a file with one.
         rope_layout: order of rotary pairs in MaxText's query and key: "halves" or "interleaved"; None as the
             configuration implies.
-        padding_rows: whether rows that MaxText has beyond the vocabulary of Hugging Face's side count:
-            "keep" or "drop"; None for those that are not zeros.
+        padding_rows: whether to compare rows that MaxText has beyond Hugging Face's vocabulary: "keep" or
+            "drop"; None for those that are not zeros.
         common: `ckpttools.api.sources.Scanning`.
 
     Raises:
@@ -155,7 +155,7 @@ def _chosen(both: Pairing[LazyArray], pattern: str) -> Pairing[LazyArray]:
     chosen = both.matching(pattern)
     if not chosen.a and not chosen.b:
         raise (UsageError if both.a or both.b else FormatError)(
-            "none of the arrays is meant",
+            "no array is selected",
             got=f"{len(both.a)} and {len(both.b)} arrays",
             wanted=f"names that match {pattern!r}",
             hint=f"names are those that {option('everything', True)} lists",

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, in a few digits: one call, one report."""
+"""Digests of a checkpoint: one call, one report."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class HashReport:
         per_layer: whether stacked layers have a digest each.
         digest: one of all arrays.
         parameters: one of the parameters alone: without optimizer state, step and random states.
-        remarks: what took no part, in words.
-        arrays: those of each array, in the order of names.
+        remarks: what was left out.
+        arrays: one for each array, in the order of names.
     """
 
     path: str
@@ -81,15 +81,15 @@ def hash(
     parameters: bool = False,
     **common: Unpack[Scanning],
 ) -> HashReport:
-    """Digests of every array, of all parameters, and of everything, which no format or layout changes.
+    """Digests of every array, of all parameters, and of everything, independent of format and layout.
 
     Args:
         source: a file, an item, a step or a run directory, or a tree.
         names: "stored", or "maxtext" for those of the MaxText checkpoint that a Hugging Face one becomes,
             parameters only.
         manifest: a new file that gets the digests, for `ckpttools.verify`.
-        algorithm: "xxh3-128" tells damage and mistakes, "sha256" also what was changed on purpose.
-        family, rope_layout, tied: what is said of the conversion to MaxText; as in `ckpttools.ModelOptions`.
+        algorithm: "xxh3-128" detects damage and mistakes, "sha256" also deliberate changes.
+        family, rope_layout, tied: options of the conversion to MaxText, as in `ckpttools.ModelOptions`.
         drop: patterns of Hugging Face arrays that it leaves out.
         filter: shell pattern of the names to hash.
         per_layer: stacked layers one by one; else as they are stored.
@@ -98,7 +98,7 @@ def hash(
 
     Raises:
         CheckpointError: an array cannot be read, the memory is too small, or the manifest cannot be written.
-        UsageError: no array matches, or a conversion is told of and there is none.
+        UsageError: no array matches, or there are options of a conversion and no conversion.
     """
     check_choice("kind of names", names, NAMES)
     if manifest is not None:

@@ -18,11 +18,11 @@ def families() -> tuple[FamilySummary, ...]:
 def check_family(
     family: Where | Family, *, against: Where | None = None, config: Where | None = None
 ) -> FamilyCheck:
-    """Whether a family's rows say one thing, go both ways, and are those of a model; reads no array.
+    """Whether a family's rows are consistent, convert both ways, and fit a model; reads no array.
 
     Args:
         family: its name, a file that describes one, or the family itself.
-        against: a checkpoint of such a model, Hugging Face's or MaxText's; None for small models made up.
+        against: a checkpoint of such a model, Hugging Face's or MaxText's; None for small made-up models.
         config: the model's `config.json`, or its directory; None for the one that comes with `against`.
 
     Raises:

@@ -1,8 +1,8 @@
-"""What has the name of a destination already, and whether a new checkpoint may take its place.
+"""What exists at a destination already, and whether a new checkpoint may replace it.
 
-Only a checkpoint of the kind that is being written may be replaced, and only if it accounts for every file
-that is there: not a run of several steps, not other items, files or directories beside the weights, not the
-state of an optimizer that the new one does not have.
+Only a checkpoint of the kind that is being written may be replaced, and only if every file there belongs to
+it: not a run of several steps, not other items, files or directories beside the weights, not optimizer state
+that the new one lacks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN = 5
 
 
 def check_replaceable(destination: Place, tree: Tree, format_name: str) -> None:
-    """Refuses where a destination holds what would be lost.
+    """Refuses to replace a destination that holds something which would be lost.
 
     Args:
         destination: a directory with something in it.
@@ -34,7 +34,7 @@ def check_replaceable(destination: Place, tree: Tree, format_name: str) -> None:
         format_name: of the writer.
 
     Raises:
-        DestinationExistsError: it may not be replaced; says what is there.
+        DestinationExistsError: it may not be replaced; the message says what is there.
         StorageError: the system reports an error.
     """
     old = _opened(destination)
@@ -49,7 +49,7 @@ def check_replaceable(destination: Place, tree: Tree, format_name: str) -> None:
         more = f" and {len(strangers) - _SHOWN} more" if len(strangers) > _SHOWN else ""
         raise _refused(
             destination,
-            f"holds what is no part of the checkpoint: {', '.join(strangers[:_SHOWN])}{more}",
+            f"holds files that are not part of the checkpoint: {', '.join(strangers[:_SHOWN])}{more}",
             "one checkpoint, laid out as this command writes it, and nothing else",
         )
     optimizer = view_of(old).optimizer
@@ -73,7 +73,7 @@ def _opened(destination: Place) -> Tree:
         names = [entry.name for entry in destination.entries()]
         raise _refused(
             destination,
-            "is no checkpoint that can be read" + listing(names, _SHOWN),
+            "is not a readable checkpoint" + listing(names, _SHOWN),
             "a whole checkpoint of the kind that is written",
         ) from error
 

@@ -30,7 +30,7 @@ class Page:
     """A report on a checkpoint that needs nothing but a browser.
 
     Attributes:
-        output: the file that was written; None for none.
+        output: the file that was written, or None.
         nbytes: its size.
         num_arrays: arrays that it shows.
         stats: whether it has statistics.
@@ -56,17 +56,17 @@ def report(
     overwrite: bool = False,
     **common: Unpack[Scanning],
 ) -> Page:
-    """Makes a page that shows where bytes are, how norms run over layers, and how elements are distributed.
+    """Makes a page that shows where the bytes are, norms over layers, and distributions of elements.
 
     Args:
         source: a file, an item, a step or a run directory, or a tree.
-        output: the file to write; None for none, `page.html` has it all.
-        stats: whether every element is read once, for statistics; else no array is read.
-        overwrite: whether another page of this name may be replaced.
+        output: the file to write; None to write none: `html` of the result is the page.
+        stats: whether to read every element once, for statistics; otherwise no array is read.
+        overwrite: whether an existing page may be replaced.
         common: `ckpttools.api.sources.Scanning`.
 
     Raises:
-        DestinationExistsError: something has the name that may not be replaced; nothing was read.
+        DestinationExistsError: the file exists and may not be replaced; nothing was read.
         CheckpointError: an array cannot be read, the memory is too small, or the page cannot be written.
     """
     place = None if output is None else parse(output)
@@ -121,7 +121,7 @@ def _check(output: Place, source: Place | None, overwrite: bool) -> None:
         )
     if output.exists() and not _is_page(output.resolve()):
         raise DestinationExistsError(
-            f"{output} is no page, and nothing else is replaced by one", wanted="another name"
+            f"{output} is not a page, and nothing else is replaced by one", wanted="another name"
         )
     if not output.absolute().parent.is_dir():
         hint = f"make it, or choose another {option('output')}"

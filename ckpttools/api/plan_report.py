@@ -30,13 +30,13 @@ class PlanReport:
     Attributes:
         parameters: elements of all arrays of the destination but the step.
         memory: bytes allowed; `projected_peak` of them will be used at most.
-        inexact, values: value changes that are not, and that are, undone to the bit.
+        inexact, values: value changes that cannot be, and that can be, undone bit for bit.
         dropped: source arrays left out on purpose.
         files: data files of the destination with their sizes.
-        bytes_referenced: bytes that are not moved but shared with the files they are in.
-        bytes_dead: bytes that those files hold beside, and that stay as long as the destination does.
+        bytes_referenced: bytes that are shared with source files instead of copied.
+        bytes_dead: other bytes in those files, which stay as long as the destination does.
         links: those files, by the names that they get in the destination.
-        remarks: what else there is to say.
+        remarks: anything else worth knowing.
     """
 
     source: Place
@@ -87,10 +87,10 @@ def describe(plan: Plan, source: Place, destination: Place) -> PlanReport:
 
 
 def made_above(destination: Place) -> Iterator[str]:
-    """What to say of directories above a destination that are not there: they may be a slip of the pen."""
+    """A remark about missing directories above a destination: they may be a typing error."""
     missing = [place for place in destination.absolute().parents if not place.exists()]
     if missing:
-        yield f"{missing[-1]} is not there, and is made for what is written"
+        yield f"{missing[-1]} does not exist and is created"
 
 
 def _planned(plan: Plan) -> Iterator[PlannedArray]:

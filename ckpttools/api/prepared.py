@@ -1,11 +1,11 @@
-"""What every call that writes shares: the checks before it, the plan, and carrying it out.
+"""What all calls that write share: checks, the plan, and its execution.
 
     @command(Writing)
     def save_as(source: Source, destination: Where, **writing: Unpack[Writing]) -> Prepared:
         return prepare(lambda resources: …, source, destination, **writing)
 
 makes two calls of one function: `save_as(…)` writes and returns a `Receipt`, `save_as.plan(…)` returns what
-is to be done, of which nothing has been.
+would be done and does nothing yet.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ P = ParamSpec("P")
 
 
 class Writing(TypedDict, total=False):
-    """How a call that writes goes about it.
+    """How a call writes.
 
     Attributes:
-        memory: bytes that may be resident at most, such as "512MiB"; 1 GiB without it.
+        memory: bytes that may be resident at most, such as "512MiB"; by default 1 GiB.
         jobs: workers at a time; None for as many as suit the work.
-        overwrite: replace what is at the destination; it goes last, when all is written.
-        resume: insist on going on with an interrupted conversion; the same call does so anyway.
+        overwrite: replace what is at the destination; it is removed last, once everything is written.
+        resume: insist on resuming an interrupted conversion; the same call does so anyway.
         manifest: file that gets digests of all arrays, for `ckpt verify`.
         observe: called with every event (`ckpttools.run.events`).
         command: what the user typed, for whoever finds the work unfinished.
@@ -56,7 +56,7 @@ class Writing(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Prepared:
-    """What is to be done, decided in all details: nothing is written yet, and no array was read.
+    """A conversion decided in every detail: nothing is written yet, and no array was read.
 
     Attributes:
         conversion: the plan and the writer that it was made for.
@@ -73,7 +73,7 @@ class Prepared:
 
     @property
     def plan(self) -> Plan:
-        """Tasks, files, memory, and what there is to say of them."""
+        """Tasks, files, memory, and remarks about them."""
         return self.conversion.plan
 
     def check(self) -> None:
@@ -81,7 +81,7 @@ class Prepared:
         self.conversion.check(self.destination, overwrite=self.overwrite)
 
     def run(self, observe: Observer | None = None) -> Receipt:
-        """Carries it out; errors as `Conversion.run`.
+        """Executes it; errors as `Conversion.run`.
 
         Args:
             observe: called with every event, in place of `self.observe`.
@@ -116,7 +116,7 @@ def prepare(
     observe: Observer = lambda event: None,
     command: str = "",
 ) -> Prepared:
-    """Checks what can be checked beforehand, then plans.
+    """Makes all checks that need no plan, then plans.
 
     Args:
         plan: makes the plan within the resources.
@@ -125,8 +125,8 @@ def prepare(
         memory, jobs, overwrite, resume, manifest, observe, command: as `Writing`.
 
     Raises:
-        UsageError: the destination is where something is read, there is nothing to go on with, or the
-            manifest cannot have its name.
+        UsageError: the destination overlaps what is read, there is nothing to resume, or the manifest cannot
+            have its name.
         CheckpointError: as `plan`.
     """
     from ckpttools.api.beside import check_beside
@@ -156,19 +156,19 @@ def _require_partial(destination: Place) -> None:
     _, directory = staging_of(parse(destination)).taken
     if not directory.exists():
         raise UsageError(
-            "there is nothing to go on with",
+            "there is nothing to resume",
             wanted=f"{directory}, which an interrupted conversion leaves",
             hint=f"run the command without {option('resume')}",
         )
 
 
 class Command(Protocol[P]):
-    """A call that writes at once, and its plan."""
+    """A call that writes, and its plan."""
 
     __name__: str
 
     def __call__(self, *args: P.args, **options: P.kwargs) -> Receipt:
-        """Writes; what it takes and raises is said of each."""
+        """Writes; each call documents its arguments and errors."""
 
     def plan(self, *args: P.args, **options: P.kwargs) -> Prepared:
         """What the same call would do."""
@@ -177,11 +177,11 @@ class Command(Protocol[P]):
 def command(
     *groups: type, more: Callable[[], Iterable[Option]] = tuple
 ) -> Callable[[Callable[P, Prepared]], Command[P]]:
-    """Makes a call that writes of one that plans.
+    """Makes a call that writes from one that plans.
 
     Args:
         groups: the `TypedDict`s of keyword arguments that the function hands on.
-        more: further options that it hands on; asked only where a name is none of the others.
+        more: further options that it hands on; called only if a name is none of the others.
     """
 
     def make(plan: Callable[P, Prepared]) -> Command[P]:

@@ -1,4 +1,4 @@
-"""A tree in files: with what belongs to its model beside it, in the format that is asked for."""
+"""Writing a tree in any format, with the files of its model beside it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
 
 
 def _made(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str, bytes], Notes]:
-    """The configuration that is written in place of the one that is there, and what to say of it."""
+    """The configuration that is written in place of the present one, and remarks about it."""
     if CONFIG not in companions.files:
         return {}, Notes()
     config = true_config(_config(tree, companions), _weights(tree))
@@ -54,8 +54,8 @@ def _made(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str,
 def _is_model(tree: Tree, companions: Companions) -> bool:
     """Whether the arrays have the model's own names, so that its files belong beside them.
 
-    Of Hugging Face's directory, and of what was made of one without another spelling: what hf-to-maxtext
-    makes is nested, and has a record of it.
+    True for a Hugging Face directory and for what was made from one under the same names; what hf-to-maxtext
+    makes is nested, and has a record.
     """
     if is_beside(tree):
         return True

@@ -1,4 +1,4 @@
-"""What every function that looks takes: a path or a tree that is open, and what looking may take."""
+"""What every function that reads takes: a path or an open tree, and how much it may use."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
 Source = Where | Tree
-"""A checkpoint: where it lies, or the tree that was opened."""
+"""A checkpoint: its location, or an open tree."""
 
 Observe = Callable[[int, int], None]
-"""Called with the bytes that were read so far and with all that will be: first of all with 0."""
+"""Called with the bytes read so far and the bytes to read in all; the first call has 0."""
 
 DEFAULT_MEMORY = "1GiB"
 _RESOURCES = ("memory", "jobs", "observe")
@@ -40,12 +40,12 @@ class Opening(TypedDict, total=False):
 
 
 class Scanning(Opening, total=False):
-    """What looking at all elements may take, and how paths are opened.
+    """What reading all elements may use, and how paths are opened.
 
     Attributes:
-        memory: bytes that may be resident at most, as a number or as text: "4GiB"; 1 GiB without it.
-        jobs: workers at a time; None for one for each core, 16 at most.
-        observe: called with the bytes that were read and with all that will be.
+        memory: bytes that may be resident at most, as a number or as text: "4GiB"; by default 1 GiB.
+        jobs: parallel workers; None for one per core, at most 16.
+        observe: called with the bytes read so far and the bytes to read in all.
     """
 
     memory: int | str
@@ -54,27 +54,27 @@ class Scanning(Opening, total=False):
 
 
 def read_options(said: Mapping[str, Any]) -> ReadOptions:
-    """What `Opening` says.
+    """The options of `Opening`.
 
     Raises:
-        TypeError: something else is said.
-        UsageError: a text is no size.
+        TypeError: there is an unknown option.
+        UsageError: a text is not a size.
     """
     sizes = {name: parse_size(said[name]) for name in ("max_header_bytes", "max_index_bytes") if name in said}
     return ReadOptions(**{**said, **sizes})
 
 
 def part_of(said: Mapping[str, Any], group: type) -> dict[str, Any]:
-    """What of several groups of keyword arguments belongs to one, a `TypedDict`."""
+    """The keyword arguments that belong to one group, a `TypedDict`."""
     return {name: said[name] for name in group.__annotations__ if name in said}
 
 
 def opened(source: Source, read: ReadOptions | None = None) -> Tree:
-    """The tree that is meant; reads headers and indexes, no array.
+    """The source as a tree; reads headers and indexes, no array.
 
     Raises:
         CheckpointError: nothing is there, or it cannot be read.
-        UsageError: something is said of how to open a tree, which is open already.
+        UsageError: there are options for opening, and the source is a tree that is open already.
     """
     if not isinstance(source, Tree):
         return open_tree(parse(source), read)
@@ -87,7 +87,7 @@ def opened(source: Source, read: ReadOptions | None = None) -> Tree:
                 for name, value in vars(read).items()
                 if value != getattr(ReadOptions(), name)
             ),
-            hint="say what is to be opened to ckpttools.open, or give the path",
+            hint="pass the options to ckpttools.open, or give the path",
         )
     return source
 
@@ -102,12 +102,12 @@ def place_of(source: Source) -> Place | None:
 
 @dataclass(frozen=True, slots=True)
 class ScanSettings:
-    """How all elements are looked at.
+    """How all elements are read.
 
     Attributes:
         memory: bytes that may be resident at most.
         jobs: workers at a time.
-        observe: is told how far it is; None for nobody.
+        observe: called with the progress; None for nobody.
         read: how paths are opened.
     """
 
@@ -117,7 +117,7 @@ class ScanSettings:
     read: ReadOptions
 
     def observer(self, total: int) -> Callable[[int], None]:
-        """What to give to `ckpttools.run.scanning.scan` as `observe`, where so many bytes will be read."""
+        """The `observe` of `ckpttools.run.scanning.scan` where `total` bytes will be read."""
         if self.observe is None:
             return lambda nbytes: None
         tell, done = self.observe, 0
@@ -133,7 +133,7 @@ class ScanSettings:
 
 @contextmanager
 def scanning(said: Scanning) -> Iterator[ScanSettings]:
-    """What is opened inside the `with` counts as a part of the memory.
+    """How elements are read; what is opened inside the `with` counts towards the memory.
 
     Raises:
         TypeError: something else is said.

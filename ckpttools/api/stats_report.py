@@ -1,4 +1,4 @@
-"""What the numbers in a checkpoint are like: one call, one report."""
+"""Statistics of the numbers in a checkpoint: one call, one report."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def stats(
 
     Args:
         source: a file, an item, a step or a run directory, or a tree.
-        filter: shell pattern of the paths to look at.
+        filter: shell pattern of the paths to read.
         sort: one of `SORTS`, largest first; None for the checkpoint's order.
-        per_layer: also of every layer that is stacked in an array.
-        histogram: also how the elements are spread over powers of two.
+        per_layer: also for every layer stacked in an array.
+        histogram: also the distribution of elements over powers of two.
         common: `ckpttools.api.sources.Scanning`.
 
     Raises:

@@ -32,9 +32,9 @@ def inspect(
         source: a file, an item, a step or a run directory, or a tree.
         filter: shell pattern of the paths to report; counts and bytes are of those.
         sort: "size", largest first, or "name"; None for the checkpoint's order.
-        sharding: also how arrays lay on devices when they were saved.
-        against: what it should be: the name of a family or a file with one, a `config.json`, or another
-            checkpoint. `report.comparison` says what is missing, too much, or of another shape.
+        sharding: also how arrays were laid out on devices when they were saved.
+        against: what to compare with: the name of a family or a file with one, a `config.json`, or another
+            checkpoint. `report.comparison` lists what is missing, unexpected, or of another shape.
         reading: how a path is opened, see `ckpttools.api.sources.Opening`.
 
     Raises:

@@ -38,13 +38,13 @@ class Verification:
     Attributes:
         path: the checkpoint.
         against: what it should be: a checkpoint or a manifest.
-        equal: whether it is.
-        arrays: how many were there.
-        nbytes: of these.
-        different: how many are not as they should be, those that are missing included.
+        equal: whether they are the same.
+        arrays: how many arrays the checkpoint has.
+        nbytes: of these arrays.
+        different: how many are not as they should be, including missing ones.
         differences: each of them.
-        remarks: what took no part, in words.
-        hints: which options leave all that differs out of account.
+        remarks: what was left out.
+        hints: which options would ignore everything that differs.
     """
 
     path: str
@@ -58,7 +58,7 @@ class Verification:
     hints: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """The verdict, and what differs, arrays whose names differ in numbers only on one line."""
+        """The verdict and what differs; arrays whose names differ only in numbers share a line."""
         lines = [f"{each.name}: {each.reason}" for each in self.differences]
         verdict = "equal" if self.equal else f"{self.different:,} different"
         what = f"{self.path} against {self.against}"
@@ -83,17 +83,17 @@ def verify(
 ) -> Verification:
     """Compares bit by bit with another checkpoint, or with the digests of a manifest.
 
-    Both may be in any format and layout. Where one is of Hugging Face and the other MaxText's, `against` is
-    compared as a conversion to `checkpoint` spells it.
+    Both may be in any format and layout. If one is a Hugging Face checkpoint and the other MaxText's,
+    `against` is compared as a conversion to `checkpoint` would write it.
 
     Args:
         checkpoint: what to prove: a file, an item, a step or a run directory, or a tree.
         against: the checkpoint that it should be equal to.
         manifest: instead of that, a file of digests as `ckpttools.hash` writes them.
         cast: compare with `against` cast to the dtypes of `checkpoint`.
-        padding_rows: whether rows that MaxText has beyond the vocabulary of Hugging Face's side count:
-            "keep" or "drop"; None for those that are not zeros.
-        family, rope_layout, tied: what is said of the conversion; as in `ckpttools.ModelOptions`.
+        padding_rows: whether to compare rows that MaxText has beyond Hugging Face's vocabulary: "keep" or
+            "drop"; None for those that are not zeros.
+        family, rope_layout, tied: options of the conversion, as in `ckpttools.ModelOptions`.
         drop: patterns of Hugging Face arrays that the conversion left out.
         filter: shell pattern of the names to compare.
         per_layer: stacked layers one by one; else as they are stored.
@@ -121,7 +121,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What the user says of what made the one of the other."""
+    """Options about the conversion between the two."""
 
     conversion: ConversionOptions | None
     casts: bool
@@ -131,7 +131,7 @@ class _Said:
 def conversion_options(
     family: str | None, rope_layout: str | None, tied: str | None, drop: str | Sequence[str]
 ) -> ConversionOptions | None:
-    """What is said of a conversion; None where nothing is, which spares the import of all conversions."""
+    """The options of a conversion; None without any, which spares the import of all conversions."""
     if not (family or rope_layout or tied or drop):
         return None
     from ckpttools.compare.conversion import ConversionOptions
@@ -178,7 +178,7 @@ def _by_digests(
         raise UsageError(f"{what} is for {where}: a manifest has digests of one dtype")
     if selection != Selection():
         hint = f"leave out {option('filter')} and the like"
-        raise UsageError("the manifest says which arrays are meant", hint=hint)
+        raise UsageError("the manifest determines which arrays are compared", hint=hint)
     manifest = read_manifest(path)
     mine = _as_in(manifest, tree, said, scan.memory)
     selection = Selection(naming=lambda tree: mine.arrays)
@@ -196,7 +196,7 @@ def _by_digests(
 
 
 def _as_in(manifest: Manifest, tree: Tree, said: _Said, memory: int) -> NamedArrays[LazyArray]:
-    """The arrays that a manifest means, under the names that it gives them."""
+    """The arrays of a manifest, under its names."""
     from ckpttools.compare.conversion import in_maxtext_names, require_no_padding, require_none
     from ckpttools.maxtext.view import view_of
     from ckpttools.maxtext.vocabulary import less_padding

@@ -3,8 +3,8 @@
     aligned(open_tree(hugging_face), open_tree(maxtext)).pairs    # name, one array, the other
 
 Layers come one by one and parameters without what Linen or NNX put around them. Hugging Face arrays get
-MaxText's names by the rows of their family, where only one side is of Hugging Face. Nothing is refused: what
-nothing of the other side answers is in one side only.
+MaxText's names by the rows of their family, if only one side is a Hugging Face checkpoint. Nothing is
+refused: arrays without a counterpart are on one side only.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class AlignOptions:
-    """What a user may say of the models.
+    """Options about the models.
 
     Attributes:
-        model: family and RoPE layout, where no configuration or another one is to be followed.
-        like: directory of a Hugging Face model, or a `config.json`; None for what lies beside the arrays.
-        padding_rows: what becomes of rows beyond the vocabulary, see `ckpttools.maxtext.vocabulary.counted`.
+        model: family and RoPE layout, if there is no configuration or another one applies.
+        like: directory of a Hugging Face model, or a `config.json`; None for the one beside the arrays.
+        padding_rows: what to do with rows beyond the vocabulary, see `ckpttools.maxtext.vocabulary.counted`.
     """
 
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -56,8 +56,8 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
     """Both trees under one set of names. Reads no array.
 
     Raises:
-        UsageError: a RoPE layout is told, and nothing is mapped.
-        CheckpointError: what `options` name is not there.
+        UsageError: a RoPE layout is given, and nothing is mapped.
+        CheckpointError: something that `options` name does not exist.
     """
     options = options or AlignOptions()
     first, second = _with_keys(a), _with_keys(b)
@@ -89,9 +89,9 @@ def as_maxtext(
 
     Args:
         tree: any checkpoint.
-        options: what the user says of the model.
-        other: a MaxText checkpoint of the model. Its directory may hold the configuration; where there is
-            none, its names tell the family, and its shapes the sizes.
+        options: about the model.
+        other: a MaxText checkpoint of the model. Its directory may hold the configuration; without one, its
+            names determine the family and its shapes the sizes.
 
     Raises:
         CheckpointError: what `options` name is not there.
@@ -112,7 +112,7 @@ def as_maxtext(
 
 
 def _with_keys(tree: Tree) -> Tree:
-    """A tree whose keys were joined to names, with keys again, where that makes a MaxText tree of it."""
+    """A tree with names split into keys again, if that makes it a MaxText tree."""
     split = None if view_of(tree).is_maxtext else tree.once(_split)
     return tree if split is None else split
 
@@ -128,7 +128,7 @@ def _split(tree: Tree) -> Tree | None:
 
 
 def _own_names(tree: Tree) -> NamedArrays[LazyArray]:
-    """A tree's own names, without flavour and with layers one by one; worked out once."""
+    """A tree's own names, without flavour and with layers one by one; cached."""
     return tree.once(_named)
 
 
@@ -148,7 +148,7 @@ def _named(tree: Tree) -> NamedArrays[LazyArray]:
 
 
 def _files(tree: Tree, options: AlignOptions, other: Tree | None = None) -> ModelFiles:
-    """The configuration that the user names, that lies beside the arrays, or that the other side carries."""
+    """The configuration that the user names, the one beside the arrays, or the other side's."""
     if options.like is None and tree.metadata.config is not None:
         return ModelFiles(tree.metadata.config)
     files = ModelFiles.of(tree if other is None else other, options.like)
@@ -156,7 +156,7 @@ def _files(tree: Tree, options: AlignOptions, other: Tree | None = None) -> Mode
 
 
 def _family(files: ModelFiles, options: AlignOptions) -> Family | None:
-    """The family that the user or the configuration names; None where neither names one that is known."""
+    """The family that the user or the configuration names; None if neither names a known one."""
     if options.model.family is not None:
         return family_called(options.model.family)
     try:
@@ -168,12 +168,12 @@ def _family(files: ModelFiles, options: AlignOptions) -> Family | None:
 
 @dataclass(frozen=True)
 class _UnnamedSide:
-    """Arrays that are to get MaxText's names.
+    """A side that has no MaxText names yet.
 
     Attributes:
         tree: a Hugging Face checkpoint.
         files: its configuration, if there is one.
-        beside: arrays of a MaxText checkpoint of the model, by name; none where there is no such.
+        beside: arrays of a MaxText checkpoint of the model, by name; empty without one.
     """
 
     tree: Tree
@@ -185,7 +185,7 @@ class _UnnamedSide:
         return {dotted(path): array for path, array in self.tree.arrays.items()}
 
     def likely_families(self) -> list[Family]:
-        """Those whose rows make the most of the other side's names, whatever sizes a configuration tells."""
+        """The families whose rows produce most of the other side's names, whatever the configured sizes."""
         counts = {family.name: self._common_names(family) for family in families().values()}
         most = max(counts.values(), default=0)
         return [families()[name] for name, count in counts.items() if count == most > 0]
@@ -194,7 +194,7 @@ class _UnnamedSide:
         try:
             made = replace(self, files=ModelFiles())._made(family, ModelOptions()).arrays.keys()
         except CheckpointError:
-            # Rows whose sizes contradict the arrays make no names of them.
+            # Rows whose sizes contradict the arrays produce no names.
             return 0
         names = {_with_slashes(key) for key in made}
         return len(names & self.beside.keys()) if self.beside else len(names)
@@ -235,7 +235,7 @@ class _UnnamedSide:
 
 
 def _layers(family: Family, spelling: Spelling, arrays: Arrays) -> dict[str, Size]:
-    """How many layers there are, by the highest number in names."""
+    """The number of layers, by the highest number in names."""
     starts = {str(spelling.key(parse_key(group.right)).parts[0]) for group in family.layers}
     rests = (name.removeprefix(start) for start in starts for name in arrays if name.startswith(start))
     numbers = [int(rest.partition(".")[0]) for rest in rests if rest.partition(".")[0].isdecimal()]
@@ -247,7 +247,7 @@ def _with_slashes(key: str) -> str:
 
 
 def _models(trees: tuple[Tree, Tree], options: AlignOptions) -> Iterator[tuple[Family, ModelFiles]]:
-    """What the user or a configuration says that the trees are."""
+    """The families of the trees, by the user or a configuration."""
     for files in (_files(tree, options) for tree in trees):
         family = _family(files, options)
         if family is not None:
@@ -257,7 +257,7 @@ def _models(trees: tuple[Tree, Tree], options: AlignOptions) -> Iterator[tuple[F
 def _formatted_alike(
     a: Tree, b: Tree, options: AlignOptions
 ) -> tuple[NamedArrays[LazyArray], NamedArrays[LazyArray]]:
-    """Two trees neither of which is MaxText's: by equal names, or as one family has them in its files."""
+    """Two trees neither of which is MaxText's: by equal names, or by two spellings of one family."""
     first, second = _own_names(a), _own_names(b)
     if first.arrays.keys() == second.arrays.keys():
         return first, second
@@ -274,20 +274,20 @@ def _formatted_alike(
 
 
 def _configured_sizes(trees: tuple[Tree, Tree], options: AlignOptions) -> dict[str, int]:
-    """Lengths of a model's axes by its configuration alone, as where no names are mapped."""
+    """Lengths of a model's axes by its configuration alone, for when no names are mapped."""
     for family, files in _models(trees, options):
         if files.config is not None:
             try:
                 table = family.table(files.config, files.place)
             except CheckpointError:
-                # Sizes only help to explain: one of the other side will do.
+                # Sizes only help to explain: those of the other side will do.
                 continue
             return {axis: size.length for axis, size in table.sizes.items()}
     return {}
 
 
 def _without_prefixes(named: NamedArrays[LazyArray], spelling: Spelling) -> NamedArrays[LazyArray]:
-    """Names without the prefixes of one spelling, where that leaves them different."""
+    """Names without the prefixes of one spelling, if they stay distinct."""
     if not spelling.prefixes:
         return named
     arrays = {_plain_name(name, spelling): array for name, array in named.arrays.items()}
@@ -305,7 +305,7 @@ def _plain_name(name: str, spelling: Spelling) -> str:
 
 
 def _with_what_both_have(first: NamedArrays[LazyArray], second: NamedArrays[LazyArray]) -> Pairing[LazyArray]:
-    """Both sides; the state of a training only where both have it, whatever else both have in any case."""
+    """Both sides; training state only if both have it, everything else that both have in any case."""
     a, b = dict(first.arrays), _with_joints_of(second.arrays, first.arrays)
     remarks = [Remark(text, "A") for text in first.remarks] + [Remark(text, "B") for text in second.remarks]
     mine, theirs = _roles(a), _roles(b)
@@ -319,7 +319,7 @@ def _with_what_both_have(first: NamedArrays[LazyArray], second: NamedArrays[Lazy
             state = [name for name in arrays if role[name] != "parameter"]
             why = "as only one of them is a training checkpoint"
         else:
-            # Steps and random states are where a trainer or a format happens to keep them.
+            # Steps and random states may be kept elsewhere by a trainer or a format.
             state = [name for name in arrays if role[name] == "other" and name not in others]
             why = "as the other side has no such state"
         if state:
@@ -330,7 +330,7 @@ def _with_what_both_have(first: NamedArrays[LazyArray], second: NamedArrays[Lazy
 
 
 def _listed(names: list[str]) -> str:
-    """How many arrays there are and their names, as far as a line has place for them; of one its name."""
+    """The number of arrays and the first names; of a single array its name."""
     folds = folded(names)
     shown = folds[:_SHOWN] + ([f"{len(folds) - _SHOWN} more"] if len(folds) > _SHOWN else [])
     return names[0] if len(names) == 1 else f"{array_count(names)} ({', '.join(shown)})"
@@ -342,7 +342,7 @@ def _roles(arrays: Arrays) -> dict[str, Role]:
 
 
 def _with_joints_of(arrays: Arrays, names: Arrays) -> dict[str, LazyArray]:
-    """`arrays` under those of `names` that differ in nothing but the joint of their keys."""
+    """`arrays` renamed to those of `names` that differ only in the separator of keys."""
     known = {name.replace("/", "."): name for name in names}
     made = {name if name in names else known.get(name.replace("/", "."), name): name for name in arrays}
     if len(made) != len(arrays):

@@ -1,4 +1,4 @@
-"""Two checkpoints paired as a conversion makes the one of the other: what `verify` and `hash` compare.
+"""Two checkpoints paired as a conversion maps them: what `verify` and `hash` compare.
 
 Unlike `ckpttools.compare.align`, which compares whatever it finds, this refuses what a conversion would
 refuse.
@@ -29,7 +29,7 @@ _HEAD = spelled(HEAD)
 
 @dataclass(frozen=True, slots=True)
 class ConversionOptions:
-    """What a user says of the conversion that made the one of the other.
+    """Options about the conversion between two checkpoints.
 
     Attributes:
         model: family, RoPE layout, and what became of an output head.
@@ -41,10 +41,10 @@ class ConversionOptions:
 
 
 def in_maxtext_names(tree: Tree, said: ConversionOptions | None = None) -> NamedArrays[LazyArray]:
-    """The arrays of a MaxText tree, layers one by one; of a Hugging Face tree those that it becomes.
+    """The arrays of a MaxText tree, layers one by one; for a Hugging Face tree those that it converts to.
 
     Raises:
-        UsageError: a conversion is told of, and there is none.
+        UsageError: there are options of a conversion, and there is none.
         CheckpointError: as `to_maxtext`.
     """
     if view_of(tree).is_maxtext:
@@ -57,10 +57,10 @@ def in_maxtext_names(tree: Tree, said: ConversionOptions | None = None) -> Named
 def as_converted(
     source: Tree, made: Tree, said: ConversionOptions | None = None
 ) -> NamedArrays[LazyArray] | None:
-    """The parameters of `source` as a conversion to `made` spells them; None where both spell alike.
+    """The parameters of `source` as a conversion to `made` names them; None if both have the same names.
 
-    What a user may have chosen for that conversion is told from `made`: an output head, and float32 for what
-    would not come back exactly otherwise. Rows beyond the vocabulary are left to
+    Options that a user may have chosen for that conversion are inferred from `made`: an output head, and
+    float32 for what would not come back exactly otherwise. Rows beyond the vocabulary are left to
     `ckpttools.compare.padding`.
 
     Args:
@@ -69,8 +69,8 @@ def as_converted(
         said: what the user says of the conversion.
 
     Raises:
-        UsageError: a conversion is told of that cannot be the one between these.
-        CheckpointError: the one cannot have become the other; as `to_maxtext` and `to_huggingface`.
+        UsageError: there are options that do not fit the conversion between these.
+        CheckpointError: one cannot have been converted to the other; as `to_maxtext` and `to_huggingface`.
     """
     if view_of(made).is_maxtext == view_of(source).is_maxtext:
         require_none(said, "both sides spell names alike")
@@ -101,17 +101,17 @@ def paired(
     said: ConversionOptions | None = None,
     padding_rows: str | None = None,
 ) -> Pairing[LazyArray]:
-    """The arrays of a checkpoint, A, and those of the one that it should be equal to, B. Reads no array.
+    """The arrays of a checkpoint, A, and those of the one it should equal, B. Reads no array.
 
     Args:
-        made: what came of a conversion, or has the same names.
+        made: the result of a conversion, or a checkpoint with the same names.
         source: what was converted.
-        selection: which arrays are meant.
+        selection: which arrays to compare.
         said: what the user says of the conversion.
-        padding_rows: what becomes of rows beyond the vocabulary: only checked here.
+        padding_rows: what to do with rows beyond the vocabulary; only checked here.
 
     Raises:
-        UsageError: something is said of a conversion, and there is none; or no array is meant.
+        UsageError: there are options of a conversion, and there is none; or no array is selected.
         CheckpointError: as `as_converted`.
     """
     named = as_converted(source, made, said)
@@ -132,14 +132,14 @@ def paired(
 
 
 def require_none(said: ConversionOptions | None, why: str) -> None:
-    """Refuses what would be ignored.
+    """Refuses options that would be ignored.
 
     Args:
-        said: what the user says of a conversion.
-        why: there is none.
+        said: options of a conversion.
+        why: why there is none.
 
     Raises:
-        UsageError: something is said.
+        UsageError: there are such options.
     """
     if said not in (None, ConversionOptions()):
         family, rope_layout, tied, drop = map(option, ("family", "rope_layout", "tied", "drop"))
@@ -148,7 +148,7 @@ def require_none(said: ConversionOptions | None, why: str) -> None:
 
 
 def require_no_padding(padding_rows: str | None) -> None:
-    """Raises UsageError where something is said of rows beyond a vocabulary and nothing is converted."""
+    """Raises UsageError if there is an option about rows beyond a vocabulary and nothing is converted."""
     if padding_rows is not None:
         what = option("padding_rows")
         raise UsageError(
@@ -172,7 +172,7 @@ def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> NamedArrays
 
 
 def _head(tree: Tree, options: ToMaxText) -> str | None:
-    """What the output head of a Hugging Face tree is called, if its family has one."""
+    """The name of the output head of a Hugging Face tree, if its family has one."""
     family = family_for(tree.metadata.config, options.model, tree.metadata.place)
     head = right_head(family, family.spelling_of([dotted(path) for path in tree.arrays]))
     return head.head if head else None
@@ -195,7 +195,7 @@ def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> NamedArray
     weights = {dotted(path): array for path, array in made.arrays.items()}
     known = ModelFiles.of(source, None)
     config = made.metadata.config or known.config
-    # Names are spelled as `made` has them, whatever was written down of the model that `source` came from.
+    # Names are those of `made`, whatever is recorded about the model that `source` came from.
     files = replace(known, config=config, weights=weights, carried={}, spelling=None)
     options = ToHuggingFace(model=model if model.tied else replace(model, tied="keep"))
     converted = to_huggingface(source, options, files)

@@ -1,7 +1,7 @@
 """How far two arrays are apart, element by element: as numbers, and in units in the last place.
 
-Elements are equal if they are the same number, or both NaN. 0 equals -0, and one NaN another: where only
-that is so, elements are equal but have other bits.
+Elements are equal if they are the same number, or both NaN. 0 equals -0, and any NaN another: such elements
+are equal but may have different bits.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ckpttools.core.region import Shape
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """Which differences do not count: those within any of these.
+    """Differences that do not count: those within any of these.
 
     Attributes:
         atol, rtol: |a - b| <= atol + rtol * max(|a|, |b|).
-        ulp: so many units in the last place.
+        ulp: at most so many units in the last place.
     """
 
     atol: float = 0.0
@@ -26,7 +26,7 @@ class Tolerances:
     ulp: int = 0
 
     def __post_init__(self) -> None:
-        # Nothing is up to NaN, and nothing beyond it.
+        # No difference is within NaN, and none is beyond it.
         if not (self.atol >= 0 and self.rtol >= 0 and self.ulp >= 0):
             raise UsageError("a tolerance is a number, and not below zero", got=self)
 
@@ -40,18 +40,18 @@ EXACT = Tolerances()
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far two arrays are apart. Those of parts of an array add up to its own.
+    """How far two arrays are apart. Deviations of parts of an array add up.
 
     Attributes:
         elements: how many were compared.
         differing: how many are not equal.
-        beyond: how many of them no tolerance covers.
-        other_bits: how many are equal, but not to the bit.
-        nan: how many are NaN on one side only; they count as differing and nowhere below.
+        beyond: how many of those exceed all tolerances.
+        other_bits: how many are equal but have different bits.
+        nan: how many are NaN on one side only; they count as differing and in nothing below.
         max_abs: largest |a - b|; infinite where one is infinite and the other is not the same.
         max_rel: largest |a - b| / max(|a|, |b|): at most 2, infinite where max_abs is.
-        max_ulp: most steps from the one to the other among the numbers of the dtype, infinity being the one
-            after the largest; of two dtypes in the coarser one. None between numbers of different kinds.
+        max_ulp: most steps between the two among the numbers of the dtype, infinity being the one after the
+            largest; in the coarser of two dtypes. None between numbers of different kinds.
         first: index of the first element that differs beyond all tolerances, else of the first that differs.
     """
 

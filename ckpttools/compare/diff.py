@@ -1,4 +1,4 @@
-"""Two sets of arrays, number by number: what is equal, what differs and how far, what only one has."""
+"""Two sets of arrays, number by number: what is equal, what differs and by how much, what only one has."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckpttools.compare.causes.base import Cause
 
 Outcome = Literal["differs", "shape", "dtype", "only in A", "only in B", "within", "equal"]
-"""What can be said of an array, the worst first; with the last two it counts as equal."""
+"""The result for an array, the worst first; the last two count as equal."""
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
@@ -50,11 +50,11 @@ class ArrayDiff:
 
     Attributes:
         name: of the array.
-        outcome: one of `OUTCOMES`. "dtype" is another dtype with the same numbers, or with numbers within
-            the tolerances; "within" are other numbers within them.
-        a, b: what each side has, None where nothing.
-        deviation: how far they are apart; None where they cannot be compared.
-        cause: why they differ, where that was found out.
+        outcome: one of `OUTCOMES`. "dtype": another dtype with the same numbers or with numbers within the
+            tolerances; "within": other numbers within them.
+        a, b: what each side has, or None.
+        deviation: how far they are apart; None if they cannot be compared.
+        cause: why they differ, if known.
     """
 
     name: str
@@ -128,7 +128,7 @@ def _deviations(
     jobs: int,
     observe: Callable[[int], None],
 ) -> _Deviations:
-    """How far the arrays are apart; those that are not in it are equal to the bit."""
+    """How far the arrays are apart; those missing here are equal bit for bit."""
     by_dtypes: dict[tuple[DType, DType], dict[str, LazyArray]] = {}
     for name, array in a.items():
         by_dtypes.setdefault((array.dtype, b[name].dtype), {})[name] = array
@@ -178,7 +178,7 @@ def _apart(
             blocks = np.ascontiguousarray(mine), np.ascontiguousarray(theirs)
             part = deviation(*blocks, dtypes, tolerances, scratch)
             if part.first is not None:
-                # Rank 0 is made rank 1 by numpy; its only index is empty.
+                # numpy makes rank 0 rank 1; its only index is empty.
                 index = part.first[: inner.rank]
                 first = tuple(start + k for start, k in zip(inner.start, index, strict=True))
                 part = replace(part, first=first)

@@ -21,14 +21,14 @@ def as_doubles(carriers: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def coarser(a: DType, b: DType) -> DType:
-    """Of two floating-point dtypes the one that rounds more; `a` where they do alike."""
+    """The floating-point dtype of the two that rounds more; `a` if both round alike."""
     return b if b.epsilon > a.epsilon else a
 
 
 def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> np.ndarray | None:
-    """How many numbers of the coarser dtype lie between the elements; NaN counts as any number.
+    """Steps of the coarser dtype between the elements; NaN counts as any number.
 
-    A number that this dtype has no room for is farther from all others than any two of them.
+    A number that is out of this dtype's range is farther from all others than any two of them.
     """
     kinds = {"int" if dtype.is_whole else dtype.kind for dtype in dtypes}
     if kinds == {"float"}:
@@ -53,7 +53,7 @@ def steps_into(out: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: DType, scra
     """As `steps_between`, several times as fast: in unsigned integers of the elements' width.
 
     Args:
-        out: carriers of the dtype, which are written.
+        out: carriers of the dtype, overwritten.
         a, b: carriers, 1-d, of a dtype with a sign in front and magnitudes in order behind it; no NaN.
         dtype: of the elements.
         scratch: has room for twice the elements of `a`.
@@ -72,7 +72,7 @@ def steps_into(out: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: DType, scra
 
 
 def _ranks(carriers: np.ndarray, dtype: DType) -> np.ndarray:
-    """The places of floating-point numbers in their order, counted from 0, which -0 has as well."""
+    """The ranks of floating-point numbers in their order, counted from 0, which -0 shares."""
     if dtype.bits == 64:
         signed, lowest = carriers.view(np.int64), np.iinfo(np.int64).min
         return np.asarray(np.where(signed < 0, lowest - signed, signed))

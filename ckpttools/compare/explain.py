@@ -1,4 +1,4 @@
-"""Finding out why arrays differ: every cause is tried on a few elements, and what fits there on all."""
+"""Finding out why arrays differ: every cause is tried on a few elements, and those that fit on all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ckpttools.digest.pairing import Pairing
 from ckpttools.plan.pieces import Item
 from ckpttools.run.scanning import scan
 
-# Of arrays that differ in numbers only, all causes are tried on so many; on the others those that fit there.
+# Of arrays whose names differ only in numbers, all causes are tried on so many; on the others those that fit.
 _PROBES = 3
 # Of the hypotheses that fit a sample so many are looked at on the whole, one after the other.
 _MOST_FITTING = 3
@@ -40,12 +40,12 @@ def explain(
     jobs: int,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[ArrayDiff, ...]:
-    """The same with causes, where all elements of an array agree with one.
+    """The same with causes, for arrays of which all elements agree with one.
 
     Args:
         found: what `ckpttools.compare.diff.diff` found.
-        both: the arrays that it compared, and others that these may have been taken for.
-        detectors: what looks for causes, in any order.
+        both: the arrays that it compared, and others that they may have been confused with.
+        detectors: of causes, in any order.
         memory, jobs, observe: as `diff`.
 
     Raises:
@@ -70,7 +70,7 @@ def _fitting(
     ranked: Sequence[Detector],
     room: int,
 ) -> Iterator[tuple[str, list[Hypothesis]]]:
-    """Names and what fits a sample of their arrays."""
+    """Names and the hypotheses that fit a sample of their arrays."""
     a, b, candidates = both.a, both.b, Candidates(both.a)
     groups: dict[tuple[str, str], list[Case]] = {}
     for each in found:
@@ -86,14 +86,14 @@ def _fitting(
 
 
 def _is_worth_a_look(each: ArrayDiff) -> bool:
-    """Whether so much differs that more than chance can be told from it."""
+    """Whether enough differs for evidence beyond chance."""
     if each.outcome == "shape":
         return True
     return each.outcome == "differs" and each.deviation is not None and each.deviation.differing >= ENOUGH
 
 
 def _is_constant(array: LazyArray) -> bool:
-    """Whether a sample holds one number only: any order of elements is as good as another then."""
+    """Whether a sample holds only one number, so that the order of elements means nothing."""
     sample = np.concatenate([array.read(box).reshape(-1) for box in boxes(array.shape)] or [np.empty(0)])
     if sample.dtype == np.bool_:
         sample = sample.view(np.uint8) != 0
@@ -105,7 +105,7 @@ def _is_constant(array: LazyArray) -> bool:
 def _of_group(
     cases: list[Case], ranked: Sequence[Detector], room: int
 ) -> Iterator[tuple[str, list[Hypothesis]]]:
-    """Arrays of one name but for numbers: what fits no probe is not looked for in all the others."""
+    """Arrays whose names differ only in numbers: what fits no probe is not tried on the others."""
     step = -(-len(cases) // _PROBES)
     known = {each for each in ranked if each.of_single_arrays}
     for case in cases[::step]:
@@ -119,8 +119,8 @@ def _of_group(
 
 
 def _that_fit(case: Case, ranked: Sequence[Detector], room: int) -> dict[Detector, list[Hypothesis]]:
-    """The first detector of which hypotheses fit a sample, with the first few of these."""
-    # What is tried in memory is found again by its number, so that no copy outlives the search.
+    """The first detector with hypotheses that fit a sample, and the first few of these."""
+    # Hypotheses tried on copies are identified by number, so that no copy outlives the search.
     near = replace(case, a=in_memory(case.a, room), b=in_memory(case.b, room))
     for detector in ranked:
         fitting = (number for number, each in enumerate(detector.hypotheses(near)) if _fits(each))

@@ -1,6 +1,6 @@
-"""What to try where two checkpoints differ in a way that an option leaves out of account.
+"""What to try if two checkpoints differ in a way that an option ignores.
 
-Only where that is all in which they differ: what else differs is never talked away.
+Only if they differ in nothing else: real differences are never explained away.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def after_verify(found: Collection[Difference], both: Pairing[LazyArray]) -> tup
 
 
 def _of_parameters(found: Collection[Difference]) -> tuple[str, ...]:
-    """What to try where parameters differ: nothing leaves that out of account, but a cause may be known."""
+    """What to try if parameters differ: no option ignores that, but a cause may be known."""
     sides = [{each.name for each in found if each.reason == reason} for reason in ("missing", "extra")]
     stacked = [{_LAYER_NUMBER.sub(r"\1", name) for name in side} for side in sides]
     if stacked[0] & sides[1] or sides[0] & stacked[1]:
@@ -51,7 +51,7 @@ def _of_parameters(found: Collection[Difference]) -> tuple[str, ...]:
             f"{option('per_layer', False)} they are compared one by one",
         )
     if any(each.reason == "values" for each in found):
-        return ("`ckpt diff SRC DST` says how far they are apart, and knows common causes",)
+        return ("`ckpt diff SRC DST` says by how much, and knows common causes",)
     return ()
 
 
@@ -69,7 +69,7 @@ def after_manifest(
     """
     if mine and wanted and not mine.keys() & wanted.keys():
         return (
-            "no array has the same name on both sides: the manifest has the names as they are stored in SRC; "
+            "no array has the same name on both sides: the manifest has the names that are stored in SRC; "
             "`ckpt hash SRC --as maxtext --manifest FILE` writes those of MaxText, which fit either side; "
             "`ckpt verify DST --against SRC` needs no manifest",
         )

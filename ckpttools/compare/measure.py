@@ -13,7 +13,7 @@ from ckpttools.compare.distances import as_doubles, steps_between
 from ckpttools.compare.ulp import IN_FLOAT32, deviation_in_float32
 from ckpttools.core.dtypes import DType
 
-# What is looked at at once, of each side. Shorter blocks are over so soon that workers wait for the
+# What is compared at once, of each side. Shorter blocks are over so soon that workers wait for the
 # interpreter's lock: bfloat16 at 1.9 GB/s on two cores with 512 KiB, 2.4 with 1 MiB, 2.6 with 2 MiB.
 _BLOCK_BYTES = 1 << 20
 # Elements that become float64 at once, in a dozen arrays at most.
@@ -34,8 +34,9 @@ def deviation(
     Args:
         a, b: carriers of the dtypes, of one shape and in C order. `first` counts within them.
         dtypes: of `a` and of `b`.
-        tolerances: what `beyond` leaves out.
-        scratch: has `SCRATCH_BYTES`; without it memory is taken and given back, which takes thrice as long.
+        tolerances: what `beyond` ignores.
+        scratch: has `SCRATCH_BYTES`; without it memory is allocated and freed, which takes three times as
+            long.
     """
     left, right = a.reshape(-1), b.reshape(-1)
     places, other_bits = None, 0
@@ -56,7 +57,7 @@ def deviation(
 
 
 def block_elements(dtypes: tuple[DType, DType]) -> int:
-    """Elements that `deviation` should be given at once."""
+    """Elements to pass to `deviation` at once."""
     return _BLOCK_BYTES // max(dtype.itemsize for dtype in dtypes)
 
 

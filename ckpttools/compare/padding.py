@@ -1,4 +1,4 @@
-"""Rows beyond a vocabulary, where one side of a pairing has them."""
+"""Rows beyond a vocabulary that one side of a pairing has."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ckpttools.maxtext.vocabulary import counted, less_padding
 
 
 def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:
-    """Rows that MaxText has beyond the vocabulary of Hugging Face: left out where they are zeros.
+    """Leaves out rows that MaxText has beyond Hugging Face's vocabulary, if they are zeros.
 
-    Others are an array of their own on that side. Reads them.
+    Other rows become an array of their own on that side. Reads them.
 
     Args:
         both: the arrays that are compared.

@@ -1,4 +1,4 @@
-"""Which array of A it is that B has under another name: found by a few elements of each."""
+"""Arrays of A that B has under another name: found by a few elements of each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Candidates:
     _by_shape: dict[Shape, dict[bytes, list[str]]] = field(default_factory=dict, compare=False)
 
     def like(self, array: LazyArray) -> Iterator[tuple[str, LazyArray]]:
-        """Those that, by a sample, hold what an array of the other side does."""
+        """Those whose sample equals that of an array of the other side."""
         mark = sample_key(array)
         if mark is not None:
             yield from ((name, self.arrays[name]) for name in self._marks(array.shape).get(mark, ()))
@@ -49,7 +49,7 @@ class Candidates:
 
 
 def sample_key(array: LazyArray) -> bytes | None:
-    """What a sample of an array holds, coarse enough to be the same in every dtype; None for a constant."""
+    """A sample of an array, coarse enough to be the same in every dtype; None for a constant."""
     parts = sampled(array)
     if not parts:
         return None
@@ -65,7 +65,7 @@ def sample_key(array: LazyArray) -> bytes | None:
 
 
 def moves(origins: Mapping[str, str]) -> dict[str, Cause]:
-    """For each name of B what it means that A has its array under another, all of them being known.
+    """For each name of B the cause that A has its array under another name, given all of them.
 
     Args:
         origins: name in B -> the name under which A has the array.
@@ -85,7 +85,7 @@ def moves(origins: Mapping[str, str]) -> dict[str, Cause]:
 
 
 def _renumbered(group: Mapping[str, tuple[str, int, int]]) -> Cause:
-    """Of arrays that differ in one number: B's is another one than A's."""
+    """The cause for arrays whose names differ in one number."""
     offsets = {theirs - mine for _, mine, theirs in group.values()}
     word = next(iter(group.values()))[0]
     if len(offsets) == 1:
@@ -129,7 +129,7 @@ def indices(name: str) -> tuple[tuple[str, int], ...]:
 
 
 def _parts(name: str) -> list[tuple[str, int | None]]:
-    """Keys and joints in turn: a key that is a number, or a layer with one, has it apart from the word.
+    """Keys and separators in turn: the number of a key is split from its word.
 
     The 0 in `wi_0` is no number: it tells one array from another, not one layer from the next.
     """
@@ -151,7 +151,7 @@ def _word(parts: list[tuple[str, int | None]], place: int) -> str:
 
 
 def _number(name: str, origin: str) -> tuple[str, int, int] | None:
-    """The word before the only number in which two names differ, and both numbers; None for other names."""
+    """The word before the only number in which two names differ, and both numbers; otherwise None."""
     if template(name) != template(origin):
         return None
     pairs = zip(indices(name), indices(origin), strict=True)

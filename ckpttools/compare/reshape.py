@@ -1,4 +1,4 @@
-"""Other orders and other numbers of axes for the same elements."""
+"""The same elements with other axes or another order of axes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_AXES = 4
 
 
 def reshape(array: LazyArray, shape: Shape) -> LazyArray | None:
-    """The elements in their C order under another shape; None where the two shapes have no common parts."""
+    """The elements in C order under another shape; None if the two shapes have no common factors."""
     if prod(array.shape) != prod(shape) or 0 in shape:
         return None
     cuts = sorted({*_cuts(array.shape), *_cuts(shape)})

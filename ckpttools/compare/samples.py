@@ -1,4 +1,4 @@
-"""A few elements of an array, to see quickly what cannot be so."""
+"""A few elements of an array, to rule out hypotheses quickly."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ckpttools.stores.memory import Bytes
 # Boxes of so many elements, long on the last axis, where neighbours in memory are.
 _BOX, _LAST, _SIDE = 2048, 128, 8
 _BOXES = 4
-# Where a sample takes more than this, what is tried on it is tried on a copy in memory.
+# If a sample reads more than this, hypotheses are tried on a copy in memory.
 _DEAR = 1 << 20
 
 
 def boxes(shape: Shape) -> list[Region]:
-    """Where to look: at both ends and at two places between; the same for equal shapes."""
+    """The regions of a sample: at both ends and at two places between; the same for equal shapes."""
     if 0 in shape:
         return []
     sides = _sides(shape)
@@ -45,7 +45,7 @@ def boxes(shape: Shape) -> list[Region]:
 
 
 def _sides(shape: Shape) -> Shape:
-    """Lengths of a box: the last axis as far as it may go, the others as far as there is room."""
+    """Lengths of a box: as much of the last axis as allowed, of the others as there is room for."""
     sides = [min(shape[-1], _LAST if len(shape) > 1 else _BOX)] if shape else []
     for length in reversed(shape[:-1]):
         sides.append(max(1, min(length, _BOX // prod(sides), _SIDE)))
@@ -53,11 +53,11 @@ def _sides(shape: Shape) -> Shape:
 
 
 def in_memory(array: LazyArray, room: int) -> LazyArray:
-    """A copy of an array of which a few elements cost much, as out of a large encoded chunk; else itself.
+    """A copy of an array if a few of its elements are expensive to read, as from a large chunk; else itself.
 
     Args:
         array: any array.
-        room: bytes that a copy may have.
+        room: most bytes of a copy.
     """
     read = sum(array.read_cost(box).nbytes for box in boxes(array.shape))
     if read < _DEAR or array.nbytes > room:
@@ -93,7 +93,7 @@ def close(
 
 
 def in_one_dtype(a: LazyArray, b: LazyArray) -> tuple[LazyArray, LazyArray]:
-    """Both in the coarser dtype, where they are floating-point numbers of two."""
+    """Both in the coarser dtype, if they are floating-point numbers of different dtypes."""
     if a.dtype == b.dtype or not (a.dtype.is_float and b.dtype.is_float):
         return a, b
     dtype = coarser(a.dtype, b.dtype)

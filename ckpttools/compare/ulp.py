@@ -1,7 +1,7 @@
 """Deviations of floating-point numbers of up to 32 bits, through float32: several times as fast as float64.
 
-float32 rounds. So whatever is decided by a hair is calculated once more, in float64: which elements are the
-farthest apart, and which lie within the tolerances.
+float32 rounds. So close decisions are recalculated in float64: which elements are farthest apart, and which
+lie within the tolerances.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Dtypes = tuple[DType, DType]
 def deviation_in_float32(
     sides: Sides, dtypes: Dtypes, tolerances: Tolerances, scratch: Scratch
 ) -> Deviation | None:
-    """The deviation of elements in a row; None where float32 does not do.
+    """The deviation of elements in a row; None if float32 is not enough.
 
     Args:
         sides: carriers of both, 1-d, at least one.
@@ -55,7 +55,7 @@ def deviation_in_float32(
         most = float(np.absolute(np.subtract(x, y, out=gap), out=gap).max())
         if not isfinite(most) or not _can_be_rounded(dtypes, x, y):
             return None
-        # Numbers that differ have a difference that is not 0: subnormal numbers see to that.
+        # Different numbers have a nonzero difference, thanks to subnormal numbers.
         if not most:
             return Deviation()
         _steps(steps, sides, dtypes, (x, y), scratch)
@@ -121,7 +121,7 @@ def _to_bfloat16(values: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
 def _largest(
     mask: np.ndarray, gap: np.ndarray, most: float, relative: np.ndarray, sides: Sides, dtypes: Dtypes
 ) -> tuple[float, float] | None:
-    """The largest difference, and the largest in proportion; None where too many may be.
+    """The largest difference, absolute and relative; None if there are too many candidates.
 
     Args:
         mask: overwritten.
@@ -148,7 +148,7 @@ def _beyond(
     tolerances: Tolerances,
     scratch: Scratch,
 ) -> int | None:
-    """How many elements are beyond the tolerances; None where float32 cannot tell of too many.
+    """How many elements are beyond the tolerances; None if float32 leaves too many in doubt.
 
     Args:
         mask: gets those that are.

@@ -19,7 +19,7 @@ from ckpttools.digest.stacks import Whole, alone, assembled, cheapest_reads, who
 from ckpttools.plan.pieces import Item
 from ckpttools.run.scanning import scan
 
-# Elements compared at once: both sides' are in the cache, and what is noted of them is small.
+# Elements compared at once: both sides fit the cache, and the notes about them are small.
 _ELEMENTS = 1 << 18
 
 _Unequal = dict[str, tuple[int, int]]
@@ -33,10 +33,10 @@ def compare(
     jobs: int,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[Difference, ...]:
-    """All arrays of A that are not the same to the bit as those of B, in the order of names.
+    """All arrays of A that are not bit-identical to those of B, in the order of names.
 
     Args:
-        both: arrays, and those that they should be.
+        both: the arrays, and those that they should equal.
         memory: bytes that may be resident at most.
         jobs: workers at a time.
         observe: called with the bytes of each piece that was read, of both sides.
@@ -52,11 +52,11 @@ def compare(
 def side_by_side(
     mine: Mapping[str, LazyArray], wanted: Mapping[str, LazyArray]
 ) -> list[tuple[Whole, LazyArray]]:
-    """All arrays of `mine` with those of `wanted`; stacks in one piece where a side is cheaper to read so.
+    """All arrays of `mine` with those of `wanted`; stacks as a whole if that is cheaper to read on one side.
 
     Args:
         mine: arrays by name.
-        wanted: among others arrays of these names and shapes; on each side of one dtype for all.
+        wanted: arrays of these names and shapes, among others; each side has a single dtype.
     """
     pairs: list[tuple[Whole, LazyArray]] = []
     rest: dict[str, LazyArray] = {}
@@ -74,7 +74,7 @@ def side_by_side(
 
 
 def _as_one(whole: Whole, wanted: Mapping[str, LazyArray]) -> LazyArray:
-    """What `whole` should be."""
+    """The array that `whole` should equal."""
     first, *others = wholes({part.name: wanted[part.name] for part in whole.parts})
     if not others and first.parts == whole.parts:
         return first.array

@@ -15,7 +15,7 @@ from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, block_
 
 
 class Room:
-    """Memory that several hashers share for what they cannot hash yet.
+    """Memory that several hashers share for data that cannot be hashed yet.
 
     Attributes:
         nbytes: how much of it there is.
@@ -27,7 +27,7 @@ class Room:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> bool:
-        """Takes so much, if there is so much."""
+        """Reserves bytes; whether there were enough."""
         with self._lock:
             if self._used + nbytes > self.nbytes:
                 return False
@@ -35,14 +35,14 @@ class Room:
             return True
 
     def give(self, nbytes: int) -> None:
-        """Gives back what was taken."""
+        """Releases bytes."""
         with self._lock:
             self._used -= nbytes
 
 
 @dataclass
 class _Fragment:
-    """The beginning, the end or the middle of a block: its bytes, and how many of them are missing."""
+    """A part of a block: its bytes, and how many of them are missing."""
 
     data: bytearray
     missing: int
@@ -51,9 +51,9 @@ class _Fragment:
 class BlockHasher:
     """The digest of one array while its parts arrive; they must be disjoint.
 
-    A part that is a stretch of the C order is hashed at once, but for the blocks that it has only a part
-    of: those wait for the rest. An array of which other parts come, such as columns, is kept until it is
-    whole. Where there is no room for what has to wait, the array is given up: it must come again.
+    A part that is contiguous in C order is hashed at once, except for blocks that it only partly covers:
+    those wait for the rest. If other parts arrive, such as columns, the array is kept until it is whole. If
+    there is no room for what has to wait, the array is given up and must be passed again.
 
     Attributes:
         nbytes: of the array.
@@ -99,7 +99,7 @@ class BlockHasher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all elements have come."""
+        """Whether all elements have arrived."""
         return self._missing == 0
 
     @property
@@ -112,7 +112,7 @@ class BlockHasher:
         return Digest.of(self._algorithm, self._dtype.name, self._shape, bytes(self._digests))
 
     def restart(self) -> None:
-        """Forgets what has come: all parts will come again."""
+        """Forgets what has arrived: all parts will be passed again."""
         self._drop()
         self._begin()
 
@@ -120,7 +120,7 @@ class BlockHasher:
         """Takes a part.
 
         Args:
-            region: where in the array it is; not taken before, unless the array is complete.
+            region: its place in the array; not passed before, unless the array is complete.
             values: of the region's shape, as carriers of the dtype, any strides; copied if kept.
         """
         if self._given_up or self.is_complete or region.size == 0:
@@ -138,7 +138,7 @@ class BlockHasher:
                 self._give_up()
 
     def _add_run(self, region: Region, values: np.ndarray) -> bool:
-        """Takes a stretch of the C order; whether there was room for what has to wait."""
+        """Takes a part that is contiguous in C order; whether there was room for what has to wait."""
         data = values.reshape(-1).view(np.uint8).data
         start = next(contiguous_runs(self._shape, region))[0] * self._dtype.itemsize
         stop = start + len(data)
@@ -194,7 +194,7 @@ class BlockHasher:
         self._room.give(nbytes)
 
     def _add_box(self, region: Region, values: np.ndarray) -> bool:
-        """Takes a part that is no stretch of the C order; whether there is room for the whole array."""
+        """Takes any other part; whether there is room for the whole array."""
         with self._lock:
             whole = self._whole if self._whole is not None or self._given_up else self._make_whole()
         if whole is None:
@@ -224,7 +224,7 @@ class BlockHasher:
         self._drop()
 
     def _drop(self) -> None:
-        """Gives back all that was kept."""
+        """Releases everything that was kept."""
         self._whole = None
         self._fragments.clear()
         self._give(self._held)
@@ -239,7 +239,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _contiguous(region: Region, values: np.ndarray) -> Iterator[tuple[Region, np.ndarray]]:
-    """The part in pieces that lie in memory as in the C order; what does not is copied, a block at a time."""
+    """The part in contiguous pieces; what is not contiguous is copied, a block at a time."""
     if values.flags.c_contiguous:
         yield region, values
         return

@@ -1,4 +1,4 @@
-"""One set of names for checkpoints that hold the same: no flavour's wrapping, layers one by one.
+"""One set of names for equal checkpoints: without a flavour's wrapping, layers one by one.
 
 Scanned and unscanned MaxText checkpoints, Linen's and NNX's, get the same names for the same arrays.
 """
@@ -19,17 +19,17 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Kind, roles_of
 
 Naming = Callable[[Tree], Mapping[str, LazyArray]]
-"""Names the arrays of a tree. What trees have in common gets the same names, shapes and dtypes."""
+"""Names the arrays of a tree. Arrays that trees have in common get the same names, shapes and dtypes."""
 
 
 def parameters_among(arrays: Mapping[str, Kind]) -> frozenset[str]:
-    """The names of those arrays that are parameters, told from all of them together."""
+    """The names of the parameters, inferred from all arrays together."""
     known = roles_of({(name,): each for name, each in arrays.items()})
     return frozenset(name for name in arrays if known.of((name,)) == "parameter")
 
 
 def per_layer(tree: Tree) -> dict[str, LazyArray]:
-    """All arrays, those of a decoder's layers one by one.
+    """All arrays, with a decoder's layers one by one.
 
     Optimizer state that mirrors the parameters comes one by one as well; other state stays as it is.
 
@@ -93,7 +93,7 @@ class Selection:
         """The arrays by name, in the order of names.
 
         Raises:
-            UsageError: nothing that is asked for is there.
+            UsageError: no array is selected.
             FormatError: there is no array at all.
             CheckpointError: as `naming`.
         """
@@ -101,17 +101,17 @@ class Selection:
         return self.chosen(naming(tree), tree.metadata.place)
 
     def chosen(self, named: Mapping[str, LazyArray], place: str) -> dict[str, LazyArray]:
-        """Of arrays that have their names, those that are meant, in the order of names.
+        """The selected ones of named arrays, in the order of names.
 
         Raises:
-            UsageError: nothing that is asked for is there.
+            UsageError: no array is selected.
             FormatError: there is no array at all.
         """
         meant = self.names(named)
         chosen = {name: named[name] for name in in_natural_order(named) if name in meant}
         if not chosen:
             raise (UsageError if named else FormatError)(
-                "none of the arrays is meant",
+                "no array is selected",
                 place=place or None,
                 got=f"{len(named)} arrays",
                 wanted=f"{'parameters' if self.parameters else 'names'} that match {self.pattern!r}",
@@ -120,7 +120,7 @@ class Selection:
         return chosen
 
     def names(self, named: Mapping[str, Kind]) -> Collection[str]:
-        """The names of those arrays that are meant."""
+        """The names of the selected arrays."""
         among = parameters_among(named) if self.parameters else named
         return among if self.pattern == "*" else {name for name in among if matches(name, self.pattern)}
 

@@ -1,4 +1,4 @@
-"""What is different between two checkpoints that should be the same."""
+"""Differences between two checkpoints that should be the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpttools.digest.pairing import K, Pairing
 from ckpttools.roles.of_tree import Kind
 
 Reason = Literal["missing", "extra", "dtype", "shape", "values"]
-"""Only the reference has it, the reference lacks it, or this is not the same."""
+"""Only the reference has the array, only the checkpoint has it, or this differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class Difference:
 
     Attributes:
         name: of the array.
-        reason: why it is not.
+        reason: why it differs.
         got, wanted: dtype, shape or digest here and in the reference, where these differ.
         first: coordinates of the first element that differs, or of the block that has it.
         last: coordinates of the last element of that block; None where `first` is the element itself.
-        elements: how many differ; None where only digests were compared.
-        file: where the first of them is stored, as far as it can be told.
+        elements: how many differ; None if only digests were compared.
+        file: where the first of them is stored, if that is known.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Difference:
 
 
 def in_order(found: Iterable[Difference]) -> tuple[Difference, ...]:
-    """Differences in the order of names, numbers in those counted as such."""
+    """Differences in the natural order of names."""
     by_name = {each.name: each for each in found}
     return tuple(by_name[name] for name in in_natural_order(by_name))
 
 
 def of_kinds(both: Pairing[K]) -> list[Difference]:
-    """What one side lacks, and arrays that cannot be the same, as their dtypes or shapes differ."""
+    """Arrays that one side lacks, and those whose dtypes or shapes differ."""
     extra = [Difference(name, "extra") for name in both.only_a]
     missing = [Difference(name, "missing") for name in both.only_b]
     other = [

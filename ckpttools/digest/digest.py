@@ -2,7 +2,7 @@
 
 The elements in C order, little-endian, are one stream of bytes. It is cut into blocks of `BLOCK_BYTES`, each
 block is hashed, and the digest is the hash of the array's type and of the blocks' digests, one after the
-other. So blocks can be hashed in any order, by several threads, while the array passes by.
+other. So blocks can be hashed in any order, by several threads, while data is written.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def algorithm_named(name: str) -> Hash:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What an array holds, in a few bytes.
+    """The digest of an array.
 
     Attributes:
         dtype: name of the element type.
@@ -69,7 +69,7 @@ class Digest:
 
     @classmethod
     def of(cls, algorithm: str, dtype: str, shape: Shape, blocks: bytes) -> Digest:
-        """That of an array from those of its blocks: the hash of `float32[2,3]`, a newline, and them."""
+        """An array's digest from those of its blocks: the hash of `float32[2,3]`, a newline, and them."""
         head = f"{type_text(dtype, shape)}\n".encode()
         return cls(dtype, shape, algorithm_named(algorithm)(head + blocks).hex(), blocks.hex())
 
@@ -99,7 +99,7 @@ def block_ends(shape: Shape, itemsize: int, block: int) -> tuple[Shape, Shape]:
 
 
 def coordinates(shape: Shape, position: int) -> Shape:
-    """Where the element at a position of the C order is."""
+    """The coordinates of the element at a position in C order."""
     found: list[int] = []
     for length in reversed(shape):
         position, here = divmod(position, length)

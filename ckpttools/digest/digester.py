@@ -1,4 +1,4 @@
-"""The digests of many arrays from parts of what they are stored in, in whatever order those come."""
+"""The digests of many arrays from parts of stored arrays, in any order."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ckpttools.run.scanning import scan
 if TYPE_CHECKING:
     import numpy as np
 
-# What has room, at least, while it waits for other parts of an array.
+# Least room for what waits for other parts of an array.
 ROOM_BYTES = 16 << 20
-# What gathers an array's digest, and the digest.
+# For what gathers an array's digest, and the digest.
 _BYTES_PER_NAME = 512
 
 
@@ -33,7 +33,7 @@ class Digester:
     Args:
         arrays: by name.
         algorithm: one of `ckpttools.digest.digest.ALGORITHMS`.
-        room: bytes for what waits for other parts of an array.
+        room: bytes for parts that wait for others of their array.
     """
 
     def __init__(self, arrays: Mapping[str, LazyArray], algorithm: str, room: int = ROOM_BYTES) -> None:
@@ -46,7 +46,7 @@ class Digester:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes itself, beside the arrays and the room."""
+        """Bytes that it uses itself, besides the arrays and the room."""
         digests = sum(hasher.digests_bytes for hasher in self._hashers.values())
         return names_bytes(self._arrays) + len(self._arrays) * _BYTES_PER_NAME + 4 * digests
 
@@ -62,7 +62,7 @@ class Digester:
             self._hashers[name].add(inner, view)
 
     def watching(self, tree: Tree) -> Watch:
-        """What a run of a plan for `tree` should call with all that it makes.
+        """What a run of a plan for `tree` should call with everything that it computes.
 
         Args:
             tree: the plan's. The digester's arrays are those of the tree, or parts of them.
@@ -79,7 +79,7 @@ class Digester:
     def digests(
         self, *, memory: int, jobs: int, observe: Callable[[int], None] = lambda nbytes: None
     ) -> dict[str, Digest]:
-        """The digests of all arrays, in order; those that have not come completely are read.
+        """The digests of all arrays, in order; incomplete ones are read.
 
         Args:
             memory: bytes that may be resident at most.
@@ -100,7 +100,7 @@ class Digester:
         return {name: hasher.digest() for name, hasher in self._hashers.items()}
 
     def _missing(self) -> dict[str, LazyArray]:
-        """What has not come completely, ready to come again from the beginning."""
+        """The incomplete arrays, reset to be read from the beginning."""
         missing = {
             name: self._arrays[name] for name, hasher in self._hashers.items() if not hasher.is_complete
         }
@@ -109,7 +109,7 @@ class Digester:
         return missing
 
     def _read(self, reads: list[Whole], memory: int, jobs: int, observe: Callable[[int], None]) -> None:
-        """Reads arrays once; some may find no room and be missing afterwards."""
+        """Reads arrays once; some may find no room and stay incomplete."""
         items: list[Item] = [(whole.array,) for whole in reads]
         reserved = ROOM_BYTES + self.nbytes
         fit = fitted(items, memory=memory, jobs=jobs, scratch=0, reserved=reserved)

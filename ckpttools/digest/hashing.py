@@ -29,8 +29,8 @@ def hash_tree(
         tree: any checkpoint.
         selection: of its arrays; None for all.
         algorithm: one of `ckpttools.digest.digest.ALGORITHMS`.
-        memory: bytes that may be resident at most. An array that is stored in columns, encoded, is read
-            again if less than all of it fits.
+        memory: bytes that may be resident at most. An array stored in encoded columns is read again if not
+            all of it fits.
         jobs: workers at a time.
         observe: called with the bytes of each piece that was read.
 
@@ -43,7 +43,7 @@ def hash_tree(
 
 
 def differences(got: Manifest, wanted: Manifest) -> tuple[Difference, ...]:
-    """Where a checkpoint, hashed as a manifest was, is not what the manifest says; in the order of names."""
+    """Differences between a checkpoint, hashed as a manifest was, and the manifest, in the order of names."""
     both = Pairing(got.arrays, wanted.arrays)
     values = [
         _bad_block(name, mine, theirs, got.algorithm)

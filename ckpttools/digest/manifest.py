@@ -25,7 +25,7 @@ VERSION = 1
 
 
 NAMES = ("stored", "maxtext")
-"""Under which names a manifest has arrays: their own, or those that a conversion to MaxText gives them."""
+"""The names in a manifest: the stored ones, or those that a conversion to MaxText gives."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Manifest:
 
     Attributes:
         algorithm: what they were made with.
-        selection: which arrays they are of.
+        selection: of which arrays.
         arrays: by name, in order.
         names: one of `NAMES`.
     """
@@ -65,11 +65,11 @@ class Manifest:
             overwrite: whether another manifest of this name may be replaced.
 
         Raises:
-            DestinationExistsError: something has the name that may not be replaced.
+            DestinationExistsError: the file exists and may not be replaced.
             StorageError, NoSpaceError: it cannot be written.
         """
         path = parse(where)
-        # Once more: since the name was looked at first, hours may have gone by.
+        # Once more: hours may have passed since the first check.
         check_manifest_name(path, overwrite=overwrite)
         path.put(self._text().encode())
 
@@ -94,7 +94,7 @@ class Manifest:
 
 
 def check_manifest_name(path: Place, *, overwrite: bool = False) -> None:
-    """Refuses a name that a manifest cannot have, before the work for the file is done.
+    """Refuses a name that a manifest cannot have, before the work is done.
 
     Args:
         path: where it is to be written.
@@ -104,10 +104,10 @@ def check_manifest_name(path: Place, *, overwrite: bool = False) -> None:
         DestinationExistsError: something has the name that may not be replaced.
         StorageError: there is no directory for it.
     """
-    # A link that leads nowhere is something, too.
+    # A broken link counts as existing.
     if path.lexists() and overwrite and not _is_manifest(path):
         raise DestinationExistsError(
-            f"{path} is not replaced: it is no manifest",
+            f"{path} is not replaced: it is not a manifest",
             wanted="a new name, or another manifest",
             hint="choose another name",
         )
@@ -134,7 +134,7 @@ def read_manifest(where: Where) -> Manifest:
 
     Raises:
         StorageError: the file cannot be read.
-        FormatError: it is no manifest, one of another version, or one that was changed afterwards.
+        FormatError: it is not a manifest, is of another version, or was changed afterwards.
     """
     path = parse(where)
     try:
@@ -142,7 +142,7 @@ def read_manifest(where: Where) -> Manifest:
     except StorageError as error:
         raise error.at(hint="name what --manifest or ckpt hash wrote") from error
     except (ValueError, RecursionError) as error:
-        raise FormatError("the manifest is no JSON", place=path, got=error) from error
+        raise FormatError("the manifest is not JSON", place=path, got=error) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(
             "not a manifest",
@@ -168,7 +168,7 @@ def _require(document: Mapping[str, Any], key: str, wanted: int, path: Place) ->
 
 
 def _require_algorithm(document: Mapping[str, Any], path: Place) -> None:
-    """Refuses digests that nothing here can make."""
+    """Refuses an unknown algorithm."""
     try:
         algorithm_named(str(document.get("algorithm")))
     except UnknownNameError as error:
@@ -178,7 +178,7 @@ def _require_algorithm(document: Mapping[str, Any], path: Place) -> None:
 
 
 def _checked(document: Mapping[str, Any], path: Place) -> Manifest:
-    """The manifest of a document whose digests agree with each other."""
+    """The manifest in a document, if its digests agree with each other."""
     try:
         entries = {
             name: _digest(name, each, document["algorithm"]) for name, each in document["arrays"].items()

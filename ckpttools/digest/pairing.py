@@ -1,4 +1,4 @@
-"""Which array of one checkpoint answers which of another, and what is left on either side."""
+"""Which array of one checkpoint corresponds to which of another, and what is left on either side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Side = Literal["A", "B"]
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What was done to bring names together, or what takes no part; of one side, where it is one's alone."""
+    """What was done to match names, or what was left out; with a side if it concerns only one."""
 
     text: str
     side: Side | None = None
@@ -27,13 +27,13 @@ class Remark:
 
 @dataclass(frozen=True)
 class NamedArrays(Generic[K]):
-    """The arrays of one checkpoint under names that others have for them, too.
+    """The arrays of one checkpoint under names shared with others.
 
     Attributes:
         arrays: by name, keys joined by "/" in MaxText's names.
-        remarks: what was done to get there and what is not among them, in words.
-        sizes: lengths of axes such as `head_dim`, as far as a configuration told them.
-        surplus: name -> rows of the array it was made from, beyond the vocabulary, that are not in it.
+        remarks: what was done to get there, and what was left out.
+        sizes: lengths of axes such as `head_dim`, as far as a configuration defines them.
+        surplus: name -> rows beyond the vocabulary that were cut off the array.
     """
 
     arrays: Mapping[str, K]
@@ -52,13 +52,13 @@ class Pair(NamedTuple, Generic[K]):
 
 @dataclass(frozen=True)
 class Pairing(Generic[K]):
-    """Two checkpoints whose arrays have the same names where they answer each other.
+    """Two checkpoints whose corresponding arrays have the same names.
 
     Attributes:
         a, b: arrays by name.
-        remarks: why they do, and what takes no part.
+        remarks: how names were matched, and what was left out.
         sizes: as `Named.sizes`.
-        maxtext: the side that is MaxText's where the other was of Hugging Face and has its names now.
+        maxtext: the MaxText side, if the other was a Hugging Face checkpoint and was given MaxText's names.
         surplus: as `Named.surplus`, of B.
     """
 
@@ -71,17 +71,17 @@ class Pairing(Generic[K]):
 
     @property
     def pairs(self) -> Iterator[Pair[K]]:
-        """What both have, in the order of A."""
+        """Arrays of both sides, in the order of A."""
         return (Pair(name, array, self.b[name]) for name, array in self.a.items() if name in self.b)
 
     @property
     def only_a(self) -> dict[str, K]:
-        """What nothing of B answers."""
+        """Arrays that B lacks."""
         return {name: array for name, array in self.a.items() if name not in self.b}
 
     @property
     def only_b(self) -> dict[str, K]:
-        """What nothing of A answers."""
+        """Arrays that A lacks."""
         return {name: array for name, array in self.b.items() if name not in self.a}
 
     def matching(self, pattern: str) -> Pairing[K]:

@@ -1,4 +1,4 @@
-"""Arrays that are parts of one stored array, such as layers of a stack: read together, told apart afterwards.
+"""Arrays that are parts of one stored array, such as layers of a stack: read together, split afterwards.
 
 A chunk that holds all layers would be decoded again for each of them if they were read one by one.
 """
@@ -18,7 +18,7 @@ from ckpttools.core.region import Region
 if TYPE_CHECKING:
     import numpy as np
 
-# What starting a read costs, in bytes of a long one.
+# The cost of starting a read, in bytes of a long one.
 _READ = 4 << 10
 # Parts lie apart in a whole, so they have to be copied out of it before they can be looked at.
 _WORTH_SPLITTING = 1.25
@@ -43,7 +43,7 @@ class Whole:
 
     Attributes:
         array: what is stored.
-        parts: one alone without `fixed` axes where it is not divided.
+        parts: a single one without `fixed` axes if the array is not divided.
     """
 
     array: LazyArray
@@ -56,11 +56,11 @@ class Whole:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing of the array is in none of the parts."""
+        """Whether the parts cover the whole array."""
         return len(self.parts) == prod(self.array.shape[axis] for axis in self.parts[0].fixed)
 
     def split(self, region: Region, values: np.ndarray) -> Iterator[tuple[str, Region, np.ndarray]]:
-        """What of a region belongs to which part: its name, the region in it, and its elements as a view.
+        """The parts of a region: name, region within the part, and elements as a view.
 
         Args:
             region: of `array`.
@@ -77,7 +77,7 @@ class Whole:
 
 
 def wholes(arrays: Mapping[str, LazyArray]) -> list[Whole]:
-    """`arrays` as parts of what they were taken from, in the order of first parts."""
+    """`arrays` as parts of the arrays they were taken from, in the order of first parts."""
     found: dict[tuple[int, frozenset[int]], tuple[LazyArray, list[Part]]] = {}
     for name, array in arrays.items():
         root, fixed = _rooted(array)
@@ -90,7 +90,7 @@ def wholes(arrays: Mapping[str, LazyArray]) -> list[Whole]:
 
 
 def cheapest_reads(arrays: Mapping[str, LazyArray]) -> list[Whole]:
-    """What to read to get all of `arrays`: a whole where that costs less than its parts one by one."""
+    """What to read to get all of `arrays`: a whole if that costs less than its parts one by one."""
     made: list[Whole] = []
     for whole in wholes(arrays):
         apart = sum(_cost(arrays[part.name]) for part in whole.parts)
@@ -107,7 +107,7 @@ def alone(name: str, arrays: Mapping[str, LazyArray]) -> Whole:
 
 
 def _cost(array: LazyArray) -> int:
-    """What reading all of it takes, in bytes."""
+    """The cost of reading all of it, in bytes."""
     cost = array.read_cost(Region.whole(array.shape))
     return cost.nbytes + cost.reads * _READ
 
@@ -117,7 +117,7 @@ def _place(fixed: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
 
 
 def _rooted(array: LazyArray) -> tuple[LazyArray, dict[int, int]]:
-    """What an array was taken from, and the coordinates at which it was."""
+    """The array that another was taken from, and the coordinates of the slice."""
     fixed: dict[int, int] = {}
     while isinstance(array, Take):
         fixed = {axis + (axis >= array.axis): index for axis, index in fixed.items()}
@@ -127,7 +127,7 @@ def _rooted(array: LazyArray) -> tuple[LazyArray, dict[int, int]]:
 
 
 def assembled(whole: Whole, arrays: Mapping[str, LazyArray]) -> LazyArray:
-    """Other arrays of the names of the parts of a complete whole, put together as those are.
+    """Other arrays, named as the parts of a complete whole, put together in the same way.
 
     Raises:
         ShapeError: they differ in shape or dtype.
@@ -140,7 +140,7 @@ def assembled(whole: Whole, arrays: Mapping[str, LazyArray]) -> LazyArray:
             return by_place[_place(chosen)]
         *outer, last = axes
         length = whole.array.shape[last]
-        # The last axis is put in last: the others are then where they are in the result.
+        # The last axis is inserted last, so that the others are already where they are in the result.
         return stack([along(outer, {**chosen, last: i}) for i in range(length)], last)
 
     return along(axes, {})

@@ -17,30 +17,30 @@ from ckpttools.stores.place import Place
 
 
 class CarriesOut(Protocol):
-    """Carries a plan out."""
+    """Executes a plan."""
 
     def __call__(self, *, watch: Watch, conclude: Callable[[], None]) -> Receipt: ...
 
 
 def hashing_bytes(tree: Tree) -> int:
-    """Bytes that `run_hashing` takes beside the plan of a tree."""
+    """Bytes that `run_hashing` needs in addition to the plan of a tree."""
     return Digester(Selection().arrays(tree), DEFAULT_ALGORITHM).nbytes
 
 
 def run_hashing(plan: Plan, run: CarriesOut, path: Place, *, overwrite: bool) -> Receipt:
-    """Carries a plan out and writes the manifest of its arrays.
+    """Executes a plan and writes the manifest of its arrays.
 
-    What is written is hashed as it passes, in the memory that the plan leaves; the rest (what an earlier run
-    wrote, what is only referenced, what found no room) is read once more from the sources.
+    Output is hashed while it is written, in the memory that the plan leaves; the rest (written by an earlier
+    run, only referenced, or without room) is read once more from the sources.
 
     Args:
-        plan: that is carried out.
-        run: does it.
+        plan: the plan.
+        run: executes it.
         path: of the manifest.
-        overwrite: whether a file of this name may be replaced.
+        overwrite: whether an existing file may be replaced.
 
     Raises:
-        MemoryBudgetError: the plan leaves no room for it.
+        MemoryBudgetError: the plan leaves no room for the digests.
         CheckpointError: as `run`; or the manifest cannot be written, or arrays have no names in it.
     """
     check_manifest_name(path, overwrite=overwrite)

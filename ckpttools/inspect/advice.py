@@ -1,4 +1,4 @@
-"""What to do about how a checkpoint is stored. Each rule looks at a report and speaks for itself.
+"""Advice on how a checkpoint is stored. Each rule looks at a report independently.
 
 The figures are those of Orbax restoring one 512 MiB array [2048, 16, 8192] of bfloat16 onto 8 devices, and of
 reading chunks of each coding through tensorstore; two cores, files in the page cache.
@@ -28,7 +28,7 @@ Rule = Callable[[ChunksReport], Iterator[Advice]]
 
 
 def advice(report: ChunksReport) -> tuple[Advice, ...]:
-    """All that is to be said of a report, the costliest first."""
+    """All advice on a report, the costliest first."""
     return tuple(each for rule in RULES for each in rule(report))
 
 
@@ -38,7 +38,7 @@ def _about(subject: str, found: Sequence[ArrayChunks], text: str, command: str |
 
 
 def _cut_so(report: ChunksReport, rule: Callable[[int, int], bool]) -> list[ArrayChunks]:
-    """Arrays not fetched by any range, of which a rule is about the number and size of what is."""
+    """Arrays fetched in parts whose number and size match a rule."""
     return [
         each
         for each in report.arrays

@@ -1,4 +1,4 @@
-"""A tree against what it should be, another tree or what a family's rows say: names, shapes and dtypes."""
+"""A tree compared with another tree or with a family's rows: names, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def against_family(
     """Whether a tree has the parameters of a model of a family.
 
     MaxText's names are expected of a tree that is one of MaxText's, else Hugging Face's. Optimizer state and
-    what else is no parameter take no part.
+    anything else that is not a parameter is ignored.
 
     Args:
         tree: any checkpoint.
         family: its rows say what should be there.
-        config: the model's configuration; without one the tree's own shapes and names tell sizes and flags,
-            as far as they do.
-        place: where the configuration lies.
+        config: the model's configuration; without one sizes and flags follow from the tree's own shapes and
+            names, as far as possible.
+        place: location of the configuration.
         pattern: shell pattern of the paths to compare, as they are or would be in the tree.
 
     Raises:
@@ -124,7 +124,7 @@ class _FamilyComparison:
         )
 
     def _in_tree(self, name: str) -> str:
-        """How the tree spells the path of a parameter, or would spell it."""
+        """The path of a parameter as the tree has it, or would have it."""
         return spelled(self.view.flavour.wrapped(tuple(name.split(".")))) if self._is_nested else name
 
     @cached_property
@@ -140,7 +140,7 @@ class _FamilyComparison:
         return Comparison(said, len(self.arrays))
 
     def without(self) -> Comparison:
-        """What the rows say of shapes; of names only, where shapes and numbers in names do not tell sizes."""
+        """Compares shapes, or only names if shapes and numbers in names leave sizes open."""
         said = f"family {self.family.name}"
         fit = min(family_fits(self.tree, [self.family]), key=lambda each: each.badness)
         others = {name for names in fit.others.values() for name in names}
@@ -191,7 +191,7 @@ class _FamilyComparison:
         return Different(each.key, got, wanted, each.why)
 
     def _map(self) -> None:
-        """Spells the arrays the other way, for what that says of them."""
+        """Maps the arrays to the other side, for the errors that this reveals."""
         axis = (self.view.scan_axis or 0) if self.view.is_stacked else None
         overrides = _without_names(self.family.all_rows(axis)) if self.config is None else {}
         place = self.place or self.tree.metadata.place
@@ -204,7 +204,7 @@ class _FamilyComparison:
 
 
 def _layers(names: Iterable[str]) -> dict[str, set[int]]:
-    """The layers that names tell, by what stands before their numbers."""
+    """The layer numbers in names, by the text before them."""
     numbers: dict[str, set[int]] = defaultdict(set)
     for name in names:
         if found := numbered_layer(name):
@@ -214,7 +214,7 @@ def _layers(names: Iterable[str]) -> dict[str, set[int]]:
 
 
 def _gaps(names: Collection[str], keys: FamilyKeys) -> Iterator[str]:
-    """Layers that no array is of, before some that have one: `model.layers.2.*`."""
+    """Layers without arrays before layers that have some: `model.layers.2.*`."""
     for before, found in _layers(names).items():
         first = min(keys.first_numbers(before), default=min(found))
         last = max((number for number in found if number < most_telling(len(names))), default=0)

@@ -1,4 +1,4 @@
-"""What the files of a checkpoint hold, how its arrays are cut and coded, and what loading it would read."""
+"""What the files of a checkpoint hold, how arrays are chunked and encoded, and what loading would read."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ class ArrayChunks:
         path, shape, dtype: of the array.
         nbytes: in memory.
         stored_nbytes: on disk.
-        ratio: the one by the other; None where nothing is stored.
-        chunk_shape: cells of the grid; the array's own shape where it is in one piece.
-        piece_shape: what is fetched at least; None where any part can be.
-        piece_nbytes: bytes of such a piece in memory.
-        codecs: how pieces are coded; empty for plain C order.
-        compressed, transposed: whether a codec makes the data smaller, or puts axes into another order.
+        ratio: nbytes / stored_nbytes; None if nothing is stored.
+        chunk_shape: cells of the grid; the array's shape if it is not divided.
+        piece_shape: the smallest part that can be fetched: a chunk, or an inner chunk of a shard; None if any
+            range can be.
+        piece_nbytes: bytes of such a part in memory.
+        codecs: how these parts are encoded; empty for plain C order.
+        compressed, transposed: whether a codec compresses the data, or changes the order of axes.
         num_chunks, missing_chunks: cells of the grid, and those that are not stored.
-        reads: what devices must read; None where no mesh was given.
+        reads: what devices must read; None without a mesh.
     """
 
     path: str
@@ -69,14 +70,14 @@ class ArrayChunks:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What one device and all of them read, for all arrays of the report.
+    """What one device and all of them read, over all arrays of the report.
 
     Attributes:
         mesh: axis name -> devices.
         spec: as the user wrote it.
         reads, needed, fetched: of the device that has most; numbers of reads, and bytes.
         total_needed, total_fetched, over_read: as in `ckpttools.inspect.reads.Reads`.
-        cuts_nothing: the spec has axes to cut, and no array has such an axis.
+        cuts_nothing: the spec partitions axes, and no array has such an axis.
     """
 
     mesh: dict[str, int]
@@ -95,10 +96,10 @@ class Advice:
     """One thing that could be better.
 
     Attributes:
-        subject: in a word or two.
-        paths: arrays that it is about; empty where it is about all.
+        subject: a word or two.
+        paths: the arrays in question; empty if it is about all.
         text: what it costs.
-        command: what would change it; None where nothing need be done.
+        command: what would change it; None if nothing need be done.
     """
 
     subject: str
@@ -114,7 +115,7 @@ class ChunksReport:
     Attributes:
         path: what was opened, down to the item.
         format: name of the format.
-        indexes: OCDBT manifests in use; several where the processes of a save were not merged.
+        indexes: OCDBT manifests in use; several if the processes of a save were not merged.
         num_arrays, num_chunks, missing_chunks, nbytes, stored_nbytes: of `arrays`.
         dead_nbytes: of all files.
         loading: for the mesh that was given.
@@ -151,11 +152,11 @@ def inspect_chunks(
     mesh: Mesh | None = None,
     spec: PartitionSpec | None = None,
 ) -> ChunksReport:
-    """Looks at how a tree is stored.
+    """Describes how a tree is stored.
 
     Args:
         tree: the checkpoint.
-        storage: its files, as its format tells.
+        storage: its files, as its format describes them.
         pattern: shell pattern of the paths to report.
         mesh, spec: devices that would load it, and how they share each array; both or neither.
 

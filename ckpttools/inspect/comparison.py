@@ -1,4 +1,4 @@
-"""A tree compared with what it should be: the arrays that are missing, too much or otherwise."""
+"""A tree compared with what it should be: arrays that are missing, unexpected or different."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckpttools.core.text import natural_key
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """An array without its values; `shape` is None where it is not known, `dtype` where any will do."""
+    """An array without its values; `shape` is None if unknown, `dtype` if any will do."""
 
     path: str
     shape: Shape | None
@@ -22,7 +22,7 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class Different:
-    """An array that is there, but not as it should be; `why` says what demands it, where that is known."""
+    """An array that is not as it should be; `why` says what requires it, if known."""
 
     path: str
     got: ArraySpec
@@ -32,16 +32,16 @@ class Different:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a tree lacks, has too much and has otherwise.
+    """What a tree lacks, what it has in addition, and what differs.
 
     Attributes:
-        against: what it was compared with, in words.
-        num_compared: arrays of the tree that took part.
+        against: what it was compared with.
+        num_compared: arrays of the tree that were compared.
         missing: arrays that should be there.
         extra: arrays that should not.
         different: arrays of another shape or dtype.
-        reasons: sentences that say why some of them are wanted or not, and what could not be told.
-        shapes_compared: False where only names could be.
+        reasons: sentences on why some of them are expected or not, and on what is unknown.
+        shapes_compared: False if only names could be.
     """
 
     against: str

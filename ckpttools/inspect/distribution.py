@@ -43,12 +43,12 @@ class Distribution:
     """Where the finite elements of an array are.
 
     Attributes:
-        zeros: how many are below 2**`least`; statistics tell how many of these are zero.
-        least: the exponent from which on magnitudes are told from zero: that of the smallest magnitude that
-            the dtype has, or of float32 -133, of what counts as float64 -1026.
+        zeros: how many are below 2**`least`; statistics count how many of these are zero.
+        least: the exponent from which magnitudes are distinguished from zero: that of the dtype's smallest
+            magnitude; for float32 -133, for what counts as float64 -1026.
         bins: the others, smallest magnitudes first; empty bins are left out.
         quantiles: share of the elements -> the least element that so many do not exceed.
-        exact: whether the quantiles are elements, or the middle of the patterns that begin alike.
+        exact: whether the quantiles are elements, or midpoints of patterns with the same first bits.
     """
 
     zeros: int
@@ -67,7 +67,7 @@ class Counts:
 
 
 def count_patterns(values: np.ndarray, dtype: DType, scratch: Scratch) -> Counts:
-    """Counts the patterns of a piece.
+    """Counts the bit patterns of a piece.
 
     Args:
         values: carriers of `dtype`, of any shape.

@@ -23,8 +23,7 @@ def filtered(
         or_none: whether none may match.
 
     Raises:
-        UsageError: none of them does, where there are some: nobody looks for nothing, and "no NaN in 0
-            arrays" would be a false all-clear.
+        UsageError: there are items and none matches: "no NaN in 0 arrays" would be a false all-clear.
     """
     every = tuple(items)
     found = tuple(each for each in every if matches(name(each), pattern))

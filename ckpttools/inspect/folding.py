@@ -29,8 +29,8 @@ class Branch:
     Attributes:
         name: key, or pattern such as `layers_{0..31}`; keys on a way without a fork are joined.
         array: the array at this place, the first of those folded; None where there is none.
-        times: places that are folded into this line, those of folded parents, too.
-        count: arrays here and below, all repetitions counted, those of folded parents, too.
+        times: places folded into this line, including those of folded parents.
+        count: arrays here and below, with all repetitions, including those of folded parents.
         num_elements, nbytes: of those.
         share: part of all bytes that those are, from 0 to 1.
         children: what is below one of the siblings.

@@ -25,8 +25,8 @@ class LayerRow:
     """An array's layers.
 
     Attributes:
-        name: the same for arrays that differ in their layers only.
-        axes: those on which layers are stacked; none where the array is of one layer.
+        name: the same for arrays that differ only in their layers.
+        axes: those on which layers are stacked; empty if the array belongs to one layer.
         numbers: the layers, in C order over these axes.
     """
 
@@ -85,6 +85,6 @@ def _row(path: Path, shape: Shape, stacks: Mapping[Path, LayerStack], axis: int)
 
 
 def numbered_layer(name: str) -> tuple[str, int] | None:
-    """What stands before the number of the layer that a name tells, and the number; None if it tells none."""
+    """The text before the layer number in a name, and the number; None if there is none."""
     match = _NUMBERED.search(name)
     return (name[: match.start("number")], int(match["number"])) if match else None

@@ -42,12 +42,12 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSpec:
-    """Which mesh axes cut which axis of an array.
+    """Which mesh axes partition which axis of an array.
 
     Attributes:
         text: as the user wrote it.
         parts: (array axis, mesh axes); an array axis below zero counts from the end, None is that of layers.
-        most_axes: arrays of fewer axes are not cut as a PartitionSpec so long cannot be theirs.
+        most_axes: arrays of fewer axes are not partitioned: a spec of this length cannot be theirs.
     """
 
     text: str
@@ -55,7 +55,7 @@ class PartitionSpec:
     most_axes: int = 0
 
     def pieces(self, rank: int, layer_axis: int | None, mesh: Mesh) -> tuple[int, ...]:
-        """Into how many pieces each axis of an array is cut."""
+        """Into how many shards each axis of an array is divided."""
         counts = [1] * rank
         if rank < self.most_axes:
             return tuple(counts)
@@ -70,7 +70,7 @@ def parse_mesh(text: str) -> Mesh:
     """A mesh.
 
     Raises:
-        UsageError: the text is none.
+        UsageError: the text is not a mesh.
     """
     words = text.split(",") if "=" in text else text.lower().split("x")
     pairs = [word.partition("=") for word in words]
@@ -91,7 +91,7 @@ def parse_spec(text: str, mesh: Mesh) -> PartitionSpec:
     """A partition spec over the axes of a mesh.
 
     Raises:
-        UsageError: the text is none, or names an axis twice or one that the mesh does not have.
+        UsageError: the text is not a spec, or names an axis twice or one that the mesh lacks.
     """
     stripped = text.strip()
     if stripped == "replicated":

@@ -16,11 +16,11 @@ class Quantization:
     """How the weights of a checkpoint are quantised.
 
     Attributes:
-        method: `quant_method` of the configuration, or None where that says nothing of quantisation.
-        scheme: what the configuration says of it in words; without one, what is stored.
+        method: `quant_method` of the configuration, or None if that does not mention quantisation.
+        scheme: the configuration's description; without one, what is stored.
         modules: how many hold quantised weights.
         weights: how many there are; experts may lie several to a module.
-        without_scales: those of them whose scales are not there.
+        without_scales: those of them whose scales are missing.
     """
 
     method: str | None
@@ -31,7 +31,7 @@ class Quantization:
 
 
 def quantization_of(tree: Tree) -> Quantization | None:
-    """What is quantised in a tree; None where nothing is, and the configuration says nothing of it."""
+    """What is quantised in a tree; None if nothing is and the configuration does not mention it."""
     said, weights = says_quantized(tree.metadata.config), list(quantized_in(tree).weights.values())
     if not (said or weights):
         return None

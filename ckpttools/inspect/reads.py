@@ -1,8 +1,9 @@
 """What devices must read to load their shards: predicted from the chunk grid, nothing is read for it.
 
-A piece, the least that is coded by itself, is fetched whole, as tensorstore and so Orbax do: a shard that
-needs a tenth of a chunk fetches and decodes all of it. Where pieces lie in shards of several, the index of
-each shard is one read more. Plain ranges, such as tensors of safetensors, are read by contiguous runs.
+A piece, the smallest part encoded by itself (a chunk, or an inner chunk of a zarr shard), is fetched whole,
+as tensorstore and Orbax do: a device shard that needs a tenth of a chunk fetches and decodes all of it. For
+inner chunks the index of each zarr shard is one more read. Plain ranges, such as tensors of safetensors, are
+read by contiguous runs.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ class Reads:
     """Of one array, or of several together.
 
     Attributes:
-        cut: devices along each axis of the array; all 1 where every device needs all of it.
-        uneven: an axis cannot be cut into so many equal shards, which JAX demands, and was left whole.
+        cut: devices along each axis of the array; all 1 if every device needs all of it.
+        uneven: an axis does not divide into so many equal shards, as JAX requires, and was left whole.
         reads: of the device that has most.
         needed: bytes in memory of one device's shard.
         fetched: bytes out of files for the device that has most.
-        total_needed, total_fetched: for all devices together; what is coded counts as it is in memory, so
-            that one by the other is the over-read.
+        total_needed, total_fetched: for all devices together, in bytes in memory, so that their quotient is
+            the over-read.
     """
 
     cut: Shape
@@ -50,7 +51,7 @@ def predict(array: StoredArray, mesh: Mesh, spec: PartitionSpec, layer_axis: int
     Args:
         array: on disk.
         mesh, spec: how its readers share it.
-        layer_axis: on which its layers are stacked; None where they are not.
+        layer_axis: on which its layers are stacked; None if they are not.
     """
     wanted = spec.pieces(len(array.shape), layer_axis, mesh)
     cut = tuple(k if n % k == 0 else 1 for n, k in zip(array.shape, wanted, strict=True))
@@ -73,7 +74,7 @@ def _by_pieces(
     met = [[_cells(k * length, (k + 1) * length, size) for k in range(count)] for length, count, size in axes]
     most, everywhere = prod(map(max, met)), prod(map(sum, met))
     in_all = prod(ceil_div(n, size) for n, size in zip(array.shape, piece, strict=True))
-    # What a piece takes on disk, on average over those that are there.
+    # The size of a piece on disk, averaged over those that are stored.
     there = max(1, in_all * (array.chunks - array.missing) // max(1, array.chunks))
     copies = devices // prod(cut)
     needed = prod(shard) * itemsize
@@ -89,7 +90,7 @@ def _by_pieces(
 
 
 def _cells(start: int, stop: int, size: int) -> int:
-    """How many cells of a size a stretch of an axis meets."""
+    """How many cells of a size a range of an axis overlaps."""
     return ceil_div(stop, size) - start // size
 
 

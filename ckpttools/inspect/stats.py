@@ -28,13 +28,13 @@ from ckpttools.run.scanning import scan
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What some elements are like. Of complex numbers, their magnitudes.
+    """Statistics of some elements; of complex numbers, of their magnitudes.
 
     Attributes:
         elements: how many.
-        min, max, mean, std, norm, max_abs: of the finite elements; None where there are none, or where
-            float64 cannot hold it. `std` is of the whole population, `norm` is L2. Extremes are exact; for
-            the others see docs/stats-and-report.md.
+        min, max, mean, std, norm, max_abs: of the finite elements; None if there are none, or if float64
+            cannot hold the value. `std` is of the whole population, `norm` is L2. Extremes are exact; for the
+            others see docs/stats-and-report.md.
         zeros, subnormals, nan, inf: how many of each, exactly.
     """
 
@@ -59,8 +59,8 @@ class ArrayStats:
         path, shape, dtype, role: as in `ckpttools.inspect.tree.ArrayReport`; `nbytes` is in memory.
         statistics: of all elements.
         first_bad: index of the first NaN or infinite element in C order.
-        layers: layer -> its statistics, of arrays that have layers stacked in them and where asked for.
-        distribution: where asked for; None, too, where no element is finite, or float64 cannot hold one.
+        layers: layer -> its statistics, for arrays of stacked layers, if asked for.
+        distribution: if asked for; also None if no element is finite, or float64 cannot hold one.
     """
 
     path: str
@@ -76,7 +76,7 @@ class ArrayStats:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StatsReport:
-    """All arrays looked at.
+    """Statistics of all arrays.
 
     Attributes:
         path, format, step: of the checkpoint.
@@ -100,7 +100,7 @@ class StatsReport:
         return not (self.nan or self.inf)
 
     def __repr__(self) -> str:
-        """What was looked at, and the arrays in which elements are not finite."""
+        """What was read, and the arrays with elements that are not finite."""
         held = f"{self.num_arrays:,} arrays, {self.nbytes:,} bytes, {self.nan:,} NaN, {self.inf:,} infinite"
         lines = [each.path for each in self.arrays if each.statistics.nan or each.statistics.inf]
         return f"<StatsReport of {self.path}: {held}{listing(lines)}>"
@@ -116,16 +116,16 @@ def inspect_stats(
     histograms: bool = False,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> StatsReport:
-    """Looks at every element of a tree.
+    """Reads every element of a tree.
 
     Args:
         tree: any checkpoint.
-        pattern: shell pattern of the paths to look at.
+        pattern: shell pattern of the paths to read.
         memory: bytes that may be resident at most.
-        jobs: workers at a time; fewer where the memory is too small for so many.
-        per_layer: also of every layer that is stacked in an array.
+        jobs: parallel workers; fewer if the memory is too small for so many.
+        per_layer: also for every layer stacked in an array.
         histograms: also how the elements are distributed.
-        observe: called with the bytes of every piece that was looked at.
+        observe: called with the bytes of every piece that was read.
 
     Raises:
         CheckpointError: an array cannot be read, the memory is too small, or no array matches.
@@ -177,7 +177,7 @@ def matching(tree: Tree, pattern: str) -> dict[Path, LazyArray]:
 
 @dataclass(frozen=True, slots=True)
 class _PieceSummary:
-    """What a piece holds: moments by layer (all under None where layers are not told apart), and counts."""
+    """The results of a piece: moments by layer (all under None if layers are not kept apart), and counts."""
 
     layers: Mapping[int | None, Moments]
     counts: Counts | None
@@ -185,7 +185,7 @@ class _PieceSummary:
 
 @dataclass(frozen=True, slots=True)
 class _ArraySummary:
-    """What an array holds."""
+    """The results of an array."""
 
     layers: Mapping[int | None, Moments]
     distribution: Distribution | None
@@ -201,11 +201,11 @@ _SCRATCH_BYTES = max(moments.SCRATCH_BYTES, distributions.SCRATCH_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """Looks at pieces, and joins what was found in those of one array.
+    """Measures pieces, and combines the results of one array.
 
     Attributes:
         arrays: by index.
-        rows: index -> layers of an array that are told apart.
+        rows: index -> layers of an array that are kept apart.
         histograms: whether patterns are counted.
     """
 
@@ -267,7 +267,7 @@ def _stats(path: Path, array: LazyArray, role: Role, whole: _ArraySummary) -> Ar
 
 
 def statistics_of(found: Moments) -> Statistics:
-    """What is told of moments."""
+    """Moments as statistics."""
     extremes = [abs(each) for each in (found.min, found.max) if each is not None]
     return Statistics(
         elements=found.elements,

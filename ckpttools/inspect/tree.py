@@ -1,5 +1,4 @@
-"""What a checkpoint holds: its kind, every array with its shape, dtype and role, and what to know before
-loading it."""
+"""What a checkpoint holds: its kind, every array with shape, dtype and role, and warnings."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class ArrayReport:
     Attributes:
         path: keys joined by "/"; in formats without a tree, such as safetensors, the name as it is.
         role: "parameter", "optimizer" or "other".
-        sharding: how it lay on devices when it was saved; None where that was not stored or not asked for.
+        sharding: how it was laid out on devices when saved; None if not stored or not asked for.
     """
 
     path: str
@@ -48,7 +47,7 @@ class ArrayReport:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What several arrays are together."""
+    """Totals of several arrays."""
 
     num_arrays: int
     num_elements: int
@@ -62,21 +61,21 @@ class TreeReport:
     Attributes:
         path: what was opened, down to the item.
         format: name of the format.
-        kind, flavour, scan_axis: as `ckpttools.maxtext.view.MaxTextView` has them; None for what is none of
-            MaxText's.
+        kind, flavour, scan_axis: as in `ckpttools.maxtext.view.MaxTextView`; None for a checkpoint that is
+            not MaxText's.
         step: training step, or None.
-        num_arrays, num_parameters, nbytes: of `arrays`; parameters are the elements of those of that role.
+        num_arrays, num_parameters, nbytes: of `arrays`; `num_parameters` counts elements of parameters.
         custom_metadata: what the user stored beside the arrays.
         arrays: in the checkpoint's order.
-        layers, optimizer, random_states: as `ckpttools.maxtext.view.MaxTextView` has them.
+        layers, optimizer, random_states: as in `ckpttools.maxtext.view.MaxTextView`.
         families: the model families that fit best, of those that were given.
         roles: role -> total of the arrays of that role; roles without arrays are left out.
         parameter_dtypes: dtype -> total of the parameters of that dtype, most bytes first.
         warnings: what to know before loading; of all arrays, whatever the pattern.
-        companions: files of the model that lie beside the weights or are carried along, such as its
-            configuration and tokenizer, and arrays that are; relative to the directory.
-        quantization: how weights are quantised, of all arrays; None where they are not.
-        comparison: with what it should be; None where it was compared with nothing.
+        companions: files and arrays of the model beside the weights or carried along, such as its
+            configuration and tokenizer; relative to the directory.
+        quantization: how weights are quantised; None if they are not.
+        comparison: with what it should be; None if it was not compared.
     """
 
     path: str
@@ -102,7 +101,7 @@ class TreeReport:
     comparison: Comparison | None = None
 
     def __repr__(self) -> str:
-        """What it is, and its arrays, those that differ in numbers only on one line."""
+        """What it is, and its arrays; those whose names differ only in numbers share a line."""
         what = " ".join(filter(None, (self.format, self.kind, self.path)))
         held = f"{self.num_arrays:,} arrays, {self.num_parameters:,} parameters, {self.nbytes:,} bytes"
         lines = [f"{each.path}: {each.dtype}[{', '.join(map(str, each.shape))}]" for each in self.arrays]
@@ -125,16 +124,16 @@ def inspect_tree(
     or_none: bool = False,
     companions: Sequence[str] = (),
 ) -> TreeReport:
-    """Looks at a tree without reading any array.
+    """Describes a tree without reading any array.
 
     Args:
         tree: any checkpoint.
-        pattern: shell pattern of the paths to report; kind and warnings are told from all of them.
-        shardings: how arrays lay on devices when they were saved.
-        unfinished: later steps of its run that are no finished saves: directory name -> what is missing.
-        damaged: those that were finished, and are not whole any more.
-        families: those that it may be of.
-        or_none: whether the pattern may mean arrays that are not there.
+        pattern: shell pattern of the paths to report; kind and warnings are about all of them.
+        shardings: how arrays were laid out on devices when they were saved.
+        unfinished: later steps of its run whose save did not finish: directory name -> what is missing.
+        damaged: later steps that finished and have lost something since.
+        families: candidates for its family.
+        or_none: whether the pattern may match nothing.
         companions: names of what lies beside the arrays.
 
     Raises:
@@ -170,7 +169,7 @@ def inspect_tree(
 def _reports(tree: Tree, shardings: Mapping[Path, Sharding]) -> Iterator[ArrayReport]:
     known = view_of(tree).roles
     for path, array in tree.arrays.items():
-        # What nothing stores, a constant, counts as it would in memory.
+        # A constant, which is not stored, counts as in memory.
         nbytes = -(-array.size * (array.stored_bits or 8 * array.dtype.itemsize) // 8)
         name, sharding = spelled(path), shardings.get(path)
         yield ArrayReport(name, array.shape, array.dtype.name, nbytes, known.of(path), sharding)

@@ -1,4 +1,4 @@
-"""What will bite whoever loads a checkpoint, as far as names, shapes, dtypes and chunk grids tell."""
+"""Problems with loading a checkpoint, as far as names, shapes, dtypes and chunk grids show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TreeWarning:
         name: "missing-chunks", "damaged-step", "unfinished-step", "contradiction", "no-scan-layers",
             "giant-chunk", "fine-chunks", "mixed-dtypes" or "unclear-state".
         text: the finished sentence.
-        arrays: paths of those it is about; empty where it is about the whole.
+        arrays: paths of those it is about; empty if it is about the whole.
     """
 
     name: str
@@ -35,12 +35,12 @@ class TreeWarning:
 def warnings_of(
     tree: Tree, unfinished: Mapping[str, str], damaged: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[TreeWarning, ...]:
-    """All that is to say of a tree, what hinders most first.
+    """All warnings about a tree, the most serious first.
 
     Args:
         tree: any checkpoint.
-        unfinished: later steps of its run that are no finished saves: directory name -> what is missing.
-        damaged: those that were finished, and are not whole any more.
+        unfinished: later steps of its run whose save did not finish: directory name -> what is missing.
+        damaged: later steps that finished and have lost something since.
     """
     return (
         *_missing_chunks(tree),

@@ -1,9 +1,8 @@
-"""What a cause of a difference is, and what looks for one.
+"""Causes of differences, and detectors that look for them.
 
-A detector yields hypotheses: arrays that would be the same if its cause were the one. Whether they are is
-found out in `ckpttools.compare.explain`, first on a few elements, then on all. To add a cause, decorate a
-function with `detector` and enter it in `ckpttools.compare.causes`, anywhere: of several causes that fit, the
-one that claims least holds.
+A detector yields hypotheses: arrays that would be the same if its cause applied. `ckpttools.compare.explain`
+tests them, first on a few elements, then on all. To add a cause, decorate a function with `detector` and add
+it to `ckpttools.compare.causes`, anywhere: of several causes that fit, the one with the weakest claim wins.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ REMAP = "convert again with the right rows, or rearrange the axes with ckpt rema
 
 
 class Claim(IntEnum):
-    """What a cause has to be told to fit: the less, the stronger its evidence."""
+    """How much a cause assumes in order to fit: the less, the stronger its evidence."""
 
     ONE_SIDE_EMPTY = 0
     REST_EMPTY = 1
@@ -48,8 +47,8 @@ class Cause:
 
     Attributes:
         name: a short name that stays the same, such as "rope-layout".
-        text: what is the matter, in words.
-        advice: what to do; empty where there is nothing to say.
+        text: what is wrong.
+        advice: what to do; may be empty.
     """
 
     name: str
@@ -59,13 +58,13 @@ class Cause:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What would be so if this were the cause.
+    """What would hold if this were the cause.
 
     Attributes:
         cause: the cause.
         pairs: arrays that would be the same, two by two.
-        ulps: units in the last place that they may be apart.
-        origin: name under which A has what B has under this one; None where nothing was renamed.
+        ulps: units in the last place that they may differ by.
+        origin: A's name for the array that B has under this name; None if nothing was renamed.
     """
 
     cause: Cause
@@ -75,7 +74,7 @@ class Hypothesis:
 
 
 class Sides(NamedTuple):
-    """An array, and the one of the other checkpoint."""
+    """An array, and that of the other checkpoint."""
 
     name: str
     array: LazyArray
@@ -90,7 +89,7 @@ class Case:
     Attributes:
         name: of both.
         a, b: the arrays.
-        first: index of the first element that differs; None where shapes do.
+        first: index of the first element that differs; None if shapes do.
         sizes: lengths of the model's axes, as far as they are known.
         candidates: all arrays of A, to be looked up by content.
     """
@@ -109,7 +108,7 @@ class Case:
 
     @cached_property
     def sides(self) -> tuple[Sides, Sides]:
-        """Each side with the other: what is one's cause may be the other's."""
+        """Each side with the other: a cause may apply to either."""
         return Sides("A", self.a, "B", self.b), Sides("B", self.b, "A", self.a)
 
     @property
@@ -127,10 +126,10 @@ class Detector:
 
     Attributes:
         name: of its causes, mostly.
-        claim: how much it says; with the name it decides between causes that fit.
-        hypotheses: what would be so, the likeliest first.
-        shapes: whether it looks at arrays of one shape, of two, or of both kinds.
-        of_single_arrays: whether one layer may have it alone: it is looked for in all, not in probes only.
+        claim: how much it assumes; with the name it decides between causes that fit.
+        hypotheses: yields them, the likeliest first.
+        shapes: whether it applies to arrays of equal shapes, unequal ones, or both.
+        of_single_arrays: whether it may apply to a single layer: then all are searched, not only probes.
     """
 
     name: str
@@ -141,11 +140,11 @@ class Detector:
 
     @property
     def rank(self) -> tuple[Claim, str]:
-        """Of several detectors whose causes fit, the least of these holds."""
+        """Of several detectors whose causes fit, the one of least rank wins."""
         return self.claim, self.name
 
     def looks_at(self, case: Case) -> bool:
-        """Whether the cause is one for arrays of these shapes."""
+        """Whether the cause applies to arrays of these shapes."""
         return self.shapes == "any" or (self.shapes == "equal") == (case.a.shape == case.b.shape)
 
 
@@ -156,7 +155,7 @@ def detector(
     shapes: Literal["equal", "unequal", "any"] = "equal",
     of_single_arrays: bool = False,
 ) -> Callable[[Look], Detector]:
-    """Makes a detector of the function that yields its hypotheses."""
+    """Makes a detector from the function that yields its hypotheses."""
     return lambda look: Detector(name, claim, look, shapes, of_single_arrays)
 
 
@@ -169,7 +168,7 @@ def head_dims(case: Case, axis: int) -> list[int]:
     return [dim for dim in dims if dim > 2 and dim % 2 == 0 and length % dim == 0]
 
 
-# Widths of heads in released models, tried where nothing tells the model's own.
+# Widths of heads in released models, tried if the model's own is unknown.
 _HEAD_DIMS = (64, 128, 256, 96, 80, 112, 192, 32)
 
 
