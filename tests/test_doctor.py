@@ -311,7 +311,7 @@ class TestSteps:
         step = copy(ORBAX / "maxtext_run" / "checkpoints" / "4", tmp_path)
         (step / "commit_success.txt").unlink()
         (step / "items" / "_METADATA").write_text("{")
-        with pytest.raises(FormatError, match="cannot be said to be whole"):
+        with pytest.raises(FormatError, match="cannot be marked as whole"):
             mend(step, "commit-marker")
         assert not (step / "commit_success.txt").exists()
 
@@ -329,8 +329,8 @@ class TestSteps:
         assert (run / "0" / "commit_success.txt").exists()
         assert all(f"{run}/0" in line for line in diagnosis.fixed)
         assert {each.place for each in diagnosis.refused} == {f"{run}/5", f"{run}/5/default"}
-        assert all("cannot be said to be whole" in each.what for each in diagnosis.refused)
-        with pytest.raises(FormatError, match="could mend nothing") as caught:
+        assert all("cannot be marked as whole" in each.what for each in diagnosis.refused)
+        with pytest.raises(FormatError, match="could repair nothing") as caught:
             mend(run, "commit-marker")
         assert f"{run}/5/default" in caught.value.message
 
@@ -966,7 +966,7 @@ def outcome(top):
     try:
         diagnosis = examine(top)
     except FormatError as error:
-        assert "is no checkpoint" in error.message
+        assert "is not a checkpoint" in error.message
         return None
     assert content(top) == before
     for each in diagnosis.findings:

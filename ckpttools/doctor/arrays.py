@@ -1,4 +1,4 @@
-"""What is wrong with the arrays of an item: shared by the check of chunks and by what merges indexes."""
+"""Faults of the arrays of an item: for the check of chunks and the merging of indexes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PULL = "run `git lfs pull` in that repository, or download the files with `hf d
 
 
 def array_findings(item: ListedItem) -> Iterator[Finding]:
-    """Chunks that are missing, too many or of another length; metadata that is missing or damaged."""
+    """Chunks that are missing, unexpected or of another length; metadata that is missing or damaged."""
     if isinstance(item.database, CheckpointError) or item.tables is None:
         return
     for error in item.tables.faults.values():
@@ -51,7 +51,7 @@ def _files(database: Entries, item: ListedItem) -> Iterator[Finding]:
         try:
             size = path.stat().size
         except StorageError as error:
-            what = f"a data file that {len(found)} entries of the index are in: {error.got or 'not there'}"
+            what = f"a data file with {len(found)} entries of the index: {error.got or 'not there'}"
             yield Finding(ERROR, str(path), what, _UNREAD, _FETCH)
             continue
         if not path.may_read():
@@ -80,7 +80,7 @@ def _chunks(item: ListedItem, database: Entries, table: ChunkTable) -> Iterator[
 
 
 def _missing(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding]:
-    """One finding for all arrays: what is missing is mostly missing from many."""
+    """One finding for all arrays: chunks are usually missing from many."""
     if not tables:
         return
     lost, all_of_them = sum(t.missing for t in tables), sum(prod(t.array.grid) for t in tables)
@@ -103,13 +103,13 @@ def _missing(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding
 
 
 def _names(item: ListedItem) -> Iterator[Finding]:
-    """Arrays that the tree names and that are not there; zarr of another version than it says."""
+    """Arrays that the tree names and that are missing; another version of zarr than it says."""
     if isinstance(item.metadata, CheckpointError) or item.tables is None:
         return
     try:
         leaves = parse_tree(item.metadata, str(item.path))
     except CheckpointError:
-        return  # said by the check of metadata
+        return  # reported by the check of metadata
     wanted = [dotted(leaf.path) for leaf in leaves if _is_array(leaf)]
     lost = [name for name in wanted if name not in item.tables.documents]
     if lost:
@@ -118,7 +118,7 @@ def _names(item: ListedItem) -> Iterator[Finding]:
     if extra:
         what = f"arrays that the tree does not name ({len(extra)}): {some(extra)}"
         yield Finding(
-            INFO, str(item.path), what, "no loader reads them; they take room", "nothing need be done"
+            INFO, str(item.path), what, "no loader reads them; they take up space", "nothing need be done"
         )
     yield from _flavour(item, [name for name in wanted if name in item.tables.documents])
 

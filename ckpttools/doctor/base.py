@@ -1,4 +1,4 @@
-"""What a check is, and what it finds."""
+"""Checks and their findings."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Finding:
     """One thing that is wrong or worth knowing.
 
     Attributes:
-        level: "error": something cannot be read, or would be read wrongly; "warning": some tool will not
-            find or accept it, or room is wasted; "info": worth knowing.
+        level: "error": something cannot be read, or would be read wrongly; "warning": some tool will not find
+            or accept it, or space is wasted; "info": worth knowing.
         place: file or directory.
         what: what is there.
         why: why that matters.
         do: the next step, with the exact command where there is one.
-        command: that command, as it stands in `do`; None where there is none.
-        fix: name of the fix that would do it; None where there is none.
-        check: name of the check; filled in by who runs it.
+        command: that command, as it stands in `do`, or None.
+        fix: name of the fix that would do it, or None.
+        check: name of the check; filled in by the caller of the check.
     """
 
     level: str
@@ -43,14 +43,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """A change that loses nothing: it makes new files, or gives a directory another name.
+    """A change that loses nothing: it creates files, or renames a directory.
 
     Attributes:
         name: what users call it.
         summary: what it does, in a line.
-        apply: does it for one place, which is read within these limits, and says what was done; a
+        apply: applies it to one place, which is read within these limits, and says what was done; a
             CheckpointError says why it was not.
-        needs_health: whether it is refused where something at or below the place is an error.
+        needs_health: whether it is refused if there is an error at or below the place.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Check:
         name: what users call it.
         summary: what it looks for, in a line.
         look: yields what it finds.
-        fix: what mends what it finds; None where nothing can that is safe.
+        fix: repairs what it finds; None if nothing safe can.
     """
 
     name: str
@@ -77,17 +77,17 @@ class Check:
 
 
 def mending(inventory: Inventory, fix: str) -> str:
-    """The command that mends what was found."""
+    """The command that repairs what was found."""
     return f"ckpt doctor {pasted(inventory.path)} --fix {fix}"
 
 
 def pasted(path: Place) -> str:
-    """A path as a command takes it: what the shell or the command would read in it is plain text."""
+    """A path quoted for a command line."""
     return quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
 def set_aside(path: Place) -> str:
-    """The command that gives a file another name, and replaces none by it."""
+    """The command that renames a file without replacing another."""
     names = (path.with_name(f"{path.name}.aside{number or ''}") for number in count())
     free = next(each for each in names if not each.lexists())
     return f"mv -n {pasted(path)} {pasted(free)}"
@@ -97,7 +97,7 @@ def told(error: CheckpointError, place: Place, level: str = ERROR, why: str = ""
     """An error of the package as a finding."""
     details = [f"{label} {text}" for label, text in error.details() if label in ("got", "wanted")]
     what = "; ".join([*map(str.strip, error.message.splitlines()), *details])
-    # What sends the user here is no next step here.
+    # A hint to run ckpt doctor is no next step here.
     hint = error.hint if error.hint and "ckpt doctor" not in error.hint else None
     do = hint or "fetch it again, or restore it from another copy"
     return Finding(level, error.place or str(place), what, why or "it cannot be read", do)

@@ -1,8 +1,8 @@
-"""What is wrong with single chunks, told from their lengths, and where each is a file from their headers.
+"""Faults of single chunks, by their lengths and, if each is a file, by their headers.
 
-In an OCDBT database the index tells the length of a chunk, and files are cut at their end only: lengths tell
-all. Chunks in files of their own are cut one by one. With files cached, looking at an item took 0.06 s for 16
-chunks of zstd, 1.07 GB of bfloat16 weights, and 1.2 s for 20,000 chunks of 128 bytes.
+In an OCDBT database the index has the length of a chunk, and files are only ever truncated at their end, so
+lengths suffice. Chunks in files of their own may be truncated one by one. With files cached, looking at an
+item took 0.06 s for 16 chunks of zstd, 1.07 GB of bfloat16 weights, and 1.2 s for 20,000 chunks of 128 bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BadChunk:
 
     Attributes:
         index: in the grid.
-        fault: what is wrong, as the end of a sentence about several.
+        fault: what is wrong, as the end of a sentence about several chunks.
     """
 
     index: Shape
@@ -40,7 +40,7 @@ class BadChunk:
 
 
 def bad_chunks(table: ChunkTable, database: Entries) -> Iterator[BadChunk]:
-    """The chunks of an array with which something is wrong that can be told without decoding them."""
+    """The chunks of an array with faults that show without decoding."""
     for index, entry in table.chunks.items():
         fault = None if _fits(table, entry) else _WRONG_LENGTH
         if not database.manifests and isinstance(entry, Extent):
@@ -59,7 +59,7 @@ def _fits(table: ChunkTable, entry: Entry) -> bool:
 
 
 def _in_file(table: ChunkTable, database: Entries, entry: Extent, fault: str | None) -> str | None:
-    """What is wrong with a chunk that is a file; nothing more than `fault` is looked for if it is plain."""
+    """The fault of a chunk that is a file; if it is plain, nothing beyond `fault` is checked."""
     path = database.directory / entry.file
     if not path.may_read():
         return _DENIED

@@ -17,19 +17,19 @@ from ckpttools.doctor.inventory import Inventory, inventory_of
 from ckpttools.formats.base import ReadOptions
 from ckpttools.stores.registry import Where, parse
 
-# The check that opens everything: what it finds is only said where no other check says more.
+# The check that opens everything: its findings are reported only if no other check says more.
 LAST_RESORT = "opens"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A place where a fix was asked for and not applied.
+    """A place where a requested fix was not applied.
 
     Attributes:
         place: file or directory.
         what: why it was not safe or not possible.
         do: the next step.
-        exit_code: of the error that it is.
+        exit_code: of the error.
     """
 
     place: str
@@ -40,15 +40,15 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
-    """What was found at a path.
+    """The findings at a path.
 
     Attributes:
         path: what was asked about.
-        healthy: whether nothing is an error.
-        looked_at: what there is, in words: "2 steps", "1 item".
+        healthy: whether there is no error.
+        looked_at: what there is: "2 steps", "1 item".
         findings: errors first.
-        fixed: what was changed, when a fix was asked for.
-        refused: where that fix was not applied.
+        fixed: what a requested fix changed.
+        refused: where a requested fix was not applied.
     """
 
     path: str
@@ -67,7 +67,7 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """Of the process: that of the first refusal; else 0, or 1 where something is an error."""
+        """Of the process: that of the first refusal; else 1 if there is an error, and 0 if not."""
         return self.refused[0].exit_code if self.refused else int(not self.healthy)
 
 
@@ -88,15 +88,15 @@ def fixes() -> dict[str, Fix]:
 
 
 def examine(where: Where, read: ReadOptions | None = None) -> Diagnosis:
-    """Looks at everything at or below a path; reads no arrays and changes nothing.
+    """Examines everything at or below a path; reads no arrays and changes nothing.
 
     Args:
-        where: it is.
+        where: the path.
         read: how to open what is there.
 
     Raises:
-        StorageError: there is nothing at all, or it may not be listed.
-        FormatError: nothing there is or was going to be a checkpoint.
+        StorageError: there is nothing, or it cannot be listed.
+        FormatError: nothing there is a checkpoint, or the beginning of one.
     """
     path = parse(where)
     inventory = inventory_of(path, read)
@@ -104,7 +104,7 @@ def examine(where: Where, read: ReadOptions | None = None) -> Diagnosis:
         raise inventory.denied[inventory.path]
     if inventory.is_empty:
         raise FormatError(
-            f"{path} is no checkpoint",
+            f"{path} is not a checkpoint",
             wanted="a step, item or run of Orbax, safetensors, or a zarr v3 hierarchy, whole or damaged",
             hint="`ckpt formats` lists what can be read",
         )
@@ -115,7 +115,7 @@ def examine(where: Where, read: ReadOptions | None = None) -> Diagnosis:
 
 
 def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
-    """What a check finds. One that fails says so: a report on garbage must not depend on any one of them."""
+    """The findings of a check. Its failure is one, too: a report must not depend on any single check."""
     try:
         for finding in check.look(inventory):
             yield replace(finding, check=check.name)
@@ -141,7 +141,7 @@ def _counted(inventory: Inventory) -> Iterator[str]:
 
 
 def _told_once(found: Iterable[Finding]) -> Iterator[Finding]:
-    """Findings without those that only say that something cannot be opened, where others say why."""
+    """The findings, without those that only say that something cannot be opened if others say why."""
     places = [each.place for each in found if each.level == ERROR and each.check != LAST_RESORT]
     for each in found:
         if each.check != LAST_RESORT or not any(_is_told(each, place) for place in places):
@@ -156,21 +156,21 @@ def _is_told(last: Finding, place: str) -> bool:
 
 
 def _is_at(place: str, top: str) -> bool:
-    """Whether a place is another one or below it."""
+    """Whether a place is `top` or below it."""
     return place == top or place.startswith((f"{top}/", f"{top}:"))
 
 
 def mend(where: Where, *names: str, read: ReadOptions | None = None) -> Diagnosis:
-    """Applies fixes in turn wherever a finding asks for them, then looks again; goes on where one is refused.
+    """Applies fixes in turn wherever a finding suggests them, then examines again; a refusal stops nothing.
 
     Args:
-        where: it is.
+        where: the path.
         names: of the fixes.
         read: how to open what is there.
 
     Raises:
         UsageError: no fix has this name.
-        CheckpointError: it was not safe or not possible anywhere; nothing was changed.
+        CheckpointError: no fix was safe or possible anywhere; nothing was changed.
     """
     path = parse(where)
     known, read = fixes(), read or ReadOptions()
@@ -197,7 +197,7 @@ def _mend_all(
     done: list[str],
     refused: dict[str, CheckpointError],
 ) -> None:
-    """Applies a fix in all places, and adds what came of it to `done` and, by place, to `refused`."""
+    """Applies a fix in all places, and adds the results to `done` and, by place, to `refused`."""
     for place in dict.fromkeys(each.place for each in found if each.fix == fix.name):
         try:
             done.append(_applied(fix, place, found, read))
@@ -218,13 +218,13 @@ def _together(names: Iterable[str], refused: Mapping[str, CheckpointError]) -> C
         return first
     reasons = listing([f"{place}: {_refusal(place, error).what}" for place, error in refused.items()])
     said = " ".join(option("fix", name) for name in names)
-    return type(first)(f"{said} could mend nothing{reasons}", hint=first.hint)
+    return type(first)(f"{said} could repair nothing{reasons}", hint=first.hint)
 
 
 def _refusal(place: str, error: CheckpointError) -> Refusal:
     as_finding = told(error, parse(place))
     where = f"{as_finding.place}: " if as_finding.place != place else ""
-    do = error.hint or "see to that, and run the same command again"
+    do = error.hint or "resolve that, and run the same command again"
     return Refusal(place, where + as_finding.what, do, error.exit_code)
 
 
@@ -232,8 +232,8 @@ def _refuse_ill(place: str, found: Iterable[Finding]) -> None:
     for each in found:
         if each.level == ERROR and _is_at(each.place, place):
             raise FormatError(
-                "this cannot be said to be whole while something in it is an error",
+                "this cannot be marked as whole while there are errors in it",
                 place=each.place,
                 got=each.what,
-                hint="mend the errors first",
+                hint="repair the errors first",
             )

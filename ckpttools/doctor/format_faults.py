@@ -1,4 +1,4 @@
-"""A check for each format that looks for what is wrong with its own files: see `formats.base.TellsFaults`."""
+"""A check for each format that looks for faults in its own files: see `formats.base.TellsFaults`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies at a path: steps, items, weights and leftovers, told by what is in them and not by their names.
+"""What lies at a path: steps, items, weights and leftovers, recognised by content and not by name.
 
 Everything below the path is listed once; arrays' own directories are left to the checks that count chunks.
 """
@@ -37,7 +37,7 @@ from ckpttools.stores.place import Place
 # What the fix set-aside appends.
 SET_ASIDE = ".unfinished"
 SAFETENSORS, INDEX = ".safetensors", ".safetensors.index.json"
-# Deeper directories are nobody's checkpoint; links may lead round in circles.
+# Deeper directories are not checkpoints; links may form cycles.
 _DEEPEST = 12
 
 
@@ -62,7 +62,7 @@ class ListedItem:
     Attributes:
         directory: the listed directory.
         step: the directory above that is its step, or its own.
-        may_leave_out: whether chunks that hold only the fill value need not be there, whatever it says.
+        may_leave_out: whether chunks of only the fill value may be missing, whatever the metadata says.
         read: how large its index may be.
     """
 
@@ -77,7 +77,7 @@ class ListedItem:
 
     @property
     def processes(self) -> list[str]:
-        """Directories that the processes of a save wrote for themselves."""
+        """Directories written by single processes of a save."""
         return [place.name for place in processes_of(self.path)]
 
     @property
@@ -86,7 +86,7 @@ class ListedItem:
 
     @property
     def is_part_of_a_host(self) -> bool:
-        """Whether it is what one host kept for itself: some chunks are then elsewhere."""
+        """Whether it is the part of one host, so that some chunks are elsewhere."""
         return is_part_of_a_host(self.path)
 
     @cached_property
@@ -100,7 +100,7 @@ class ListedItem:
         return json_or_error(self.path / TREE_FILE)
 
     def says(self, field: str) -> object:
-        """A field of `_METADATA`; None where that says nothing."""
+        """A field of `_METADATA`, or None."""
         return None if isinstance(self.metadata, CheckpointError) else self.metadata.get(field)
 
     @property
@@ -118,7 +118,7 @@ class ListedItem:
 
     @cached_property
     def tables(self) -> ChunkTables | None:
-        """The arrays; None where there is no index to tell them."""
+        """The arrays; None without an index."""
         return None if isinstance(self.database, CheckpointError) else chunk_tables(self.database)
 
 
@@ -130,7 +130,7 @@ class Weights:
         folder: where they are.
         files: names of the files to look at.
         indexes: names of the indexes to look at.
-        is_whole: whether all files of the directory are among them, and not one that was named.
+        is_whole: whether these are all files of the directory, rather than a single one that was named.
     """
 
     folder: Place
@@ -153,7 +153,7 @@ class Inventory:
         hierarchies: plain zarr v3 roots.
         leftovers: directories of unfinished or replaced work.
         read: how to open what is there.
-        others: name of another package's format -> places that it knows as its own.
+        others: name of another package's format -> places of that format.
     """
 
     path: Place
@@ -169,7 +169,7 @@ class Inventory:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing here is, or was going to be, a checkpoint."""
+        """Whether nothing here is a checkpoint, or the beginning of one."""
         found = (self.items, self.steps, self.weights, self.hierarchies, self.leftovers, self.denied)
         return not any((*found, *self.others.values()))
 
@@ -193,7 +193,7 @@ def json_or_error(path: Place) -> Mapping[str, Any] | CheckpointError:
 
 
 def inventory_of(path: Place, read: ReadOptions | None = None) -> Inventory:
-    """Looks around at a path, which may be a file, or a directory at any level.
+    """The inventory of a path, which may be a file, or a directory at any level.
 
     Args:
         path: where.
@@ -202,7 +202,7 @@ def inventory_of(path: Place, read: ReadOptions | None = None) -> Inventory:
     Raises:
         StorageError: there is nothing at all.
     """
-    # What is above counts, too, and "." has nothing above it.
+    # Parents matter, and "." has none.
     path = path.resolve() if path.name in ("", "..") else path
     if not path.lexists():
         raise absent(path)
@@ -226,7 +226,7 @@ def _one_file(path: Place) -> Iterator[Weights]:
 
 
 class _Walk:
-    """A walk down, which tells what each directory is."""
+    """A walk down that classifies directories."""
 
     def __init__(self, read: ReadOptions) -> None:
         self._read = read
@@ -299,7 +299,7 @@ class _Walk:
 
 
 def _others(places: Iterable[Place]) -> dict[str, list[Place]]:
-    """Which places the formats of other packages know."""
+    """Places that formats of other packages recognise."""
     found: dict[str, list[Place]] = defaultdict(list)
     known = plug_ins()
     for place in places if known else ():
@@ -315,7 +315,7 @@ def _has_weights(directory: Directory) -> bool:
 
 
 def _is_ours(name: str) -> bool:
-    # Hidden files are other programs': `._model.safetensors` is macOS's.
+    # Hidden files belong to other programs: `._model.safetensors` to macOS.
     return name.endswith((SAFETENSORS, INDEX)) and not name.startswith(".")
 
 

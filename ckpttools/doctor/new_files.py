@@ -1,4 +1,4 @@
-"""New files, as fixes write them: whole or not at all, and never in the place of another one."""
+"""New files, as fixes write them: whole or not at all, and never replacing another."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ckpttools.stores.place import Place
 
 
 def write_new(path: Place, content: bytes) -> None:
-    """Writes a file that has its name only once it is complete.
+    """Writes a file that appears only once it is complete.
 
     Raises:
-        FormatError: it is there already.
+        FormatError: it exists already.
         StorageError: it cannot be written.
     """
     refuse_existing(path)
@@ -19,7 +19,7 @@ def write_new(path: Place, content: bytes) -> None:
 
 
 def refuse_existing(path: Place) -> None:
-    """Raises FormatError if there is anything of this name, be it a link to nothing."""
+    """Raises FormatError if anything has this name, even a broken link."""
     if path.lexists():
         raise FormatError(f"{path} is there already", hint="give it another name, then run the command again")
 

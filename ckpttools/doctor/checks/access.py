@@ -21,7 +21,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
                     ERROR,
                     str(path),
                     f"a symbolic link to nothing: {path.readlink()}",
-                    "what it stood for was moved or deleted",
+                    "its target was moved or deleted",
                     "copy the files themselves: cp -rL SRC DST",
                 )
             elif not path.may_read():
@@ -32,7 +32,7 @@ def _leads_somewhere(path: Place) -> bool:
     try:
         return path.exists()
     except StorageError:
-        return True  # there is something, which may not be looked at
+        return True  # there is something that cannot be accessed
 
 
 def _finding(path: Place, what: str, bits: str) -> Finding:

@@ -1,4 +1,4 @@
-"""Steps and items without the file by which Orbax tells on object stores that they are finished."""
+"""Steps and items without the file that marks them as finished for Orbax on object stores."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE
 from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata
 from ckpttools.stores.place import Place
 
-# Orbax v1 marks with it what it saved.
+# Orbax v1 marks its saves with it.
 _V1_FILE = "orbax.checkpoint"
 _WHY = (
-    "on gs:// Orbax takes it for unfinished: it is not listed, not loaded, and may be deleted by a clean-up"
+    "on gs:// Orbax considers it unfinished: it is not listed, not loaded, and may be deleted by a clean-up"
 )
 
 

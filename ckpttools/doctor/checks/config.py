@@ -31,7 +31,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 def _without(folder: Place) -> Finding:
     why = "conversions to and from MaxText, and transformers, take the family and sizes of the model from it"
     command = f"hf download REPO {_CONFIG} --local-dir {pasted(folder)}"
-    do = f"fetch it: {command}; other commands do without"
+    do = f"fetch it: {command}; other commands do not need it"
     return Finding(WARNING, str(folder), f"no {_CONFIG} beside the weights", why, do, command=command)
 
 

@@ -24,15 +24,15 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             yield from _unnamed(item, item.database)
         elif item.says("use_ocdbt") is True and not (item.tables and item.tables.documents):
             what = f"no {MANIFEST}, though _METADATA says that the arrays are in OCDBT"
-            why = "nothing tells where the arrays are: the save did not finish, or the copy is not complete"
+            why = "the location of the arrays is unknown: the save did not finish, or the copy is incomplete"
             yield Finding(ERROR, str(item.path), what, why, "copy it again, whole: cp -a SRC DST")
 
 
 def _unnamed(item: ListedItem, database: Entries) -> Iterator[Finding]:
     """Data files that the index in use does not name.
 
-    Every save leaves nodes that its later commits superseded. They are worth a word where they take room;
-    chunks that nobody can reach always are.
+    Every save leaves nodes that its later commits superseded. They are reported if they take much space;
+    unreachable chunks always are.
     """
     named = {node.file for node in database.nodes}
     named |= {entry.file for entry in database.all.values() if isinstance(entry, Extent)}
@@ -43,10 +43,12 @@ def _unnamed(item: ListedItem, database: Entries) -> Iterator[Finding]:
     }
     chunks = {name: size for name, size in loose.items() if not _starts_with_a_node(item.path / name)}
     if chunks:
-        why = "no array is in them: left by another save, or by an index that was replaced; they take room"
+        why = (
+            "no array is in them: left by another save, or by an index that was replaced; they take up space"
+        )
         yield _named(WARNING, item, chunks, why)
     elif sum(loose.values()) >= _MUCH:
-        yield _named(INFO, item, loose, "nodes of the index that later ones superseded; they take room")
+        yield _named(INFO, item, loose, "nodes of the index that later ones superseded; they take up space")
 
 
 def _named(level: str, item: ListedItem, files: Mapping[str, int], why: str) -> Finding:
@@ -67,7 +69,7 @@ def _starts_with_a_node(path: Place) -> bool:
         finally:
             file.close()
     except CheckpointError:
-        return True  # the check of access says it
+        return True  # reported by the check of access
 
 
 CHECK = Check("index", "damaged OCDBT manifests and nodes, data files that no index names", _look)

@@ -1,4 +1,4 @@
-"""Steps with several trees, of which tools want to be told one."""
+"""Steps with several trees, of which tools need one named."""
 
 from __future__ import annotations
 

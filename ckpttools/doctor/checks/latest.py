@@ -1,4 +1,4 @@
-"""Runs of which no command opens the latest step: it is damaged, or next to nothing is left of it."""
+"""Runs whose latest step no command opens: it is damaged, or little is left of it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ckpttools.formats.orbax.runs import DamagedStepError, find_item, remains_af
 from ckpttools.formats.orbax.steps import IN_PROGRESS
 from ckpttools.stores.place import Place
 
-_WHY = "Orbax takes it for the latest and fails; an older step would be other weights, without a word"
+_WHY = "Orbax treats it as the latest and fails; an older step would silently be other weights"
 _DO = "fetch that step again; until then name the directory of the step that is to be opened"
-_LOST = "every command passes it over: it has lost too much to be told for a step, or was only begun"
+_LOST = "every command skips it: it has lost too much to be recognised as a step, or was only begun"
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
@@ -32,11 +32,11 @@ def _later(run: Place) -> Iterator[Finding]:
             warnings.simplefilter("ignore", LaterStepWarning)
             opened = find_item(run, None).step
     except DamagedStepError as error:
-        # What is wrong with the step is an error of another check.
+        # The fault of the step is an error of another check.
         yield replace(told(error, run, WARNING, _WHY), do=_DO)
         return
     except CheckpointError:
-        return  # said by other checks
+        return  # reported by other checks
     for step in remains_after(opened):
         if not any(IN_PROGRESS in each.name for each in (step.path, *step.path.iterdir())):
             what = f"named as a step after {opened.path.name}, but without {TREE_FILE} and {CHECKPOINT_FILE}"

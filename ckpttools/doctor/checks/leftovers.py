@@ -37,8 +37,8 @@ def _kind(place: Place) -> str:
 
 def _why(place: Place) -> str:
     if unfinished_at(place):
-        return "it is no checkpoint yet; its finished parts need not be made again"
-    return "no loader takes it, but it keeps its space, and a save under the same name may fail on it"
+        return "it is not a checkpoint yet; its finished parts will be reused"
+    return "no loader reads it, but it takes up space, and a save under the same name may fail because of it"
 
 
 def _left(place: Place, what: str) -> Finding:
@@ -47,7 +47,7 @@ def _left(place: Place, what: str) -> Finding:
     if left and left.replaced:
         do, remove = next_step(left), None
     elif left:
-        do = f"run the same command again to go on; or, to give it up, {remove}"
+        do = f"run the same command again to resume; or, to discard it, {remove}"
     else:
         do = f"when nothing writes to it: {remove}"
     return Finding(WARNING, str(place), what, _why(place), do, command=remove)

@@ -1,4 +1,4 @@
-"""JSON files of Orbax that cannot be read or do not say what they must."""
+"""JSON files of Orbax that cannot be read or lack something."""
 
 from __future__ import annotations
 

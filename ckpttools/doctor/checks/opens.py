@@ -1,4 +1,4 @@
-"""The last resort: opening everything, as all other commands do. Said only where no other check says why."""
+"""The last resort: opening everything, as all other commands do. Reported if no other check says why."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _arrays(weights: Weights) -> dict[str, Described] | None:
-    """All tensors; None where a file cannot be read, of which others speak."""
+    """All tensors; None if a file cannot be read, which other checks report."""
     headers = [header_of(weights.folder / name) for name in weights.files]
     read = [header for header in headers if not isinstance(header, CheckpointError)]
     if len(read) < len(headers):
@@ -51,7 +51,7 @@ def _findings(folder: Place, found: list[Quantized], config: Mapping[str, Any]) 
 
 def _without_scales(folder: Place, bare: list[Quantized], count: int) -> Finding:
     what = f"{len(bare)} of {count} quantised weights have no scale, such as {bare[0].name} ({bare[0].dtype})"
-    why = "their numbers mean nothing without them; what loads them all the same computes nonsense"
+    why = "their numbers mean nothing without them; a program that loads them anyway computes nonsense"
     return Finding(ERROR, str(folder), what, why, "fetch the checkpoint again, with all of its shards")
 
 

@@ -38,13 +38,13 @@ def _folder(inventory: Inventory, weights: Weights) -> Iterator[Finding]:
         yield from _index(weights, name)
     lost = list(_lost_numbers(weights.files))
     if lost and not weights.indexes:
-        yield _missing(weights.folder, lost, "the names of the others count them")
+        yield _missing(weights.folder, lost, "the names of the others imply them")
     if not weights.indexes and len(weights.files) > 1 and not lost:
         yield _beside_the_model(weights) if _WHOLE in weights.files else _without_index(inventory, weights)
     if _WHOLE in weights.files and weights.indexes:
         what = f"{_WHOLE} beside {', '.join(weights.indexes)}"
         why = f"transformers and ckpttools read {_WHOLE} and look at no index then"
-        yield Finding(INFO, str(weights.folder), what, why, "move away the one that is not meant")
+        yield Finding(INFO, str(weights.folder), what, why, "move away the one that is not wanted")
 
 
 def _missing(place: Place, names: Sequence[str], wanted: str) -> Finding:
@@ -59,7 +59,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _lost_numbers(files: Iterable[str]) -> Iterator[str]:
-    """Shards that the names of others count and that are not there."""
+    """Shards that are missing according to the names of others."""
     groups: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     for match in filter(None, map(_SHARD.fullmatch, files)):
         groups[match["stem"], match["count"]][int(match["number"])] = len(match["number"])
@@ -73,7 +73,7 @@ def _lost_numbers(files: Iterable[str]) -> Iterator[str]:
 
 
 def _beside_the_model(weights: Weights) -> Finding:
-    """An adapter, or the same weights under other names, as some repositories hold both."""
+    """An adapter, or the same weights under other names: some repositories have both."""
     others = [name for name in weights.files if name != _WHOLE]
     what = f"{_some(others)} beside {_WHOLE}"
     why = f"transformers and ckpttools take {_WHOLE} alone"
@@ -87,7 +87,7 @@ def _without_index(inventory: Inventory, weights: Weights) -> Finding:
     headers = {name: header_of(weights.folder / name) for name in weights.files}
     fault = _contradiction(headers)
     if fault:
-        do = "tell apart what does not belong together; then write an index: " + mending(inventory, "index")
+        do = "separate what does not belong together; then write an index: " + mending(inventory, "index")
         return Finding(WARNING, str(weights.folder), f"{what}; {fault}", why, do)
     do = f"{mending(inventory, 'index')} writes it"
     return Finding(WARNING, str(weights.folder), what, why, do, "index")
@@ -106,7 +106,7 @@ def _contradiction(headers: Mapping[str, Header | CheckpointError]) -> str | Non
 
 
 def _stem(name: str) -> str:
-    """What the names of all shards of one model begin with: `model` of `model-00001-of-00002.safetensors`."""
+    """The common start of the names of a model's shards: `model` of `model-00001-of-00002.safetensors`."""
     match = _SHARD.fullmatch(name)
     return match["stem"] if match else name.removesuffix(SAFETENSORS)
 
@@ -140,7 +140,7 @@ def _against_files(weights: Weights, place: Place, named: Mapping[str, str]) -> 
     if outside:
         what = f"names files outside of its directory: {_some(outside)}"
         do = "do not trust this index; fetch the checkpoint from its source again"
-        yield Finding(ERROR, str(place), what, "whoever follows it reads other files", do)
+        yield Finding(ERROR, str(place), what, "readers that follow it read other files", do)
     lost = [file for file in shards if is_inside(file) and not is_file(weights.folder / file)]
     if lost:
         yield _missing(place, lost, "the index names them")
@@ -161,12 +161,12 @@ def _against_files(weights: Weights, place: Place, named: Mapping[str, str]) -> 
         )
     if unnamed - absent:
         what = f"does not name {len(unnamed - absent)} tensors of its files: {_some(unnamed - absent)}"
-        yield Finding(ERROR, str(place), what, "whoever goes by the index does not load them", hint)
+        yield Finding(ERROR, str(place), what, "readers that use the index do not load them", hint)
     loose = sorted(set(weights.files) - set(shards) - {_WHOLE})
     if loose and len(weights.indexes) == 1:
         what = f"does not name {len(loose)} files beside it: {_some(loose)}"
-        do = "move them away if they are of another save"
-        yield Finding(WARNING, str(place), what, "nobody loads them; they take room", do)
+        do = "move them away if they belong to another save"
+        yield Finding(WARNING, str(place), what, "nothing loads them; they take up space", do)
 
 
 def rebuild(folder: Place, read: ReadOptions) -> str:

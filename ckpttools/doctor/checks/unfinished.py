@@ -1,4 +1,4 @@
-"""Steps that look finished by their name and are not by what is in them."""
+"""Steps that look finished by their name but are not by their content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata
 from ckpttools.stores.place import Place
 
-# A save that still runs touches its files more often than that.
+# A running save touches its files more often than that.
 _QUIET_SECONDS = 3600
 
 
@@ -34,12 +34,13 @@ def _unfinished(step: Directory, inventory: Inventory) -> Finding:
     ]
     earlier = f"open another step ({', '.join(sorted(others))})" if others else "open another step"
     why = (
-        "Orbax tells a finished step by its name on a local disk, takes this one for it, and fails to load it"
+        "on a local disk Orbax recognises finished steps by name, so it takes this for one and fails to "
+        "load it"
     )
     if IN_PROGRESS in step.path.name:
         return Finding(ERROR, str(step.path), what, "it has no complete arrays", earlier)
     command = mending(inventory, "set-aside")
-    do = f"{earlier}; or rename it, so that Orbax passes over it: {command}"
+    do = f"{earlier}; or rename it, so that Orbax skips it: {command}"
     return Finding(ERROR, str(step.path), what, why, do, "set-aside", command=command)
 
 
@@ -87,7 +88,7 @@ def _last_change(top: Place) -> float:
 
 CHECK = Check(
     "unfinished",
-    "steps with a final name whose save did not finish, or whose copy is not complete",
+    "steps with a final name whose save did not finish, or whose copy is incomplete",
     _look,
-    Fix("set-aside", f"rename an unfinished step to STEP{SET_ASIDE}, which Orbax passes over", _set_aside),
+    Fix("set-aside", f"rename an unfinished step to STEP{SET_ASIDE}, which Orbax skips", _set_aside),
 )

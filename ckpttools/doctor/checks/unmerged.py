@@ -44,7 +44,7 @@ def _unmerged(inventory: Inventory, item: ListedItem) -> Finding:
 
 
 def _left_behind(item: ListedItem) -> Iterator[Finding]:
-    """Keys of a process that the merged index does not have."""
+    """Keys of a process that the merged index lacks."""
     if isinstance(item.database, CheckpointError):
         return
     for name in item.processes:
@@ -69,7 +69,7 @@ def merge(path: Place, read: ReadOptions) -> str:
     """Writes the index of all processes of a save: a new node file, then the manifest.
 
     Raises:
-        FormatError: it is not well-defined: the processes differ, or the arrays would not be whole.
+        FormatError: the processes contradict each other, or the arrays would not be whole.
         StorageError: it cannot be written.
     """
     entries_here = path.entries()
