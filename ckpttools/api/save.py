@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttools.api.arguments import Size
-from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
-from ckpttools.api.prepared import prepare
+from ckpttools.api.conversion import Conversion, Resources
+from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.api.sources import part_of
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
 from ckpttools.formats.json_file import read_json
-from ckpttools.formats.registry import writer_for
+from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.formats.sidecar import CARRIED, Beside, Companions
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import true_config
 from ckpttools.maxtext.model_files import ModelFiles, companions_of, config_bytes, is_beside
 from ckpttools.roles.of_tree import roles
-from ckpttools.run.events import Observer, Receipt
 from ckpttools.stores.registry import Where, parse
 
 
@@ -96,37 +95,23 @@ def plan_save(
     return plan_tree(tree, writer_for(tree, format, place, **options), resources)
 
 
-def save(
-    tree: Tree,
-    destination: Where,
-    format: str | None = None,
-    *,
-    memory: Size = DEFAULT_MEMORY,
-    jobs: int | None = None,
-    overwrite: bool = False,
-    manifest: Where | None = None,
-    observe: Observer = lambda event: None,
-    **options: Any,
-) -> Receipt:
+@command(Writing, more=writer_options)
+def save(tree: Tree, destination: Where, format: str | None = None, **options: Any) -> Prepared:
     """Writes `tree` to `destination`.
 
     Args:
         tree: what to write.
         destination: directory that appears when everything is written.
         format: one that `ckpt formats` lists as written; None for the one the tree was read from.
-        memory, jobs, overwrite, manifest, observe: `ckpttools.api.prepared.Writing`.
-        options: of the format, as `ckpttools.convert` takes them.
+        options: `ckpttools.api.prepared.Writing`, and those of the format, as `ckpttools.convert` takes them.
 
     Raises:
         CheckpointError: the format cannot hold the tree, the work does not fit, reading or writing fails.
     """
-    return prepare(
-        lambda resources: plan_save(tree, format, resources=resources, destination=destination, **options),
-        tree,
-        destination,
-        memory=memory,
-        jobs=jobs,
-        overwrite=overwrite,
-        manifest=manifest,
-        observe=observe,
-    ).run()
+    writing = part_of(options, Writing)
+    how = {name: options[name] for name in options if name not in writing}
+
+    def plan(resources: Resources) -> Conversion:
+        return plan_save(tree, format, resources=resources, destination=destination, **how)
+
+    return prepare(plan, tree, destination, **writing)

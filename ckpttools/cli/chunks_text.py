@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 
 import click
 
@@ -23,6 +24,7 @@ _INDENT = 8
 _KINDS = ("missing", "data", "unused", "index", "other")
 _DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
 _NUMBER = re.compile(r"[0-9]+")
+_LAYOUT = attrgetter("shape", "dtype", "chunk_shape", "piece_shape", "codecs", "missing_chunks")
 
 
 def print_chunks(report: ChunksReport, advice: Sequence[Advice]) -> None:
@@ -150,16 +152,7 @@ def _alike(arrays: Iterable[ArrayChunks]) -> list[list[ArrayChunks]]:
     groups: dict[object, list[ArrayChunks]] = {}
     for each in arrays:
         cut = each.reads.cut if each.reads else None
-        like = (
-            each.shape,
-            each.dtype,
-            each.chunk_shape,
-            each.piece_shape,
-            each.codecs,
-            each.missing_chunks,
-            cut,
-        )
-        groups.setdefault((_NUMBER.sub("#", each.path), like), []).append(each)
+        groups.setdefault((_NUMBER.sub("#", each.path), _LAYOUT(each), cut), []).append(each)
     return list(groups.values())
 
 

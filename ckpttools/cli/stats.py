@@ -12,7 +12,7 @@ from ckpttools.cli.progress import progress_option, watching
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
-    from ckpttools.inspect.stats import StatsReport
+    pass
 
 _FOUND = 1
 _BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
@@ -46,23 +46,16 @@ def stats(path: Place, as_json: bool, find_nan: bool, progress: bool, **options:
       ckpt inspect stats ~/maxtext/run/checkpoints --nan
     """
     from ckpttools.api.stats_report import stats as look
+    from ckpttools.cli.stats_text import print_bad, print_stats
 
     if find_nan and not as_json and (options["histogram"] or options["per_layer"]):
         shown = "--histogram" if options["histogram"] else "--per-layer"
         raise click.UsageError(f"--nan only says where NaN and infinity are: leave it out, or {shown}")
     with watching(progress) as observe:
         report = look(path, observe=observe, **options)
-    _print(report, as_json, find_nan)
-    if find_nan and not report.finite:
-        click.get_current_context().exit(_FOUND)
-
-
-def _print(report: StatsReport, as_json: bool, find_nan: bool) -> None:
-    from ckpttools.cli.stats_text import print_bad, print_stats
-
     if as_json:
         print_json(report)
-    elif find_nan:
-        print_bad(report)
     else:
-        print_stats(report)
+        (print_bad if find_nan else print_stats)(report)
+    if find_nan and not report.finite:
+        click.get_current_context().exit(_FOUND)

@@ -125,9 +125,6 @@ class Digester:
         def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> None:
             self.add(reads[index], region, values[0])
 
-        def name(index: int) -> str:
-            return reads[index].name
-
         seen = scan(
             items,
             visit,
@@ -136,7 +133,7 @@ class Digester:
             reserved=reserved,
             cut=cut,
             observe=observe,
-            name=name,
+            name=lambda index: reads[index].name,
         )
         for _ in seen:
             pass
