@@ -20,7 +20,7 @@ from ckpttools.codecs.bzip2 import Bz2
 from ckpttools.codecs.coding import Coding
 from ckpttools.codecs.crc32c import Crc32c
 from ckpttools.codecs.gzip import Gzip, Zlib
-from ckpttools.codecs.streams import ByteRange, Reading
+from ckpttools.codecs.streams import ByteRange, ExactReader
 from ckpttools.codecs.zstd import Zstd
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
@@ -42,7 +42,7 @@ ENCODERS[Crc32c()] = checked
 def decoded(codecs, data, nbytes):
     """What these codecs make of data that is to be so many bytes."""
     coding = Coding((nbytes,), DTYPES["uint8"], (0,), codecs=tuple(codecs))
-    reading = Reading(coding.decoded(ByteRange(Bytes("", data), 0, len(data)), (nbytes,)), nbytes)
+    reading = ExactReader(coding.decoded(ByteRange(Bytes("", data), 0, len(data)), (nbytes,)), nbytes)
     out = bytearray(nbytes)
     reading.fill(memoryview(out))
     reading.finish()

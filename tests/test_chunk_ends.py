@@ -18,8 +18,8 @@ from support.orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, sharded, values_
 
 from ckpttools.codecs.coding import Coding
 from ckpttools.codecs.registry import steps_of
-from ckpttools.codecs.sharding import Shard
-from ckpttools.codecs.streams import ByteRange, Reading
+from ckpttools.codecs.sharding import ShardIndex
+from ckpttools.codecs.streams import ByteRange, ExactReader
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.examine import examine
@@ -214,11 +214,11 @@ def test_what_is_sound_can_be_read_and_the_rest_cannot():
         index = (0).to_bytes(8, "little") + len(data).to_bytes(8, "little")
         shard = data + index + google_crc32c.value(index).to_bytes(4, "little")
         in_shard = ByteRange(Bytes("", shard), 0, len(shard))
-        assert Shard((1,), (0,), False).is_whole(in_shard, coding) == (name in READABLE), (codec, name)
+        assert ShardIndex((1,), (0,), False).is_whole(in_shard, coding) == (name in READABLE), (codec, name)
 
 
 def reads(coding: Coding, stored: ByteRange) -> bool:
-    reading = Reading(coding.decoded(stored, coding.shape), coding.nbytes)
+    reading = ExactReader(coding.decoded(stored, coding.shape), coding.nbytes)
     out = bytearray(coding.nbytes)
     try:
         reading.fill(memoryview(out))

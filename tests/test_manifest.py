@@ -38,7 +38,7 @@ from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.maxtext.scan import StackLayers
 from ckpttools.plan import plan as planning
 from ckpttools.run.executor import execute
-from ckpttools.stores.local.files import write_whole
+from ckpttools.stores.local.files import write_atomically
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import noise, stored
@@ -390,7 +390,7 @@ class TestOneThatIsKilled:
     def test_many_that_write_one_file_all_succeed(self, tmp_path):
         def writing(content):
             for _ in range(50):
-                write_whole(tmp_path / ("n" * 250), content)
+                write_atomically(tmp_path / ("n" * 250), content)
 
         contents = [bytes([number]) * 1000 for number in range(4)]
         with ThreadPoolExecutor(4) as pool:

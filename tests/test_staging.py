@@ -23,14 +23,14 @@ from ckpttools.core.errors import (
     UsageError,
 )
 from ckpttools.maxtext.to_maxtext import ToMaxText
-from ckpttools.run.entries import Entry, entries
+from ckpttools.run.entries import FinishedTask, entries
 from ckpttools.run.events import Publishing, Started, TaskDone
 from ckpttools.stores.local import staging as staging_module
 from ckpttools.stores.local.file import LocalFile
 from ckpttools.stores.local.files import exchange, remove_tree
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.partial import JOURNAL as NAME
-from ckpttools.stores.local.staging import Staging
+from ckpttools.stores.local.staging import LocalStaging
 from ckpttools.stores.publishing import PLAN_MARK, LockedError, Purpose
 from ckpttools.testing.models import LlamaSizes, write_llama
 
@@ -284,7 +284,7 @@ class TestLock:
     @pytest.mark.parametrize("moment", ["_sync_names", "_rename", "conclude"])
     def test_nobody_else_begins_while_it_is_published(self, models, out, tmp_path, monkeypatch, moment):
         tried = []
-        real = getattr(Staging, moment)
+        real = getattr(LocalStaging, moment)
 
         def watched(self, *arguments):
             if not tried:
@@ -293,7 +293,7 @@ class TestLock:
                     plan_to_maxtext(models / "b").run(out, overwrite=True)
             return real(self, *arguments)
 
-        monkeypatch.setattr(Staging, moment, watched)
+        monkeypatch.setattr(LocalStaging, moment, watched)
         plan_to_maxtext(models / "a").run(out)
         assert tried and content(out) == converted(models, "a", tmp_path)
 
@@ -360,7 +360,7 @@ class TestReplacing:
         plan_to_maxtext(models / "a").run(out)
         old = content(out)
         with monkeypatch.context() as patch:
-            patch.setattr(Staging, "_remove", stop_removing(Staging._remove))
+            patch.setattr(LocalStaging, "_remove", stop_removing(LocalStaging._remove))
             with pytest.raises(StopError):
                 plan_to_maxtext(models / "b").run(out, overwrite=True)
         new = content(out)
@@ -399,7 +399,7 @@ class TestReplacing:
     def test_a_damaged_journal_after_the_names_were_swapped(self, models, out, tmp_path, monkeypatch, swaps):
         plan_to_maxtext(models / "a").run(out)
         with monkeypatch.context() as patch:
-            patch.setattr(Staging, "_remove", stop_removing(Staging._remove))
+            patch.setattr(LocalStaging, "_remove", stop_removing(LocalStaging._remove))
             with pytest.raises(StopError):
                 plan_to_maxtext(models / "b").run(out, overwrite=True)
         (out.with_name("out.partial") / NAME).write_bytes(b"")
@@ -423,7 +423,7 @@ class TestReplacing:
 
     def test_a_published_checkpoint_is_not_made_again(self, models, out, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
-            patch.setattr(Staging, "conclude", lambda *_: (_ for _ in ()).throw(StopError))
+            patch.setattr(LocalStaging, "conclude", lambda *_: (_ for _ in ()).throw(StopError))
             with pytest.raises(StopError):
                 plan_to_maxtext(models / "a").run(out)
         before = (out / "0" / "items" / "d" / "data").stat()
@@ -463,13 +463,13 @@ def stop_at_change(patch, count):
 
         return call
 
-    begin = Staging.publish
+    begin = LocalStaging.publish
 
     def published(self, plan):
         publishing.append("publish")
         begin(self, plan)
 
-    patch.setattr(Staging, "publish", published)
+    patch.setattr(LocalStaging, "publish", published)
     for name in ("rename", "unlink", "rmdir", "fsync", "open"):
         patch.setattr(os, name, watching(name))
 
@@ -485,7 +485,7 @@ def test_a_source_is_the_same_however_it_is_spelled(models, out, monkeypatch):
 def test_there_must_be_room_for_what_is_made_again(models, out, monkeypatch):
     """What an interrupted run published, and somebody changed since, is written once more, beside it."""
     with monkeypatch.context() as patch, pytest.raises(StopError):
-        patch.setattr(Staging, "conclude", lambda *_: (_ for _ in ()).throw(StopError))
+        patch.setattr(LocalStaging, "conclude", lambda *_: (_ for _ in ()).throw(StopError))
         plan_to_maxtext(models / "a").run(out)
     (out / "0/items/d/data").write_text("changed by hand")
     before = content(out)
@@ -501,7 +501,8 @@ def test_there_must_be_room_for_what_is_made_again(models, out, monkeypatch):
 class TestJournal:
     def entries(self, count):
         return [
-            Entry(number, {(number,): name_range(number)}, {"overflowed": number}) for number in range(count)
+            FinishedTask(number, {(number,): name_range(number)}, {"overflowed": number})
+            for number in range(count)
         ]
 
     def records(self, count):

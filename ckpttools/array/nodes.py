@@ -20,7 +20,7 @@ from ckpttools.array.stored import Constant as Constant
 from ckpttools.array.stored import Decoded as Decoded
 from ckpttools.array.stored import Encoded as Encoded
 from ckpttools.array.stored import Stored as Stored
-from ckpttools.array.views import view_of
+from ckpttools.array.views import subview
 from ckpttools.array.window import Padded as Padded
 from ckpttools.array.window import Window as Window
 from ckpttools.array.window import padded as padded
@@ -198,7 +198,7 @@ class Elementwise(Derived):
         for slab in split_to(region, slabs.elements(dtype.itemsize)):
             with scratch.take(slab.shape, dtype.carrier) as buffer:
                 self.source.read_into(slab, buffer, scratch)
-                told = self.op.apply(buffer, view_of(out, slab.relative_to(region)), dtype)
+                told = self.op.apply(buffer, subview(out, slab.relative_to(region)), dtype)
                 if told:
                     scratch.counts.update(told)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.array import slabs
 from ckpttools.array.lazy import Derived, LazyArray, ReadCost
-from ckpttools.array.views import view_of
+from ckpttools.array.views import subview
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape, split_to
 
@@ -52,7 +52,7 @@ class Relayout(Derived):
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         for part, atoms in self._atom_boxes(region):
-            view = view_of(out, part.relative_to(region))
+            view = subview(out, part.relative_to(region))
             self._read_box(atoms, view.reshape([atoms.shape[a] for a in self.order]), scratch)
 
     def _atom_boxes(self, region: Region) -> Iterator[tuple[Region, Region]]:
@@ -82,7 +82,7 @@ class Relayout(Derived):
             region = self._source_region(slab)
             with scratch.take(region.shape, carrier) as buffer:
                 self.source.read_into(region, buffer, scratch)
-                view = view_of(buffer.reshape(slab.shape), wanted.relative_to(slab))
+                view = subview(buffer.reshape(slab.shape), wanted.relative_to(slab))
                 place = wanted.relative_to(atoms)
                 index: tuple[slice | EllipsisType, ...] = (*(place.slices[a] for a in self.order), ...)
                 target = out[index]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ckpttools.array import slabs
 from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost
-from ckpttools.array.views import view_of
+from ckpttools.array.views import subview
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.region import (
     Region,
@@ -234,7 +234,7 @@ class Chunked(LazyArray):
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         for part, inside, stored in self._cells(region):
-            stored.read_into(inside, view_of(out, part.relative_to(region)), scratch)
+            stored.read_into(inside, subview(out, part.relative_to(region)), scratch)
 
     @property
     def scratch_bytes(self) -> int:

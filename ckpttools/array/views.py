@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def view_of(array: np.ndarray, region: Region) -> np.ndarray:
+def subview(array: np.ndarray, region: Region) -> np.ndarray:
     """The region of an array as a view, where plain indexing makes a copy: at rank 0, too."""
     index: tuple[slice | EllipsisType, ...] = (*region.slices, ...)
     view: np.ndarray = array[index]

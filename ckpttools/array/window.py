@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import Derived, LazyArray, ReadCost
-from ckpttools.array.views import view_of
+from ckpttools.array.views import subview
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape
 
@@ -70,7 +70,7 @@ class Padded(Derived):
         if inner != region:
             out[...] = 0
         if inner is not None:
-            self.source.read_into(inner, view_of(out, inner.relative_to(region)), scratch)
+            self.source.read_into(inner, subview(out, inner.relative_to(region)), scratch)
 
     @property
     def scratch_bytes(self) -> int:

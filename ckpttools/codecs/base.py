@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ckpttools.codecs.streams import ByteRange, Held, Stream
+from ckpttools.codecs.streams import ByteRange, InMemory, Stream
 from ckpttools.core.errors import CheckpointError, FormatError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Codec:
         All at once, unless a codec does better.
         """
         try:
-            return Held(self.decode(encoded.rest(), most))
+            return InMemory(self.decode(encoded.rest(), most))
         except (CheckpointError, MemoryError):
             raise
         except Exception as error:

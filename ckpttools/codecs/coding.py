@@ -11,9 +11,9 @@ from typing import Any
 from ckpttools.codecs.base import Codec, Spec, Unknown
 from ckpttools.codecs.bytes import LITTLE_ENDIAN, BytesCodec
 from ckpttools.codecs.registry import Step, steps_of
-from ckpttools.codecs.sharding import Shard, Sharding
+from ckpttools.codecs.sharding import ShardIndex, ShardingCodec
 from ckpttools.codecs.streams import ByteRange, Fetched, Stream
-from ckpttools.codecs.tensorstore import COPIES, Foreign, foreign
+from ckpttools.codecs.tensorstore import COPIES, WholeChunkDecoder, whole_chunk_decoder
 from ckpttools.codecs.transpose import Transpose
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Shape
@@ -32,7 +32,7 @@ class Coding:
         order: axes of the piece from the slowest to the fastest in memory.
         elements: how they are bytes.
         codecs: what was made of these, the first one first.
-        foreign: what decodes all of it instead.
+        fallback: what decodes all of it instead.
     """
 
     shape: Shape
@@ -40,7 +40,7 @@ class Coding:
     order: Shape
     elements: BytesCodec = LITTLE_ENDIAN
     codecs: tuple[Codec, ...] = ()
-    foreign: Foreign | None = None
+    fallback: WholeChunkDecoder | None = None
 
     @property
     def stored_shape(self) -> Shape:
@@ -55,17 +55,17 @@ class Coding:
     @cached_property
     def is_plain(self) -> bool:
         """Whether the bytes are the elements."""
-        return self.elements.is_little and not self.codecs and self.foreign is None
+        return self.elements.is_little and not self.codecs and self.fallback is None
 
     @cached_property
     def name(self) -> str:
         """Tells it from other codings."""
-        return f"{list(self.order)} {self.foreign or (self.elements, self.codecs)}"
+        return f"{list(self.order)} {self.fallback or (self.elements, self.codecs)}"
 
     @cached_property
     def memory(self) -> int:
         """Bytes that an open stream takes at most."""
-        if self.foreign is not None:
+        if self.fallback is not None:
             return COPIES * self.nbytes
         return sum(codec.decoding_bytes(self.nbytes) for codec in self.codecs)
 
@@ -76,8 +76,8 @@ class Coding:
             stored: the bytes of the piece.
             extent: shape of the piece's part that is inside the array: what lies outside may be missing.
         """
-        if self.foreign is not None:
-            return self.foreign.decoded(stored, tuple(extent[axis] for axis in self.order))
+        if self.fallback is not None:
+            return self.fallback.decoded(stored, tuple(extent[axis] for axis in self.order))
         stream: Stream = Fetched(stored)
         most = self.nbytes + self.nbytes // _SHARE + _SLACK
         for codec in reversed(self.codecs):
@@ -87,7 +87,7 @@ class Coding:
     @cached_property
     def _sizes(self) -> Sequence[int | None]:
         """Bytes of the elements, and of what each codec makes of them; None where that depends on values."""
-        sizes: list[int | None] = [None if self.foreign else self.nbytes]
+        sizes: list[int | None] = [None if self.fallback else self.nbytes]
         for codec in self.codecs:
             before = sizes[-1]
             sizes.append(None if before is None or codec.adds is None else before + codec.adds)
@@ -120,7 +120,7 @@ class Coding:
 
 def coding_of(
     codecs: Sequence[Spec], chunk: Shape, dtype: DType, document: Mapping[str, Any]
-) -> tuple[Coding, Shard | None]:
+) -> tuple[Coding, ShardIndex | None]:
     """How pieces are coded, and chunks are shards of them; None where they are not, but pieces.
 
     Args:
@@ -130,7 +130,7 @@ def coding_of(
         document: the `zarr.json`, for whom it may be left to.
     """
     order, rest = ordered(steps_of(codecs), len(chunk))
-    if order is not None and len(rest) == 1 and isinstance(rest[0], Sharding):
+    if order is not None and len(rest) == 1 and isinstance(rest[0], ShardingCodec):
         shard = rest[0].shard(tuple(chunk[axis] for axis in order), order)
         if shard is not None:
             piece = _of_piece(rest[0].codecs, tuple(rest[0].piece), dtype, document)
@@ -143,7 +143,9 @@ def _of_piece(codecs: Sequence[Spec], shape: Shape, dtype: DType, document: Mapp
     made = of_bytes(rest[1:])
     if order is not None and made is not None and rest and isinstance(rest[0], BytesCodec):
         return Coding(shape, dtype, order, rest[0], made)
-    return Coding(shape, dtype, tuple(range(len(shape))), foreign=foreign(codecs, shape, document))
+    return Coding(
+        shape, dtype, tuple(range(len(shape))), fallback=whole_chunk_decoder(codecs, shape, document)
+    )
 
 
 def ordered(steps: Sequence[Step], rank: int) -> tuple[Shape | None, Sequence[Step]]:

@@ -7,7 +7,7 @@ import zlib
 from dataclasses import dataclass
 
 from ckpttools.codecs.base import Codec, Decoder
-from ckpttools.codecs.streams import READ_BYTES, ByteRange, Fetched, Reading, Stream
+from ckpttools.codecs.streams import READ_BYTES, ByteRange, ExactReader, Fetched, Stream
 from ckpttools.core.errors import FormatError
 
 _MAGIC = b"\x1f\x8b"
@@ -36,7 +36,7 @@ class Gzip(Codec):
         return self._decodes_to(chunk, decoded)
 
     def _decodes_to(self, chunk: ByteRange, nbytes: int) -> bool:
-        reading = Reading(self.decoded(Fetched(chunk), nbytes), nbytes)
+        reading = ExactReader(self.decoded(Fetched(chunk), nbytes), nbytes)
         try:
             reading.skip(nbytes, memoryview(bytearray(min(nbytes, READ_BYTES))))
             reading.finish()

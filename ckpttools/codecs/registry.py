@@ -12,7 +12,7 @@ from ckpttools.codecs.bytes import BytesCodec
 from ckpttools.codecs.bzip2 import Bz2
 from ckpttools.codecs.crc32c import Crc32c
 from ckpttools.codecs.gzip import Gzip, Zlib
-from ckpttools.codecs.sharding import Sharding
+from ckpttools.codecs.sharding import ShardingCodec
 from ckpttools.codecs.transpose import Transpose
 from ckpttools.codecs.zstd import Zstd
 from ckpttools.core.errors import UsageError
@@ -22,7 +22,7 @@ _BUILT_IN: tuple[type[Codec], ...] = (Zstd, Gzip, Zlib, Bz2, Blosc, Crc32c)
 
 _MOST_DIGITS = 9
 
-Step = Transpose | BytesCodec | Sharding | Codec
+Step = Transpose | BytesCodec | ShardingCodec | Codec
 """A codec in a chain: from elements to elements, from elements to bytes, or from bytes to bytes."""
 
 
@@ -53,7 +53,7 @@ def _step(spec: Spec) -> Step:
         case "sharding_indexed":
             codecs, index = settings.get("codecs", ()), settings.get("index_codecs", ())
             piece, location = settings.get("chunk_shape", ()), settings.get("index_location", "end")
-            return Sharding(piece, codecs, steps_of(codecs), steps_of(index), location == "start")
+            return ShardingCodec(piece, codecs, steps_of(codecs), steps_of(index), location == "start")
         case _:
             return _parsed(_find("zarr3", name), name, settings)
 
@@ -62,7 +62,7 @@ def flat(steps: Iterable[Step]) -> Iterator[Step]:
     """Steps and those of the pieces of shards."""
     for step in steps:
         yield step
-        yield from flat(step.steps) if isinstance(step, Sharding) else ()
+        yield from flat(step.steps) if isinstance(step, ShardingCodec) else ()
 
 
 def compressor_of(compressor: Mapping[str, Any]) -> Codec:

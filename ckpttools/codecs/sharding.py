@@ -26,7 +26,7 @@ _ENTRY_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Sharding:
+class ShardingCodec:
     """The codec `sharding_indexed` of zarr v3.
 
     Attributes:
@@ -48,7 +48,7 @@ class Sharding:
         inner = (name for step in self.steps for name in step.names(self.piece))
         return (*inner, "sharded" if self.piece == chunk else f"in shards of {listed(chunk)}")
 
-    def shard(self, chunk: Shape, order: Shape) -> Shard | None:
+    def shard(self, chunk: Shape, order: Shape) -> ShardIndex | None:
         """How chunks are shards; None for a kind that is not read here.
 
         Args:
@@ -60,11 +60,11 @@ class Sharding:
         )
         if not fits or self.index != (LITTLE_ENDIAN, crc32c.Crc32c()):
             return None
-        return Shard(grid_shape(chunk, tuple(self.piece)), order, self.at_start)
+        return ShardIndex(grid_shape(chunk, tuple(self.piece)), order, self.at_start)
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardIndex:
     """Where the pieces of a shard are: its index, read when a piece is.
 
     Attributes:

@@ -29,7 +29,7 @@ class Stream(ABC):
 
     def file(self) -> io.BufferedReader:
         """The stream for who wants a file."""
-        return io.BufferedReader(_File(self), READ_BYTES)
+        return io.BufferedReader(_RawReader(self), READ_BYTES)
 
     def read(self, size: int) -> memoryview:
         """Up to `size` bytes, valid until the next call; none only at the end."""
@@ -49,7 +49,7 @@ class Stream(ABC):
         return b"".join(parts)
 
 
-class _File(io.RawIOBase):
+class _RawReader(io.RawIOBase):
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
@@ -113,7 +113,7 @@ class Fetched(Stream):
         return bytes(out)
 
 
-class Held(Stream):
+class InMemory(Stream):
     """Bytes in memory."""
 
     def __init__(self, data: Buffer) -> None:
@@ -159,7 +159,7 @@ class Swapped(Stream):
         return count
 
 
-class Reading:
+class ExactReader:
     """A stream of as many bytes as a shape wants, of which the position is known."""
 
     def __init__(self, stream: Stream, nbytes: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.codecs.base import Spec
-from ckpttools.codecs.streams import ByteRange, Fetched, Held, Stream
+from ckpttools.codecs.streams import ByteRange, Fetched, InMemory, Stream
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
 
@@ -17,7 +17,7 @@ COPIES = 4
 
 
 @dataclass(frozen=True)
-class Foreign:
+class WholeChunkDecoder:
     """How tensorstore decodes one chunk.
 
     Attributes:
@@ -31,17 +31,19 @@ class Foreign:
     def decoded(self, stored: ByteRange, extent: Shape) -> Stream:
         """The elements of the chunk; zeros beyond `extent`, the part that is inside the array."""
         values = {"zarr.json": self.text.encode(), self.key: Fetched(stored).rest()}
-        return Held(_decoded("zarr3", values, extent))
+        return InMemory(_decoded("zarr3", values, extent))
 
 
-def foreign(codecs: Sequence[Spec], chunk: Shape, document: Mapping[str, Any]) -> Foreign:
+def whole_chunk_decoder(
+    codecs: Sequence[Spec], chunk: Shape, document: Mapping[str, Any]
+) -> WholeChunkDecoder:
     """For chunks of this shape that these codecs make, of an array with this `zarr.json`."""
     grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}
     encoding = {"name": "default", "configuration": {"separator": "/"}}
     single = {**document, "codecs": list(codecs), "shape": chunk}
     single |= {"chunk_grid": grid, "chunk_key_encoding": encoding}
     single.pop("dimension_names", None)
-    return Foreign("/".join(["c", *["0"] * len(chunk)]), json.dumps(single, sort_keys=True))
+    return WholeChunkDecoder("/".join(["c", *["0"] * len(chunk)]), json.dumps(single, sort_keys=True))
 
 
 def decoded_bytes(compressor: Mapping[str, Any], data: bytes, nbytes: int) -> memoryview:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import Scratch
-from ckpttools.array.views import view_of
+from ckpttools.array.views import subview
 from ckpttools.compare.bits import same_bits
 from ckpttools.compare.deviation import EXACT, Deviation, Tolerances
 from ckpttools.compare.measure import SCRATCH_BYTES, block_elements, deviation
@@ -171,7 +171,7 @@ def _apart(
 ) -> Iterator[tuple[str, Deviation]]:
     """Of the parts of a piece, block by block."""
     for block in split_to(region, block_elements(dtypes)):
-        here, there = (view_of(each, block.relative_to(region)) for each in values)
+        here, there = (subview(each, block.relative_to(region)) for each in values)
         for (name, inner, mine), (_, _, theirs) in zip(
             whole.split(block, here), whole.split(block, there), strict=True
         ):

@@ -8,7 +8,7 @@ import numpy as np
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import Scratch
-from ckpttools.array.views import view_of
+from ckpttools.array.views import subview
 from ckpttools.compare.bits import same_bits
 from ckpttools.core.budget import names_bytes
 from ckpttools.core.region import Region, Shape, split_to
@@ -118,7 +118,7 @@ def _found(whole: Whole, region: Region, here: np.ndarray, there: np.ndarray) ->
     found: _Unequal = {}
     for block in split_to(region, _ELEMENTS):
         inside = block.relative_to(region)
-        unequal = _unequal(view_of(here, inside), view_of(there, inside))
+        unequal = _unequal(subview(here, inside), subview(there, inside))
         for name, inner, view in whole.split(block, unequal):
             places = np.flatnonzero(view)
             if places.size:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Take, stack
-from ckpttools.array.views import view_of
+from ckpttools.array.views import subview
 from ckpttools.core.region import Region
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Whole:
                 for axis in sorted(part.fixed, reverse=True):
                     mine = mine.replaced(axis, part.fixed[axis], part.fixed[axis] + 1)
                     inner = inner.without(axis)
-                view = view_of(values, mine.relative_to(region))
+                view = subview(values, mine.relative_to(region))
                 yield part.name, inner, view.reshape(inner.shape)
 
 

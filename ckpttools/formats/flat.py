@@ -143,7 +143,7 @@ def restored(flat: Tree, text: str) -> Tree:
 
 
 @dataclass(frozen=True, slots=True)
-class _SavedLeaf:
+class _DescribedLeaf:
     """One leaf, as `_kind` has it."""
 
     path: Path
@@ -167,7 +167,7 @@ class _Saved:
     separator: str
     step: int | None
     custom: Mapping[str, Any]
-    leaves: tuple[_SavedLeaf, ...]
+    leaves: tuple[_DescribedLeaf, ...]
 
 
 def _parsed(text: str, place: str) -> _Saved:
@@ -197,16 +197,16 @@ def _saved(document: Mapping[str, Any]) -> _Saved:
     step, separator, custom = document["step"], document["separator"], document["custom_metadata"]
     if not (step is None or type(step) is int) or type(separator) is not str or type(custom) is not dict:
         raise TypeError("step, separator or custom_metadata is of another type")
-    return _Saved(separator, step, custom, tuple(_saved_leaf(*leaf) for leaf in document["leaves"]))
+    return _Saved(separator, step, custom, tuple(_described_leaf(*leaf) for leaf in document["leaves"]))
 
 
-def _saved_leaf(keys: list[object], kind: str, value: str = "") -> _SavedLeaf:
+def _described_leaf(keys: list[object], kind: str, value: str = "") -> _DescribedLeaf:
     path = tuple(key for key in keys if type(key) in (str, int))
     if len(path) != len(keys) or len(path) > DEEPEST or type(value) is not str:
         raise TypeError(f"no path and value: {keys!r}, {value!r}")
     if kind not in (_ARRAY, "scalar", "key", "empty", "text"):
         raise ValueError(f"no kind of leaf: {kind!r}")
-    return _SavedLeaf(path, kind, value)  # type: ignore[arg-type]
+    return _DescribedLeaf(path, kind, value)  # type: ignore[arg-type]
 
 
 def _check_same(saved: _Saved, flat: Tree, place: str) -> None:

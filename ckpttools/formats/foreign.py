@@ -16,7 +16,7 @@ _PIPELINE = "model_index.json"
 
 
 @dataclass(frozen=True, slots=True)
-class _Foreign:
+class _ForeignFiles:
     """Files of another program.
 
     Attributes:
@@ -51,14 +51,14 @@ def _joined(path: Place, file: Place) -> str:
 
 
 _KINDS = (
-    _Foreign(("*.gguf",), "files of llama.cpp (GGUF)", _fetched),
-    _Foreign(("*.distcp",), "files of a distributed checkpoint of PyTorch", _joined),
-    _Foreign(("*model*.bin", "*.pt", "*.pth", "*.ckpt"), "files of PyTorch (pickles)", _saved_again),
-    _Foreign(("tf_model*.h5", "flax_model*.msgpack"), "weights of TensorFlow or Flax", _fetched),
+    _ForeignFiles(("*.gguf",), "files of llama.cpp (GGUF)", _fetched),
+    _ForeignFiles(("*.distcp",), "files of a distributed checkpoint of PyTorch", _joined),
+    _ForeignFiles(("*model*.bin", "*.pt", "*.pth", "*.ckpt"), "files of PyTorch (pickles)", _saved_again),
+    _ForeignFiles(("tf_model*.h5", "flax_model*.msgpack"), "weights of TensorFlow or Flax", _fetched),
 )
 
 
-def foreign(path: Place) -> FormatError | None:
+def foreign_error(path: Place) -> FormatError | None:
     """The error that says what a directory or a file is; None where that is not known.
 
     Args:

@@ -143,7 +143,7 @@ class ChunkCodec(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ByteRun:
     """Bytes that are contiguous both in a task's buffer and in a file.
 
     Attributes:
@@ -249,15 +249,15 @@ class Placement:
                 index[axis] = i
             yield tuple(index)
 
-    def runs(self, region: Region) -> Iterator[Run]:
+    def runs(self, region: Region) -> Iterator[ByteRun]:
         """The region's bytes, as runs; neighbouring runs are joined.
 
         The buffer holds the region's elements with the axes in `order`.
         """
-        joined: Run | None = None
+        joined: ByteRun | None = None
         for run in self._raw_runs(region):
             if joined and _touch(joined, run):
-                joined = Run(joined.file, joined.offset, joined.position, joined.nbytes + run.nbytes)
+                joined = ByteRun(joined.file, joined.offset, joined.position, joined.nbytes + run.nbytes)
                 continue
             if joined:
                 yield joined
@@ -265,7 +265,7 @@ class Placement:
         if joined:
             yield joined
 
-    def _raw_runs(self, region: Region) -> Iterator[Run]:
+    def _raw_runs(self, region: Region) -> Iterator[ByteRun]:
         shape = [region.shape[axis] for axis in self.order]
         for index in self.cells(region):
             part, inside = self.part(region, index)
@@ -301,7 +301,7 @@ class Placement:
         )
 
 
-def _touch(first: Run, second: Run) -> bool:
+def _touch(first: ByteRun, second: ByteRun) -> bool:
     """Whether the second run continues the first in the file and in the buffer."""
     return (
         first.file == second.file
@@ -312,7 +312,7 @@ def _touch(first: Run, second: Run) -> bool:
 
 def _common_runs(
     in_file: Iterator[tuple[int, int]], in_buffer: Iterator[tuple[int, int]], place: Range, itemsize: int
-) -> Iterator[Run]:
+) -> Iterator[ByteRun]:
     """Two walks over the same elements, cut where either of them jumps."""
     there, left = 0, 0
     here, rest = 0, 0
@@ -324,6 +324,6 @@ def _common_runs(
         count = min(left, rest)
         if count == 0:
             return
-        yield Run(place.file, place.offset + there * itemsize, here * itemsize, count * itemsize)
+        yield ByteRun(place.file, place.offset + there * itemsize, here * itemsize, count * itemsize)
         there, left = there + count, left - count
         here, rest = here + count, rest - count

@@ -87,7 +87,7 @@ NO_REFERENCES = References()
 
 
 @dataclass(frozen=True)
-class Found:
+class SharedArrays:
     """The arrays of a tree that are referenced.
 
     Attributes:
@@ -101,7 +101,7 @@ class Found:
     remarks: tuple[str, ...] = ()
 
 
-def find(tree: Tree, references: References, directory: str) -> Found:
+def find(tree: Tree, references: References, directory: str) -> SharedArrays:
     """Finds what of a tree need not be written.
 
     Args:
@@ -113,8 +113,8 @@ def find(tree: Tree, references: References, directory: str) -> Found:
         FormatError: a chunk is missing or cannot be where its index says.
     """
     if references.mode is ReferenceMode.NONE:
-        return Found()
-    search = _Search(references, directory)
+        return SharedArrays()
+    search = _ReferenceSearch(references, directory)
     for path, leaf in tree.arrays.items():
         # What JAX wants to know of its keys' chunks is written with them; bytes of booleans are looked at.
         if path not in tree.metadata.key_impls and leaf.dtype.kind != "bool":
@@ -128,7 +128,7 @@ def _trials(destination: Place) -> LinkTrials | None:
     return store.trials(destination.key) if isinstance(store, Links) else None
 
 
-class _Search:
+class _ReferenceSearch:
     """The state of one search."""
 
     def __init__(self, references: References, directory: str) -> None:
@@ -205,7 +205,7 @@ class _Search:
             self.links[name] = source
         return self._names[source.path]
 
-    def found(self) -> Found:
+    def found(self) -> SharedArrays:
         """What is worth a link: a scalar step is not, if nothing else keeps a file of weights on the disk."""
         used: Counter[str] = Counter()
         files = {path: _files_of(placement) for path, placement in self.placements.items()}
@@ -215,7 +215,7 @@ class _Search:
         placements = {path: each for path, each in self.placements.items() if files[path] <= kept}
         still = {name for path in placements for name in files[path]}
         links = {name: source for name, source in self.links.items() if name in still}
-        return Found(placements, links, tuple(self.remarks()))
+        return SharedArrays(placements, links, tuple(self.remarks()))
 
     def remarks(self) -> Iterator[str]:
         """What the user should know of what was found."""

@@ -31,7 +31,7 @@ from ckpttools.formats.base import (
     Writable,
     Writer,
 )
-from ckpttools.formats.foreign import foreign
+from ckpttools.formats.foreign import foreign_error
 from ckpttools.formats.interrupted import absent, refuse_interrupted
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
@@ -82,7 +82,7 @@ def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:
             reasons[name] = f"{name}: {reason}"
     if path.is_dir() and not any(path.iterdir()):
         raise FormatError(f"{path} is an empty directory", hint="name one with a checkpoint in it")
-    raise foreign(path) or FormatError(
+    raise foreign_error(path) or FormatError(
         f"{path} is no checkpoint of a known format{listing(list(reasons.values()))}", hint=_instead(path)
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ckpttools.array.elements import wide, widen, widened_in_any_order, widens_in_place
 from ckpttools.array.scratch import ALIGNMENT, Scratch
-from ckpttools.array.views import view_of
+from ckpttools.array.views import subview
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, split_to
 from ckpttools.inspect import sums
@@ -101,7 +101,7 @@ def moments(values: np.ndarray, region: Region, part: Region, dtype: DType, scra
         dtype: of the elements.
         scratch: has `SCRATCH_BYTES`.
     """
-    found, inside, room = Moments(), view_of(values, part.relative_to(region)), _ROOM // wide(dtype).itemsize
+    found, inside, room = Moments(), subview(values, part.relative_to(region)), _ROOM // wide(dtype).itemsize
     # NaN and what overflows are results here.
     with np.errstate(invalid="ignore", over="ignore"), scratch.take((room,), wide(dtype)) as numbers:
         for start, block in in_blocks(inside, 2 * room if widens_in_place(inside, dtype) else room):
@@ -125,7 +125,7 @@ def in_blocks(values: np.ndarray, most: int) -> Iterator[tuple[int, np.ndarray]]
         return
     start = 0
     for block in split_to(Region.whole(values.shape), most):
-        yield start, view_of(values, block)
+        yield start, subview(values, block)
         start += block.size
 
 

@@ -42,7 +42,7 @@ _WAITING_BYTES = BATCHES_AHEAD * BATCH_PIECES * _BYTES_PER_PIECE
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class ScanMemory:
     """What each of `jobs` workers may hold.
 
     Attributes:
@@ -60,7 +60,7 @@ class Fit:
     projected_peak: int
 
 
-def fitted(items: Sequence[Item], *, memory: int, jobs: int, scratch: int, reserved: int = 0) -> Fit:
+def fitted(items: Sequence[Item], *, memory: int, jobs: int, scratch: int, reserved: int = 0) -> ScanMemory:
     """Workers and pieces that stay within the memory; smaller pieces are tried before fewer workers.
 
     Args:
@@ -84,7 +84,7 @@ def fitted(items: Sequence[Item], *, memory: int, jobs: int, scratch: int, reser
     for count, most in _choices(jobs):
         peak = base + count * (most + pages + rounded_up(scratch) + _WAITING_BYTES)
         if peak <= memory:
-            return Fit(count, most, most + pages, scratch, peak)
+            return ScanMemory(count, most, most + pages, scratch, peak)
     raise does_not_fit("looking at these arrays does not fit into the memory allowed", memory, peak)
 
 

@@ -14,7 +14,7 @@ from ckpttools.stores.publishing import Record
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FinishedTask:
     """A finished task.
 
     Attributes:
@@ -33,7 +33,7 @@ class Entry:
         return [self.task, chunks, dict(self.counts)]
 
     @classmethod
-    def from_record(cls, task: int, chunks: list[list[object]], counts: Mapping[str, int]) -> Entry:
+    def from_record(cls, task: int, chunks: list[list[object]], counts: Mapping[str, int]) -> FinishedTask:
         """The inverse of `to_record`, of its items.
 
         Raises:
@@ -43,7 +43,7 @@ class Entry:
         return cls(int(task), places, dict(counts))
 
 
-def kept(records: Iterable[Record], plan: Plan, content: Place) -> list[Entry]:
+def kept(records: Iterable[Record], plan: Plan, content: Place) -> list[FinishedTask]:
     """The finished tasks of an earlier run whose bytes are still in their files.
 
     Args:
@@ -61,16 +61,16 @@ def kept(records: Iterable[Record], plan: Plan, content: Place) -> list[Entry]:
     return [entry for entry in found.values() if all(size(file) >= stop for file, stop in _ends(entry, plan))]
 
 
-def entries(records: Iterable[Record]) -> Iterator[Entry]:
+def entries(records: Iterable[Record]) -> Iterator[FinishedTask]:
     """The entries that records hold; one that is none of ours does not count, whatever its checksum says."""
     for record in records:
         try:
-            yield Entry.from_record(*record)  # type: ignore[arg-type]
+            yield FinishedTask.from_record(*record)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             continue
 
 
-def _ends(entry: Entry, plan: Plan) -> Iterator[tuple[str, int]]:
+def _ends(entry: FinishedTask, plan: Plan) -> Iterator[tuple[str, int]]:
     """File and end of each range that a task wrote."""
     task = plan.tasks[entry.task]
     placement = plan.layout.placements[task.path]

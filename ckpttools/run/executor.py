@@ -20,7 +20,7 @@ from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
 from ckpttools.run.apart import check_apart, check_unread
 from ckpttools.run.destination import staging_of
-from ckpttools.run.entries import Entry, kept
+from ckpttools.run.entries import FinishedTask, kept
 from ckpttools.run.events import Observer, Publishing, Receipt, Started, TaskDone, Watch
 from ckpttools.run.linking import link_files
 from ckpttools.run.making import make
@@ -162,7 +162,7 @@ def _made(plan: Plan, writer: Writer, work: Work, observe: Observer, watch: Watc
     observe(Started(plan, len(done), bytes_done))
     unlinked = link_files(plan.layout, work.content)
     with closing(work.data_files(plan.layout.files)) as files:
-        run = _Run(plan, files, work, observe, watch)
+        run = _Execution(plan, files, work, observe, watch)
         extents = run.work(done)
         observe(Publishing())
         try:
@@ -176,7 +176,7 @@ def _made(plan: Plan, writer: Writer, work: Work, observe: Observer, watch: Watc
     return _Done(len(done), bytes_done, run.counts), unlinked
 
 
-class _Run:
+class _Execution:
     """The moving state of one run: the tasks still to be taken, those finished, the first error."""
 
     def __init__(self, plan: Plan, files: DataFiles, work: Work, observe: Observer, watch: Watch) -> None:
@@ -186,14 +186,14 @@ class _Run:
         self._observe = observe
         self._watch = watch
         self._lock = threading.Lock()
-        self._finished: list[Entry] = []
+        self._finished: list[FinishedTask] = []
         self._extents: dict[tuple[Path, Shape], Range] = {}
         self._counts: dict[str, Counter[str]] = {}
         self._error: BaseException | None = None
         self._stop = threading.Event()
         self._sync_failed = False
 
-    def work(self, done: Iterable[Entry]) -> Extents:
+    def work(self, done: Iterable[FinishedTask]) -> Extents:
         """Does all tasks but those in `done`; raises the first error after every thread has ended.
 
         Returns:
@@ -263,13 +263,13 @@ class _Run:
                 return
             task = self._plan.tasks[number]
             chunks = make(self._plan, task, self._files, buffer, scratch, self._watch)
-            entry = Entry(number, chunks, scratch.take_counts())
+            entry = FinishedTask(number, chunks, scratch.take_counts())
             with self._lock:
                 self._note(entry)
                 self._finished.append(entry)
                 self._observe(TaskDone(task.bytes_in, task.bytes_out))
 
-    def _note(self, entry: Entry) -> None:
+    def _note(self, entry: FinishedTask) -> None:
         path = self._plan.tasks[entry.task].path
         if entry.counts:
             self._counts.setdefault(spelled(path), Counter()).update(entry.counts)

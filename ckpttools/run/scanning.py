@@ -21,7 +21,7 @@ from ckpttools.array.fingerprint import sources
 from ckpttools.array.lazy import ByteSource
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.region import Region
-from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Fit, Item, Tiles, fitted
+from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Item, ScanMemory, Tiles, fitted
 from ckpttools.run.threads import start_some
 from ckpttools.stores.unchanged import check_unchanged
 
@@ -107,7 +107,7 @@ def _files(items: Sequence[Item]) -> Iterable[ByteSource]:
     return {source.path: source for source in sources(chain.from_iterable(items))}.values()
 
 
-def _pieces(items: Sequence[Item], fit: Fit, cut: Cut) -> Iterator[tuple[int, Region]]:
+def _pieces(items: Sequence[Item], fit: ScanMemory, cut: Cut) -> Iterator[tuple[int, Region]]:
     for index, item in enumerate(items):
         element = sum(array.dtype.itemsize for array in item)
         yield from ((index, region) for region in cut(item, fit.piece_bytes // element))
@@ -127,7 +127,12 @@ class _Scan(Generic[Result]):
     """The moving state of one scan: the pieces still to be taken, the batches not yet handed out."""
 
     def __init__(
-        self, items: Sequence[Item], visit: Visit[Result], fit: Fit, cut: Cut, name: Callable[[int], str]
+        self,
+        items: Sequence[Item],
+        visit: Visit[Result],
+        fit: ScanMemory,
+        cut: Cut,
+        name: Callable[[int], str],
     ) -> None:
         self._items = items
         self._name = name

@@ -300,7 +300,7 @@ class Walks(Protocol):
 
 
 @runtime_checkable
-class Moves(Protocol):
+class Renames(Protocol):
     """A store in which a file, or a directory with all below it, gets another key in one step."""
 
     def rename(self, old: str, new: str) -> None:

@@ -169,7 +169,7 @@ class MemoryStore(Store):
                 del self._files[_joined(key, name)]
 
     def trials(self, key: str) -> LinkTrials:
-        return _Trials()
+        return _MemoryTrials()
 
     def link(self, source: File, key: str) -> bool:
         if not isinstance(source, MemoryFile):
@@ -210,7 +210,7 @@ class MemoryStore(Store):
             self._files.update(files)
 
 
-class _Trials:
+class _MemoryTrials:
     """What is in memory can be linked by any other file in memory."""
 
     def refusal(self, source: File) -> str | None:

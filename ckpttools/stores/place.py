@@ -17,8 +17,8 @@ from ckpttools.stores.base import (
     DirEntry,
     File,
     FileKind,
-    Moves,
     Puts,
+    Renames,
     Status,
     Store,
     Walks,
@@ -294,7 +294,7 @@ class Place:
             UsageError: the store cannot do that in one step.
             StorageError: it cannot be done.
         """
-        if not isinstance(self.store, Moves):
+        if not isinstance(self.store, Renames):
             raise self._takes_nothing()
         self.store.rename(self.key, other.key)
 

@@ -12,7 +12,7 @@ from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked, Constant, Stored
 from ckpttools.array.stored import Gaps
 from ckpttools.array.tree import Path, dotted, spelled
-from ckpttools.codecs.sharding import Shard
+from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.core.region import Shape, grid_cell, grid_indices, grid_shape
 from ckpttools.formats.orbax.entries import Entries, FileFault, Files
@@ -21,7 +21,7 @@ from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.array import ZarrArray
 from ckpttools.formats.zarr.chunks import parse_array
-from ckpttools.formats.zarr.inner_chunks import Piece, piece_array, scratch_of
+from ckpttools.formats.zarr.inner_chunks import EncodedChunk, chunk_array, scratch_of
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.place import Place
 
@@ -140,7 +140,7 @@ class Grid:
         return self.document.fill if self.arrays.may_be_left_out else None
 
     @cached_property
-    def _shard(self) -> Shard | None:
+    def _shard(self) -> ShardIndex | None:
         return self.document.shard_filled(self._fill)
 
     def _gaps(self) -> Gaps | None:
@@ -220,7 +220,7 @@ class Grid:
         extent = grid_cell(self.document.shape, shape, index).shape
         of_shard = (shard, number) if shard else None
         name, total = self._name(chunk), self._array_nbytes
-        return piece_array(Piece(source, offset, nbytes, coding, name, extent, of_shard, total), shape)
+        return chunk_array(EncodedChunk(source, offset, nbytes, coding, name, extent, of_shard, total), shape)
 
     def _plain(self, index: Shape) -> LazyArray:
         """A chunk that is its elements; asked for at every read, so as little as possible is made for it."""
@@ -231,7 +231,7 @@ class Grid:
         source, offset, _ = located
         return Stored(document.chunk, document.dtype, source, offset, whole_bytes=True)
 
-    def _is_one_plain_piece(self, shard: Shard, nbytes: int) -> bool:
+    def _is_one_plain_piece(self, shard: ShardIndex, nbytes: int) -> bool:
         """Whether a shard has room for its index and one plain piece: then it is known where that is."""
         coding = self.document.coding
         return coding.is_plain and shard.pieces == 1 and nbytes == coding.nbytes + shard.index_bytes

@@ -22,7 +22,7 @@ from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.metadata import SavedLeaf, key_impls
 from ckpttools.formats.orbax.options import HELP, OPTIONS, STORAGE
-from ckpttools.formats.orbax.steps import Item
+from ckpttools.formats.orbax.steps import OrbaxItem
 from ckpttools.stores.base import occurrences
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
@@ -133,7 +133,7 @@ def _config(directory: Place) -> Mapping[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-def _arrays(item: Item, document: Mapping[str, Any], options: ReadOptions) -> Arrays:
+def _arrays(item: OrbaxItem, document: Mapping[str, Any], options: ReadOptions) -> Arrays:
     directory = item.directory
     entries = entries_of(directory, document.get("use_ocdbt"), options.max_index_bytes)
     # Absent in the metadata of old versions: then a missing chunk may be lost as well as left out.
@@ -162,7 +162,7 @@ def _names(saved: Iterable[SavedLeaf], place: Place) -> dict[str, Path]:
     return names
 
 
-def _custom_metadata(item: Item) -> Mapping[str, object]:
+def _custom_metadata(item: OrbaxItem) -> Mapping[str, object]:
     """What the user said when saving; at the step, or in the item's own copy."""
     for directory in (item.step.path, item.directory):
         path = directory / orbax_metadata.CHECKPOINT_FILE

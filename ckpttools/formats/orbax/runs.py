@@ -18,7 +18,7 @@ from ckpttools.formats.orbax.hosts import hosts_at, not_together
 from ckpttools.formats.orbax.index import processes_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
-from ckpttools.formats.orbax.steps import Item, Run, Step, described, directories, step_of
+from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, described, directories, step_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
@@ -38,7 +38,7 @@ def why_not(path: Place) -> str | None:
     path.entries()  # raises where that is not allowed
     try:
         found = described(path)
-        if not isinstance(found, Run) or found.steps or hosts_at(path):
+        if not isinstance(found, OrbaxRun) or found.steps or hosts_at(path):
             return None
     except StorageError as error:
         return f"{error.message}: {(error.got or '').partition(' (errno')[0]}"
@@ -48,7 +48,7 @@ def why_not(path: Place) -> str | None:
     return reason
 
 
-def find_item(path: Place, step: int | None) -> Item:
+def find_item(path: Place, step: int | None) -> OrbaxItem:
     """The item that a path and a step mean; without a step the latest finished one.
 
     Warns with `LaterStepWarning` of later steps that are passed over.
@@ -107,9 +107,9 @@ def _may_be_later(other: Step, step: Step) -> bool:
     return is_alike and other.is_in_progress and other.is_one
 
 
-def _found(path: Place, step: int | None) -> Item:
+def _found(path: Place, step: int | None) -> OrbaxItem:
     match described(path):
-        case Item() as item:
+        case OrbaxItem() as item:
             # Other items of the step do not matter to whoever names this one.
             reason = ", ".join(item.step.faults([item])) or None
             return _checked(item, step, reason)
@@ -119,7 +119,7 @@ def _found(path: Place, step: int | None) -> Item:
             return _in_run(run, step)
 
 
-def _checked(item: Item, step: int | None, reason: str | None) -> Item:
+def _checked(item: OrbaxItem, step: int | None, reason: str | None) -> OrbaxItem:
     """The item that a path names, if it is of the step asked for and finished."""
     if step is not None and item.step.number not in (None, step):
         raise UsageError(
@@ -149,7 +149,7 @@ def _unfinished_error(step: Step, place: Place, reason: str) -> FormatError:
     )
 
 
-def _in_run(run: Run, step: int | None) -> Item:
+def _in_run(run: OrbaxRun, step: int | None) -> OrbaxItem:
     hosts = {} if run.steps else hosts_at(run.path)
     if hosts:
         raise not_together(run.path, hosts)
@@ -197,7 +197,7 @@ def _tell_of_later(opened: Step, later: Collection[Step]) -> None:
         warnings.warn(text, LaterStepWarning, stacklevel=2)
 
 
-def _only(step: Step) -> Item:
+def _only(step: Step) -> OrbaxItem:
     """The item of a step."""
     if not step.items:
         raise _unfinished_error(step, step.path, step.why_unfinished or f"no {TREE_FILE}")
@@ -209,7 +209,7 @@ def _only(step: Step) -> Item:
     return step.items[0]
 
 
-def _finished_step(run: Run, number: int) -> Step:
+def _finished_step(run: OrbaxRun, number: int) -> Step:
     """The step asked for."""
     step = run.steps.get(number)
     if step is None:

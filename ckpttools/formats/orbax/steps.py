@@ -77,7 +77,7 @@ def _is_of_trees(handler: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Item:
+class OrbaxItem:
     """One pytree item on disk.
 
     Attributes:
@@ -130,14 +130,16 @@ class Step:
         return has_metadata(self.path) or bool(self.items)
 
     @cached_property
-    def items(self) -> tuple[Item, ...]:
+    def items(self) -> tuple[OrbaxItem, ...]:
         """Its items. None for a run, even where its steps are bare ones."""
         if is_bare(self.path):
-            return (Item(self.path, self),)
+            return (OrbaxItem(self.path, self),)
         found = [
             place for place in directories(self.path) if is_item(place) and IN_PROGRESS not in place.name
         ]
-        return tuple(Item(place, self) for place in found if Step(place).number is None or not is_bare(place))
+        return tuple(
+            OrbaxItem(place, self) for place in found if Step(place).number is None or not is_bare(place)
+        )
 
     @cached_property
     def said(self) -> StepMetadata:
@@ -164,7 +166,7 @@ class Step:
         reasons = [*self.faults(self.items), *(f"no {TREE_FILE} in {name}" for name in lost)]
         return ", ".join(reasons) or None
 
-    def faults(self, items: Collection[Item]) -> Iterator[str]:
+    def faults(self, items: Collection[OrbaxItem]) -> Iterator[str]:
         """What a finished save has and this one has not, as far as it matters to some of its items."""
         if self.is_in_progress:
             yield f"its name is still {self.path.name}"
@@ -196,7 +198,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Run:
+class OrbaxRun:
     """A directory with steps.
 
     Attributes:
@@ -219,21 +221,21 @@ class Run:
         return named.get("") or max(named.values(), key=len, default={})
 
 
-def described(path: Place) -> Item | Step | Run:
+def described(path: Place) -> OrbaxItem | Step | OrbaxRun:
     """What a directory is; a run without steps where it is nothing of Orbax's.
 
     Raises:
         StorageError: it may not be looked into.
     """
     if is_item(path):
-        return Item(path, step_of(path))
+        return OrbaxItem(path, step_of(path))
     step = Step(path)
     return step if step.is_one else _run(path)
 
 
-def _run(path: Place) -> Run:
+def _run(path: Place) -> OrbaxRun:
     """The run at a path; MaxText keeps its steps one level below."""
-    here, below = Run(path), Run(path / "checkpoints")
+    here, below = OrbaxRun(path), OrbaxRun(path / "checkpoints")
     if not below.path.is_dir() or any(not step.prefix for step in here.steps.values()):
         return here
     # A backup beside `checkpoints` is no step of the run.

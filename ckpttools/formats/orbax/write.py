@@ -84,7 +84,7 @@ class OrbaxWriter:
         self._check(tree)
         base = self._base(tree)
         found = find(tree, self.references, f"{base}/{DATA_DIRECTORY}")
-        files = _DataFiles(f"{base}/{DATA_FILE}", self.target_data_file_bytes)
+        files = _FileAllocator(f"{base}/{DATA_FILE}", self.target_data_file_bytes)
         largest = min(most, LARGEST_ENCODED) if self.compression else None
         placements = dict(found.placements)
         for path, array in tree.arrays.items():
@@ -196,7 +196,7 @@ def _places(path: Path, placement: Placement, extents: Extents) -> Iterator[tupl
 
 
 @dataclass
-class _DataFiles:
+class _FileAllocator:
     """Gives arrays their places in data files, one after the other.
 
     Attributes:

@@ -120,7 +120,7 @@ FORMAT = SafetensorsFormat()
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Location:
     """Where the weights are: file names in a folder, or an index that names them."""
 
     folder: Place
@@ -129,7 +129,7 @@ class _Found:
 
 
 @dataclass(frozen=True)
-class _File:
+class _WeightFile:
     """One file with its header; `name` is relative to the folder."""
 
     name: str
@@ -137,7 +137,7 @@ class _File:
     header: Header
 
 
-def _find(path: Place) -> _Found:
+def _find(path: Place) -> _Location:
     """What of this format lies at `path`.
 
     Raises:
@@ -148,9 +148,9 @@ def _find(path: Place) -> _Found:
     if path.is_dir():
         return _find_in(path)
     if path.name.endswith(_INDEX_SUFFIX):
-        return _Found(path.parent, index=path.name)
+        return _Location(path.parent, index=path.name)
     if path.name.endswith(_SUFFIX):
-        return _Found(path.parent, (path.name,))
+        return _Location(path.parent, (path.name,))
     raise FormatError(
         f"the name ends neither in {_SUFFIX} nor in {_INDEX_SUFFIX}",
         place=path,
@@ -163,24 +163,24 @@ def _look_at(path: Place) -> None:
     path.stat()
 
 
-def _find_in(folder: Place) -> _Found:
+def _find_in(folder: Place) -> _Location:
     # transformers takes model.safetensors where there is one and looks at no index beside it
     # (PreTrainedModel.from_pretrained); whoever opens the directory means the same weights.
     if _is_file(folder / "model.safetensors"):
-        return _Found(folder, ("model.safetensors",))
+        return _Location(folder, ("model.safetensors",))
     names = _listed(folder)
     indexes = [name for name in names if name.endswith(_INDEX_SUFFIX)]
     if "model.safetensors.index.json" in indexes:
-        return _Found(folder, index="model.safetensors.index.json")
+        return _Location(folder, index="model.safetensors.index.json")
     if indexes:
-        return _Found(folder, index=_only(indexes, folder))
+        return _Location(folder, index=_only(indexes, folder))
     files = [name for name in names if name.endswith(_SUFFIX)]
     if not files:
         raise FormatError(
             f"no {_SUFFIX} file in the directory", place=folder, hint="name the directory of the weights"
         )
     _check_numbers(files, folder)
-    return _Found(folder, tuple(files))
+    return _Location(folder, tuple(files))
 
 
 def _read_in(folder: Place) -> set[str]:
@@ -198,7 +198,7 @@ def _series(name: str) -> tuple[str, str]:
     return (match["stem"], match["count"]) if match else (name.removesuffix(_SUFFIX), "")
 
 
-def _require_room(found: _Found, options: ReadOptions) -> None:
+def _require_room(found: _Location, options: ReadOptions) -> None:
     """Refuses more tensors than fit into the memory allowed; an index names all those of its files."""
     if found.index is not None:
         index = (found.folder / found.index).open()
@@ -299,7 +299,7 @@ def _weight_map(path: Place) -> dict[str, str]:
     )
 
 
-def _shards(found: _Found, named: Mapping[str, str]) -> tuple[str, ...]:
+def _shards(found: _Location, named: Mapping[str, str]) -> tuple[str, ...]:
     """The files that the index names, sorted, which is how they are numbered."""
     names = tuple(sorted(set(named.values())))
     index = found.folder / str(found.index)
@@ -324,17 +324,17 @@ def _check_inside(name: str, index: Place) -> None:
     )
 
 
-def _opened(folder: Place, name: str, options: ReadOptions) -> _File:
+def _opened(folder: Place, name: str, options: ReadOptions) -> _WeightFile:
     source = (folder / name).open()
     try:
         header = parse_header(source, options.max_header_bytes)
         source.remember_head(header.data_start)
-        return _File(name, source, header)
+        return _WeightFile(name, source, header)
     finally:
         source.close()  # a checkpoint may have more shards than a process may have open files
 
 
-def _check_once(files: Sequence[_File]) -> None:
+def _check_once(files: Sequence[_WeightFile]) -> None:
     """Checks that no tensor is in two files."""
     counts = Counter(entry.name for file in files for entry in file.header.entries)
     twice = {name for name, count in counts.items() if count > 1}
@@ -352,7 +352,7 @@ def _check_once(files: Sequence[_File]) -> None:
         )
 
 
-def _check_index(named: Mapping[str, str], files: Iterable[_File], index: Place) -> None:
+def _check_index(named: Mapping[str, str], files: Iterable[_WeightFile], index: Place) -> None:
     """Checks that the index and the shards, which have each tensor once, name the same, in the same files."""
     there = {entry.name: file.name for file in files for entry in file.header.entries}
     if there == named:
@@ -372,7 +372,7 @@ def _differing(what: str, pairs: Iterable[tuple[str, str]]) -> str:
     return f"\n  {what} ({len(lines)}):{listing(lines)}" if lines else ""
 
 
-def _tree(path: Place, folder: Place, files: Sequence[_File]) -> Tree:
+def _tree(path: Place, folder: Place, files: Sequence[_WeightFile]) -> Tree:
     leaves = dict(chain.from_iterable(map(_leaves, files)))
     custom = dict(chain.from_iterable(file.header.metadata.items() for file in files))
     described = custom.pop(flat.ENTRY, None)
@@ -388,7 +388,7 @@ def _is_one_of_several(path: Place) -> bool:
     return match is not None and path.is_file() and int(match["count"]) > 1
 
 
-def _leaves(file: _File) -> Iterator[tuple[TreePath, Stored]]:
+def _leaves(file: _WeightFile) -> Iterator[tuple[TreePath, Stored]]:
     start = file.header.data_start
     for entry in file.header.entries:
         yield (entry.name,), Stored(entry.shape, entry.dtype, file.source, start + entry.begin)

@@ -73,7 +73,7 @@ class SafetensorsWriter:
             text = json.dumps(document, indent=2, sort_keys=True) + "\n"
             (directory / f"{self.stem}.safetensors.index.json").write_bytes(text.encode())
 
-    def _shards(self, tree: Tree) -> list[_Shard]:
+    def _shards(self, tree: Tree) -> list[_PlannedFile]:
         """What goes into which file, with the headers; the same for the same tree."""
         names = flat.names(tree, self.separator)
         _check_names(names, tree)
@@ -86,12 +86,12 @@ class SafetensorsWriter:
         for number, (file, group) in enumerate(zip(files, groups, strict=True)):
             arrays = {paths[i]: tree.arrays[paths[i]] for i in group}
             metadata = {**extra, **_FRAMEWORK} if number == 0 else _FRAMEWORK
-            shards.append(_shard(file, arrays, names, metadata))
+            shards.append(_planned_file(file, arrays, names, metadata))
         return shards
 
 
 @dataclass(frozen=True, slots=True)
-class _Shard:
+class _PlannedFile:
     """One file.
 
     Attributes:
@@ -134,9 +134,9 @@ def _file_names(stem: str, count: int) -> list[str]:
     return [f"{stem}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
-def _shard(
+def _planned_file(
     file: str, arrays: Mapping[Path, LazyArray], names: Mapping[Path, str], metadata: Mapping[str, str]
-) -> _Shard:
+) -> _PlannedFile:
     fields: dict[str, object] = {_METADATA: dict(sorted(metadata.items()))}
     starts: dict[Path, int] = {}
     end = 0
@@ -157,7 +157,7 @@ def _shard(
             wanted=f"at most {MAX_HEADER_BYTES} bytes",
             hint=f"spread the arrays over more files with a smaller {option('max_shard_size')}",
         )
-    return _Shard(file, header, starts, len(header) + end)
+    return _PlannedFile(file, header, starts, len(header) + end)
 
 
 def _in_byte_order(arrays: Mapping[Path, LazyArray]) -> list[Path]:
@@ -240,7 +240,7 @@ def _remedies(arrays: Iterable[LazyArray]) -> Iterator[str]:
         yield f"{left}: choose a format that holds it, such as Orbax"
 
 
-def _index(shards: Sequence[_Shard], names: Mapping[Path, str], tree: Tree) -> dict[str, object]:
+def _index(shards: Sequence[_PlannedFile], names: Mapping[Path, str], tree: Tree) -> dict[str, object]:
     return {
         "metadata": {"total_size": tree.nbytes},
         "weight_map": {names[path]: shard.file for shard in shards for path in shard.starts},

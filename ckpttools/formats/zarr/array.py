@@ -10,7 +10,7 @@ from typing import Any
 from ckpttools.codecs.base import Codec
 from ckpttools.codecs.coding import Coding
 from ckpttools.codecs.registry import Step, flat
-from ckpttools.codecs.sharding import Shard
+from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.codecs.transpose import Transpose
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError
@@ -73,7 +73,7 @@ class ZarrArray:
     chunk: Shape
     keys: ChunkKeys
     coding: Coding
-    shard: Shard | None
+    shard: ShardIndex | None
     fill: bytes
     steps: tuple[Step, ...]
     chain: Chain | None = None
@@ -108,7 +108,7 @@ class ZarrArray:
         """Bytes of each chunk, where that follows from its shape."""
         return self.coding.stored_nbytes if self.shard is None else None
 
-    def shard_filled(self, fill: bytes | None) -> Shard | None:
+    def shard_filled(self, fill: bytes | None) -> ShardIndex | None:
         """How chunks are shards, with `fill` for the pieces that were left out; None is an error there."""
         return self.shard and replace(self.shard, fill=fill)
 

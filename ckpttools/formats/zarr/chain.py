@@ -14,7 +14,7 @@ from ckpttools.codecs.base import Spec, configuration_of
 from ckpttools.codecs.bytes import LITTLE, LITTLE_ENDIAN, BytesCodec
 from ckpttools.codecs.coding import of_bytes, ordered
 from ckpttools.codecs.registry import Step, steps_of
-from ckpttools.codecs.sharding import Sharding
+from ckpttools.codecs.sharding import ShardingCodec
 from ckpttools.codecs.transpose import transpose_spec
 from ckpttools.core.region import Shape
 
@@ -74,7 +74,7 @@ def parse_chain(codecs: Sequence[Spec], chunk: Shape) -> Chain | None:
         return None
     if _know_no_axes(steps):
         return Chain(order, tuple(rest))
-    if len(steps) != 1 or not isinstance(steps[0], Sharding):
+    if len(steps) != 1 or not isinstance(steps[0], ShardingCodec):
         return None
     sharding, settings = steps[0], dict(configuration_of(rest[0]))
     settings.pop("codecs", ())

@@ -17,8 +17,8 @@ from ckpttools.array import slabs
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Decoded, Stored, relayout
 from ckpttools.codecs.coding import Coding
-from ckpttools.codecs.sharding import Shard
-from ckpttools.codecs.streams import ByteRange, Reading, Repeated, Stream
+from ckpttools.codecs.sharding import ShardIndex
+from ckpttools.codecs.streams import ByteRange, ExactReader, Repeated, Stream
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region, Shape, contiguous_runs, split_to
 from ckpttools.stores.memory import Bytes
@@ -36,7 +36,7 @@ _STREAMS = 2
 
 
 @dataclass(frozen=True)
-class Piece(ByteRange):
+class EncodedChunk(ByteRange):
     """The bytes of one piece, or of the shard that has it, and how they become elements.
 
     An `Encoded` of `ckpttools.array.nodes`.
@@ -52,7 +52,7 @@ class Piece(ByteRange):
     coding: Coding
     name: str
     extent: Shape
-    shard: tuple[Shard, int] | None = None
+    shard: tuple[ShardIndex, int] | None = None
     siblings_nbytes: int = 0
 
     @cached_property
@@ -142,9 +142,9 @@ class Piece(ByteRange):
                     stream.finish()
                 out[wanted.relative_to(region).slices] = buffer[wanted.relative_to(slab).slices]
 
-    def open(self) -> Reading:
+    def open(self) -> ExactReader:
         """A stream of the elements from the first one on."""
-        return Reading(self._opened(), self.decoded_bytes)
+        return ExactReader(self._opened(), self.decoded_bytes)
 
     def _opened(self) -> Stream:
         if self.shard is None:
@@ -174,9 +174,9 @@ class _Worker:
 
     def __init__(self) -> None:
         self._pieces: OrderedDict[tuple[str, ...], np.ndarray] = OrderedDict()
-        self._streams: OrderedDict[tuple[str, ...], Reading] = OrderedDict()
+        self._streams: OrderedDict[tuple[str, ...], ExactReader] = OrderedDict()
 
-    def kept(self, piece: Piece) -> np.ndarray:
+    def kept(self, piece: EncodedChunk) -> np.ndarray:
         """The elements of a small piece."""
         found = self._pieces.pop(piece.key, None)
         if found is None:
@@ -191,7 +191,7 @@ class _Worker:
         while self._pieces and held + nbytes > KEPT_BYTES:
             held -= self._pieces.popitem(last=False)[1].nbytes
 
-    def stream(self, piece: Piece, position: int, discard: memoryview) -> Reading:
+    def stream(self, piece: EncodedChunk, position: int, discard: memoryview) -> ExactReader:
         """A stream of a large piece that is at a position: the last one if it can go on to there."""
         found = self._streams.pop(piece.key, None)
         if found is None or found.position > position:
@@ -216,7 +216,7 @@ def _worker(scratch: Scratch) -> _Worker:
     return worker
 
 
-def piece_array(piece: Piece, shape: Shape) -> LazyArray:
+def chunk_array(piece: EncodedChunk, shape: Shape) -> LazyArray:
     """A piece as an array of `shape`: stored bytes where they are plain, and axes put in order.
 
     A plain piece alone in its bytes must have as many as its elements take.
@@ -234,8 +234,8 @@ def piece_array(piece: Piece, shape: Shape) -> LazyArray:
     return relayout(array, [(length,) for length in stored], inverse, [1] * len(shape))
 
 
-def scratch_of(coding: Coding, shard: Shard | None, array_nbytes: int) -> int:
+def scratch_of(coding: Coding, shard: ShardIndex | None, array_nbytes: int) -> int:
     """Scratch that reading any piece of an array takes."""
     alone = (shard, 0) if shard else None
-    piece = Piece(Bytes("", b""), 0, 0, coding, "", coding.shape, alone, array_nbytes)
-    return piece_array(piece, coding.shape).scratch_bytes
+    piece = EncodedChunk(Bytes("", b""), 0, 0, coding, "", coding.shape, alone, array_nbytes)
+    return chunk_array(piece, coding.shape).scratch_bytes

@@ -21,7 +21,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _SMALLEST_DIRECT = 1 << 20
 
 
-class DataFiles:
+class LocalDataFiles:
     """Files of known size that are written in pieces, in any order.
 
     Large pieces go straight from the buffer to the disk where the file system can do that (`O_DIRECT`):

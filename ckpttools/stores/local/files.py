@@ -91,7 +91,7 @@ def write_synced(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Writes a small file that has its name only once it is complete, and is durable then.
 
     Until then it has a hidden name beside it. What a process left under such a name when it was killed goes

@@ -31,7 +31,7 @@ _COPY_BYTES = 8 << 20
 _TRIAL = re.compile(r"\.ckpttools-trial-[0-9a-f]{16}")
 
 
-class Trials:
+class LocalTrials:
     """Finds out whether files can be linked into a directory, by doing it: once for files that are alike."""
 
     def __init__(self, directory: Path) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.core.wording import option
-from ckpttools.stores.local.data_files import DataFiles
+from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.file import read_whole, storage_error
 from ckpttools.stores.local.files import (
     check_no_mount,
@@ -54,7 +54,7 @@ def _nothing_more() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Staging:
+class LocalStaging:
     """A destination and the directory it grows in.
 
     Attributes:
@@ -418,7 +418,7 @@ class LocalWork:
         plan: fingerprint of what is to be done.
     """
 
-    staging: Staging
+    staging: LocalStaging
     journal: Journal
     plan: str
 
@@ -434,8 +434,8 @@ class LocalWork:
     def records(self) -> Sequence[Record]:
         return self.journal.records
 
-    def data_files(self, sizes: Mapping[str, int]) -> DataFiles:
-        return DataFiles(self.staging.content, sizes)
+    def data_files(self, sizes: Mapping[str, int]) -> LocalDataFiles:
+        return LocalDataFiles(self.staging.content, sizes)
 
     def enter(self, records: Iterable[Record]) -> None:
         self.journal.enter(records)

@@ -16,7 +16,7 @@ from ckpttools.stores.local.file import LocalFile, read_whole, storage_error
 from ckpttools.stores.publishing import Traits, Unfinished
 
 if TYPE_CHECKING:
-    from ckpttools.stores.local.staging import Staging
+    from ckpttools.stores.local.staging import LocalStaging
     from ckpttools.stores.place import Place
 
 # As `pathlib` takes them for names of nothing: links in a circle, too.
@@ -100,11 +100,11 @@ class LocalStore(Store):
                     yield name, found
 
     def put(self, key: str, content: bytes) -> None:
-        from ckpttools.stores.local.files import make_directory, write_whole
+        from ckpttools.stores.local.files import make_directory, write_atomically
 
         with _writing(key):
             make_directory(Path(key).parent)
-            write_whole(Path(key), content)
+            write_atomically(Path(key), content)
 
     def write(self, key: str, content: bytes) -> None:
         from ckpttools.stores.local.files import write_file
@@ -118,9 +118,9 @@ class LocalStore(Store):
             file.write(content)
 
     def trials(self, key: str) -> LinkTrials:
-        from ckpttools.stores.local.links import Trials
+        from ckpttools.stores.local.links import LocalTrials
 
-        return Trials(Path(key))
+        return LocalTrials(Path(key))
 
     def link(self, source: File, key: str) -> bool:
         from ckpttools.stores.local.links import link
@@ -137,10 +137,10 @@ class LocalStore(Store):
         with _writing(key):
             copy_parts(source, Path(key), parts)
 
-    def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> Staging:
-        from ckpttools.stores.local.staging import Staging
+    def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> LocalStaging:
+        from ckpttools.stores.local.staging import LocalStaging
 
-        return Staging(Path(key), overwrite, check_replaced)
+        return LocalStaging(Path(key), overwrite, check_replaced)
 
     def unfinished(self, key: str) -> Unfinished | None:
         from ckpttools.stores.local.partial import JOURNAL, REPLACED, SUFFIX
