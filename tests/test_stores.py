@@ -67,6 +67,14 @@ def test_a_scheme_without_a_store_is_refused_by_name(text):
     assert "local directory" in caught.value.hint
 
 
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_what_is_to_be_written_is_copied_to_where_no_store_is(scheme):
+    with pytest.raises(UsageError) as caught:
+        parse(f"{scheme}://b/out", is_written=True)
+    assert caught.value.hint.startswith("write to a local directory, then copy that there: ")
+    assert caught.value.hint.endswith(f" DIRECTORY {scheme}://b/out")
+
+
 def test_an_address_that_pathlib_has_taken_for_a_path_is_refused():
     with pytest.raises(UsageError, match="gs://b/x before it was made a path"):
         parse(Path("gs://b/x"))

@@ -108,7 +108,7 @@ class Conversion:
             execute,
             self.plan,
             self.writer,
-            parse(destination),
+            parse(destination, is_written=True),
             overwrite=overwrite,
             check_replaced=self._check_replaced,
             observe=observe,
@@ -126,7 +126,7 @@ class Conversion:
         """Raises what would stop `run` before it writes anything."""
         from ckpttools.run.executor import check
 
-        check(self.plan, self.writer, parse(destination), overwrite, self._check_replaced)
+        check(self.plan, self.writer, parse(destination, is_written=True), overwrite, self._check_replaced)
 
     def _check_replaced(self, destination: Place) -> None:
         from ckpttools.api.occupant import check_replaceable

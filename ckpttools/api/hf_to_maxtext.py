@@ -78,7 +78,9 @@ def hf_to_maxtext(
         carry=carry,
         read=read_options({"max_header_bytes": max_header_bytes}),
     )
-    writer = writer_for(Tree({}), "orbax", parse(destination), as_step=0, **part_of(common, Storing))
+    writer = writer_for(
+        Tree({}), "orbax", parse(destination, is_written=True), as_step=0, **part_of(common, Storing)
+    )
     return prepare(
         lambda resources: plan_to_maxtext(source, options, resources, writer),
         source,

@@ -133,7 +133,8 @@ def prepare(
     from ckpttools.digest import manifest as digests
     from ckpttools.run.apart import check_apart
 
-    place, written = parse(destination), None if manifest is None else parse(manifest)
+    place = parse(destination, is_written=True)
+    written = None if manifest is None else parse(manifest, is_written=True)
     read = place_of(source)
     if read is not None:
         check_apart(read, place)

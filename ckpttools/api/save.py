@@ -91,7 +91,7 @@ def plan_save(
     **options: Any,
 ) -> Conversion:
     """What `save` with these arguments would do; its `run(destination)` does it."""
-    place = None if destination is None else parse(destination)
+    place = None if destination is None else parse(destination, is_written=True)
     return plan_tree(tree, writer_for(tree, format, place, **options), resources)
 
 

@@ -54,7 +54,7 @@ class Location(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
         if value == "":
             self.fail(_EMPTY, param, ctx)
-        return parse(value)
+        return parse(value, is_written=param is not None and param.name in _WRITTEN)
 
 
 class SomeText(click.ParamType):  # type: ignore[type-arg]
@@ -66,6 +66,8 @@ class SomeText(click.ParamType):  # type: ignore[type-arg]
         return value or self.fail(_EMPTY, param, ctx)
 
 
+# Parameters that name what is written, so that a refusal does not advise fetching it.
+_WRITTEN = ("destination", "manifest", "output")
 _EMPTY = "nothing is named: the text is empty"
 SIZE = ByteSize()
 DTYPE = DTypeName()

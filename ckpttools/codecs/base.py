@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ckpttools.codecs.streams import ByteRange, InMemory, Stream
 from ckpttools.core.errors import CheckpointError, FormatError
@@ -19,30 +20,28 @@ Spec = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Codec:
+class Codec(ABC):
     """A codec from bytes to bytes, with the settings that one array has for it.
 
     Reading asks for `decoded`, planning for `decoding_bytes`, `ckpt doctor` for `is_whole`, `ckpt inspect
-    chunks` for `name`. One that is also written has `levels`, `encode` and `working_bytes`.
+    chunks` for `name`.
 
     Attributes:
         zarr3, zarr2: its name in a `zarr.json`, its `id` in a `.zarray`; None where that has no such codec.
         compresses: whether it makes data smaller.
-        adds: bytes that it puts behind the data, which it leaves as it is; None where it changes the data.
-        levels: those that a user may have chunks written with.
-        level: how hard it tried, or is to try, where that is said.
+        adds: bytes that it appends to the data, which it leaves as it is; None where it changes the data.
+        level: how hard it tried, or is to try, where that is stated.
     """
 
     zarr3: ClassVar[str | None] = None
     zarr2: ClassVar[str | None] = None
     compresses: ClassVar[bool] = True
     adds: ClassVar[int | None] = None
-    levels: ClassVar[range] = range(0)
 
     level: int | None = None
 
     @classmethod
-    def parse(cls, settings: Mapping[str, Any]) -> Codec:
+    def parse(cls, settings: Mapping[str, Any]) -> Self:
         """The codec with the settings of a `configuration` of zarr v3 or of a `compressor` of v2."""
         return cls(settings.get("level", settings.get("clevel")))
 
@@ -57,44 +56,32 @@ class Codec:
         return self.kind if self.level is None else f"{self.kind}:{self.level}"
 
     def names(self, chunk: object) -> tuple[str, ...]:
-        """As other steps of a chain tell their words."""
+        """As other steps of a chain name themselves."""
         return (self.name,)
 
     def decoding_bytes(self, nbytes: int) -> int:
         """Memory that decoding to `nbytes` bytes takes, beside whatever reads them from the stream."""
         return 3 * nbytes
 
+    @abstractmethod
     def decoded(self, encoded: Stream, most: int) -> Stream:
-        """The stream of what an encoded stream decodes to; arguments and errors as of `decode`.
-
-        All at once, unless a codec does better.
-        """
-        try:
-            return InMemory(self.decode(encoded.rest(), most))
-        except (CheckpointError, MemoryError):
-            raise
-        except Exception as error:
-            raise self.damaged(error) from error
-
-    def decode(self, data: bytes, most: int) -> Buffer:
-        """What data decodes to.
+        """The stream of what an encoded stream decodes to.
 
         Args:
-            data: all of it.
-            most: bytes that it can be; more are refused by who asked, but need not be made.
+            encoded: all of the data.
+            most: bytes that it can decode to; more are refused by the caller, but need not be made.
 
         Raises:
-            FormatError: it is damaged. Other errors are taken for that, too.
+            FormatError: it is damaged; here, or while the stream is read.
         """
-        raise NotImplementedError
 
     def damaged(self, reason: object) -> FormatError:
         return FormatError(f"the {self.kind} data is damaged", got=reason)
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
-        """Whether nothing tells that the data is cut or something else.
+        """Whether nothing shows that the data is truncated or something else.
 
-        Reads little, and decodes only where what is read says something else than is wanted.
+        Reads little, and decodes only where what is read contradicts what is wanted.
 
         Args:
             chunk: as it is stored; not empty.
@@ -108,21 +95,51 @@ class Codec:
     @property
     def zarr3_spec(self) -> Spec | None:
         """The codec as `zarr.json` lists it; None for one that is not written."""
-        return {"configuration": {"level": self.level}, "name": self.zarr3} if self.levels else None
+        return None
+
+
+class WholeCodec(Codec):
+    """A codec that decodes all of its data at once."""
+
+    @abstractmethod
+    def decode(self, data: bytes, most: int) -> Buffer:
+        """What data decodes to; arguments as of `decoded`. Any error is taken for damaged data."""
+
+    def decoded(self, encoded: Stream, most: int) -> Stream:
+        try:
+            return InMemory(self.decode(encoded.rest(), most))
+        except (CheckpointError, MemoryError):
+            raise
+        except Exception as error:
+            raise self.damaged(error) from error
+
+
+class WritableCodec(Codec):
+    """A codec that chunks can be written with, too.
+
+    Attributes:
+        levels: those that a user may choose.
+    """
+
+    levels: ClassVar[range]
 
     @property
-    def zarr2_spec(self) -> Mapping[str, Any] | None:
-        """The compressor as `.zarray` has it; None for one that is not written."""
-        return {"id": self.zarr2, "level": self.level} if self.levels else None
+    def zarr3_spec(self) -> Spec:
+        return {"configuration": {"level": self.level}, "name": self.zarr3}
 
     @property
+    def zarr2_spec(self) -> Mapping[str, Any]:
+        """The compressor as `.zarray` has it."""
+        return {"id": self.zarr2, "level": self.level}
+
+    @property
+    @abstractmethod
     def working_bytes(self) -> int:
         """Memory that encoding a chunk takes at most, beside its input and output."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self, data: memoryview) -> bytes:
         """The bytes to store: the same for the same data, whatever thread encodes them."""
-        raise NotImplementedError
 
 
 class Decoder(Stream):
@@ -140,8 +157,8 @@ class Decoder(Stream):
 
 
 @dataclass(frozen=True)
-class Unknown(Codec):
-    """One that nobody here knows."""
+class Unknown(WholeCodec):
+    """A codec that neither this package nor a plug-in has."""
 
     named: str = ""
     compresses = False

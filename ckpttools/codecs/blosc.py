@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckpttools.codecs import tensorstore
-from ckpttools.codecs.base import Codec
+from ckpttools.codecs.base import WholeCodec
 from ckpttools.codecs.streams import ByteRange
 from ckpttools.core.errors import FormatError
 
@@ -13,7 +13,7 @@ _HEADER, _DECODED_AT, _LENGTH_AT = 16, 4, 12
 
 
 @dataclass(frozen=True)
-class Blosc(Codec):
+class Blosc(WholeCodec):
     """Blosc, whatever the compressor inside of it and however it shuffles: its header says that."""
 
     zarr3 = zarr2 = "blosc"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckpttools.codecs.base import Codec
+from ckpttools.codecs.base import WholeCodec
 from ckpttools.core.errors import FormatError
 
 NBYTES = 4
 
 
 @dataclass(frozen=True)
-class Crc32c(Codec):
+class Crc32c(WholeCodec):
     """The four bytes of a checksum, little-endian, behind the data."""
 
     zarr3 = "crc32c"

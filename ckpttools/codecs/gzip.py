@@ -6,7 +6,7 @@ import gzip
 import zlib
 from dataclasses import dataclass
 
-from ckpttools.codecs.base import Codec, Decoder
+from ckpttools.codecs.base import Codec, Decoder, WholeCodec
 from ckpttools.codecs.streams import READ_BYTES, ByteRange, ExactReader, Fetched, Stream
 from ckpttools.core.errors import FormatError
 
@@ -46,7 +46,7 @@ class Gzip(Codec):
 
 
 @dataclass(frozen=True)
-class Zlib(Codec):
+class Zlib(WholeCodec):
     """zlib, of whose data nothing can be told without decoding it."""
 
     zarr2, zarr3 = "zlib", "numcodecs.zlib"

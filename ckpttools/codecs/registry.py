@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from ckpttools.codecs.base import Codec, Spec, Unknown, configuration_of
+from ckpttools.codecs.base import Codec, Spec, Unknown, WritableCodec, configuration_of
 from ckpttools.codecs.blosc import Blosc
 from ckpttools.codecs.bytes import BytesCodec
 from ckpttools.codecs.bzip2 import Bz2
@@ -72,10 +73,10 @@ def compressor_of(compressor: Mapping[str, Any]) -> Codec:
 
 
 def _parsed(kind: type[Codec] | None, name: str, settings: Mapping[str, Any]) -> Codec:
-    return kind.parse(settings) if kind else Unknown(Codec.parse(settings).level, name)
+    return kind.parse(settings) if kind else replace(Unknown.parse(settings), named=name)
 
 
-def parse_compression(text: str) -> Codec | None:
+def parse_compression(text: str) -> WritableCodec | None:
     """The codec that a user names: `none`, `zstd`, `zstd:9`. None stands for raw chunks.
 
     Raises:
@@ -85,15 +86,16 @@ def parse_compression(text: str) -> Codec | None:
         return None
     name, colon, level = text.partition(":")
     kind = _find("zarr2", name) or _find("zarr3", name)
-    if kind and kind.levels and not colon:
-        return kind()
-    if kind and level.isdecimal() and len(level) <= _MOST_DIGITS and int(level) in kind.levels:
-        return kind(int(level))
+    if kind and issubclass(kind, WritableCodec):
+        if not colon:
+            return kind()
+        if level.isdecimal() and len(level) <= _MOST_DIGITS and int(level) in kind.levels:
+            return kind(int(level))
     raise UsageError(f"unknown compression {text!r}", wanted=_wanted())
 
 
 def _wanted() -> str:
-    kinds = [each for each in (*_BUILT_IN, *_plug_ins()) if each.levels]
+    kinds = [each for each in (*_BUILT_IN, *_plug_ins()) if issubclass(each, WritableCodec)]
     named = (
         f"{each().kind} or {each().kind}:LEVEL with a level from {each.levels[0]} to {each.levels[-1]}"
         for each in kinds

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckpttools.codecs.base import Codec, Decoder, Spec
+from ckpttools.codecs.base import Decoder, Spec, WritableCodec
 from ckpttools.codecs.streams import READ_BYTES, ByteRange, Stream
 
 # Level 3 is zstd's own default and Orbax's for zarr v3. From level 20 on a compressor takes hundreds of MiB.
@@ -35,7 +35,7 @@ _RLE_BLOCK, _RESERVED_BLOCK = 1, 3
 
 
 @dataclass(frozen=True)
-class Zstd(Codec):
+class Zstd(WritableCodec):
     """One or more zstd frames."""
 
     zarr3 = zarr2 = "zstd"

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
+from ckpttools.codecs.base import WritableCodec
 from ckpttools.core.region import (
     Region,
     Shape,
@@ -127,21 +128,6 @@ class Referenced:
         return f"referenced {list(self.files)} {self.codecs} {inline} {digest.hexdigest()}"
 
 
-class ChunkCodec(Protocol):
-    """Turns the bytes of a chunk into those that are stored."""
-
-    @property
-    def name(self) -> str:
-        """The codec and its options, such as "zstd:3"."""
-
-    @property
-    def working_bytes(self) -> int:
-        """Memory that encoding takes beside what goes in and what comes out."""
-
-    def encode(self, data: memoryview) -> bytes:
-        """The stored bytes; the same for the same data."""
-
-
 @dataclass(frozen=True, slots=True)
 class ByteRun:
     """Bytes that are contiguous both in a task's buffer and in a file.
@@ -177,7 +163,7 @@ class Placement:
     itemsize: int
     chunk: Shape
     home: DataFile | ChunkFiles | Appended | Referenced
-    codec: ChunkCodec | None = None
+    codec: WritableCodec | None = None
 
     @cached_property
     def order(self) -> tuple[int, ...]:

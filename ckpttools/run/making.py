@@ -9,8 +9,9 @@ import numpy as np
 from ckpttools.array.booleans import require_booleans
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import spelled
+from ckpttools.codecs.base import WritableCodec
 from ckpttools.core.region import Shape
-from ckpttools.formats.placement import Appended, ChunkCodec, ChunkFiles, Placement, Range
+from ckpttools.formats.placement import Appended, ChunkFiles, Placement, Range
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
 from ckpttools.run.events import Watch
@@ -67,7 +68,7 @@ def _write_raw(task: Task, placement: Placement, memory: np.ndarray, files: Data
 def _write_encoded(
     task: Task,
     placement: Placement,
-    codec: ChunkCodec,
+    codec: WritableCodec,
     values: np.ndarray,
     files: DataFiles,
     scratch: Scratch,

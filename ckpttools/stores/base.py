@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -78,21 +77,6 @@ class DirEntry(NamedTuple):
     @property
     def is_file(self) -> bool:
         return self.kind is FileKind.FILE
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What reading from a store takes, so that others can read well.
-
-    Attributes:
-        gap: bytes that come in the time in which one more read would be answered: what lies between two reads
-            and is shorter is better read, too. Latency times bandwidth: 16 KiB on a local disk, 2 MiB at 20
-            ms.
-        requests: reads under way at once that are of use; None where the processors are what limits them.
-    """
-
-    gap: int
-    requests: int | None = None
 
 
 class File(ABC):
@@ -176,11 +160,9 @@ class Store(ABC):
 
     Attributes:
         scheme: what stands before `://`.
-        costs: of reading.
     """
 
     scheme: ClassVar[str]
-    costs: ClassVar[Costs]
 
     @abstractmethod
     def stat(self, key: str) -> Status | None:

@@ -18,9 +18,9 @@ from ckpttools.core.errors import (
     UsageError,
 )
 from ckpttools.core.wording import option
-from ckpttools.stores.base import Costs, DirEntry, File, FileKind, LinkTrials, Status, Store
+from ckpttools.stores.base import DirEntry, File, FileKind, LinkTrials, Status, Store
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import LockedError, Purpose, Record, Traits, Unfinished, check_name
+from ckpttools.stores.publishing import LockedError, Purpose, Record, Unfinished, check_name
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -101,8 +101,6 @@ class MemoryStore(Store):
     """Files in a dictionary. A directory is what keys have in common before a `/`."""
 
     scheme: ClassVar[str] = "memory"
-    costs: ClassVar[Costs] = Costs(gap=0)
-    traits = Traits(links=True)
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -19,10 +19,10 @@ The same protocol holds with other means, in one file for all such stores:
   file, in this order (Orbax itself lists a step without its commit files). `content` is therefore a store of
   its own that keeps what `write` gives it, which are small files, until `publish` puts them: commit files
   last, everything else before them.
-* `Traits.writes_at_offset` is False. The layout then cuts data into files of at most `largest_file` bytes,
-  and `write` is called for each of these by one thread, from its beginning to its end: a group of tasks is
-  one object, a write a part of its upload. `sync` ends the uploads of files that are full and returns when
-  they are there; others are begun again by the next run. `append` and `write_whole` make an object each.
+* The layout must cut data into files of limited size, and `write` be called for each of these by one thread,
+  from its beginning to its end: a group of tasks is one object, a write a part of its upload. Nothing asks a
+  store for that yet. `sync` ends the uploads of files that are full and returns when they are there; others
+  are begun again by the next run. `append` and `write_whole` make an object each.
 * The journal is objects below `<destination>.partial/`: one for each call of `enter`, numbered, put under the
   condition that there is none (`if-none-match: *`). The first is the purpose. The lock is such an object,
   too, which names its owner and is put again every few seconds under the condition that it is unchanged
@@ -54,22 +54,6 @@ Record: TypeAlias = Sequence[object]
 
 class LockedError(UsageError):
     """Another process is at work on the same destination."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """What a store can do, for who lays out what is written there.
-
-    Attributes:
-        writes_at_offset: whether a file is written at any place, in any order and again; else from its
-            beginning to its end, once.
-        links: whether a file can have a second name that takes no room.
-        largest_file: bytes that a file is given at most; None where no size is too large.
-    """
-
-    writes_at_offset: bool = True
-    links: bool = False
-    largest_file: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +211,6 @@ class Unfinished:
 @runtime_checkable
 class Publishes(Protocol):
     """A store in which checkpoints can be made."""
-
-    @property
-    def traits(self) -> Traits:
-        """What it can do."""
 
     def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> Staging:
         """A destination.

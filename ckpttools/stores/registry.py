@@ -24,18 +24,20 @@ _BUILT_IN = {"file": "local.store", "memory": "memory"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 # `pathlib` makes `gs:/bucket` of `gs://bucket`.
 _JOINED = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)(.+)", re.DOTALL)
-_FETCHED_BY = {
-    "gs": "gcloud storage cp -r {} .",
-    "s3": "aws s3 cp --recursive {} .",
-    "hf": "hf download REPO --local-dir DIRECTORY",
+# Commands that copy a directory from a store of that scheme, and to it.
+_COPIED_BY = {
+    "gs": ("gcloud storage cp -r {} .", "gcloud storage cp -r DIRECTORY {}"),
+    "s3": ("aws s3 cp --recursive {} .", "aws s3 cp --recursive DIRECTORY {}"),
+    "hf": ("hf download REPO --local-dir DIRECTORY", "hf upload REPO DIRECTORY"),
 }
 
 
-def parse(where: Where) -> Place:
+def parse(where: Where, *, is_written: bool = False) -> Place:
     """The place that a user names.
 
     Args:
         where: a local path, or `scheme://key`; a place is returned as it is.
+        is_written: whether something is to be written there, for the next step in the error.
 
     Raises:
         UsageError: no store of that scheme is installed.
@@ -50,7 +52,7 @@ def parse(where: Where) -> Place:
         return Place(LOCAL, _key(text))
     store = _store(scheme.lower())
     if store is None:
-        raise _no_store(scheme, text)
+        raise _no_store(scheme, text, is_written)
     return Place(store, _key(rest))
 
 
@@ -72,19 +74,23 @@ def _store(scheme: str) -> Store | None:
 def _refuse_joined(text: str) -> None:
     """Raises UsageError if a path was an address before `pathlib` took it for a path."""
     match = _JOINED.fullmatch(text)
-    if match and (match[1] in _FETCHED_BY or match[1] in _BUILT_IN) and not os.path.lexists(f"{match[1]}:"):
+    if match and (match[1] in _COPIED_BY or match[1] in _BUILT_IN) and not os.path.lexists(f"{match[1]}:"):
         raise UsageError(
             f"{text} was {match[1]}://{match[2]} before it was made a path",
             wanted="the text itself: pathlib joins the slashes",
         )
 
 
-def _no_store(scheme: str, text: str) -> UsageError:
-    fetch = _FETCHED_BY.get(scheme.lower())
-    by_hand = "copy it to a local directory" + (f": {fetch.format(quote(text))}" if fetch else "")
+def _no_store(scheme: str, text: str, is_written: bool) -> UsageError:
+    commands = _COPIED_BY.get(scheme.lower())
+    hint = (
+        "write to a local directory, then copy that there" if is_written else "copy it to a local directory"
+    )
+    if commands is not None:
+        hint += f": {commands[is_written].format(quote(text))}"
     return UsageError(
         f"no store for {scheme}:// is installed",
         place=text,
         wanted="a local path, or a package that brings such a store (entry point `ckpttools.stores`)",
-        hint=by_hand,
+        hint=hint,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.tree import Path, Tree, dotted, spelled
-from ckpttools.codecs.base import Codec
+from ckpttools.codecs.base import WritableCodec
 from ckpttools.codecs.zstd import LARGEST_ENCODED
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.region import Shape, ceil_div, grid_indices
@@ -56,7 +56,7 @@ class OrbaxWriter:
     item: str = "items"
     ocdbt: bool = True
     zarr3: bool = True
-    compression: Codec | None = None
+    compression: WritableCodec | None = None
     target_data_file_bytes: int | None = None
     references: References = NO_REFERENCES
     name: str = "orbax"

@@ -14,7 +14,7 @@ from typing import Any
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.tree import Path, Tree, spelled
-from ckpttools.codecs.base import Codec
+from ckpttools.codecs.base import WritableCodec
 from ckpttools.codecs.zstd import LARGEST_ENCODED
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Shape
@@ -43,7 +43,7 @@ class ZarrWriter:
         compression: of chunks; None stores them as they are, which loads fastest.
     """
 
-    compression: Codec | None = None
+    compression: WritableCodec | None = None
     name: str = "zarr3"
 
     def layout(self, tree: Tree, most: int) -> Layout:

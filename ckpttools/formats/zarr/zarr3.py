@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckpttools.codecs.base import Codec, Spec, configuration_of
+from ckpttools.codecs.base import Spec, WritableCodec, configuration_of
 from ckpttools.codecs.bytes import LITTLE
 from ckpttools.codecs.coding import coding_of
 from ckpttools.codecs.registry import steps_of
@@ -36,10 +36,9 @@ def encode(shape: Shape, dtype: DType, chunk: Shape, codecs: Sequence[Spec]) -> 
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def written_codecs(compression: Codec | None) -> tuple[Spec, ...]:
+def written_codecs(compression: WritableCodec | None) -> tuple[Spec, ...]:
     """The codecs of chunks that are written, as the document lists them."""
-    spec = compression.zarr3_spec if compression else None
-    return (LITTLE, spec) if spec else (LITTLE,)
+    return (LITTLE, compression.zarr3_spec) if compression else (LITTLE,)
 
 
 def _zero(dtype: DType) -> object:

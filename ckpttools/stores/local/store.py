@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import StorageError
-from ckpttools.stores.base import LARGEST_WHOLE, Costs, DirEntry, File, FileKind, LinkTrials, Status, Store
+from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, LinkTrials, Status, Store
 from ckpttools.stores.local.file import LocalFile, read_whole, storage_error
-from ckpttools.stores.publishing import Traits, Unfinished
+from ckpttools.stores.publishing import Unfinished
 
 if TYPE_CHECKING:
     from ckpttools.stores.local.staging import LocalStaging
@@ -27,10 +27,6 @@ class LocalStore(Store):
     """Files of this machine, and of what it has mounted."""
 
     scheme: ClassVar[str] = "file"
-    # A read costs a system call and the interpreter's lock: about 6 us between two busy threads, in which 16
-    # KiB come out of the page cache.
-    costs: ClassVar[Costs] = Costs(gap=16 << 10)
-    traits = Traits(links=True)
 
     def stat(self, key: str) -> Status | None:
         try:
