@@ -171,7 +171,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_written(tmp_path):
         "nothing to select by": lambda: ckpttools.select(HF, out),
         "nothing to cast to": lambda: ckpttools.cast(HF, out),
         "unknown dtype": lambda: ckpttools.hf_to_maxtext(HF, out, dtype="bfloat17"),
-        "is no size": lambda: ckpttools.hf_to_maxtext(HF, out, memory="lots"),
+        "is not a size": lambda: ckpttools.hf_to_maxtext(HF, out, memory="lots"),
         "more than nothing": lambda: ckpttools.hf_to_maxtext(HF, out, memory=0),
         "unknown compression": lambda: ckpttools.convert(HF, out, format="orbax", compression="zip"),
         "is not stored with these options": lambda: ckpttools.convert(HF, out, format="zarr3", item="x"),

@@ -66,7 +66,7 @@ def test_every_command_that_reads_them_names_the_array(odd, tmp_path):
         ("verify", odd, "--against", orbax),
     ):
         output = run(*words, code=3)
-        assert "an array of booleans has a byte that is none" in output, words
+        assert "an array of booleans has a byte that is not a boolean" in output, words
         assert "mask" in output and "0 or 1 in every byte" in output, words
     assert not any(out.exists() for out in outs)
 

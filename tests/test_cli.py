@@ -337,7 +337,7 @@ class TestErrors:
         assert text == f"Error: {source} is an empty directory\n  next   name one with a checkpoint in it\n"
         (source / "notes.txt").touch()
         text = self.converts(3, source, tmp_path / "new")
-        assert text.startswith(f"Error: {source} is no checkpoint of a known format\n")
+        assert text.startswith(f"Error: {source} is not a checkpoint of a known format\n")
         assert "\n    safetensors: " in text
 
     def test_no_configuration(self, tmp_path: Path):

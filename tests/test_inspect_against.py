@@ -304,7 +304,7 @@ class TestCommand:
             ("lama", 2, "did you mean llama?"),
             ("/no/such/place", 5, "/no/such/place is not there"),
             (LLAMA / "leaves_scanned.json", 3, "does not say which model it is of"),
-            (LLAMA, 3, "is no checkpoint of a known format"),
+            (LLAMA, 3, "is not a checkpoint of a known format"),
         ],
     )
     def test_what_is_nothing_to_compare_with(self, what: str | Path, code: int, words: str):

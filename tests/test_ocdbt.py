@@ -277,9 +277,9 @@ def test_key_too_long():
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../up", "d//f", "d/./f", "d/", "f" * 65536])
 def test_path_that_leads_nowhere(path):
-    with pytest.raises(FormatError, match="no path of a data file"):
+    with pytest.raises(FormatError, match="not a path of a data file"):
         encode([(b"key", Extent(path, 0, 1))], NODES)
-    with pytest.raises(FormatError, match="no path of a data file"):
+    with pytest.raises(FormatError, match="not a path of a data file"):
         encode([], path)
 
 
@@ -433,7 +433,7 @@ def test_manifest_without_a_version():
         (b"\0\0\1\7abc", "ends inside a field"),
         (b"\0\0\2" + b"\2\1\1ab", "longer than the string before"),
         (b"\0\1\1\2" + b"a", "prefix is longer than its string"),
-        (b"\0\1\4\0../f", "no path of a data file"),
+        (b"\0\1\4\0../f", "not a path of a data file"),
         (b"\0\0\1\1a\0\2", "kind of value is unknown"),
         (b"\0\0\1\1a\0\0x", "follow the last column"),
         (b"\0\1\1\0f\1\1a\1\1\0" + b"\xff" * 9 + b"\1", "byte range has no end"),

@@ -84,11 +84,11 @@ class TestDamaged:
     def test_custom_metadata_that_is_none(self, tmp_path, file):
         item = shutil.copytree(ORBAX / "standard", tmp_path / "item")
         change_json(item / file, custom_metadata=3)
-        with pytest.raises(FormatError, match="no JSON object") as caught:
+        with pytest.raises(FormatError, match="not a JSON object") as caught:
             open_tree(item)
         assert caught.value.place == str(item / file)
         (found,) = (each for each in examine(item).findings if each.level == "error")
-        assert "no JSON object" in found.what
+        assert "not a JSON object" in found.what
 
     def test_a_deleted_node(self, tmp_path):
         item = self.item(tmp_path)
@@ -184,8 +184,8 @@ class TestDamaged:
         [
             ({"data_type": "float128"}, "an unknown zarr data type"),
             ({"shape": [600]}, "shape and chunk shape do not match"),
-            ({"shape": [600, -2]}, "a shape that is none"),
-            ({"fill_value": "none"}, "a fill value that is none"),
+            ({"shape": [600, -2]}, "an invalid shape"),
+            ({"fill_value": "none"}, "an invalid fill value"),
             ({"chunk_key_encoding": {"name": "v9"}}, "an unknown encoding of chunk keys"),
             ({"codecs": [3]}, "not the metadata of a zarr array"),
             ({"codecs": 3}, "not the metadata of a zarr array"),

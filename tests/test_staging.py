@@ -129,7 +129,7 @@ class TestWhatIsSomebodyElses:
         partial = out.with_name("out.partial")
         (partial / "removed").mkdir(parents=True)
         (partial / NAME).write_bytes(text)
-        self.refused(models, out, r"journal\.ckpttools is no journal of ckpttools")
+        self.refused(models, out, r"journal\.ckpttools is not a journal of ckpttools")
         assert content(partial) == {NAME: text} and names(partial) == [NAME, "removed"]
 
     def test_a_journal_of_two_names(self, models, out, tmp_path):
@@ -138,11 +138,11 @@ class TestWhatIsSomebodyElses:
         for text in ("", '00000000 ["plan",["', "x"):
             precious.write_text(text)
             os.link(precious, partial / NAME)
-            assert "2 names" in self.refused(models, out, "is no journal of ckpttools")
+            assert "2 names" in self.refused(models, out, "is not a journal of ckpttools")
             assert precious.read_text() == text and names(partial) == [NAME]
             (partial / NAME).unlink()
         os.mkfifo(partial / NAME)
-        self.refused(models, out, "is no journal of ckpttools")
+        self.refused(models, out, "is not a journal of ckpttools")
 
     def test_what_is_named_removed(self, models, out, tmp_path):
         """Beside a journal that says nothing, and beside one of a conversion that replaces nothing."""

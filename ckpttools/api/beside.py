@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ckpttools.core.errors import UsageError
 from ckpttools.formats.registry import is_own_file
-from ckpttools.run.destination import staging_of
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import PLAN_MARK
+from ckpttools.stores.publishing import PLAN_MARK, staging_of
 from ckpttools.stores.registry import Where, parse
 
 

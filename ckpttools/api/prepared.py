@@ -152,7 +152,7 @@ def prepare(
 
 
 def _require_partial(destination: Place) -> None:
-    from ckpttools.run.destination import staging_of
+    from ckpttools.stores.publishing import staging_of
 
     _, directory = staging_of(parse(destination)).taken
     if not directory.exists():

@@ -24,7 +24,7 @@ def require_booleans(values: np.ndarray, dtype: DType, name: str) -> None:
     """
     if dtype.kind == "bool" and values.size and (most := int(values.max())) > 1:
         raise FormatError(
-            "an array of booleans has a byte that is none",
+            "an array of booleans has a byte that is not a boolean",
             place=name,
             got=f"{most}",
             wanted="0 or 1 in every byte",

@@ -48,7 +48,7 @@ _NARROW = {
 
 
 def _is_finite(values: np.ndarray, dtype: DType) -> bool:
-    """Whether all elements are numbers, told from the largest patterns of both signs."""
+    """Whether all elements are numbers, judged by the largest patterns of both signs."""
     sign, infinity = 1 << (dtype.bits - 1), dtype.not_finite_from
     assert infinity is not None
     signed = values.view(np.dtype(f"<i{dtype.itemsize}"))

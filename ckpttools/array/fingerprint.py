@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from functools import lru_cache
 
 from ckpttools.array.lazy import ByteSource, LazyArray
-from ckpttools.array.nodes import Chunked, described, inner
+from ckpttools.array.nodes import Chunked, Constant, Decoded, Stored, distinct, inner
+from ckpttools.core.region import grid_indices
+from ckpttools.stores.registry import parse
 
 # Fields of nodes that are made of others; the rest of their fields say how.
 _INNER = ("source", "parts")
@@ -14,16 +17,9 @@ _INNER = ("source", "parts")
 
 def sources(arrays: Iterable[LazyArray]) -> Iterator[ByteSource]:
     """The files that reading these arrays reads; one may come several times."""
-    seen: set[int] = set()
-    rest = list(arrays)
-    while rest:
-        array = rest.pop()
-        if id(array) not in seen:
-            # Of one array there may be a part in every layer.
-            seen.add(id(array))
-            rest.extend(inner(array))
-            if not inner(array):
-                yield from array.sources()
+    for array in distinct(arrays):
+        if not inner(array):
+            yield from array.sources()
 
 
 # What knows its chunks takes so many times the memory of what lies in one piece: keys, places, its metadata.
@@ -32,15 +28,7 @@ _CHUNKED = 3
 
 def nodes(arrays: Iterable[LazyArray]) -> int:
     """How many arrays these are with all that they are made of, each counted once, by their memory."""
-    seen: set[int] = set()
-    rest, found = list(arrays), 0
-    while rest:
-        array = rest.pop()
-        if id(array) not in seen:
-            seen.add(id(array))
-            rest.extend(inner(array))
-            found += _CHUNKED if isinstance(array, Chunked) else 1
-    return found
+    return sum(_CHUNKED if isinstance(array, Chunked) else 1 for array in distinct(arrays))
 
 
 class Describer:
@@ -62,7 +50,40 @@ class Describer:
             yield from self._new(part)
         self._numbers[id(array)] = len(self._numbers)
         if parts:
-            how = [repr(getattr(array, each.name)) for each in fields(array) if each.name not in _INNER]
-            yield [type(array).__name__, how, [self._numbers[id(part)] for part in parts]]
+            yield [*_own_fields(array), [self._numbers[id(part)] for part in parts]]
         else:
-            yield described(array)
+            yield _described(array)
+
+
+def _described(array: LazyArray) -> list[object]:
+    """What an array is made of, as plain values: arrays described alike hold the same elements.
+
+    Raises:
+        TypeError: not a node of the closed set.
+    """
+    match array:
+        case Stored(source=source):
+            return ["stored", _file(source.path), source.version, array.offset]
+        case Chunked():
+            parts = (array.part(index) for index in grid_indices(array.shape, array.chunk))
+            return ["chunked", array.chunk, *map(_described, parts)]
+        case Decoded(encoded=code):
+            return ["decoded", _file(code.source.path), code.source.version, code.offset, code.code]
+        case Constant():
+            return ["constant", array.element.hex()]
+        case _ if inner(array):
+            return [*_own_fields(array), *map(_described, inner(array))]
+        case _:
+            raise TypeError(f"{array!r} is not a node")
+
+
+def _own_fields(array: LazyArray) -> list[object]:
+    """What an array makes of those that it is made of."""
+    shown = (repr(getattr(array, each.name)) for each in fields(array) if each.name not in _INNER)
+    return [type(array).__name__, *shown]
+
+
+@lru_cache(maxsize=4096)
+def _file(path: str) -> str:
+    """A file's own name, however the path to it is written."""
+    return str(parse(path).resolve())

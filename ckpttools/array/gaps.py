@@ -1,12 +1,12 @@
-"""Chunks that an array lacks: told where it is shown, refused where all of it is wanted."""
+"""Chunks that an array lacks: reported where it is shown, refused where all of it is wanted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Chunked, Elementwise, Padded, Relayout, Stack, Take, Window
+from ckpttools.array.nodes import Chunked, distinct
 from ckpttools.array.stored import Gaps
 from ckpttools.core.errors import listing
 
@@ -45,12 +45,7 @@ class Incomplete:
 
 def incomplete(arrays: Iterable[LazyArray]) -> Incomplete | None:
     """What the stored arrays that these are made of lack; None if that is nothing."""
-    found: dict[int, Gaps] = {}
-    seen: set[int] = set()
-    for array in arrays:
-        for each in _gaps(array, seen):
-            found.setdefault(id(each), each)
-    gaps = tuple(found.values())
+    gaps = tuple(array.gaps for array in distinct(arrays) if isinstance(array, Chunked) and array.gaps)
     if not gaps:
         return None
     return Incomplete(sum(g.missing for g in gaps), sum(g.chunks for g in gaps), gaps, gaps[0].hint)
@@ -67,18 +62,3 @@ def refuse_incomplete(arrays: Iterable[LazyArray], place: str) -> None:
         lines = [f"{each.array}: {each.missing:,} of {each.chunks:,} chunks" for each in lacking.arrays]
         error = lacking.arrays[0].error
         raise error(lacking.summary + listing(lines), place=place, hint=lacking.hint)
-
-
-def _gaps(array: LazyArray, seen: set[int]) -> Iterator[Gaps]:
-    # Many arrays may be parts of the same stored one.
-    if id(array) in seen:
-        return
-    seen.add(id(array))
-    match array:
-        case Chunked(gaps=gaps):
-            yield from [gaps] if gaps else []
-        case Stack(parts=parts):
-            for part in parts:
-                yield from _gaps(part, seen)
-        case Take() | Window() | Padded() | Elementwise() | Relayout():
-            yield from _gaps(array.source, seen)

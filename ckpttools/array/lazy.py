@@ -92,9 +92,9 @@ class LazyArray(ABC):
         return id(self)
 
     @property
-    @abstractmethod
     def stored_bits(self) -> int:
         """Bits of one element where it is stored; 0 where nothing is."""
+        return 8 * self.dtype.itemsize
 
     @property
     def computed(self) -> bool:
@@ -181,3 +181,24 @@ class Derived(LazyArray):
     @property
     def computed(self) -> bool:
         return self.source.computed
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class Regionwise(Derived):
+    """An array of which each region is read from one region of the other."""
+
+    @abstractmethod
+    def _source_region(self, region: Region) -> Region | None:
+        """The source's region that a region is read from; None if it is made without the source."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.source.scratch_bytes
+
+    def read_cost(self, region: Region) -> ReadCost:
+        inner = self._source_region(region)
+        return ReadCost() if inner is None else self.source.read_cost(inner)
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        inner = self._source_region(region)
+        return ("", 0) if inner is None else self.source.first_byte(inner)

@@ -6,13 +6,13 @@ size (`ckpttools.array.slabs`), so no node ever needs memory in proportion to it
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from ckpttools.array import slabs
-from ckpttools.array.lazy import ByteSource, Derived, LazyArray, ReadCost
+from ckpttools.array.lazy import ByteSource, Derived, LazyArray, ReadCost, Regionwise
 from ckpttools.array.relayout import Relayout as Relayout
 from ckpttools.array.relayout import relayout as relayout
 from ckpttools.array.stored import Chunked as Chunked
@@ -27,9 +27,8 @@ from ckpttools.array.window import padded as padded
 from ckpttools.array.window import window as window
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import ShapeError
-from ckpttools.core.region import Region, grid_indices, split_to
+from ckpttools.core.region import Region, split_to
 from ckpttools.core.wording import option
-from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,33 +115,23 @@ def stack(parts: Sequence[LazyArray], axis: int) -> Stack:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Take(Derived):
+class Take(Regionwise):
     """One coordinate of an axis of another array; the axis is gone. The inverse of `Stack`."""
 
     axis: int
     index: int
 
-    def _inner(self, region: Region) -> Region:
+    def _source_region(self, region: Region) -> Region:
         return region.inserted(self.axis, self.index, self.index + 1)
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         import numpy as np
 
-        self.source.read_into(self._inner(region), np.expand_dims(out, self.axis), scratch)
-
-    @property
-    def scratch_bytes(self) -> int:
-        return self.source.scratch_bytes
-
-    def read_cost(self, region: Region) -> ReadCost:
-        return self.source.read_cost(self._inner(region))
+        self.source.read_into(self._source_region(region), np.expand_dims(out, self.axis), scratch)
 
     @property
     def read_kind(self) -> Hashable:
         return ("take", self.axis, self.index, self.source.read_kind)
-
-    def first_byte(self, region: Region) -> tuple[str, int]:
-        return self.source.first_byte(self._inner(region))
 
 
 def stacked_axes(array: LazyArray) -> tuple[int, ...]:
@@ -184,10 +173,13 @@ class ElementOp(Protocol):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Elementwise(Derived):
+class Elementwise(Regionwise):
     """Another array with a function applied to every element."""
 
     op: ElementOp
+
+    def _source_region(self, region: Region) -> Region:
+        return region
 
     @property
     def computed(self) -> bool:
@@ -206,15 +198,9 @@ class Elementwise(Derived):
     def scratch_bytes(self) -> int:
         return slabs.scratch(self.source.nbytes) + self.source.scratch_bytes
 
-    def read_cost(self, region: Region) -> ReadCost:
-        return self.source.read_cost(region)
-
     @property
     def read_kind(self) -> Hashable:
         return self.source.read_kind
-
-    def first_byte(self, region: Region) -> tuple[str, int]:
-        return self.source.first_byte(region)
 
 
 def elementwise(source: LazyArray, op: ElementOp) -> LazyArray:
@@ -241,39 +227,13 @@ def inner(array: LazyArray) -> tuple[LazyArray, ...]:
     return array.parts if isinstance(array, Stack) else ()
 
 
-@lru_cache(maxsize=4096)
-def _file(path: str) -> str:
-    """A file's own name, however the path to it is spelled."""
-    return str(parse(path).resolve())
-
-
-def described(array: LazyArray) -> object:
-    """What an array is made of, as plain values: arrays described alike hold the same elements.
-
-    Raises:
-        TypeError: not a node of the closed set.
-    """
-    match array:
-        case Stored():
-            return ["stored", _file(array.source.path), array.source.version, array.offset]
-        case Chunked():
-            parts = (array.part(index) for index in grid_indices(array.shape, array.chunk))
-            return ["chunked", array.chunk, *map(described, parts)]
-        case Decoded(encoded=code):
-            return ["decoded", _file(code.source.path), code.source.version, code.offset, code.code]
-        case Constant():
-            return ["constant", array.element.hex()]
-        case Stack():
-            return ["stack", array.axis, *map(described, array.parts)]
-        case Take():
-            return ["take", array.axis, array.index, described(array.source)]
-        case Window():
-            return ["window", array.start, array.shape, described(array.source)]
-        case Padded():
-            return ["padded", array.shape, described(array.source)]
-        case Elementwise():
-            return ["elementwise", repr(array.op), described(array.source)]
-        case Relayout():
-            return ["relayout", array.split, array.order, array.merge, described(array.source)]
-        case _:
-            raise TypeError(f"{array!r} is no node")
+def distinct(arrays: Iterable[LazyArray]) -> Iterator[LazyArray]:
+    """These arrays and all that they are made of, each once: many may be parts of the same one."""
+    seen: set[int] = set()
+    rest = [*arrays][::-1]
+    while rest:
+        array = rest.pop()
+        if id(array) not in seen:
+            seen.add(id(array))
+            rest.extend(reversed(inner(array)))
+            yield array

@@ -158,7 +158,7 @@ def relayout(
     """`source` with its atoms in another order; `source` itself where nothing changes.
 
     Raises:
-        ShapeError: the atoms do not multiply to the source's shape, or `order` is no permutation.
+        ShapeError: the atoms do not multiply to the source's shape, or `order` is not a permutation.
     """
     atoms = [length for group in split for length in group]
     if tuple(map(prod, split)) != source.shape:

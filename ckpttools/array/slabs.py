@@ -1,4 +1,4 @@
-"""How much of a source is held at once. No node needs memory in proportion to its size."""
+"""How much of a source is in memory at once. No node needs memory in proportion to its size."""
 
 from __future__ import annotations
 

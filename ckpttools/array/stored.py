@@ -35,7 +35,6 @@ _SHORT_RUN = 16 * 1024
 _MOST_GROWTH = 16
 # Packed elements unpacked at once: their loose bits are a few times their number, outside the scratch.
 _PACKED_SLAB = 1 << 16
-# Allocation granularity of scratch: every buffer taken may be rounded up to a page.
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -263,10 +262,6 @@ class Chunked(LazyArray):
         for index in grid_indices(self.shape, self.chunk):
             yield from self.part(index).sources()
 
-    @property
-    def stored_bits(self) -> int:
-        return 8 * self.dtype.itemsize
-
     def first_byte(self, region: Region) -> tuple[str, int]:
         _, inside, stored = next(self._cells(region))
         return stored.first_byte(inside)
@@ -321,10 +316,6 @@ class Decoded(LazyArray):
 
     def sources(self) -> Iterator[ByteSource]:
         yield self.encoded.source
-
-    @property
-    def stored_bits(self) -> int:
-        return 8 * self.dtype.itemsize
 
     def first_byte(self, region: Region) -> tuple[str, int]:
         """The place in proportion: what lies behind in the array lies behind in its code, too."""

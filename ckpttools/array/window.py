@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpttools.array.lazy import Derived, LazyArray, ReadCost
+from ckpttools.array.lazy import LazyArray, Regionwise
 from ckpttools.array.views import subview
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Window(Derived):
+class Window(Regionwise):
     """The elements of another array from `start` on.
 
     Attributes:
@@ -26,21 +26,11 @@ class Window(Derived):
 
     start: Shape
 
-    def _inner(self, region: Region) -> Region:
+    def _source_region(self, region: Region) -> Region:
         return region.shifted(self.start)
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        self.source.read_into(self._inner(region), out, scratch)
-
-    @property
-    def scratch_bytes(self) -> int:
-        return self.source.scratch_bytes
-
-    def read_cost(self, region: Region) -> ReadCost:
-        return self.source.read_cost(self._inner(region))
-
-    def first_byte(self, region: Region) -> tuple[str, int]:
-        return self.source.first_byte(self._inner(region))
+        self.source.read_into(self._source_region(region), out, scratch)
 
 
 def window(source: LazyArray, start: Shape, shape: Shape) -> LazyArray:
@@ -58,31 +48,18 @@ def window(source: LazyArray, start: Shape, shape: Shape) -> LazyArray:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Padded(Derived):
+class Padded(Regionwise):
     """Another array with zeros after it, on any of its axes."""
 
-    def _inner(self, region: Region) -> Region | None:
-        """What of the region lies in the source."""
+    def _source_region(self, region: Region) -> Region | None:
         return region.intersect(Region.whole(self.source.shape))
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        inner = self._inner(region)
+        inner = self._source_region(region)
         if inner != region:
             out[...] = 0
         if inner is not None:
             self.source.read_into(inner, subview(out, inner.relative_to(region)), scratch)
-
-    @property
-    def scratch_bytes(self) -> int:
-        return self.source.scratch_bytes
-
-    def read_cost(self, region: Region) -> ReadCost:
-        inner = self._inner(region)
-        return ReadCost() if inner is None else self.source.read_cost(inner)
-
-    def first_byte(self, region: Region) -> tuple[str, int]:
-        inner = self._inner(region)
-        return ("", 0) if inner is None else self.source.first_byte(inner)
 
 
 def padded(source: LazyArray, shape: Shape) -> LazyArray:

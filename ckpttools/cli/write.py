@@ -41,8 +41,8 @@ def write(
 def _print_plan(prepared: Prepared, source: Place, as_json: bool) -> None:
     from ckpttools.api.plan_report import describe
     from ckpttools.cli.plan_text import print_plan
-    from ckpttools.run.destination import begun_at
     from ckpttools.stores import parse
+    from ckpttools.stores.publishing import begun_at
 
     report = describe(prepared.plan, source, prepared.destination)
     if as_json:

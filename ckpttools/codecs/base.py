@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from ckpttools.codecs.streams import ByteRange, InMemory, Stream
+from ckpttools.codecs.streams import ByteRange, BytesStream, Stream
 from ckpttools.core.errors import CheckpointError, FormatError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _DECODED_AT_ONCE = 1 << 20
 
-Spec = Mapping[str, Any]
+CodecSpec = Mapping[str, Any]
 """A codec as `zarr.json` lists it: its name and its configuration."""
 
 
@@ -93,7 +93,7 @@ class Codec(ABC):
         return True
 
     @property
-    def zarr3_spec(self) -> Spec | None:
+    def zarr3_spec(self) -> CodecSpec | None:
         """The codec as `zarr.json` lists it; None for one that is not written."""
         return None
 
@@ -107,7 +107,7 @@ class WholeCodec(Codec):
 
     def decoded(self, encoded: Stream, most: int) -> Stream:
         try:
-            return InMemory(self.decode(encoded.rest(), most))
+            return BytesStream(self.decode(encoded.rest(), most))
         except (CheckpointError, MemoryError):
             raise
         except Exception as error:
@@ -124,7 +124,7 @@ class WritableCodec(Codec):
     levels: ClassVar[range]
 
     @property
-    def zarr3_spec(self) -> Spec:
+    def zarr3_spec(self) -> CodecSpec:
         return {"configuration": {"level": self.level}, "name": self.zarr3}
 
     @property
@@ -172,7 +172,7 @@ class Unknown(WholeCodec):
         raise FormatError("an unknown codec", got=self.named, hint=hint)
 
 
-def configuration_of(spec: Spec) -> Mapping[str, Any]:
+def configuration_of(spec: CodecSpec) -> Mapping[str, Any]:
     """The settings of a codec; none where it says nothing sensible."""
     found = spec.get("configuration")
     return found if isinstance(found, dict) else {}

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttools.codecs.base import Spec
+from ckpttools.codecs.base import CodecSpec
 from ckpttools.codecs.streams import Stream, Swapped
 from ckpttools.core.dtypes import DType
 
-LITTLE: Spec = {"configuration": {"endian": "little"}, "name": "bytes"}
+LITTLE: CodecSpec = {"configuration": {"endian": "little"}, "name": "bytes"}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""bz2, of whose data nothing can be told without decoding it."""
+"""bz2, whose data cannot be checked without decoding it."""
 
 from __future__ import annotations
 

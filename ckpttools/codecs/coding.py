@@ -8,9 +8,9 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from ckpttools.codecs.base import Codec, Spec, Unknown
+from ckpttools.codecs.base import Codec, CodecSpec, Unknown
 from ckpttools.codecs.bytes import LITTLE_ENDIAN, BytesCodec
-from ckpttools.codecs.registry import Step, steps_of
+from ckpttools.codecs.registry import CodecStep, steps_of
 from ckpttools.codecs.sharding import ShardIndex, ShardingCodec
 from ckpttools.codecs.streams import ByteRange, Fetched, Stream
 from ckpttools.codecs.tensorstore import COPIES, WholeChunkDecoder, whole_chunk_decoder
@@ -119,7 +119,7 @@ class Coding:
 
 
 def coding_of(
-    codecs: Sequence[Spec], chunk: Shape, dtype: DType, document: Mapping[str, Any]
+    codecs: Sequence[CodecSpec], chunk: Shape, dtype: DType, document: Mapping[str, Any]
 ) -> tuple[Coding, ShardIndex | None]:
     """How pieces are coded, and chunks are shards of them; None where they are not, but pieces.
 
@@ -138,7 +138,7 @@ def coding_of(
     return _of_piece(codecs, chunk, dtype, document), None
 
 
-def _of_piece(codecs: Sequence[Spec], shape: Shape, dtype: DType, document: Mapping[str, Any]) -> Coding:
+def _of_piece(codecs: Sequence[CodecSpec], shape: Shape, dtype: DType, document: Mapping[str, Any]) -> Coding:
     order, rest = ordered(steps_of(codecs), len(shape))
     made = of_bytes(rest[1:])
     if order is not None and made is not None and rest and isinstance(rest[0], BytesCodec):
@@ -148,14 +148,14 @@ def _of_piece(codecs: Sequence[Spec], shape: Shape, dtype: DType, document: Mapp
     )
 
 
-def ordered(steps: Sequence[Step], rank: int) -> tuple[Shape | None, Sequence[Step]]:
-    """The order of axes in memory, None if that is none; and the steps behind that."""
+def ordered(steps: Sequence[CodecStep], rank: int) -> tuple[Shape | None, Sequence[CodecStep]]:
+    """The order of axes in memory, None if it is invalid; and the steps after that."""
     if steps and isinstance(steps[0], Transpose):
         return steps[0].order(rank), steps[1:]
     return tuple(range(rank)), steps
 
 
-def of_bytes(steps: Sequence[Step]) -> tuple[Codec, ...] | None:
+def of_bytes(steps: Sequence[CodecStep]) -> tuple[Codec, ...] | None:
     """Steps that are all known codecs from bytes to bytes; None if they are not."""
     known = tuple(each for each in steps if isinstance(each, Codec) and not isinstance(each, Unknown))
     return known if len(known) == len(steps) else None

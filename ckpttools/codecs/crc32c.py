@@ -1,4 +1,4 @@
-"""CRC-32C: a checksum behind the data. All of it is looked at before any of it is used."""
+"""CRC-32C: a checksum after the data. All of it is checked before any of it is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NBYTES = 4
 
 @dataclass(frozen=True)
 class Crc32c(WholeCodec):
-    """The four bytes of a checksum, little-endian, behind the data."""
+    """The four bytes of a checksum, little-endian, after the data."""
 
     zarr3 = "crc32c"
     compresses = False

@@ -47,7 +47,7 @@ class Gzip(Codec):
 
 @dataclass(frozen=True)
 class Zlib(WholeCodec):
-    """zlib, of whose data nothing can be told without decoding it."""
+    """zlib, whose data cannot be checked without decoding it."""
 
     zarr2, zarr3 = "zlib", "numcodecs.zlib"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from ckpttools.codecs.base import Codec, Spec, Unknown, WritableCodec, configuration_of
+from ckpttools.codecs.base import Codec, CodecSpec, Unknown, WritableCodec, configuration_of
 from ckpttools.codecs.blosc import Blosc
 from ckpttools.codecs.bytes import BytesCodec
 from ckpttools.codecs.bzip2 import Bz2
@@ -23,7 +23,7 @@ _BUILT_IN: tuple[type[Codec], ...] = (Zstd, Gzip, Zlib, Bz2, Blosc, Crc32c)
 
 _MOST_DIGITS = 9
 
-Step = Transpose | BytesCodec | ShardingCodec | Codec
+CodecStep = Transpose | BytesCodec | ShardingCodec | Codec
 """A codec in a chain: from elements to elements, from elements to bytes, or from bytes to bytes."""
 
 
@@ -39,12 +39,12 @@ def _find(attribute: str, name: str) -> type[Codec] | None:
     return found or next((each for each in _plug_ins() if getattr(each, attribute) == name), None)
 
 
-def steps_of(codecs: Iterable[Spec]) -> tuple[Step, ...]:
+def steps_of(codecs: Iterable[CodecSpec]) -> tuple[CodecStep, ...]:
     """What the codecs of a `zarr.json` are."""
     return tuple(map(_step, codecs))
 
 
-def _step(spec: Spec) -> Step:
+def _step(spec: CodecSpec) -> CodecStep:
     name, settings = str(spec.get("name")), configuration_of(spec)
     match name:
         case "transpose":
@@ -59,7 +59,7 @@ def _step(spec: Spec) -> Step:
             return _parsed(_find("zarr3", name), name, settings)
 
 
-def flat(steps: Iterable[Step]) -> Iterator[Step]:
+def flat(steps: Iterable[CodecStep]) -> Iterator[CodecStep]:
     """Steps and those of the pieces of shards."""
     for step in steps:
         yield step

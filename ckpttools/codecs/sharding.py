@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.codecs import crc32c
-from ckpttools.codecs.base import Spec
+from ckpttools.codecs.base import CodecSpec
 from ckpttools.codecs.bytes import LITTLE_ENDIAN
 from ckpttools.codecs.streams import ByteRange
 from ckpttools.codecs.transpose import listed
@@ -18,7 +18,7 @@ from ckpttools.core.region import Shape, grid_shape
 
 if TYPE_CHECKING:
     from ckpttools.codecs.coding import Coding
-    from ckpttools.codecs.registry import Step
+    from ckpttools.codecs.registry import CodecStep
 
 # Offset and length of a piece that was left out.
 _MISSING = (1 << 64) - 1
@@ -38,9 +38,9 @@ class ShardingCodec:
     """
 
     piece: Any
-    codecs: Sequence[Spec]
-    steps: tuple[Step, ...]
-    index: tuple[Step, ...]
+    codecs: Sequence[CodecSpec]
+    steps: tuple[CodecStep, ...]
+    index: tuple[CodecStep, ...]
     at_start: bool
 
     def names(self, chunk: object) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ class Stream(ABC):
         """Fills some of `out`; 0 only at the end."""
 
     def file(self) -> io.BufferedReader:
-        """The stream for who wants a file."""
+        """The stream as a file object."""
         return io.BufferedReader(_RawReader(self), READ_BYTES)
 
     def read(self, size: int) -> memoryview:
@@ -113,7 +113,7 @@ class Fetched(Stream):
         return bytes(out)
 
 
-class InMemory(Stream):
+class BytesStream(Stream):
     """Bytes in memory."""
 
     def __init__(self, data: Buffer) -> None:

@@ -1,4 +1,4 @@
-"""What is left to tensorstore: codecs that nobody here has, and chunks that are made in rare ways."""
+"""What is left to tensorstore: codecs that are not implemented here, and rare chains of codecs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttools.codecs.base import Spec
-from ckpttools.codecs.streams import ByteRange, Fetched, InMemory, Stream
+from ckpttools.codecs.base import CodecSpec
+from ckpttools.codecs.streams import ByteRange, BytesStream, Fetched, Stream
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
 
@@ -31,11 +31,11 @@ class WholeChunkDecoder:
     def decoded(self, stored: ByteRange, extent: Shape) -> Stream:
         """The elements of the chunk; zeros beyond `extent`, the part that is inside the array."""
         values = {"zarr.json": self.text.encode(), self.key: Fetched(stored).rest()}
-        return InMemory(_decoded("zarr3", values, extent))
+        return BytesStream(_decoded("zarr3", values, extent))
 
 
 def whole_chunk_decoder(
-    codecs: Sequence[Spec], chunk: Shape, document: Mapping[str, Any]
+    codecs: Sequence[CodecSpec], chunk: Shape, document: Mapping[str, Any]
 ) -> WholeChunkDecoder:
     """For chunks of this shape that these codecs make, of an array with this `zarr.json`."""
     grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}

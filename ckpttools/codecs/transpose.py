@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttools.codecs.base import Spec
+from ckpttools.codecs.base import CodecSpec
 from ckpttools.core.region import Shape
 
 
@@ -36,12 +36,12 @@ class Transpose:
         return (self.word,)
 
     def order(self, rank: int) -> Shape | None:
-        """Axes from the slowest to the fastest in memory; None where it is no order of so many axes."""
+        """Axes from the slowest to the fastest in memory; None where it is not an order of so many axes."""
         said = self.said
         return tuple(said) if isinstance(said, list) and sorted(said) == list(range(rank)) else None
 
 
-def transpose_spec(order: Sequence[int]) -> Spec:
+def transpose_spec(order: Sequence[int]) -> CodecSpec:
     """The codec as `zarr.json` lists it."""
     return {"configuration": {"order": list(order)}, "name": "transpose"}
 

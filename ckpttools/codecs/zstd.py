@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckpttools.codecs.base import Decoder, Spec, WritableCodec
+from ckpttools.codecs.base import CodecSpec, Decoder, WritableCodec
 from ckpttools.codecs.streams import READ_BYTES, ByteRange, Stream
 
 # Level 3 is zstd's own default and Orbax's for zarr v3. From level 20 on a compressor takes hundreds of MiB.
@@ -72,7 +72,7 @@ class Zstd(WritableCodec):
         return stated == decoded if all_state else stated <= decoded
 
     @property
-    def zarr3_spec(self) -> Spec:
+    def zarr3_spec(self) -> CodecSpec:
         return {"configuration": {"checksum": False, "level": self.level or 0}, "name": "zstd"}
 
     @property

@@ -104,7 +104,7 @@ def parse_size(size: int | str) -> int:
     """A number of bytes, as a number or as text: 512MiB, 2GB, 1.5GiB, 1073741824.
 
     Raises:
-        UsageError: it is no size, or less than one byte.
+        UsageError: it is not a size, or less than one byte.
     """
     nbytes = _parsed(size) if isinstance(size, str) else size
     if nbytes < 1:
@@ -115,7 +115,7 @@ def parse_size(size: int | str) -> int:
 def _parsed(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is no size. Write 512MiB, 2GB or a number of bytes.")
+        raise UsageError(f"{text!r} is not a size. Write 512MiB, 2GB or a number of bytes.")
     number, letter, binary = match.groups()
     power = _POWERS[letter.lower()] if letter else 0
     return int(float(number) * (1024 if binary else 1000) ** power) if letter else int(float(number))

@@ -1,4 +1,4 @@
-"""Element types: how each format spells them, and what numbers they hold. One table, for all.
+"""Element types: how each format writes them, and what numbers they hold. One table, for all.
 
 numpy and ml_dtypes are imported only when an array is really made, so that looking at a checkpoint's
 structure needs neither.
@@ -23,7 +23,7 @@ class Float(NamedTuple):
     Attributes:
         mantissa: bits behind the exponent.
         infinity, nan, zero, sign: whether it has them.
-        in_order: whether magnitudes are in the order of their patterns, what is no finite number last.
+        in_order: whether magnitudes are in the order of their patterns, those of no finite number last.
     """
 
     mantissa: int
@@ -42,8 +42,8 @@ class DType:
         name: our name, which is numpy's or ml_dtypes' where they have the type.
         bits: bits of one element as safetensors packs it (4 and 6 are not whole bytes).
         kind: "float", "int", "uint", "bool" or "complex".
-        safetensors: spelling in a safetensors header, or None where the format lacks the type.
-        zarr3: `data_type` in zarr.json as tensorstore spells it, or None where it lacks the type.
+        safetensors: code in a safetensors header, or None where the format lacks the type.
+        zarr3: `data_type` in zarr.json as tensorstore writes it, or None where it lacks the type.
         layout: of a floating-point type; of a complex one that of its parts; None for others.
         value_bits: bits of which values are made; None for `bits`.
     """
@@ -68,7 +68,7 @@ class DType:
 
     @cached_property
     def carrier(self) -> np.dtype[np.generic]:
-        """The numpy dtype in which elements are moved without being looked at: unsigned, same size."""
+        """The numpy dtype in which elements are moved without being interpreted: unsigned, same size."""
         import numpy as np
 
         return np.dtype({1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "<c16"}[self.itemsize])
@@ -87,7 +87,7 @@ class DType:
     def zarr2(self) -> str | None:
         """`dtype` in a `.zarray`: `<f4`, `|b1`, `bfloat16`; None where zarr v2 and tensorstore lack the type.
 
-        numpy's own types are spelled as numpy's array interface spells them. The others, which zarr v2 does
+        numpy's own types are written as in numpy's array interface. The others, which zarr v2 does
         not know, have plain names in tensorstore (0.1.86) and so in every checkpoint that Orbax has written.
         """
         if self.name.startswith("float6_"):
@@ -250,5 +250,5 @@ def from_zarr3(name: str) -> DType | None:
 
 
 def from_zarr2(name: str) -> DType | None:
-    """The dtype of a `.zarray` in numpy's spelling (`<f4`, `>f4`, `|b1`) or in tensorstore's, or None."""
+    """The dtype of a `.zarray` as numpy writes it (`<f4`, `>f4`, `|b1`) or in tensorstore's, or None."""
     return _BY_ZARR2.get(name[1:]) if name[:1] in ("<", ">", "|") else DTYPES.get(name)

@@ -133,7 +133,7 @@ class MemoryBudgetError(CheckpointError):
 
 
 class NoSpaceError(CheckpointError):
-    """The destination has not enough room."""
+    """The destination has too little room."""
 
     exit_code = 4
 

@@ -54,9 +54,9 @@ def in_natural_order(names: Iterable[str]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Names out of a file as they can be shown: what would steer the terminal is spelled out.
+    """Names out of a file as they can be shown: what would steer the terminal is escaped.
 
-    Bytes that are no UTF-8, which Python has as halves of surrogate pairs, are spelled `\\xff`, so different
+    Bytes that are not UTF-8, which Python has as halves of surrogate pairs, are written `\\xff`, so different
     names stay different.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else _spelled(c) for c in text)

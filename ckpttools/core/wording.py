@@ -2,7 +2,7 @@
 
     hint=f"allow its replacement with {option('overwrite', True)}"      overwrite=True      --overwrite
 
-A message is spelled when it is made, as one in another language would be.
+A message is worded when it is made, as a translation would be.
 """
 
 from __future__ import annotations

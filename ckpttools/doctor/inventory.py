@@ -15,7 +15,7 @@ from typing import Any
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.doctor.probing import is_directory
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.interrupted import absent, unfinished_at
+from ckpttools.formats.interrupted import absent
 from ckpttools.formats.orbax.entries import Entries, entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.index import processes_of
@@ -33,6 +33,7 @@ from ckpttools.formats.safetensors.header import json_object
 from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
 from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import unfinished_at
 
 # What the fix set-aside appends.
 SET_ASIDE = ".unfinished"

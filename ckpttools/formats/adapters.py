@@ -1,4 +1,4 @@
-"""What was learned beside a model and lies without it, such as a LoRA: told to be that."""
+"""Adapters, such as a LoRA, without their base model: recognised and refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MERGE = (
 
 
 def refuse_adapter(tree: Tree) -> None:
-    """Raises FormatError if a tree is what was learned beside a model, such as a LoRA, without the model."""
+    """Raises FormatError if a tree is an adapter, such as a LoRA, without its base model."""
     place = parse(tree.metadata.place)
     folder = place if place.is_dir() else place.parent
     alone = tree.metadata.config is None and (folder / ADAPTER).is_file()

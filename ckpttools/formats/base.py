@@ -29,7 +29,7 @@ COMPANIONS = "hf"
 """Directory inside an Orbax item for what belongs to the model besides its arrays: see `formats.sidecar`."""
 
 RECORD = "ckpttools.json"
-"""File beside them that says how the model spelled its names."""
+"""File beside them that says which names the model used."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class TellsFiles(Protocol):
         """Whether a path, relative to a checkpoint, is one that its files have, or would be taken for one."""
 
     def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
-        """What lies in a directory and is no part of the one checkpoint that this format's writer puts there.
+        """What lies in a directory and is not part of the one checkpoint that the writer puts there.
 
         Args:
             directory: where.
@@ -295,7 +295,7 @@ class Writable(Protocol):
 
     @property
     def help(self) -> str:
-        """What is written, for who reads the help of the command; may end with "Example:" and lines."""
+        """What is written, for readers of the help of the command; may end with "Example:" and lines."""
 
     def writer(self, target: Target, /, **options: Any) -> Writer:
         """What writes a target.

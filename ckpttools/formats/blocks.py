@@ -15,7 +15,7 @@ from math import prod
 
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked, Relayout, Stack, Stored, Take, Window
-from ckpttools.codecs.base import Spec
+from ckpttools.codecs.base import CodecSpec
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.formats.orbax.arrays import Grid
 from ckpttools.formats.zarr.chain import Chain
@@ -268,7 +268,7 @@ class Chunks:
     blocks: Blocks
     pieces: Sequence[Sequence[int]]
     chunk: Shape
-    codecs: tuple[Spec, ...]
+    codecs: tuple[CodecSpec, ...]
     is_in_order: bool
 
     @property
@@ -346,7 +346,7 @@ def _even_part(length: int, least: int) -> int:
 
 
 def _span(axis: Axis, pieces: Sequence[int]) -> tuple[int, int] | None:
-    """Length of a chunk along an axis and its stride in memory; None where the chunks are no even grid."""
+    """Length of a chunk along an axis and its stride in memory; None where chunks are not an even grid."""
     length, stride, is_whole = 1, 1, True
     for number, (atom, piece) in reversed(list(enumerate(zip(axis, pieces, strict=True)))):
         if piece > 1:

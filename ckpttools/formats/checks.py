@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.dtypes import DType
@@ -45,7 +45,7 @@ def check_plain(tree: Tree, what: str) -> None:
 def check_dtypes(
     tree: Tree, spelling: Callable[[DType], str | None], what: str, cast: str = "bfloat16"
 ) -> None:
-    """Refuses arrays of a dtype that a format has no spelling for.
+    """Refuses arrays of a dtype that a format has no name for.
 
     Args:
         tree: what is to be written.
@@ -64,7 +64,16 @@ def check_dtypes(
         f"{what} has no {' and no '.join(dtypes)}:"
         + listing([f"{spelled(path)}: {array.dtype}" for path, array in wrong.items()]),
         place=tree.metadata.place or None,
-        # All dtypes that zarr lacks are floating-point ones of less than a byte.
-        hint=f"{option('dtype', cast)} casts floating-point arrays, without loss for those of 8 bits "
-        "and less",
+        hint="; ".join(_remedies({array.dtype for array in wrong.values()}, cast)),
     )
+
+
+def _remedies(dtypes: Set[DType], cast: str) -> Iterator[str]:
+    if any(dtype.is_float for dtype in dtypes):
+        yield (
+            f"{option('dtype', cast)} casts floating-point arrays, without loss for those of 8 bits and less"
+        )
+    others = sorted(dtype.name for dtype in dtypes if not dtype.is_float)
+    if others:
+        left = f"{option('dtype')} leaves {', '.join(others)} as it is"
+        yield f"{left}: choose a format that holds it, such as Orbax"

@@ -98,7 +98,7 @@ def _check_texts(tree: Tree) -> None:
             _utf8([path, *_kind(path, leaf, tree)])
         except UnicodeEncodeError as error:
             raise FormatError(
-                f"{json.dumps(path)} holds what is no Unicode text",
+                f"{json.dumps(path)} holds something that is not Unicode text",
                 place=tree.metadata.place,
                 got=error,
                 hint="rename it, or replace the text",

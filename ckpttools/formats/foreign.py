@@ -1,4 +1,4 @@
-"""What other programs write and no format here reads: told to be that, with the way to what is read."""
+"""What other programs write and no format here reads: named for what they are, with the next step."""
 
 from __future__ import annotations
 

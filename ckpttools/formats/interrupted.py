@@ -1,4 +1,4 @@
-"""What an interrupted conversion leaves where somebody looks for a checkpoint: told instead of opened."""
+"""What an interrupted conversion leaves where somebody looks for a checkpoint: reported instead of opened."""
 
 from __future__ import annotations
 
@@ -6,24 +6,12 @@ from shlex import quote
 
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import Publishes, Unfinished
-
-
-def unfinished_at(place: Place) -> Unfinished | None:
-    """What an interrupted conversion has left, if `place` is where it grew."""
-    store = place.store
-    return store.unfinished(place.key) if isinstance(store, Publishes) else None
-
-
-def partial_of(place: Place) -> Unfinished | None:
-    """What an interrupted conversion to `place` has left beside it, None if there is nothing."""
-    store = place.store
-    return store.begun_at(place.key) if isinstance(store, Publishes) else None
+from ckpttools.stores.publishing import Unfinished, begun_at, unfinished_at
 
 
 def absent(place: Place) -> StorageError:
     """The error of a place at which there is nothing."""
-    left = partial_of(place)
+    left = begun_at(place)
     hint = f"check the spelling of the path{_fetched(place)}" if left is None else next_step(left)
     return StorageError(f"{place} is not there", hint=hint)
 
@@ -41,7 +29,9 @@ def refuse_interrupted(place: Place) -> None:
     """Raises FormatError if `place` is a directory in which a conversion grows, whatever lies in it."""
     left = unfinished_at(place)
     if left is not None:
-        raise FormatError("an interrupted conversion is no checkpoint yet", place=place, hint=next_step(left))
+        raise FormatError(
+            "an interrupted conversion is not a checkpoint yet", place=place, hint=next_step(left)
+        )
 
 
 def next_step(left: Unfinished) -> str:

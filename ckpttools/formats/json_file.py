@@ -16,14 +16,14 @@ Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 
 def parse_json(text: str | bytes, pairs: Pairs | None = None) -> Any:
-    """The value that a JSON text spells.
+    """The value of a JSON text.
 
     Args:
         text: in UTF-8, if it is bytes.
         pairs: makes each object, as `json.loads` calls it.
 
     Raises:
-        ValueError: it is no JSON, nested too deep, or has strings that no text can hold.
+        ValueError: it is not JSON, nested too deep, or has strings that no text can hold.
     """
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:

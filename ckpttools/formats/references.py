@@ -177,7 +177,7 @@ class _ReferenceSearch:
         if self._trials is None or isinstance(source, Bytes):
             return None
         if source.path not in self._refusals:
-            why = self._trials.refusal(source) if isinstance(source, File) else "it is no file"
+            why = self._trials.refusal(source) if isinstance(source, File) else "it is not a file"
             self._refusals[source.path] = why
         return self._refusals[source.path]
 
@@ -228,7 +228,7 @@ class _ReferenceSearch:
                 "checkpoint of the result"
             )
         for path, nbytes in self._giants.items():
-            yield f"{spelled(path)} stays in chunks of {_size(nbytes)}: who needs a part of one reads it all"
+            yield f"{spelled(path)} stays in chunks of {_size(nbytes)}: reading a part of one reads it all"
 
 
 def _files_of(placement: Placement) -> frozenset[str]:
@@ -237,7 +237,7 @@ def _files_of(placement: Placement) -> frozenset[str]:
 
 
 def _is_sharable(place: Stretch, is_grid: bool) -> bool:
-    """Whether a chunk is in a file that can be linked, or in an index that held it inline."""
+    """Whether a chunk is in a file that can be linked, or inline in an index."""
     source, _, nbytes = place
     if isinstance(source, Bytes):
         return is_grid and nbytes <= MAX_INLINE_VALUE

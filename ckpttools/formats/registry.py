@@ -83,7 +83,7 @@ def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:
     if path.is_dir() and not any(path.iterdir()):
         raise FormatError(f"{path} is an empty directory", hint="name one with a checkpoint in it")
     raise foreign_error(path) or FormatError(
-        f"{path} is no checkpoint of a known format{listing(list(reasons.values()))}", hint=_instead(path)
+        f"{path} is not a checkpoint of a known format{listing(list(reasons.values()))}", hint=_instead(path)
     )
 
 
@@ -128,7 +128,7 @@ def companions_at(tree: Tree) -> Place | None:
 
 
 def strangers_in(directory: Place, tree: Tree) -> set[str]:
-    """What lies in a directory and is no part of the tree that was opened there: see `TellsFiles`; else all.
+    """What lies in a directory and is not part of the tree that was opened there: see `TellsFiles`; else all.
 
     Raises:
         StorageError: it cannot be listed.
@@ -163,7 +163,7 @@ def writer_for(
     shares: bool = False,
     **options: Any,
 ) -> Writer:
-    """The writer of a format, told by name.
+    """The writer of a format, by name.
 
     Args:
         tree: what will be written, as it was opened.

@@ -44,7 +44,7 @@ class Companions:
     """What goes along.
 
     Attributes:
-        files: name -> the file that is copied, byte for byte, as it was when it was looked at.
+        files: name -> the file that is copied, byte for byte, as it was when it was opened.
         arrays: name -> array that is kept as it is.
     """
 
@@ -65,7 +65,7 @@ def files_of_model(directory: Place) -> dict[str, File]:
     """Name -> file of the configuration and tokenizer in a directory.
 
     Raises:
-        StorageError: one cannot be looked at.
+        StorageError: one cannot be accessed.
     """
     found = {path.name: path for pattern in PATTERNS for path in directory.glob(pattern)}
     files = {
@@ -148,14 +148,14 @@ class Beside:
         """A place in the carried file, seen from the root."""
         home = placement.home
         if not isinstance(home, DataFile):
-            raise TypeError(f"{home} is no part of a data file")
+            raise TypeError(f"{home} is not a part of a data file")
         return replace(placement, home=replace(home, file=self._place(home.file)))
 
     def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`; files are copied before the writer says that all is there.
 
         Raises:
-            FormatError: a file that goes along is not what it was when it was looked at.
+            FormatError: a file that goes along is not what it was when it was opened.
             StorageError: it cannot be read.
         """
         own, carried = self._apart(tree)
@@ -174,7 +174,7 @@ _WRITER = SafetensorsWriter(max_shard_bytes=None, stem=CARRIED)
 
 
 def read_file(file: File) -> bytes:
-    """A companion's content, as it was when it was looked at.
+    """A companion's content, as it was when it was opened.
 
     Raises:
         SourceChangedError: it was changed since then.

@@ -122,8 +122,9 @@ def plain_storage(tree: Tree) -> Storage:
     root = place if place.is_dir() else place.parent
     uses: dict[str, _Use] = defaultdict(_Use)
     for path, array in tree.arrays.items():
-        for file, extent in _extents(array):
-            uses[_below(root, file)].add(extent, spelled(path))
+        if isinstance(array, Stored):
+            extent = Extent(array.source.path, array.offset, array.stored_nbytes)
+            uses[_below(root, extent.file)].add(extent, spelled(path))
     for use in uses.values():
         # What stands before the first tensor is the header.
         use.index.append((0, min(begin for begin, _ in use.live)))
@@ -140,12 +141,6 @@ def _below(root: Place, file: str) -> str:
     """The name of a file from a directory on, or all of it where it lies elsewhere."""
     place = parse(file)
     return place.relative_to(root) if root in place.parents else file
-
-
-def _extents(array: LazyArray) -> Iterator[tuple[str, Extent]]:
-    """Each file of an array with the range that the array has in it, where that can be told."""
-    if isinstance(array, Stored):
-        yield array.source.path, Extent(array.source.path, array.offset, array.stored_nbytes)
 
 
 def _beside(place: Place, uses: Mapping[str, object]) -> Iterator[tuple[str, Status]]:

@@ -21,7 +21,7 @@ def check_apart(source: Where, destination: Where, name: str | None = None) -> N
         name: of what is read in messages; None for the source.
 
     Raises:
-        UsageError: it does, or it is no name that a directory can be given.
+        UsageError: it does, or it is not a name that a directory can be given.
     """
     written = parse(destination)
     check_name(written)

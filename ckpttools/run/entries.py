@@ -62,7 +62,7 @@ def kept(records: Iterable[Record], plan: Plan, content: Place) -> list[Finished
 
 
 def entries(records: Iterable[Record]) -> Iterator[FinishedTask]:
-    """The entries that records hold; one that is none of ours does not count, whatever its checksum says."""
+    """The entries that records hold; one that is not ours does not count, whatever its checksum says."""
     for record in records:
         try:
             yield FinishedTask.from_record(*record)  # type: ignore[arg-type]

@@ -19,7 +19,6 @@ from ckpttools.formats.base import Extents, Writer
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
 from ckpttools.run.apart import check_apart, check_unread
-from ckpttools.run.destination import staging_of
 from ckpttools.run.entries import FinishedTask, kept
 from ckpttools.run.events import Observer, Publishing, Receipt, Started, TaskDone, Watch
 from ckpttools.run.linking import link_files
@@ -27,7 +26,7 @@ from ckpttools.run.making import make
 from ckpttools.run.memory import peak_bytes
 from ckpttools.run.threads import start_some
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import DataFiles, Purpose, Staging, Work
+from ckpttools.stores.publishing import DataFiles, Purpose, Staging, Work, staging_of
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.unchanged import check_unchanged
 
@@ -61,7 +60,7 @@ def execute(
         watch: sees everything that is written; not what an earlier run wrote or what is only referenced.
         conclude: called when the checkpoint has its name, before the journal goes: what it raises leaves the
             same command something to go on with.
-        command: the command line, for who finds the work unfinished; "" where there is none.
+        command: the command line, for whoever finds the work unfinished; "" where there is none.
 
     Raises:
         CheckpointError: of any kind; the destination is then as it was, and `<destination>.partial` keeps

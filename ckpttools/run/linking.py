@@ -24,7 +24,7 @@ def link_files(layout: Layout, content: Place) -> int:
     store = content.store
     for name, source in layout.links.items():
         if not (isinstance(source, File) and isinstance(store, Links)):
-            raise TypeError(f"{source!r} is no file that can be linked into {content}")
+            raise TypeError(f"{source!r} is not a file that can be linked into {content}")
         target, parts = (content / name).key, layout.used[name]
         if not store.link(source, target):
             store.copy_parts(source, target, parts)

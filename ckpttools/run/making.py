@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from ckpttools.array.booleans import require_booleans
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import spelled
-from ckpttools.codecs.base import WritableCodec
 from ckpttools.core.region import Shape
 from ckpttools.formats.placement import Appended, ChunkFiles, Placement, Range
 from ckpttools.plan.plan import Plan
@@ -40,7 +39,7 @@ def make(
         Where its encoded chunks went; nothing for chunks that are stored as they are.
 
     Raises:
-        CheckpointError: what is read is not there, cannot be read, or is no value of its dtype.
+        CheckpointError: what is read is not there, cannot be read, or is not a value of its dtype.
     """
     array = plan.tree.arrays[task.path]
     placement = plan.layout.placements[task.path]
@@ -53,7 +52,7 @@ def make(
         if placement.codec is None:
             _write_raw(task, placement, memory, files)
             return {}
-        return _write_encoded(task, placement, placement.codec, values, files, scratch)
+        return _write_encoded(task, placement, placement.codec.encode, values, files, scratch)
 
 
 def _write_raw(task: Task, placement: Placement, memory: np.ndarray, files: DataFiles) -> None:
@@ -68,7 +67,7 @@ def _write_raw(task: Task, placement: Placement, memory: np.ndarray, files: Data
 def _write_encoded(
     task: Task,
     placement: Placement,
-    codec: WritableCodec,
+    encode: Callable[[memoryview], bytes],
     values: np.ndarray,
     files: DataFiles,
     scratch: Scratch,
@@ -81,7 +80,7 @@ def _write_encoded(
             if inside.shape != placement.chunk:
                 chunk[...] = 0
             chunk[inside.slices] = values[part.relative_to(task.region).slices]
-            encoded = codec.encode(chunk.reshape(-1).view(np.uint8).data)
+            encoded = encode(chunk.reshape(-1).view(np.uint8).data)
         places[index] = _place(placement, index, encoded, files)
     return places
 

@@ -95,7 +95,7 @@ def scan(
     Raises:
         MemoryBudgetError: not even one worker fits into the memory; raised at once.
         ShapeError: arrays of one item differ in shape; raised at once.
-        CheckpointError: a piece cannot be read, or has bytes that are no booleans in an array of such. It
+        CheckpointError: a piece cannot be read, or has bytes that are not booleans in an array of such. It
             comes in its place, after the results before it. Last of all: a file was changed meanwhile.
     """
     fit = fitted(items, memory=memory, jobs=jobs, scratch=scratch, reserved=reserved)

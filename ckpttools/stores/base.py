@@ -40,8 +40,8 @@ class Status(NamedTuple):
         version: of a file, something that changes when its content does: time of change, ETag, generation.
         identity: something that changes when another file or directory takes the name; None where the version
             does.
-        links: how many keys a file has, where the store tells.
-        modified: when it was changed last, in nanoseconds since 1970; None where the store does not tell.
+        links: how many keys a file has, where the store knows.
+        modified: when it was changed last, in nanoseconds since 1970; None where the store cannot answer.
     """
 
     kind: FileKind
@@ -84,7 +84,7 @@ class File(ABC):
 
     Attributes:
         path: what messages call it, and what `ckpttools.stores.parse` finds it by.
-        size: its length in bytes when it was looked at.
+        size: its length in bytes when it was opened.
         version: see `Status`.
     """
 
@@ -114,12 +114,12 @@ class File(ABC):
         return
 
     def check_unchanged(self) -> None:
-        """Compares the file with what it was when it was looked at.
+        """Compares the file with what it was when it was opened.
 
         Raises:
             SourceChangedError: it was changed, so what was read of it may be of two states.
             FormatError: it is gone.
-            StorageError: it may not be looked at.
+            StorageError: it cannot be accessed.
         """
         return
 
@@ -169,7 +169,7 @@ class Store(ABC):
         """What is at a key; None if nothing is.
 
         Raises:
-            StorageError: the store does not tell.
+            StorageError: the store cannot answer.
         """
 
     @abstractmethod
@@ -177,7 +177,7 @@ class Store(ABC):
         """What is directly below a key, in any order.
 
         Raises:
-            StorageError: nothing is there, it is no directory, or the store does not tell.
+            StorageError: nothing is there, it is not a directory, or the store cannot answer.
         """
 
     @abstractmethod
@@ -190,7 +190,7 @@ class Store(ABC):
 
         Raises:
             FormatError: it is not there.
-            StorageError: it may not be looked at.
+            StorageError: it cannot be accessed.
         """
 
     def read(self, key: str, most: int = LARGEST_WHOLE) -> bytes:
@@ -201,7 +201,7 @@ class Store(ABC):
             most: bytes that it may have.
 
         Raises:
-            FormatError: it is no file, or larger.
+            FormatError: it is not a file, or larger.
             StorageError: it is not there, or cannot be read.
         """
         found, place = self.stat(key), self.spelled(key)
@@ -231,11 +231,11 @@ class Store(ABC):
         return self.absolute(key)
 
     def link_target(self, key: str) -> str | None:
-        """What a link says that it leads to, which need not be there; None if this is no link."""
+        """What a link says that it leads to, which need not be there; None if this is not a link."""
         return None
 
     def may_read(self, key: str) -> bool:
-        """Whether this user may read what is there, as far as that can be told without reading it."""
+        """Whether this user may read what is there, as far as that can be known without reading it."""
         return True
 
 
@@ -307,7 +307,7 @@ class Links(Protocol):
             Whether that was done; False where the store refuses it.
 
         Raises:
-            SourceChangedError, FormatError: the file is not what it was when it was looked at.
+            SourceChangedError, FormatError: the file is not what it was when it was opened.
             StorageError, NoSpaceError: anything else that the store reports.
         """
 

@@ -20,7 +20,7 @@ from ckpttools.core.errors import (
 from ckpttools.core.wording import option
 from ckpttools.stores.base import DirEntry, File, FileKind, LinkTrials, Status, Store
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import LockedError, Purpose, Record, Unfinished, check_name
+from ckpttools.stores.publishing import LockedError, Purpose, Record, Series, Unfinished, check_name
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -326,7 +326,7 @@ class MemoryDataFiles:
 
     def __init__(self, content: Place, sizes: Mapping[str, int]) -> None:
         self._content = content
-        self._ends: dict[str, tuple[int, int]] = {}
+        self._series = Series()
         self._lock = threading.Lock()
         for name, size in sizes.items():
             self._grown(name, size)
@@ -350,20 +350,12 @@ class MemoryDataFiles:
         (self._content / name).write_bytes(data)
 
     def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
-        with self._lock:
-            number, end = self._ends.get(name, (0, 0))
-            if end >= most:
-                number, end = number + 1, 0
-            self._ends[name] = number, end + len(data)
-        file = f"{name}-{number:05d}"
+        file, end = self._series.take(name, most, len(data))
         self.write(file, end, memoryview(data), 0)
         return file, end
 
     def extend(self, name: str, end: int) -> None:
-        series, dash, number = name.rpartition("-")
-        if dash and number.isdigit():
-            with self._lock:
-                self._ends[series] = max(self._ends.get(series, (0, 0)), (int(number), end))
+        self._series.extend(name, end)
 
     def sync(self) -> None:
         """What is in memory lasts as long as the process at once."""

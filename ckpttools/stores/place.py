@@ -71,7 +71,7 @@ class Place:
             TypeError: it lies elsewhere.
         """
         if self.store.scheme != "file":
-            raise TypeError(f"{self} is no local file")
+            raise TypeError(f"{self} is not a local file")
         return str(self)
 
     def __lt__(self, other: Place) -> bool:
@@ -135,21 +135,21 @@ class Place:
         """The one name of what may have several: through links, relative paths and `..`.
 
         Raises:
-            StorageError: the store does not tell.
+            StorageError: the store cannot answer.
         """
         return Place(self.store, self.store.real(self.key))
 
     # -- what is there
 
     def status(self) -> Status | None:
-        """What is here; None if nothing is. Raises StorageError if the store does not tell."""
+        """What is here; None if nothing is. Raises StorageError if the store cannot answer."""
         return self.store.stat(self.key)
 
     def stat(self) -> Status:
         """What is here.
 
         Raises:
-            StorageError: nothing is, or the store does not tell.
+            StorageError: nothing is, or the store cannot answer.
         """
         found = self.status()
         if found is None:
@@ -158,16 +158,16 @@ class Place:
         return found
 
     def exists(self) -> bool:
-        """Whether anything is here. Raises StorageError if the store does not tell."""
+        """Whether anything is here. Raises StorageError if the store cannot answer."""
         return self.status() is not None
 
     def is_file(self) -> bool:
-        """Whether a file is here. Raises StorageError if the store does not tell."""
+        """Whether a file is here. Raises StorageError if the store cannot answer."""
         found = self.status()
         return found is not None and found.kind is FileKind.FILE
 
     def is_dir(self) -> bool:
-        """Whether a directory is here. Raises StorageError if the store does not tell."""
+        """Whether a directory is here. Raises StorageError if the store cannot answer."""
         found = self.status()
         return found is not None and found.kind is FileKind.DIRECTORY
 
@@ -184,14 +184,14 @@ class Place:
         return self.store.link_target(self.key) or ""
 
     def may_read(self) -> bool:
-        """Whether this user may read what is here, as far as that can be told without reading it."""
+        """Whether this user may read what is here, as far as that can be known without reading it."""
         return self.store.may_read(self.key)
 
     def entries(self) -> list[DirEntry]:
         """What is directly in a directory, sorted by name.
 
         Raises:
-            StorageError: nothing is here, it is no directory, or the store does not tell.
+            StorageError: nothing is here, it is not a directory, or the store cannot answer.
         """
         return sorted(self.store.list(self.key), key=lambda entry: entry.name)
 
@@ -239,7 +239,7 @@ class Place:
             pattern: names with "/" between them, in which `*`, `?` and `[…]` stand for anything but "/".
 
         Raises:
-            StorageError: the store does not tell.
+            StorageError: the store cannot answer.
         """
         first, _, rest = pattern.partition("/")
         if not _MAGIC.search(first):
@@ -260,7 +260,7 @@ class Place:
 
         Raises:
             FormatError: nothing is here.
-            StorageError: it may not be looked at.
+            StorageError: it cannot be accessed.
         """
         return self.store.open(self.key, found)
 
@@ -271,7 +271,7 @@ class Place:
             most: bytes that it may have.
 
         Raises:
-            FormatError: it is no file, or larger; a pipe would wait for who writes to it.
+            FormatError: it is not a file, or larger; a pipe would wait for a writer.
             StorageError: it cannot be read.
         """
         return self.store.read(self.key, most)

@@ -26,7 +26,7 @@ The same protocol holds with other means, in one file for all such stores:
 * The journal is objects below `<destination>.partial/`: one for each call of `enter`, numbered, put under the
   condition that there is none (`if-none-match: *`). The first is the purpose. The lock is such an object,
   too, which names its owner and is put again every few seconds under the condition that it is unchanged
-  (`if-match`); who finds one that has not changed for a minute takes it over in the same way.
+  (`if-match`); whoever finds one that has not changed for a minute takes it over in the same way.
 * What is replaced cannot be moved away: `publish` deletes its commit file first, then what the new checkpoint
   does not have; `check` says so, and refuses without `overwrite`. `check_replaced` is asked before, as
   everywhere.
@@ -35,6 +35,7 @@ The same protocol holds with other means, in one file for all such stores:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ PLAN_MARK = ".ckpttools-plan"
 """File in a checkpoint that is being published: the fingerprint of its plan. The last thing to leave it."""
 
 Record: TypeAlias = Sequence[object]
-"""A finished task in terms of JSON: its number comes first; the rest is known to who enters it."""
+"""A finished task in terms of JSON: its number comes first; the rest is known only to its writer."""
 
 
 class LockedError(UsageError):
@@ -71,6 +72,30 @@ class Purpose:
     source: str = ""
     command: str = ""
     directory: str = ""
+
+
+class Series:
+    """The ends of series of files to which data is appended, from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends: dict[str, tuple[int, int]] = {}
+
+    def take(self, name: str, most: int, nbytes: int) -> tuple[str, int]:
+        """The file and the offset that the next `nbytes` get; arguments as of `DataFiles.append`."""
+        with self._lock:
+            number, end = self._ends.get(name, (0, 0))
+            if end >= most:
+                number, end = number + 1, 0
+            self._ends[name] = number, end + nbytes
+        return f"{name}-{number:05d}", end
+
+    def extend(self, name: str, end: int) -> None:
+        """As `DataFiles.extend`."""
+        series, dash, number = name.rpartition("-")
+        if dash and number.isdigit():
+            with self._lock:
+                self._ends[series] = max(self._ends.get(series, (0, 0)), (int(number), end))
 
 
 class DataFiles(Protocol):
@@ -157,7 +182,7 @@ class Work(Protocol):
         """
 
     def conclude(self) -> None:
-        """Removes all that told of the work; errors as `data_files`."""
+        """Removes all traces of the work; errors as `data_files`."""
 
 
 class Staging(Protocol):
@@ -229,8 +254,35 @@ class Publishes(Protocol):
         """What an interrupted conversion to `key` has left, if there was one."""
 
 
+def staging_of(
+    destination: Place, overwrite: bool = False, check_replaced: Callable[[], None] = lambda: None
+) -> Staging:
+    """How a checkpoint grows before it gets this name; arguments as those of `Publishes.staging`.
+
+    Raises:
+        UsageError: no checkpoint can be made in this store.
+    """
+    if isinstance(destination.store, Publishes):
+        return destination.store.staging(destination.key, overwrite, check_replaced)
+    raise UsageError(
+        f"no checkpoint can be written to {destination.store.scheme}://",
+        place=destination,
+        wanted="a destination that can be written, such as a local directory",
+    )
+
+
+def unfinished_at(place: Place) -> Unfinished | None:
+    """What an interrupted conversion has left, if `place` is where it grew."""
+    return place.store.unfinished(place.key) if isinstance(place.store, Publishes) else None
+
+
+def begun_at(destination: Place) -> Unfinished | None:
+    """What an interrupted conversion to a destination has left beside it, None if there is nothing."""
+    return destination.store.begun_at(destination.key) if isinstance(destination.store, Publishes) else None
+
+
 def check_name(destination: Place) -> None:
-    """Raises UsageError if a destination is no name that a directory can be given."""
+    """Raises UsageError if a destination is not a name that a directory can be given."""
     if not destination.name or destination.name == "..":
         raise UsageError(
             f"{str(destination)!r} cannot be a destination",

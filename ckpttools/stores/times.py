@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def iso_time(nanoseconds: int) -> str:
-    """Nanoseconds since 1970 as ISO 8601 in UTC, with all digits: two times that differ are spelled so."""
+    """Nanoseconds since 1970 as ISO 8601 in UTC, with all digits, so that different times look different."""
     seconds, rest = divmod(nanoseconds, 10**9)
     try:
         text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

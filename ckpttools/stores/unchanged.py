@@ -11,7 +11,7 @@ def check_unchanged(sources: Iterable[object]) -> None:
     """Compares files with what they were when they were first looked at.
 
     Args:
-        sources: what was read; what is no file of a store cannot change.
+        sources: what was read; what is not a file of a store cannot change.
 
     Raises:
         SourceChangedError, FormatError, StorageError: as `File.check_unchanged`.

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, pasted
 from ckpttools.doctor.inventory import SET_ASIDE, Inventory
-from ckpttools.formats.interrupted import next_step, partial_of, unfinished_at
+from ckpttools.formats.interrupted import next_step
 from ckpttools.formats.orbax.steps import IN_PROGRESS
 from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import begun_at, unfinished_at
 
 _UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
-    beside = partial_of(inventory.path)
+    beside = begun_at(inventory.path)
     for place in [*inventory.leftovers, *([beside.place] if beside else [])]:
         size, age = _measured(place)
         what = f"{_kind(place)}: {size:,} bytes, last changed {age} ago"

@@ -92,7 +92,7 @@ class Entries(ABC):
 
         Raises:
             FormatError: it is not there.
-            StorageError: it may not be looked at.
+            StorageError: it cannot be accessed.
         """
         return named_file(self.directory, extent.file)
 

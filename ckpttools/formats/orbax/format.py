@@ -177,11 +177,11 @@ def _object(document: Mapping[str, Any], place: Place) -> Mapping[str, object]:
     """What a document says of the user's.
 
     Raises:
-        FormatError: it is no JSON object.
+        FormatError: it is not a JSON object.
     """
     custom = document.get("custom_metadata") or {}
     if not isinstance(custom, dict):
-        raise FormatError("the custom metadata is no JSON object", place=place, got=type(custom).__name__)
+        raise FormatError("the custom metadata is not a JSON object", place=place, got=type(custom).__name__)
     return custom
 
 

@@ -61,7 +61,9 @@ def not_together(path: Place, hosts: Mapping[Place, list[Place]]) -> FormatError
     hint = "copy the ocdbt.process_* of all hosts, of one step, and one _METADATA into a new directory"
     others = [each for each in directories(path) if each not in hosts]
     if others:
-        hint += f"; what lies beside them is none of a host: {', '.join(each.name for each in others[:3])}"
+        hint += (
+            f"; these beside them are not directories of hosts: {', '.join(each.name for each in others[:3])}"
+        )
     if common:
         step = max(common, key=lambda name: (len(name), name))
         item = next(each for each in next(iter(hosts.values())) if each.parent.name == step)

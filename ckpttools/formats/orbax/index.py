@@ -145,7 +145,7 @@ def named_file(directory: Place, name: str, what: str = "a data file") -> File:
 
     Raises:
         FormatError: it is not there.
-        StorageError: it may not be looked at.
+        StorageError: it cannot be accessed.
     """
     path = directory / name
     found = path.status()

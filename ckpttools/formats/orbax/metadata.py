@@ -14,6 +14,7 @@ from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, dotted
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
 from ckpttools.formats.json_file import DEEPEST, read_json
+from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.stores.place import Place
 
 TREE_FILE = "_METADATA"
@@ -23,7 +24,7 @@ STRINGS_FILE = "_strings.json"
 ARRAYS_DIRECTORY = "array_metadatas"
 EMPTY_KINDS = ("None", "Dict", "List", "Tuple")
 SHARDING_FILE = "_sharding"
-ARRAYS_FILE = "array_metadatas/process_0"
+ARRAYS_FILE = f"{ARRAYS_DIRECTORY}/process_0"
 # Names that Orbax uses in the directory of an item.
 OWN_FILES = frozenset(
     (
@@ -32,8 +33,8 @@ OWN_FILES = frozenset(
         COMMIT_FILE,
         STRINGS_FILE,
         SHARDING_FILE,
-        "array_metadatas",
-        "manifest.ocdbt",
+        ARRAYS_DIRECTORY,
+        MANIFEST,
         "d",
     )
 )
@@ -46,7 +47,7 @@ _LONGEST_NAME = 4096
 
 def tree_document(tree: Tree, use_ocdbt: bool = True, use_zarr3: bool = True) -> dict[str, Any]:
     """The content of `_METADATA`: every leaf with its keys and the kind of its value."""
-    entries = {str(_text_keys(path)): _entry(path, leaf, tree) for path, leaf in tree.items()}
+    entries = {str(tuple(map(str, path))): _entry(path, leaf, tree) for path, leaf in tree.items()}
     return {
         "tree_metadata": entries,
         "use_ocdbt": use_ocdbt,
@@ -54,10 +55,6 @@ def tree_document(tree: Tree, use_ocdbt: bool = True, use_zarr3: bool = True) ->
         "store_array_data_equal_to_fill_value": True,
         "custom_metadata": None,
     }
-
-
-def _text_keys(path: Path) -> tuple[str, ...]:
-    return tuple(map(str, path))
 
 
 def _entry(path: Path, leaf: Leaf, tree: Tree) -> dict[str, Any]:
@@ -104,7 +101,7 @@ def checkpoint_document(item: str | None, custom: Mapping[str, Any]) -> dict[str
 
 def strings_document(tree: Tree) -> dict[str, str]:
     """The content of `_strings.json`: array name -> text."""
-    return {".".join(_text_keys(p)): leaf.value for p, leaf in tree.items() if isinstance(leaf, Text)}
+    return {dotted(p): leaf.value for p, leaf in tree.items() if isinstance(leaf, Text)}
 
 
 def random_key_documents(tree: Tree, chunks: Mapping[Path, Shape]) -> dict[str, dict[str, Any]]:
@@ -118,14 +115,14 @@ def random_key_documents(tree: Tree, chunks: Mapping[Path, Shape]) -> dict[str, 
     if not impls:
         return {}
     arrays = [_array_metadata(path, tree.arrays[path].shape, chunks[path], impls[path]) for path in impls]
-    names = (".".join(_text_keys(path)).encode() for path in impls)
+    names = (dotted(path).encode() for path in impls)
     shardings = {base64.urlsafe_b64encode(name).decode(): json.dumps(_ANY_ONE_DEVICE) for name in names}
     return {ARRAYS_FILE: {"array_metadatas": arrays}, SHARDING_FILE: shardings}
 
 
 def _array_metadata(path: Path, shape: Shape, chunk: Shape, impl: str) -> dict[str, Any]:
     described = {
-        "param_name": ".".join(_text_keys(path)),
+        "param_name": dotted(path),
         "write_shape": list(shape),
         "chunk_shape": list(chunk),
         "ext_metadata": {"random_key_impl": impl},

@@ -61,7 +61,7 @@ def length_of(entry: Entry) -> int:
     return entry.length if isinstance(entry, Extent) else len(entry)
 
 
-Entries = Iterable[tuple[bytes, Entry]]
+KeyedEntries = Iterable[tuple[bytes, Entry]]
 Fetch = Callable[[str, int, int | None], bytes]
 
 
@@ -76,7 +76,7 @@ class EncodedIndex:
 
 
 def encode(
-    entries: Entries,
+    entries: KeyedEntries,
     node_file: str,
     *,
     node_entries: int = 5000,
@@ -215,7 +215,7 @@ def _varint(number: int) -> bytes:
     return bytes([*groups[:-1], groups[-1] & 127])
 
 
-def _ordered(entries: Entries) -> list[tuple[bytes, Entry]]:
+def _ordered(entries: KeyedEntries) -> list[tuple[bytes, Entry]]:
     items = sorted(entries, key=itemgetter(0))
     for file in {entry.file for _, entry in items if isinstance(entry, Extent)}:
         _check_path(file)
@@ -250,7 +250,7 @@ def _check_path(path: str, place: str | None = None) -> None:
     steps, size = path.split("/"), len(_path_bytes(path))
     if {"", ".", ".."}.intersection(steps) or "\0" in path or size > _MAX_PATH:
         wanted = f"a path below the root, at most {_MAX_PATH} bytes"
-        raise FormatError("This is no path of a data file.", place=place, got=path, wanted=wanted)
+        raise FormatError("This is not a path of a data file.", place=place, got=path, wanted=wanted)
 
 
 # A file or node, and what the paths in the data file tables of nodes in it start with.
@@ -335,7 +335,7 @@ class _Reader:
             hint = f"if the checkpoint is trusted, pass {larger}"
             body.fail("The index takes too much memory.", got, wanted, hint)
 
-    def walk(self, node: _Node, height: int, prefix: bytes) -> Entries:
+    def walk(self, node: _Node, height: int, prefix: bytes) -> KeyedEntries:
         """Everything below `node`, whose keys all start with `prefix`."""
         extent, base = node
         file, start, length = extent.file, extent.offset, extent.length
@@ -367,7 +367,7 @@ class _Reader:
 
 
 def _decompressed(frame: _Body, data: bytes) -> bytes:
-    """The content of a zstd frame, charged before it is held."""
+    """The content of a zstd frame, charged before it is kept."""
     import zstandard
 
     reader, parts = zstandard.ZstdDecompressor().stream_reader(data), []
@@ -384,7 +384,7 @@ def _check(frame: _Body, magic: bytes) -> None:
     got, start = len(frame.data), frame.data[:4]
     if not magic.startswith(start):
         kind = "manifest" if magic == _MANIFEST_MAGIC else "B+tree node"
-        frame.fail(f"This is no OCDBT {kind}.", f"magic {start.hex()}", f"magic {magic.hex()}")
+        frame.fail(f"This is not an OCDBT {kind}.", f"magic {start.hex()}", f"magic {magic.hex()}")
     length = _HEADER.unpack_from(frame.data)[1] if got >= _LEAST_FRAME else _LEAST_FRAME
     if got != length:
         what = "is truncated" if got < length else "is longer than its header says"
@@ -412,7 +412,7 @@ def _root(body: _Body) -> tuple[_Node | None, int]:
     return (None if root[1:] == [_MISSING] * 2 else _node(body, files, *root)), height
 
 
-def _read_leaf(body: _Body, files: list[_File], count: int, prefix: bytes) -> Entries:
+def _read_leaf(body: _Body, files: list[_File], count: int, prefix: bytes) -> KeyedEntries:
     keys, _ = _read_strings(body, count)
     lengths, kinds = body.varints(count), body.take(count)
     body.known("kind of value", max(kinds, default=0), ["inline", "out of line"])
@@ -475,5 +475,5 @@ def _read_strings(body: _Body, count: int, third: bool = False) -> tuple[list[by
 
 
 def _path_bytes(path: str) -> bytes:
-    """A path as an index has it; names of files that are no UTF-8 come back as they were."""
+    """A path as an index has it; names of files that are not UTF-8 come back as they were."""
     return path.encode(errors="surrogateescape")

@@ -59,7 +59,15 @@ def find_item(path: Place, step: int | None) -> OrbaxItem:
         StorageError: a directory may not be looked into.
         UsageError: the step asked for is not there.
     """
-    return _found(path, step)
+    match described(path):
+        case OrbaxItem() as item:
+            # Other items of the step do not matter to whoever names this one.
+            reason = ", ".join(item.step.faults([item])) or None
+            return _checked(item, step, reason)
+        case Step() as named:
+            return _checked(_only(named), step, named.why_unfinished)
+        case run:
+            return _in_run(run, step)
 
 
 def not_whole_beside(tree: Tree) -> OtherSteps:
@@ -105,18 +113,6 @@ def _may_be_later(other: Step, step: Step) -> bool:
         return other.is_one or other in remains_after(step)
     is_alike = other.prefix == step.prefix and other.number is not None
     return is_alike and other.is_in_progress and other.is_one
-
-
-def _found(path: Place, step: int | None) -> OrbaxItem:
-    match described(path):
-        case OrbaxItem() as item:
-            # Other items of the step do not matter to whoever names this one.
-            reason = ", ".join(item.step.faults([item])) or None
-            return _checked(item, step, reason)
-        case Step() as named:
-            return _checked(_only(named), step, named.why_unfinished)
-        case run:
-            return _in_run(run, step)
 
 
 def _checked(item: OrbaxItem, step: int | None, reason: str | None) -> OrbaxItem:

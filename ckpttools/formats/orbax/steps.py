@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.formats.json_file import read_json
-from ckpttools.formats.orbax.index import processes_of
+from ckpttools.formats.orbax.index import PROCESSES, processes_of
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARDING_FILE, TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.stores.place import Place
@@ -21,7 +22,6 @@ from ckpttools.stores.place import Place
 IN_PROGRESS = ".orbax-checkpoint-tmp"
 """What Orbax appends to the name of a directory that it is still writing; old versions add a time."""
 _TREE_HANDLERS = ("PyTree", "Standard")
-_PROCESS = "ocdbt.process_"
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def is_item(path: Place) -> bool:
 def is_left_of_item(names: Collection[str]) -> bool:
     """Whether a directory with such names in it is an item, or what is left of one."""
     kept = {TREE_FILE, SHARDING_FILE, MANIFEST}
-    return not kept.isdisjoint(names) or any(name.startswith(_PROCESS) for name in names)
+    return not kept.isdisjoint(names) or any(fnmatchcase(name, PROCESSES) for name in names)
 
 
 def is_bare(path: Place) -> bool:

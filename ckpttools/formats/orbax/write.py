@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from ckpttools.array.nodes import stacked_axes
@@ -21,6 +22,7 @@ from ckpttools.core.wording import option
 from ckpttools.formats.base import COMPANIONS, Extents, Layout
 from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, is_file_name
 from ckpttools.formats.orbax import metadata as orbax_metadata
+from ckpttools.formats.orbax.index import PROCESSES
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent, encode
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement, Range, Referenced
 from ckpttools.formats.references import NO_REFERENCES, ReferenceMode, References, find
@@ -304,4 +306,4 @@ def _check_directories(tree: Tree) -> None:
 
 def _is_taken(name: str) -> bool:
     """Whether a file or directory of Orbax, or of ours, has this name in an item."""
-    return name in orbax_metadata.OWN_FILES or name == COMPANIONS or name.startswith("ocdbt.process_")
+    return name in orbax_metadata.OWN_FILES or name == COMPANIONS or fnmatchcase(name, PROCESSES)

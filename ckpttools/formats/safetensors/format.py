@@ -23,7 +23,6 @@ from ckpttools.formats import flat
 from ckpttools.formats.base import COMPANIONS, ReadOptions, Target, Writer
 from ckpttools.formats.safetensors.header import (
     Header,
-    TensorEntry,
     header_length,
     json_object,
     parse_header,
@@ -33,8 +32,6 @@ from ckpttools.formats.safetensors.header import (
 from ckpttools.stores.base import File, is_inside, occurrences
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
-
-__all__ = ["FORMAT", "Header", "SafetensorsFormat", "TensorEntry", "parse_header"]
 
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
@@ -120,7 +117,7 @@ FORMAT = SafetensorsFormat()
 
 
 @dataclass(frozen=True)
-class _Location:
+class _WeightsLocation:
     """Where the weights are: file names in a folder, or an index that names them."""
 
     folder: Place
@@ -137,20 +134,20 @@ class _WeightFile:
     header: Header
 
 
-def _find(path: Place) -> _Location:
+def _find(path: Place) -> _WeightsLocation:
     """What of this format lies at `path`.
 
     Raises:
         FormatError: nothing, or more than one thing.
-        StorageError: there is nothing there at all, or it may not be looked at.
+        StorageError: there is nothing there at all, or it cannot be accessed.
     """
     _look_at(path)
     if path.is_dir():
         return _find_in(path)
     if path.name.endswith(_INDEX_SUFFIX):
-        return _Location(path.parent, index=path.name)
+        return _WeightsLocation(path.parent, index=path.name)
     if path.name.endswith(_SUFFIX):
-        return _Location(path.parent, (path.name,))
+        return _WeightsLocation(path.parent, (path.name,))
     raise FormatError(
         f"the name ends neither in {_SUFFIX} nor in {_INDEX_SUFFIX}",
         place=path,
@@ -159,28 +156,28 @@ def _find(path: Place) -> _Location:
 
 
 def _look_at(path: Place) -> None:
-    """Raises StorageError if there is nothing at what the user names, or it may not be looked at."""
+    """Raises StorageError if there is nothing at what the user names, or it cannot be accessed."""
     path.stat()
 
 
-def _find_in(folder: Place) -> _Location:
+def _find_in(folder: Place) -> _WeightsLocation:
     # transformers takes model.safetensors where there is one and looks at no index beside it
     # (PreTrainedModel.from_pretrained); whoever opens the directory means the same weights.
     if _is_file(folder / "model.safetensors"):
-        return _Location(folder, ("model.safetensors",))
+        return _WeightsLocation(folder, ("model.safetensors",))
     names = _listed(folder)
     indexes = [name for name in names if name.endswith(_INDEX_SUFFIX)]
     if "model.safetensors.index.json" in indexes:
-        return _Location(folder, index="model.safetensors.index.json")
+        return _WeightsLocation(folder, index="model.safetensors.index.json")
     if indexes:
-        return _Location(folder, index=_only(indexes, folder))
+        return _WeightsLocation(folder, index=_only(indexes, folder))
     files = [name for name in names if name.endswith(_SUFFIX)]
     if not files:
         raise FormatError(
             f"no {_SUFFIX} file in the directory", place=folder, hint="name the directory of the weights"
         )
     _check_numbers(files, folder)
-    return _Location(folder, tuple(files))
+    return _WeightsLocation(folder, tuple(files))
 
 
 def _read_in(folder: Place) -> set[str]:
@@ -198,7 +195,7 @@ def _series(name: str) -> tuple[str, str]:
     return (match["stem"], match["count"]) if match else (name.removesuffix(_SUFFIX), "")
 
 
-def _require_room(found: _Location, options: ReadOptions) -> None:
+def _require_room(found: _WeightsLocation, options: ReadOptions) -> None:
     """Refuses more tensors than fit into the memory allowed; an index names all those of its files."""
     if found.index is not None:
         index = (found.folder / found.index).open()
@@ -293,13 +290,13 @@ def _weight_map(path: Place) -> dict[str, str]:
     raise FormatError(
         "the index has no usable weight_map",
         place=path,
-        got="none" if found is None else f"{type(found).__name__}, empty or with values that are no strings",
+        got="none" if found is None else f"{type(found).__name__}, empty or with values that are not strings",
         wanted='{"weight_map": {tensor: file, …}, …}',
         hint=_INDEX_HINT,
     )
 
 
-def _shards(found: _Location, named: Mapping[str, str]) -> tuple[str, ...]:
+def _shards(found: _WeightsLocation, named: Mapping[str, str]) -> tuple[str, ...]:
     """The files that the index names, sorted, which is how they are numbered."""
     names = tuple(sorted(set(named.values())))
     index = found.folder / str(found.index)
@@ -398,7 +395,7 @@ def _config(folder: Place) -> dict[str, Any] | None:
     """The model's configuration beside the weights, or None where there is none.
 
     Raises:
-        ConfigError: what is there is no JSON object, or a link to nothing, as a cache leaves it.
+        ConfigError: what is there is not a JSON object, or a link to nothing, as a cache leaves it.
         StorageError: it cannot be read.
     """
     path = folder / "config.json"

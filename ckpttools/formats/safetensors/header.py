@@ -72,7 +72,7 @@ def parse_header(source: ByteSource, max_header_bytes: int = MAX_HEADER_BYTES) -
     """The header of `source`, checked against the size of the file; reads nothing of the data.
 
     Raises:
-        FormatError: the file is no safetensors file, is damaged or is incomplete.
+        FormatError: the file is not a safetensors file, is damaged or is incomplete.
         StorageError: the system reports an error.
     """
     length = header_length(source, max_header_bytes)
@@ -193,7 +193,7 @@ class _UnusableError(ValueError):
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """What `json_object` makes of an object unless told otherwise; refuses one that names a key twice."""
+    """What `json_object` makes of an object by default; refuses one that names a key twice."""
     made = dict(pairs)
     if len(made) == len(pairs):
         return made
@@ -218,7 +218,7 @@ def json_object(
         make: what to make of the keys and values of an object; None for a dictionary, equal keys or not.
 
     Raises:
-        CheckpointError: of the given kind; `raw` is no UTF-8, no JSON or no object.
+        CheckpointError: of the given kind; `raw` is not UTF-8, no JSON or no object.
     """
     try:
         value = parse_json(raw.decode("utf-8"), make)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from fnmatch import fnmatchcase
 
+from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.sidecar import CARRIED, PATTERNS
 from ckpttools.stores.place import Place
 
-_OF_AN_ADAPTER = "adapter_config.json"
 # Weights that torch wrote lie beside them, too.
 _PATTERNS = (*PATTERNS, "*.safetensors", "*.index.json", "*.bin", RECORD)
 
@@ -45,4 +45,4 @@ def _strangers(directory: Place, is_weights: Callable[[str], bool]) -> Iterator[
 def _goes_along(name: str) -> bool:
     """Whether a file is one that is written beside weights, or would be carried along."""
     known = any(fnmatchcase(name, pattern) for pattern in PATTERNS)
-    return name == RECORD or (known and name != _OF_AN_ADAPTER)
+    return name == RECORD or (known and name != ADAPTER)

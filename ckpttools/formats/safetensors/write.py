@@ -7,21 +7,21 @@ come last, so an interrupted write leaves nothing that could be taken for a chec
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.wording import option
 from ckpttools.formats import flat
 from ckpttools.formats.base import COMPANIONS, Extents, Layout
+from ckpttools.formats.checks import check_dtypes
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors.header import MAX_HEADER_BYTES
 from ckpttools.stores.place import Place
 
 STEM = "model"
-# What huggingface_hub takes (MAX_SHARD_SIZE); transformers takes 50 GB from version 5 on.
 DEFAULT_SHARD_BYTES = 5_000_000_000
 # transformers refuses files that do not name a framework it knows.
 _FRAMEWORK = {"format": "pt"}
@@ -77,7 +77,12 @@ class SafetensorsWriter:
         """What goes into which file, with the headers; the same for the same tree."""
         names = flat.names(tree, self.separator)
         _check_names(names, tree)
-        _check_dtypes(tree)
+        # The format packs elements of less than a byte, which are whole bytes here; that is not done yet.
+        check_dtypes(
+            tree,
+            lambda dtype: None if dtype.packed else dtype.safetensors,
+            "safetensors as it is written here",
+        )
         paths = list(names)
         groups = split([tree.arrays[path].nbytes for path in paths], self.max_shard_bytes)
         files = _file_names(self.stem, len(groups))
@@ -209,35 +214,6 @@ def _check_names(names: Mapping[Path, str], tree: Tree) -> None:
             wanted=f"Unicode text other than {_METADATA}",
             hint="rename them",
         )
-
-
-def _check_dtypes(tree: Tree) -> None:
-    wrong = {path: array for path, array in tree.arrays.items() if not _has_code(array)}
-    if not wrong:
-        return
-    lines = [f"{spelled(path)}: {array.dtype}" for path, array in wrong.items()]
-    raise FormatError(
-        f"{len(wrong)} arrays are of a dtype that safetensors lacks or that is not written yet:"
-        + listing(lines),
-        place=tree.metadata.place,
-        hint="; ".join(_remedies(wrong.values())),
-    )
-
-
-def _has_code(array: LazyArray) -> bool:
-    # Elements of less than a byte take a whole one in memory; the format packs them.
-    return array.dtype.safetensors is not None and not array.dtype.packed
-
-
-def _remedies(arrays: Iterable[LazyArray]) -> Iterator[str]:
-    dtypes = {array.dtype for array in arrays}
-    if any(dtype.is_float for dtype in dtypes):
-        cast = option("dtype", "bfloat16")
-        yield f"{cast} casts floating-point arrays, without loss for those of 8 bits and less"
-    others = sorted(dtype.name for dtype in dtypes if not dtype.is_float)
-    if others:
-        left = f"{option('dtype')} leaves {', '.join(others)} as it is"
-        yield f"{left}: choose a format that holds it, such as Orbax"
 
 
 def _index(shards: Sequence[_PlannedFile], names: Mapping[Path, str], tree: Tree) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttools.codecs.base import Codec
 from ckpttools.codecs.coding import Coding
-from ckpttools.codecs.registry import Step, flat
+from ckpttools.codecs.registry import CodecStep, flat
 from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.codecs.transpose import Transpose
 from ckpttools.core.dtypes import DType
@@ -42,7 +42,7 @@ class ChunkKeys:
         parts = key.split(self.separator)
         if self.prefix and parts.pop(0) != self.prefix:
             return None
-        # More digits than any grid has cells are no index, nor is a number that no writer spells so.
+        # More digits than any grid has cells are no index, nor is a number that no writer writes so.
         if len(parts) != rank or not all(
             part.isascii() and part.isdigit() and len(part) < 20 for part in parts
         ):
@@ -75,7 +75,7 @@ class ZarrArray:
     coding: Coding
     shard: ShardIndex | None
     fill: bytes
-    steps: tuple[Step, ...]
+    steps: tuple[CodecStep, ...]
     chain: Chain | None = None
 
     @cached_property
@@ -146,15 +146,15 @@ def checked_grid(shape: object, chunk: object, place: str) -> tuple[Shape, Shape
     if not (isinstance(shape, list) and isinstance(chunk, list) and len(shape) == len(chunk)):
         raise FormatError("shape and chunk shape do not match", place=place, got=f"{shape} and {chunk}")
     if not all(type(n) is int and n >= 0 for n in shape) or not all(type(n) is int and n > 0 for n in chunk):
-        raise FormatError("a shape that is none", place=place, got=f"{shape} in chunks of {chunk}")
+        raise FormatError("an invalid shape", place=place, got=f"{shape} in chunks of {chunk}")
     return tuple(shape), tuple(chunk)
 
 
 def fill_element(value: Any, dtype: DType, place: str) -> bytes:
-    """The bytes of a fill value as zarr spells it; null is zero.
+    """The bytes of a fill value as zarr writes it; null is zero.
 
     Raises:
-        FormatError: it is no value of this dtype.
+        FormatError: it is not a value of this dtype.
     """
     if value is None or str(value) in ("0", "0.0", "False", "[0.0, 0.0]", ""):
         return bytes(dtype.itemsize)
@@ -167,4 +167,4 @@ def fill_element(value: Any, dtype: DType, place: str) -> bytes:
         number = float(number) if isinstance(number, str) else number
         return np.array(number).astype(dtype.numpy).tobytes()
     except (ValueError, TypeError, OverflowError) as error:
-        raise FormatError("a fill value that is none", place=place, got=repr(value)) from error
+        raise FormatError("an invalid fill value", place=place, got=repr(value)) from error

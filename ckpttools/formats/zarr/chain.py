@@ -1,7 +1,7 @@
 """The codecs of a zarr array apart from its axes: what stays when axes are added, dropped or put in order.
 
 The bytes of a chunk depend on the elements in the order of memory, not on the axes that these are counted by.
-So a chunk can be named again as the chunk of another array, if its codecs can be spelled for that one's axes.
+So a chunk can be named again as the chunk of another array, if its codecs can be stated for that one's axes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ckpttools.codecs.base import Spec, configuration_of
+from ckpttools.codecs.base import CodecSpec, configuration_of
 from ckpttools.codecs.bytes import LITTLE, LITTLE_ENDIAN, BytesCodec
 from ckpttools.codecs.coding import of_bytes, ordered
-from ckpttools.codecs.registry import Step, steps_of
+from ckpttools.codecs.registry import CodecStep, steps_of
 from ckpttools.codecs.sharding import ShardingCodec
 from ckpttools.codecs.transpose import transpose_spec
 from ckpttools.core.region import Shape
@@ -32,8 +32,8 @@ class Chain:
     """
 
     order: Shape
-    codecs: tuple[Spec, ...] = (LITTLE,)
-    shard: Spec | None = None
+    codecs: tuple[CodecSpec, ...] = (LITTLE,)
+    shard: CodecSpec | None = None
     pieces: tuple[tuple[int, int], ...] = ()
 
     @cached_property
@@ -46,7 +46,7 @@ class Chain:
         """The same for chains that differ in axes of length one only."""
         return self.codecs, self.shard, self.pieces
 
-    def spelled(self, chunk: Shape, order: Shape) -> tuple[Spec, ...] | None:
+    def spelled(self, chunk: Shape, order: Shape) -> tuple[CodecSpec, ...] | None:
         """The codecs for chunks of another shape with the same memory; None where there are none.
 
         Args:
@@ -66,8 +66,8 @@ class Chain:
         return (*lead, {"configuration": settings, "name": "sharding_indexed"})
 
 
-def parse_chain(codecs: Sequence[Spec], chunk: Shape) -> Chain | None:
-    """The chain that a `zarr.json` lists; None where it cannot be told from the axes."""
+def parse_chain(codecs: Sequence[CodecSpec], chunk: Shape) -> Chain | None:
+    """The chain that a `zarr.json` lists; None where it cannot be separated from the axes."""
     order, steps = ordered(steps_of(codecs), len(chunk))
     rest = codecs[len(codecs) - len(steps) :]
     if order is None:
@@ -86,5 +86,5 @@ def parse_chain(codecs: Sequence[Spec], chunk: Shape) -> Chain | None:
     return Chain(order, tuple(sharding.codecs), settings, () if list(inner) == memory else pieces)
 
 
-def _know_no_axes(steps: Sequence[Step]) -> bool:
+def _know_no_axes(steps: Sequence[CodecStep]) -> bool:
     return len(steps) > 0 and isinstance(steps[0], BytesCodec) and of_bytes(steps[1:]) is not None

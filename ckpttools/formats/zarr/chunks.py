@@ -16,7 +16,7 @@ from ckpttools.formats.orbax.ocdbt import Entry
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.array import ZarrArray
 
-PARSERS: Mapping[str, Callable[[bytes, str], ZarrArray]] = {
+PARSERS: Mapping[str, Callable[[Mapping[str, Any], str], ZarrArray]] = {
     zarr3.DOCUMENT: zarr3.parse_array,
     zarr2.DOCUMENT: zarr2.parse_array,
 }
@@ -145,8 +145,8 @@ def _table(
 
 
 def _parsed(document: str, text: bytes, place: str) -> ZarrArray | None:
-    is_group = _json(text, place).get("node_type") == "group"
-    return None if is_group else parse_array(document, text, place)
+    fields = _json(text, place)
+    return None if fields.get("node_type") == "group" else _array(document, fields, place)
 
 
 def parse_array(document: str, text: bytes, place: str) -> ZarrArray:
@@ -160,9 +160,13 @@ def parse_array(document: str, text: bytes, place: str) -> ZarrArray:
     Raises:
         FormatError: it is not the metadata of an array.
     """
+    return _array(document, _json(text, place), place)
+
+
+def _array(document: str, fields: Mapping[str, Any], place: str) -> ZarrArray:
     try:
-        return PARSERS[document](text, place)
-    # Documents of a wrong build, such as codecs that are no list of objects.
+        return PARSERS[document](fields, place)
+    # Documents that are put together wrongly, such as with codecs that are not a list of objects.
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise FormatError(
             "not the metadata of a zarr array", place=place, got=f"{type(error).__name__}: {error}"

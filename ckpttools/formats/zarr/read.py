@@ -126,5 +126,5 @@ def _node(directory: Place) -> Mapping[str, Any]:
             wanted="zarr_format 3, and a group or an array",
         )
     if not isinstance(document.get("attributes", {}), dict):
-        raise FormatError("the attributes are no JSON object", place=directory / DOCUMENT)
+        raise FormatError("the attributes are not a JSON object", place=directory / DOCUMENT)
     return document

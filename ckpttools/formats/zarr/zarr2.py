@@ -9,12 +9,11 @@ from typing import Any
 from ckpttools.codecs.base import Codec
 from ckpttools.codecs.bytes import LITTLE, BytesCodec
 from ckpttools.codecs.coding import Coding
-from ckpttools.codecs.registry import Step, compressor_of
+from ckpttools.codecs.registry import CodecStep, compressor_of
 from ckpttools.codecs.transpose import Transpose
 from ckpttools.core.dtypes import DType, from_zarr2
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
-from ckpttools.formats.json_file import parse_json
 from ckpttools.formats.zarr.array import ChunkKeys, ZarrArray, checked_grid, checked_keys, fill_element
 from ckpttools.formats.zarr.chain import Chain
 
@@ -22,20 +21,15 @@ DOCUMENT = ".zarray"
 KEYS = ChunkKeys("", ".")
 
 
-def parse_array(data: bytes, place: str) -> ZarrArray:
-    """Reads a `.zarray`.
+def parse_array(document: Mapping[str, Any], place: str) -> ZarrArray:
+    """What a `.zarray` says.
 
     Raises:
         FormatError: it is not the document of an array with a known dtype.
+        KeyError, TypeError: as that, where a field is missing or of another type.
     """
-    try:
-        document = parse_json(data)
-        shape, chunk = checked_grid(document["shape"], document["chunks"], place)
-        name, order = document["dtype"], document.get("order", "C")
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(
-            "not the metadata of a zarr v2 array", place=place, got=f"{type(error).__name__}: {error}"
-        ) from error
+    shape, chunk = checked_grid(document["shape"], document["chunks"], place)
+    name, order = document["dtype"], document.get("order", "C")
     dtype = from_zarr2(name) if isinstance(name, str) else None
     if dtype is None:
         raise FormatError("an unknown zarr data type", place=place, got=name)
@@ -47,7 +41,7 @@ def parse_array(data: bytes, place: str) -> ZarrArray:
     elements = BytesCodec(is_little=not name.startswith(">") or dtype.number_bytes == 1)
     codecs = (compressor_of(compressor),) if compressor is not None else ()
     coding = Coding(chunk, dtype, axes if order == "C" else axes[::-1], elements, codecs)
-    turned: tuple[Step, ...] = () if order == "C" else (Transpose.fortran(len(axes)),)
+    turned: tuple[CodecStep, ...] = () if order == "C" else (Transpose.fortran(len(axes)),)
     steps = (*turned, elements, *codecs)
     return ZarrArray(shape, dtype, chunk, keys, coding, None, fill, steps, _chain(coding, codecs))
 
@@ -66,7 +60,7 @@ def encode(shape: Shape, dtype: DType, chunk: Shape, compressor: Mapping[str, An
 
     Args:
         shape: of the array.
-        dtype: one that has such a spelling.
+        dtype: one that zarr v2 has a name for.
         chunk: shape of the grid's cells.
         compressor: such as `{"id": "zstd", "level": 3}`; None for raw chunks.
     """

@@ -6,14 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckpttools.codecs.base import Spec, WritableCodec, configuration_of
+from ckpttools.codecs.base import CodecSpec, WritableCodec, configuration_of
 from ckpttools.codecs.bytes import LITTLE
 from ckpttools.codecs.coding import coding_of
 from ckpttools.codecs.registry import steps_of
 from ckpttools.core.dtypes import DType, from_zarr3
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
-from ckpttools.formats.json_file import parse_json
 from ckpttools.formats.zarr.array import ChunkKeys, ZarrArray, checked_grid, checked_keys, fill_element
 from ckpttools.formats.zarr.chain import parse_chain
 
@@ -21,7 +20,7 @@ DOCUMENT = "zarr.json"
 KEYS = ChunkKeys("c", "/")
 
 
-def encode(shape: Shape, dtype: DType, chunk: Shape, codecs: Sequence[Spec]) -> bytes:
+def encode(shape: Shape, dtype: DType, chunk: Shape, codecs: Sequence[CodecSpec]) -> bytes:
     """The bytes of a `zarr.json`, keys in a fixed order; arguments as of `ZarrArray`."""
     document = {
         "chunk_grid": {"configuration": {"chunk_shape": list(chunk)}, "name": "regular"},
@@ -36,32 +35,27 @@ def encode(shape: Shape, dtype: DType, chunk: Shape, codecs: Sequence[Spec]) -> 
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def written_codecs(compression: WritableCodec | None) -> tuple[Spec, ...]:
+def written_codecs(compression: WritableCodec | None) -> tuple[CodecSpec, ...]:
     """The codecs of chunks that are written, as the document lists them."""
     return (LITTLE, compression.zarr3_spec) if compression else (LITTLE,)
 
 
 def _zero(dtype: DType) -> object:
-    """The fill value 0 as zarr spells it for this dtype."""
+    """The fill value 0 as zarr writes it for this dtype."""
     zeros: dict[str, object] = {"bool": False, "float": 0.0, "complex": [0.0, 0.0]}
     return zeros.get(dtype.kind, 0)
 
 
-def parse_array(data: bytes, place: str) -> ZarrArray:
-    """Reads a `zarr.json`.
+def parse_array(document: Mapping[str, Any], place: str) -> ZarrArray:
+    """What a `zarr.json` says.
 
     Raises:
         FormatError: it is not the document of an array with a regular grid and a known dtype; or its shape,
-            keys or fill value are none.
+            keys or fill value are invalid.
+        KeyError, TypeError: as that, where a field is missing or of another type.
     """
-    try:
-        document = parse_json(data)
-        grid = document["chunk_grid"]["configuration"]["chunk_shape"]
-        lengths, name, listed = document["shape"], document["data_type"], document["codecs"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(
-            "not the metadata of a zarr v3 array", place=place, got=f"{type(error).__name__}: {error}"
-        ) from error
+    grid = document["chunk_grid"]["configuration"]["chunk_shape"]
+    lengths, name, listed = document["shape"], document["data_type"], document["codecs"]
     dtype = from_zarr3(name) if isinstance(name, str) else None
     if dtype is None:
         raise FormatError("an unknown zarr data type", place=place, got=name)

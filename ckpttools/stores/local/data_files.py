@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from ckpttools.stores.local.descriptors import Reopened
-from ckpttools.stores.local.files import MOST_SINGLE_SYNCS, sync_directory, write_error
+from ckpttools.stores.local.files import MOST_SINGLE_SYNCS, sync_directory, write_all_at, write_error
+from ckpttools.stores.publishing import Series
 
 # Direct writes need memory, offset and length in whole blocks; a page is a multiple of every block size.
 _BLOCK = 4096
@@ -37,8 +38,8 @@ class LocalDataFiles:
         """
         self._directory = directory
         self._paths = {name: directory / name for name in sizes}
-        self._ending = threading.Lock()
-        self._ends: dict[str, tuple[int, int]] = {}
+        self._series = Series()
+        self._noting = threading.Lock()
         self._unsynced: set[str] = set(sizes)
         self._cached = {
             name: Reopened(partial(os.open, path, _FLAGS, 0o666)) for name, path in self._paths.items()
@@ -67,18 +68,7 @@ class LocalDataFiles:
                 raise
 
     def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
-        """Writes all of `data` at `offset`.
-
-        Args:
-            name: the file.
-            offset: byte in the file.
-            data: what to write.
-            address: where `data` lies in memory.
-            loose: size of a file that is not one of those given in the beginning; it is made if need be.
-
-        Raises:
-            StorageError, NoSpaceError: the system reports an error.
-        """
+        """As `DataFiles.write`."""
         if loose is not None:
             with self._loose(name, loose) as descriptor:
                 self._write(name, descriptor, offset, data)
@@ -102,34 +92,20 @@ class LocalDataFiles:
             yield descriptor
 
     def write_whole(self, name: str, data: bytes) -> None:
-        """Writes a file of its own; errors as `write`."""
+        """As `DataFiles.write_whole`."""
         with self._loose(name, len(data)) as descriptor:
             self._write(name, descriptor, 0, memoryview(data))
 
     def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
-        """Writes at the end of the last file of a series; returns file and offset. Errors as `write`.
-
-        Args:
-            name: of the series; its files have numbers appended.
-            most: bytes after which the next file is begun.
-            data: what to write.
-        """
-        with self._ending:
-            number, end = self._ends.get(name, (0, 0))
-            if end >= most:
-                number, end = number + 1, 0
-            self._ends[name] = number, end + len(data)
-        file = f"{name}-{number:05d}"
+        """As `DataFiles.append`."""
+        file, end = self._series.take(name, most, len(data))
         with self._loose(file, None) as descriptor:
             self._write(file, descriptor, end, memoryview(data))
         return file, end
 
     def extend(self, name: str, end: int) -> None:
-        """Takes note of what an earlier run appended, up to a byte, so that nothing is written over it."""
-        series, dash, number = name.rpartition("-")
-        if dash and number.isdigit():
-            with self._ending:
-                self._ends[series] = max(self._ends.get(series, (0, 0)), (int(number), end))
+        """As `DataFiles.extend`."""
+        self._series.extend(name, end)
 
     @contextmanager
     def _loose(self, name: str, size: int | None) -> Iterator[int]:
@@ -139,7 +115,7 @@ class LocalDataFiles:
             if size is not None and os.fstat(descriptor).st_size != size:
                 os.ftruncate(descriptor, size)
             yield descriptor
-        with self._ending:
+        with self._noting:
             self._unsynced.add(name)
 
     def _write_direct(self, name: str, offset: int, data: memoryview) -> int:
@@ -153,23 +129,20 @@ class LocalDataFiles:
                 raise write_error(self._paths[name], error) from error
 
     def _write(self, name: str, descriptor: int, offset: int, data: memoryview) -> None:
-        while data:
-            try:
-                count = os.pwrite(descriptor, data, offset)
-            except OSError as error:
-                raise write_error(self._paths[name], error) from error
-            offset += count
-            data = data[count:]
+        try:
+            write_all_at(descriptor, offset, data)
+        except OSError as error:
+            raise write_error(self._paths[name], error) from error
 
     def sync(self) -> None:
         """Returns when everything written so far is durable."""
-        with self._ending:
+        with self._noting:
             written, self._unsynced = self._unsynced, set()
         try:
             self._sync_files(written - self._cached.keys())
             self._sync_names(written)
         except BaseException:
-            with self._ending:
+            with self._noting:
                 self._unsynced |= written
             raise
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Linux transfers at most 2**31 - 4096 bytes a call (read(2)); ask for less, in whole pages.
 _MOST_AT_ONCE = 1 << 30
 _CHECKED_AT_ONCE = 1 << 20
-# A named pipe is opened without waiting for who writes to it, and refused when it is read by position.
+# A named pipe is opened without waiting for a writer, and refused when it is read by position.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -30,7 +30,7 @@ class LocalFile(File):
 
     Attributes:
         path: where it is.
-        size: its length in bytes when it was looked at; a later, shorter file is an error.
+        size: its length in bytes when it was opened; a later, shorter file is an error.
         version: when it was last changed, in nanoseconds.
         identity: device and inode that had the path then; None if that was not asked.
     """
@@ -52,7 +52,7 @@ class LocalFile(File):
 
         Raises:
             FormatError: it is not there.
-            StorageError: it may not be looked at.
+            StorageError: it cannot be accessed.
         """
         try:
             status = Path(path).stat()
@@ -83,7 +83,7 @@ class LocalFile(File):
         return SourceChangedError(
             f"{self.path} was changed while it was read",
             got=got,
-            wanted=f"the file as it was when it was looked at first: {_summary(self)}",
+            wanted=f"the file as it was when it was opened first: {_summary(self)}",
             hint="wait until nothing writes to it, then run the command again",
         )
 
@@ -182,7 +182,7 @@ def read_whole(path: Path, most: int = LARGEST_WHOLE) -> bytes:
 
     Raises:
         FormatError: it is a pipe or a device, or of a size that no such file has; opening a pipe would wait
-            for who writes to it.
+            for a writer.
         StorageError: it cannot be read.
     """
     try:

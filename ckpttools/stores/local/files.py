@@ -70,6 +70,20 @@ def write_file(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    """Writes all of `data` where the file stands; raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def write_all_at(descriptor: int, offset: int, data: memoryview) -> None:
+    """Writes all of `data` at a byte of the file; raises OSError."""
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        offset, data = offset + count, data[count:]
+
+
 def write_synced(path: Path, content: bytes) -> None:
     """Writes a small file so that its content is durable; its name is when its directory is synced.
 
@@ -79,9 +93,7 @@ def write_synced(path: Path, content: bytes) -> None:
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        write_all(descriptor, content)
         os.fsync(descriptor)
     except OSError:
         with suppress(OSError):
@@ -103,9 +115,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     _remove_unfinished(path)
     growing, descriptor = _unfinished(path)
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        write_all(descriptor, content)
         os.fsync(descriptor)
         growing.replace(path)
     except BaseException:
@@ -134,7 +144,7 @@ def _unfinished_prefix(path: Path) -> str:
 
 
 def _remove_unfinished(path: Path) -> None:
-    """Removes what killed processes began to write for `path`; who still writes holds a lock."""
+    """Removes what killed processes began to write for `path`; a process that still writes holds a lock."""
     unfinished = re.compile(re.escape(_unfinished_prefix(path)) + "[0-9a-f]{16}")
     with suppress(OSError):  # one may write into a directory and not list it
         for name in filter(unfinished.fullmatch, names_in(path.parent)):

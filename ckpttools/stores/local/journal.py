@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 
 from ckpttools.core.errors import UsageError
-from ckpttools.stores.local.files import write_error
+from ckpttools.stores.local.files import write_all, write_error
 from ckpttools.stores.local.partial import JOURNAL
 from ckpttools.stores.publishing import LockedError, Purpose, Record
 
@@ -168,9 +168,7 @@ class Journal:
         try:
             # A checkpoint may have a hundred thousand files.
             while some := list(islice(waiting, _LINES_AT_ONCE)):
-                rest = memoryview(b"".join(_line(kind, content) for kind, content in some))
-                while rest:
-                    rest = rest[os.write(self._descriptor, rest) :]
+                write_all(self._descriptor, b"".join(_line(kind, content) for kind, content in some))
             os.fsync(self._descriptor)
         except OSError as error:
             raise write_error(self._path, error) from error
@@ -224,7 +222,7 @@ def _begins(data: bytes) -> bool:
 
 def _anothers(path: Path, got: str) -> UsageError:
     return UsageError(
-        f"{path} is no journal of ckpttools",
+        f"{path} is not a journal of ckpttools",
         got=got,
         wanted="that name free, or the file as an interrupted conversion left it",
         hint="move it away, or choose another destination",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ckpttools.stores.base import File
 from ckpttools.stores.local.file import LocalFile
+from ckpttools.stores.local.files import write_all_at
 from ckpttools.stores.unchanged import check_unchanged
 
 # What a file system or the kernel answers where it does not link: another file system, a file of somebody
@@ -88,7 +89,7 @@ def link(source: LocalFile, target: Path) -> bool:
         Whether that was done; False where the file system refuses it.
 
     Raises:
-        FormatError: the file is not what it was when it was looked at.
+        FormatError: the file is not what it was when it was opened.
         StorageError: it is not there any more.
         OSError: anything else that the system reports.
     """
@@ -127,10 +128,4 @@ def copy_parts(source: File, target: Path, parts: Iterable[tuple[int, int]]) -> 
             for offset in range(start, stop, _COPY_BYTES):
                 piece = buffer[: min(_COPY_BYTES, stop - offset)]
                 source.read_into(offset, piece)
-                _write(file.fileno(), offset, piece)
-
-
-def _write(descriptor: int, offset: int, data: memoryview) -> None:
-    while data:
-        count = os.pwrite(descriptor, data, offset)
-        offset, data = offset + count, data[count:]
+                write_all_at(file.fileno(), offset, piece)

@@ -1,14 +1,14 @@
 """The place where a checkpoint grows before it gets its name: `<destination>.partial`, on the same disk.
 
-    DST.partial/journal.ckpttools   whose work this is and how far it has come; locked by who is at work
+    DST.partial/journal.ckpttools   whose work this is and how far it has come; locked by the process at work
     DST.partial/content/            the checkpoint; after an exchange what had the name before
     DST.partial/replaced/           what had the name before, where the file system cannot swap two names
     DST.partial/removed/            what is being deleted
 
 Nothing is readable under the final name until everything is there; then one rename publishes it, or one
 exchange where something is replaced. From its first to its last moment in our hands a checkpoint carries a
-mark that names its plan: so every state that a crash can leave is told from every other, and what is not
-marked is never taken for ours. What is replaced goes after that, then the mark, then the journal. A directory
+mark that names its plan: so all states that a crash can leave can be told apart, and what is not marked is
+never taken for ours. What is replaced goes after that, then the mark, then the journal. A directory
 of this name without a journal of ours is somebody else's, and left alone.
 """
 
@@ -389,7 +389,7 @@ class LocalStaging:
         sync_directory(self.directory)
 
     def conclude(self, journal: Journal) -> None:
-        """Removes all that told of the work.
+        """Removes all traces of the work.
 
         Raises:
             StorageError: that is not possible.

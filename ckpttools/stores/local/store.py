@@ -1,4 +1,4 @@
-"""The local file system as a store. Keys are paths, as `pathlib` spells them; "" is the current directory."""
+"""The local file system as a store. Keys are paths, as `pathlib` writes them; "" is the current directory."""
 
 from __future__ import annotations
 
