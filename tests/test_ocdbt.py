@@ -336,7 +336,7 @@ def node_with(body):
 
 def test_wrong_magic():
     wrong = error(with_manifest(b"PK\3\4" + sample().manifest[4:]))
-    assert "no OCDBT manifest" in wrong.message
+    assert "not an OCDBT manifest" in wrong.message
     assert (wrong.place, wrong.got) == ("manifest.ocdbt", "magic 504b0304")
     assert wrong.wanted == "magic 0cdb3a2a"
 
@@ -344,7 +344,7 @@ def test_wrong_magic():
 def test_manifest_in_the_place_of_a_node():
     node = framed(b"")
     wrong = error(with_node(node))
-    assert "no OCDBT B+tree node" in wrong.message
+    assert "not an OCDBT B+tree node" in wrong.message
     assert wrong.place == node_place(node)
 
 

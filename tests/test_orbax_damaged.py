@@ -187,8 +187,8 @@ class TestDamaged:
             ({"shape": [600, -2]}, "an invalid shape"),
             ({"fill_value": "none"}, "an invalid fill value"),
             ({"chunk_key_encoding": {"name": "v9"}}, "an unknown encoding of chunk keys"),
-            ({"codecs": [3]}, "not the metadata of a zarr array"),
-            ({"codecs": 3}, "not the metadata of a zarr array"),
+            ({"codecs": [3]}, "not the metadata of a zarr v3 array"),
+            ({"codecs": 3}, "not the metadata of a zarr v3 array"),
         ],
     )
     def test_metadata_of_an_array_that_is_none(self, tmp_path, changed, message):

@@ -93,7 +93,7 @@ def test_a_file_is_found_by_its_url_too(tmp_path):
 
 def test_a_local_place_is_a_path_for_others_and_no_other_is(tmp_path):
     assert os.fspath(parse(tmp_path)) == str(tmp_path)
-    with pytest.raises(TypeError, match="no local file"):
+    with pytest.raises(TypeError, match="not a local file"):
         os.fspath(parse("memory://x"))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Set
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 
 # What Linux file systems take.
@@ -64,6 +65,7 @@ def check_dtypes(
         f"{what} has no {' and no '.join(dtypes)}:"
         + listing([f"{spelled(path)}: {array.dtype}" for path, array in wrong.items()]),
         place=tree.metadata.place or None,
+        got=array_count(wrong),
         hint="; ".join(_remedies({array.dtype for array in wrong.values()}, cast)),
     )
 

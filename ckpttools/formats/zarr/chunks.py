@@ -168,8 +168,9 @@ def _array(document: str, fields: Mapping[str, Any], place: str) -> ZarrArray:
         return PARSERS[document](fields, place)
     # Documents that are put together wrongly, such as with codecs that are not a list of objects.
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        version = "v2" if document == zarr2.DOCUMENT else "v3"
         raise FormatError(
-            "not the metadata of a zarr array", place=place, got=f"{type(error).__name__}: {error}"
+            f"not the metadata of a zarr {version} array", place=place, got=f"{type(error).__name__}: {error}"
         ) from error
 
 
