@@ -22,7 +22,7 @@ from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, MappingError, StorageError, UsageError
 from ckpttools.families.family import Family, FlagRule, Spelling
-from ckpttools.families.file import family_from_file, is_file_name
+from ckpttools.families.file import family_from_file, names_a_file
 from ckpttools.families.registry import families, family_called
 from ckpttools.families.toml_read import family_from_toml
 from ckpttools.families.toml_write import family_to_toml
@@ -425,9 +425,9 @@ class TestFiles:
         assert family_from_file(self.write(tmp_path, "mine.py", text)).name == "mine"
 
     def test_what_means_a_file(self):
-        assert is_file_name("mine.toml")
-        assert is_file_name("./llama")
-        assert not is_file_name("llama")
+        assert names_a_file("mine.toml")
+        assert names_a_file("./llama")
+        assert not names_a_file("llama")
         assert family_called("llama") is families()["llama"]
 
     @pytest.mark.parametrize(

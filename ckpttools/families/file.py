@@ -15,7 +15,7 @@ SUFFIXES = (".toml", ".py")
 _NAME = "FAMILY"
 
 
-def is_file_name(text: str) -> bool:
+def names_a_file(text: str) -> bool:
     """Whether a user who writes this means a file, not the name of a family."""
     return text.endswith(SUFFIXES) or "/" in text
 

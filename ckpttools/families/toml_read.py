@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import partial
 
-from ckpttools.core.errors import FormatError, MappingError, near_names
+from ckpttools.core.errors import FormatError, MappingError, did_you_mean
 from ckpttools.families.family import Family, FlagRule, Spelling
 from ckpttools.families.toml_values import (
     Reader,
@@ -24,7 +24,7 @@ from ckpttools.families.toml_values import (
     text_or_texts,
     truth,
 )
-from ckpttools.mapping.arithmetic import names_in
+from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.layers import Layers
@@ -99,7 +99,7 @@ def _alternatives(value: object, place: str) -> Alternatives:
 def _formula(value: object, place: str) -> str:
     formula = text(value, place)
     with placed(place):
-        names_in(formula)
+        axes_in(formula)
     return formula
 
 
@@ -182,12 +182,11 @@ def _row_or_set(sets: Sets, value: object, place: str) -> Rows:
         return sets[named]
     if ARROW in named:
         return _of_text(named, place)
-    near = near_names(named, sets, 1)
     raise MappingError(
         f"there is no set of rows {named!r}",
         place=place,
         wanted="one of " + ", ".join(sets) if sets else "rows, or a set that [sets] makes",
-        hint=f"did you mean {near[0]}?" if near else None,
+        hint=did_you_mean(named, sets),
     )
 
 

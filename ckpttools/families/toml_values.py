@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ckpttools.core.errors import MappingError, near_names
+from ckpttools.core.errors import MappingError, did_you_mean
 
 Reader = Callable[[Any, str], Any]
 """Makes of a value what it stands for; the second argument is its place, for messages."""
@@ -41,23 +41,22 @@ def fields(readers: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Rea
                 raise MappingError(
                     f"the key {key!r} is missing", place=place.removesuffix(":"), wanted=wanted
                 )
-        return {key: readers[key](each, inside(place, key)) for key, each in value.items()}
+        return {key: readers[key](each, place_of_key(place, key)) for key, each in value.items()}
 
     return read
 
 
-def inside(place: str, key: str) -> str:
+def place_of_key(place: str, key: str) -> str:
     """The place of a key: `my.toml: sizes` in a file, `my.toml: sizes.layer` in a table."""
     return f"{place}{' ' if place.endswith(':') else '.'}{key}"
 
 
 def _unknown(key: str, known: Mapping[str, Reader], place: str) -> MappingError:
-    near = near_names(key, known, 1)
     return MappingError(
         f"unknown key {key!r}",
         place=place,
         wanted="one of " + ", ".join(known),
-        hint=f"did you mean {near[0]}?" if near else None,
+        hint=did_you_mean(key, known),
     )
 
 
@@ -67,7 +66,7 @@ def mapping(reader: Reader) -> Reader:
     def read(value: object, place: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _of_another_kind(value, "a table", place)
-        return {key: reader(each, inside(place, key)) for key, each in value.items()}
+        return {key: reader(each, place_of_key(place, key)) for key, each in value.items()}
 
     return read
 

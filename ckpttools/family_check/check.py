@@ -26,8 +26,6 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
-Arrays = Mapping[str, LazyArray]
-
 
 def check_family(family: Family, against: Where | None = None, config: Where | None = None) -> FamilyCheck:
     """Checks a family without reading any array.
@@ -165,7 +163,7 @@ def _trip(family: Family, model: Model, spelling: Spelling) -> RoundTrip:
 
 
 @dataclass(frozen=True)
-class _Fit:
+class _Reading:
     """A checkpoint's arrays read as one side of the family's rows, in one layout.
 
     Attributes:
@@ -177,13 +175,13 @@ class _Fit:
     """
 
     side: str
-    arrays: Arrays
+    arrays: Mapping[str, LazyArray]
     table: Table
     share: float
     open_flags: tuple[str, ...]
 
     @classmethod
-    def of(cls, side: str, arrays: Arrays, table: Table) -> _Fit:
+    def of(cls, side: str, arrays: Mapping[str, LazyArray], table: Table) -> _Reading:
         sides = [(row, row.right if side == "huggingface" else row.left) for row in table.rows]
         names = {each.key.first() for _, each in sides}
         undecided = {name for row in table.rows for name in row.flags} - table.flags.keys()
@@ -206,7 +204,7 @@ class _Fit:
         return tuple(f"nothing tells whether the model is {name}; taken as not" for name in self.open_flags)
 
 
-def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[_Fit]:
+def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[_Reading]:
     """The checkpoint as either side, in every layout.
 
     Raises:
@@ -216,10 +214,15 @@ def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[
     inner = view_of(tree).named
     right = family.table(config, CONFIG, spelling=family.spelling_of(names))
     lefts = [family.table(config, CONFIG, scan_axis=axis) for axis in (1, 0, None)]
-    return [_Fit.of("huggingface", names, right), *(_Fit.of("maxtext", inner, each) for each in lefts)]
+    return [
+        _Reading.of("huggingface", names, right),
+        *(_Reading.of("maxtext", inner, each) for each in lefts),
+    ]
 
 
-def _there_and_back(family: Family, fit: _Fit, mapped: Mapped, config: Mapping[str, Any] | None) -> RoundTrip:
+def _there_and_back(
+    family: Family, fit: _Reading, mapped: Mapped, config: Mapping[str, Any] | None
+) -> RoundTrip:
     """The checkpoint's arrays in every layout, with the sizes and flags that they were found to have."""
     arrays = fit.arrays if fit.side == "huggingface" else mapped.arrays
     shapes = {key: array.shape for key, array in arrays.items() if key not in mapped.dropped}

@@ -10,7 +10,7 @@ from functools import cached_property
 from ckpttools.core.errors import MappingError
 from ckpttools.families.family import Family
 from ckpttools.family_check.findings import FamilyFinding, near
-from ckpttools.mapping.arithmetic import names_in
+from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import Field, parse_key
@@ -158,7 +158,7 @@ class Definition:
         family = self.family
         for axis, formula in family.derived.items():
             try:
-                unknown = sorted(names_in(formula) - self.axes)
+                unknown = sorted(axes_in(formula) - self.axes)
             except MappingError as error:
                 yield FamilyFinding("formula", axis, f"{error.message}: {formula!r}")
                 continue
@@ -212,6 +212,6 @@ class Definition:
 
 def _names(formula: str | None) -> frozenset[str]:
     try:
-        return names_in(formula) if formula else frozenset()
+        return axes_in(formula) if formula else frozenset()
     except MappingError:
         return frozenset()

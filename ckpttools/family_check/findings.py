@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ckpttools.core.errors import CheckpointError, ConfigError, ShapeError, listing, near_names
+from ckpttools.core.errors import CheckpointError, ConfigError, ShapeError, did_you_mean, listing, near_names
 from ckpttools.mapping.coverage import Coverage, NotCoveredError
 
 # Looking for a near name compares with every array that is left over.
@@ -106,5 +106,5 @@ def hints_of(error: CheckpointError) -> tuple[str, ...]:
 
 def near(name: str, known: Iterable[str]) -> str:
     """What to say after a sentence about a name that is not known."""
-    found = near_names(name, known, 1)
-    return f"; did you mean {found[0]}?" if found else ""
+    question = did_you_mean(name, known)
+    return f"; {question}" if question else ""

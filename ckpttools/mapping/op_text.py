@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import MappingError, near_names
+from ckpttools.core.errors import MappingError, did_you_mean
 from ckpttools.mapping.values import Exactness, Scale, Shift, ValueOp
 
 OPS = ("scale", "shift")
@@ -79,11 +79,10 @@ def _float_type(name: str, text: str) -> str:
     floats = [dtype.name for dtype in DTYPES.values() if dtype.is_float]
     if name in floats:
         return name
-    near = near_names(name, floats, 1)
     raise MappingError(
         "this is no floating-point type",
         place=text,
         got=name,
         wanted=_FORMS,
-        hint=f"did you mean {near[0]}?" if near else None,
+        hint=did_you_mean(name, floats),
     )

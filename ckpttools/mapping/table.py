@@ -19,7 +19,7 @@ from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open
 from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.row_conversion import RowConversion
-from ckpttools.mapping.sizes import Observation, Size, counted, derive, lengths_of, require, unify
+from ckpttools.mapping.sizes import Observation, Size, derive, lengths_of, require, sizes_from_keys, unify
 from ckpttools.mapping.values import BoundOp
 
 
@@ -269,18 +269,18 @@ class Table:
         """Sizes from the configuration, by formula, from shapes, and from the numbers in names."""
         sides = [each.source for each in directions]
         both = (side for each in directions for side in (each.source, each.target))
-        known = {**self.sizes, **labelled(both)}
+        known = {**self.sizes, **labelled_sizes(both)}
         sizes = derive(known, self.derived, self.place)
         sizes = unify(sizes, _observed(arrays, sides, sizes))
-        sizes = derive(counted(sizes, arrays, sides), self.derived, self.place)
-        return unify(counted(sizes, arrays, sides), _observed(arrays, sides, sizes))
+        sizes = derive(sizes_from_keys(sizes, arrays, sides), self.derived, self.place)
+        return unify(sizes_from_keys(sizes, arrays, sides), _observed(arrays, sides, sizes))
 
     def _require(self, sizes: Mapping[str, Size], arrays: Mapping[str, LazyArray], sides: list[Side]) -> None:
         axes = {axis for side in sides for axis in (*side.axes, *side.key.needs)}
         require(sizes, axes, list(_observed(arrays, sides, sizes)), self.place)
 
 
-def labelled(sides: Iterable[Side]) -> dict[str, Size]:
+def labelled_sizes(sides: Iterable[Side]) -> dict[str, Size]:
     """The axes that keys spell with words."""
     return {
         field.axes[0]: Size(len(field.labels), f"the labels of {side.key}")

@@ -72,7 +72,7 @@ def required(config: Mapping[str, object] | None, place: str) -> Mapping[str, ob
     return config
 
 
-def overrides(family: Family, options: ModelOptions) -> dict[str, Flag]:
+def rope_flags(family: Family, options: ModelOptions) -> dict[str, Flag]:
     """The flags that the user sets.
 
     Raises:

@@ -19,7 +19,7 @@ from ckpttools.maxtext.layout import DECODER, STATE_AXIS
 from ckpttools.maxtext.view import MaxTextView, view_of
 
 
-def unstacked(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
+def unstack_layers(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
     """`tree` with its layers one by one.
 
     Args:
@@ -46,8 +46,10 @@ def unstacked(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
     return _carried(tree, made, origins)
 
 
-def stacked(tree: Tree, stacks: Sequence[LayerStack], axis: int, first_axis: Collection[str] = ()) -> Tree:
-    """`tree` with its layers stacked; the inverse of `unstacked` with the same arguments.
+def stack_layers(
+    tree: Tree, stacks: Sequence[LayerStack], axis: int, first_axis: Collection[str] = ()
+) -> Tree:
+    """`tree` with its layers stacked; the inverse of `unstack_layers` with the same arguments.
 
     What only some layers have beside parameters and optimizer stays with them: a random state that all layers
     share is stored with the first of them alone.

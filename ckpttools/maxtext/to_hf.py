@@ -10,7 +10,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import CheckpointError, ConfigError, UsageError, near_names
+from ckpttools.core.errors import CheckpointError, ConfigError, UsageError, did_you_mean
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import in_natural_order
 from ckpttools.core.wording import option
@@ -22,7 +22,7 @@ from ckpttools.mapping.table import Mapped, Table, ValueNote
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.agreement import same_family, same_values
 from ckpttools.maxtext.layout import SCAN_AXIS
-from ckpttools.maxtext.model import CONFIG, ModelOptions, check_choice, family_for, overrides
+from ckpttools.maxtext.model import CONFIG, ModelOptions, check_choice, family_for, rope_flags
 from ckpttools.maxtext.model_config import (
     TrueConfig,
     absent_prediction,
@@ -109,7 +109,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     options = _as_it_was_made(options, files)
     arrays = _parameters(tree, options.prefix)
     refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
-    source = _Source(arrays, tree.metadata.place, options, files)
+    source = _Unbound(arrays, tree.metadata.place, options, files)
     bound = source.bound()
     unwanted = _unwanted_head(bound, arrays, options.model.tied)
     wanted = {key: array for key, array in arrays.items() if key not in unwanted}
@@ -260,12 +260,11 @@ def _parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
         below = {path[len(keys) :]: array for path, array in found.items() if path[: len(keys)] == keys}
         if not below:
             tops = sorted({str(path[0]) for path in found})
-            near = near_names(prefix, tops)
             raise UsageError(
                 f"nothing lies below {prefix!r}",
                 place=tree.metadata.place,
                 wanted="one of " + ", ".join(tops[:20]),
-                hint=f"did you mean {near[0]}?" if near else None,
+                hint=did_you_mean(prefix, tops),
             )
         found = below
     return {dotted(path): array for path, array in found.items()}
@@ -287,7 +286,7 @@ def _as_it_was_made(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
 
 
 @dataclass(frozen=True)
-class _Source:
+class _Unbound:
     """What is converted: arrays of a tree, with what the user and the model's files say of them."""
 
     arrays: Mapping[str, LazyArray]
@@ -312,8 +311,8 @@ class _Source:
             scan_axis=_scan_axis(family, self.arrays, self.options.scan_axis),
             spelling=spelling,
             overrides={
-                **overrides(family, model),
-                **tying.overrides(way, tying.left_head(family), self.arrays),
+                **rope_flags(family, model),
+                **tying.tied_flags(way, tying.left_head(family), self.arrays),
             },
         )
         return _Bound(family, replace(table, place=self.place), spelling)

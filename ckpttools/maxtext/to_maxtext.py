@@ -19,7 +19,7 @@ from ckpttools.mapping.table import Mapped, Table
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.layout import SCAN_AXES, SCAN_AXIS, SCAN_LAYERS
-from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, overrides, required
+from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
 from ckpttools.maxtext.recognition import families_with_names_of
 from ckpttools.quantized.config import says_quantized, scheme
 from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
@@ -132,13 +132,13 @@ def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> t
     family = _family(tree, config, options.model)
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
-    tied = tying.overrides(options.model.tied, head.head if head else None, arrays)
+    tied = tying.tied_flags(options.model.tied, head.head if head else None, arrays)
     table = family.table(
         config,
         CONFIG,
         scan_axis=options.scan_axis if options.scan else None,
         spelling=spelling,
-        overrides={**overrides(family, options.model), **tied},
+        overrides={**rope_flags(family, options.model), **tied},
     )
     return family, replace(table, place=place, padded=_padded(table, options.pad_vocab))
 

@@ -10,7 +10,7 @@ from ckpttools.array.tree import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Heads:
     """Heads of subtrees, by what they are.
 
     Attributes:
@@ -23,8 +23,8 @@ class Found:
     weights: frozenset[Path] = frozenset()
     unclear: frozenset[Path] = frozenset()
 
-    def __or__(self, more: Found) -> Found:
-        return Found(self.state | more.state, self.weights | more.weights, self.unclear | more.unclear)
+    def __or__(self, more: Heads) -> Heads:
+        return Heads(self.state | more.state, self.weights | more.weights, self.unclear | more.unclear)
 
 
 def outside(paths: Iterable[Path], heads: Collection[Path]) -> list[Path]:

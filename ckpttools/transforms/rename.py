@@ -20,7 +20,7 @@ from pathlib import Path as FilePath
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, dotted, spelled
-from ckpttools.core.errors import CoverageError, MappingError, StorageError, listing, near_names
+from ckpttools.core.errors import CoverageError, MappingError, StorageError, did_you_mean, listing, near_names
 from ckpttools.core.notes import Notes
 from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.row import Row
@@ -284,13 +284,12 @@ def _check_keys(got: Mapping[str, object], known: Iterable[str], place: str) -> 
     wanted = sorted(known)
     for key in got:
         if key not in wanted:
-            near = near_names(key, wanted, 1)
             raise MappingError(
                 "an unknown key",
                 place=place,
                 got=key,
                 wanted=", ".join(wanted),
-                hint=f"did you mean {near[0]}?" if near else None,
+                hint=did_you_mean(key, wanted),
             )
 
 
