@@ -9,7 +9,7 @@ from traceback import extract_tb
 from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError
 from ckpttools.families.family import Family
 from ckpttools.families.toml_read import family_from_toml
-from ckpttools.families.toml_values import placed
+from ckpttools.mapping.documents import placed
 
 SUFFIXES = (".toml", ".py")
 _NAME = "FAMILY"

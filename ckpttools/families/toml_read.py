@@ -12,7 +12,9 @@ from functools import partial
 
 from ckpttools.core.errors import FormatError, MappingError, did_you_mean
 from ckpttools.families.family import Family, FlagRule, Spelling
-from ckpttools.families.toml_values import (
+from ckpttools.mapping.arithmetic import axes_in
+from ckpttools.mapping.axes import parse_side
+from ckpttools.mapping.documents import (
     Reader,
     fields,
     length,
@@ -24,8 +26,6 @@ from ckpttools.families.toml_values import (
     text_or_texts,
     truth,
 )
-from ckpttools.mapping.arithmetic import axes_in
-from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.op_text import parse_op
@@ -87,7 +87,7 @@ def _alternatives(value: object, place: str) -> Alternatives:
     names = text_or_texts(items if default is None else items[:-1], place)
     if not names or (default is not None and default < 0):
         raise MappingError(
-            "this says no length",
+            "this gives no length",
             place=place,
             got=value,
             wanted="names of configuration fields, and at the end perhaps a number for where none is there",
@@ -135,7 +135,7 @@ def _vocabularies(value: object, place: str) -> dict[int, int]:
     found = mapping(length)(value, place)
     for key in found:
         if not key.isdecimal():
-            raise MappingError("this is no number of rows", place=place, got=key, wanted="a whole number")
+            raise MappingError("not a number of rows", place=place, got=key, wanted="a whole number")
     return {int(key): rows for key, rows in found.items()}
 
 

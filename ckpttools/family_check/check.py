@@ -94,12 +94,12 @@ def check_on_config(family: Family, config: Mapping[str, Any], place: str) -> Fa
 def check_against(
     family: Family, tree: Tree, config: Mapping[str, Any] | None = None, place: str = CONFIG
 ) -> FamilyCheck:
-    """Holds the rows against a checkpoint of either side, of which no array is read.
+    """Compares the rows with a checkpoint of either side, of which no array is read.
 
     Args:
         family: whose rows to prove.
         tree: the checkpoint.
-        config: the model's configuration; None where there is none, and the arrays must tell.
+        config: the model's configuration; None where there is none, and the arrays must show it.
         place: where that lies, for messages.
     """
     said = FamilyCheck(
@@ -171,7 +171,7 @@ class _Reading:
         arrays: by name.
         table: the rows, all flags decided.
         share: of the rows' first names, how many are there.
-        open_flags: those that nothing tells, taken as not set.
+        open_flags: those that nothing decides, assumed not set.
     """
 
     side: str
@@ -201,7 +201,7 @@ class _Reading:
             return error
 
     def hints(self) -> tuple[str, ...]:
-        return tuple(f"nothing tells whether the model is {name}; taken as not" for name in self.open_flags)
+        return tuple(f"nothing says whether the model is {name}; assumed not" for name in self.open_flags)
 
 
 def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[_Reading]:

@@ -32,7 +32,7 @@ def is_fatal(finding: FamilyFinding) -> bool:
 
 @dataclass(frozen=True)
 class Definition:
-    """A family with its rows spelled in every layout.
+    """A family with its rows in every layout.
 
     Attributes:
         family: the family.
@@ -55,7 +55,7 @@ class Definition:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All rows that can be spelled, the unscanned ones first."""
+        """All rows that can be made, the unscanned ones first."""
         return self._spelled[0]
 
     @property
@@ -64,7 +64,7 @@ class Definition:
 
     @cached_property
     def labelled(self) -> dict[str, list[Field]]:
-        """The fields that spell an axis with words, by axis."""
+        """The fields that write an axis as words, by axis."""
         found: dict[str, list[Field]] = {}
         for field in dict.fromkeys(field for side in self.sides for field in side.key.fields if field.labels):
             found.setdefault(field.axes[0], []).append(field)
@@ -109,7 +109,9 @@ class Definition:
         tuples |= {f"layers[{k}].stacked": group.stacked for k, group in enumerate(family.layers)}
         for place, each in tuples.items():
             if isinstance(each, str):
-                yield FamilyFinding("row", place, f"a text where texts belong: write ({each!r},)")
+                yield FamilyFinding(
+                    "row", place, f"a string where a tuple of strings belongs: write ({each!r},)"
+                )
         for axis, names in family.sizes.items():
             if not names or not isinstance(names[0], str):
                 yield FamilyFinding("size", axis, "no configuration field says its length")

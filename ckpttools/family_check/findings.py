@@ -47,8 +47,8 @@ class FamilyCheck:
 
     Attributes:
         family: its name.
-        against: the checkpoint it was held against, or None.
-        side: "huggingface" or "maxtext", as that spells its names, or None.
+        against: the checkpoint it was compared with, or None.
+        side: "huggingface" or "maxtext", whose names that has, or None.
         config: the configuration that sizes came from, or None where they were made up.
         models: what sets each of the models apart on which rows were tried.
         num_arrays: arrays that the right side has; of the largest model.
@@ -93,7 +93,7 @@ def _uncovered(coverage: Coverage) -> Iterator[FamilyFinding]:
         there = f"; there is {near[0]}" if near else ""
         yield FamilyFinding("missing", key, f"an array of shape {list(shape)}{there}")
     for key in coverage.extra:
-        yield FamilyFinding("not expected", key, "no row spells this")
+        yield FamilyFinding("not expected", key, "no row has this key")
     for each in coverage.misshapen:
         yield FamilyFinding(
             "shape", each.key, f"got {list(each.got)}, wanted {list(each.wanted)} ({each.why})"

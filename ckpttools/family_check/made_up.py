@@ -27,7 +27,7 @@ class Model:
     Attributes:
         said: what sets it apart from the others.
         config: its configuration; None where there is none.
-        lengths: of the axes that the configuration does not tell.
+        lengths: of the axes that the configuration does not give.
         flags: those that no configuration sets.
     """
 

@@ -139,7 +139,7 @@ class Key:
         return frozenset(self.axes) | {count for field in self.fields for count in field.counts}
 
     def is_open_on(self, axis: str) -> bool:
-        """Whether its names tell the coordinate of an axis without the length of that."""
+        """Whether its names give the coordinate of an axis without the axis's length."""
         places = [field for field in self.fields if axis in field.axes and not field.labels]
         inner = any(axis in (*field.counts, *(field.axes[1:] * (not field.strides))) for field in self.fields)
         return bool(places) and not inner

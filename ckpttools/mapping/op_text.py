@@ -25,7 +25,7 @@ def parse_op(text: str) -> ValueOp:
             return Scale(axis, _number(power, text), _float_type(dtype, text))
         case ["shift", amount]:
             return Shift(_number(amount, text))
-    raise MappingError("this is no value op", got=repr(text), wanted=_FORMS)
+    raise MappingError("not a value op", got=repr(text), wanted=_FORMS)
 
 
 def op_text(op: ValueOp) -> str:
@@ -71,7 +71,7 @@ def _number(word: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise MappingError("this is no number", place=text, got=word, wanted=_FORMS)
+        raise MappingError("not a number", place=text, got=word, wanted=_FORMS)
     return number
 
 
@@ -80,7 +80,7 @@ def _float_type(name: str, text: str) -> str:
     if name in floats:
         return name
     raise MappingError(
-        "this is no floating-point type",
+        "not a floating-point type",
         place=text,
         got=name,
         wanted=_FORMS,

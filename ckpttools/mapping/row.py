@@ -1,4 +1,4 @@
-"""A row: one array, or one family of arrays, spelled two ways. Both directions come from it.
+"""A row: one array, or one family of arrays, in two frameworks. Both directions come from it.
 
     mlp.wi_0.kernel: embed mlp <-> mlp.gate_proj.weight: mlp embed
 
@@ -36,13 +36,13 @@ from ckpttools.mapping.values import Scale, Shift, ValueOp
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Two spellings of the same numbers.
+    """The same numbers under two names and in two layouts.
 
     Attributes:
         left, right: the two sides; they name the same axes.
         op: what happens to values on the way from right to left, or None.
         when: names of flags of the model that must all be set for the row to exist, with blanks between.
-        unless: names of flags none of which may be set.
+        unless: names of flags of which none may be set.
         above: axes that one side names and the other has in the prefix of its layers, with blanks between.
     """
 

@@ -168,7 +168,7 @@ def _clauses(clauses: Iterable[_Excerpt], known: Sequence[str]) -> Iterator[tupl
             raise each.wrong(_unknown(word, known))
         kind = "op" if word in OPS else word
         if kind in said:
-            raise each.wrong(MappingError(f"`{kind}` is said twice", got=each.text))
+            raise each.wrong(MappingError(f"`{kind}` is given twice", got=each.text))
         said.add(kind)
         reader = {"op": _op, "below": _prefixes}.get(kind, _names)
         yield kind, reader(each)
@@ -176,7 +176,7 @@ def _clauses(clauses: Iterable[_Excerpt], known: Sequence[str]) -> Iterator[tupl
 
 def _unknown(word: str, known: Sequence[str]) -> MappingError:
     return MappingError(
-        "this is no word of rows",
+        "not a keyword of rows",
         got=word,
         wanted="one of " + ", ".join(known),
         hint=did_you_mean(word, known),
@@ -192,7 +192,7 @@ def _prefixes(clause: _Excerpt) -> tuple[Key, Key]:
     sides = clause.cut(len("below")).parts(ARROW)
     prefixes = list(sides)
     if len(prefixes) != 2 or any(" " in each.masked for each in prefixes):
-        raise clause.wrong(MappingError("names begin in two ways", got=clause.text, wanted=_PREFIXES))
+        raise clause.wrong(MappingError("`below` takes two prefixes", got=clause.text, wanted=_PREFIXES))
     with _placed(clause):
         left, right = (parse_key(each.text) for each in prefixes)
     return left, right

@@ -157,12 +157,12 @@ def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Itera
 
 
 def most_telling(names: int) -> int:
-    """The number from which on numbers in so many names tell nothing."""
+    """The number from which on a number in one of so many names says nothing."""
     return max(_MOST_UNSEEN, names)
 
 
 def _is_telling(field: Field, lengths: Mapping[str, int]) -> bool:
-    """Whether its number tells the coordinate of an axis whose length is not known."""
+    """Whether its number gives the coordinate of an axis of unknown length."""
     known = set(field.counts) <= lengths.keys()
     return len(field.axes) == 1 and field.axes[0] not in lengths and known and not field.labels
 
@@ -179,7 +179,7 @@ def require(
     if missing:
         shown = next((each for each in seen if any(missing[0] in group for group in each.groups)), None)
         raise ShapeError(
-            f"the size of {', '.join(missing)} cannot be told",
+            f"the size of {', '.join(missing)} cannot be inferred",
             place=place,
             got=_why_unknown(shown, missing[0], sizes) if shown else None,
             wanted="a field of the configuration or an array that shows it",

@@ -38,7 +38,7 @@ class ModelOptions:
 
 
 def check_choice(what: str, value: str | None, choices: Collection[str]) -> None:
-    """Raises UsageError for a value that is none of the choices; None is no value."""
+    """Raises UsageError for a value that is not among the choices; None is always allowed."""
     if value is not None and value not in choices:
         raise UsageError(f"unknown {what} {value!r}", wanted="one of " + ", ".join(choices))
 

@@ -205,7 +205,7 @@ def check_moments(tree: Tree) -> None:
     odd = list(_odd_moments(tree))
     if odd:
         raise ShapeError(
-            "parts of the optimizer's state do not mirror the parameters, so their layers cannot be told"
+            "parts of the optimizer's state do not mirror the parameters, so their layers are not known"
             + listing(odd),
             place=tree.metadata.place or None,
             hint="leave the optimizer out first, with ckpt strip-optimizer",

@@ -24,9 +24,9 @@ class StackLayers:
 
     Attributes:
         axis: of parameters, on which layers are stacked (MaxText's param_scan_axis).
-        cycle: layers after which their kinds repeat; None to tell from what they hold, which gives one stack
-            where all hold the same. `StackAsModel` asks the model's family instead.
-        names: how the model spells a cycle, as `ckpttools.maxtext.cycles.Cycle`; None to tell.
+        cycle: layers after which their kinds repeat; None to infer it from what they hold, which gives one
+            stack where all hold the same. `StackAsModel` asks the model's family instead.
+        names: what the model calls the layers of a cycle, as `ckpttools.maxtext.cycles.Cycle`; None to infer.
     """
 
     axis: int = SCAN_AXIS

@@ -52,7 +52,7 @@ class ToHuggingFace:
         prefix: path of a model within a composite one, keys joined by "/"; only its arrays are written.
         spelling: how names are written, "hub", "transformers" or "text"; None as in the model it came from.
             "text" is the text model of a multimodal one as a model of its own, with its own configuration.
-        scan_axis: the axis on which layers are stacked, where the arrays do not tell.
+        scan_axis: the axis on which layers are stacked, where the arrays do not show it.
         model: what the user says of the model.
         carry: arrays that MaxText has no place for are taken from `like`.
         padding_rows: what becomes of rows beyond the vocabulary: "keep" writes them, with a vocabulary of so
@@ -85,7 +85,7 @@ class HuggingFaceModel:
 
     Attributes:
         tree: the arrays under their Hugging Face names.
-        config: what `config.json` says, None where nothing tells it.
+        config: what `config.json` says, None where none is known.
         notes: what the user should know.
         has_text_model: whether the family has a text model without towers.
         surplus: name -> rows of the array it was made from that the model has no place for.
@@ -102,7 +102,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     """A MaxText tree as a Hugging Face one, and what the user should know.
 
     Raises:
-        ConfigError: nothing tells which model it is, or its configuration contradicts the carried one.
+        ConfigError: nothing says which model it is, or its configuration contradicts the carried one.
         CoverageError: the arrays are not those of that model.
         FormatError: weights are quantised.
     """
@@ -205,8 +205,8 @@ def _remarks(config: TrueConfig | None, made: Mapping[str, LazyArray], lacking: 
         lacking: whether the model at hand has nothing but what comes from MaxText.
     """
     if config is None:
-        told = f"{option('like')} takes the one of the model it came from"
-        yield f"no {CONFIG} is written, as nothing tells it: {told}"
+        remedy = f"{option('like')} takes the one of the model it came from"
+        yield f"no {CONFIG} is written, as none is known: {remedy}"
         return
     yield from (f"{CONFIG}: {change}" for change in config.changes)
     prediction = absent_prediction(config.config, made)
@@ -357,7 +357,7 @@ class _Unbound:
         if fitting and None not in fitting.values():
             hint += f"; {option('family', 'NAME')} is enough for the arrays, but then no {CONFIG} is written"
         raise ConfigError(
-            "nothing tells which model this is",
+            "nothing says which model this is",
             place=self.place,
             got=f"arrays as of {names}" if names else "arrays of no known family",
             wanted="its config.json",
@@ -376,7 +376,7 @@ def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
         found = next((each for each in family.spellings if each.name == wanted), None)
         if found is None and name is not None:
             raise UsageError(
-                f"names of family {family.name} are not spelled this way",
+                f"family {family.name} has no such way of writing names",
                 got=name,
                 wanted="one of " + ", ".join(each.name for each in family.spellings),
             )
@@ -413,8 +413,9 @@ def _main_dtype(arrays: Mapping[str, LazyArray], mapped: Mapped) -> DType | None
 
 def _restored(key: str, array: LazyArray, mapped: Mapped, main: DType | None) -> LazyArray:
     """An array that was widened for its changed values, in the dtype of the others again."""
-    widened = key in mapped.changed and main is not None and array.dtype.bits > main.bits
-    return cast(array, main) if widened and main is not None else array
+    if main is None or key not in mapped.changed or array.dtype.bits <= main.bits:
+        return array
+    return cast(array, main)
 
 
 def _notes(mapped: Mapped, main: DType | None, options: ToHuggingFace, dropped: tuple[str, ...]) -> Notes:

@@ -72,7 +72,7 @@ class MaxTextState:
     Attributes:
         state: the tree that MaxText's own converter makes.
         carried: arrays that MaxText has no place for and that are to be kept.
-        spelling: how the source spells names.
+        spelling: how the source writes names.
         notes: what the user should know.
     """
 
@@ -95,7 +95,8 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     config, place = tree.metadata.config, tree.metadata.place
     # Of all arrays: those that are left out may be the scales of others.
     refuse_quantized(arrays, config, place)
-    head = tying.right_head(family, family.spelling_of(arrays))
+    spelling = family.spelling_of(arrays)
+    head = tying.right_head(family, spelling)
     if options.model.tied == "materialize" and head and head.head not in arrays:
         arrays[head.head] = arrays[head.embedding]
     drop = options.drop
@@ -112,11 +113,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         tuple(key.split(".")): array for key, array in sorted(made.items())
     }
     state = linen_state(parameters, 0, {SCAN_LAYERS: options.scan})
-    spelling = family.spelling_of(arrays).name
-    notes = _notes(family, mapped, options, carried) + Notes(
-        remarks=(*_stale(says_quantized(config)), *_lost(() if carried else homeless))
-    )
-    return MaxTextState(state, carried, spelling, notes)
+    remarks = (*_stale(says_quantized(config)), *_lost(() if carried else homeless))
+    notes = _notes(family, mapped, options, carried) + Notes(remarks=remarks)
+    return MaxTextState(state, carried, spelling.name, notes)
 
 
 def _stale(said: Mapping[str, object] | None) -> Iterator[str]:

@@ -4,7 +4,7 @@
     view.kind, view.flavour.name, view.scan_axis            "stacked-training", "linen", 1
     view.parameters["decoder", "layers", "mlp", "wi_0", "kernel"]
 
-Told from paths, shapes and custom metadata alone; nothing is read.
+Inferred from paths, shapes and custom metadata alone; nothing is read.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class MaxTextView:
 
     @cached_property
     def named(self) -> Mapping[str, LazyArray]:
-        """The parameters by dotted names, as rows of families spell them."""
+        """The parameters by dotted names, as rows of families have them."""
         return {dotted(path): array for path, array in self.parameters.items()}
 
     @cached_property

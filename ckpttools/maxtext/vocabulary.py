@@ -150,7 +150,7 @@ def less_padding(
 
 
 def rows_that_count(surplus: Mapping[str, Surplus], way: str | None, memory: int) -> Counted:
-    """The rows that count. Reads them, as only their content tells padding from what was learned.
+    """The rows that count. Reads them, as only their content distinguishes padding from what was learned.
 
     Args:
         surplus: by whatever names.
@@ -180,7 +180,7 @@ def rows_that_count(surplus: Mapping[str, Surplus], way: str | None, memory: int
 
 
 def refuse_learned(surplus: Mapping[str, Surplus], place: str, *, memory: int, reserved: int) -> None:
-    """Refuses to cut off rows that are not those of padding. Reads them, as only their content tells.
+    """Refuses to cut off rows that are not those of padding. Reads them, as only their content shows it.
 
     Raises:
         ConfigError: one of them is not zero.

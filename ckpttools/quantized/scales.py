@@ -1,4 +1,4 @@
-"""Which arrays scale which others, told by structure: a narrow array, and a `scale` or the like beside it.
+"""Which arrays scale which others, inferred from structure: a narrow array, and a `scale` or so beside it.
 
 Schemes differ in names, and new ones come. What they share is looked for instead: numbers of few bits, and in
 the same module an array with a word for a scale or a zero point in the last key of its name. What else that
@@ -130,7 +130,7 @@ def last_key(name: str) -> str:
 
 
 def of_activations(words: Iterable[str]) -> bool:
-    """Whether words say that a scale is none of a weight."""
+    """Whether words say that a scale is not of a weight."""
     return not _NO_WEIGHTS.isdisjoint(words)
 
 

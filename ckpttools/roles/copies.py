@@ -22,7 +22,7 @@ class Copies:
     """What has the paths and shapes of the parameters.
 
     Attributes:
-        parameters: the head that they are below; None where nothing tells.
+        parameters: the head that they are below; None where that is unknown.
         others: heads of what is state or a copy.
     """
 

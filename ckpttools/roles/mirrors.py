@@ -86,7 +86,7 @@ class Mirrors:
 
     def _ends(self, path: Path) -> Iterator[Path]:
         yield from unwrapped(path)
-        # The name of a run above everything is none of the parameter's either.
+        # The name of a run above everything is not part of the parameter's path either.
         key = path[self.common] if 0 < self.common < len(path) else ""
         if is_wrapper(key) and not str(key).isdecimal() and not all(map(is_wrapper, path[: self.common])):
             yield from unwrapped(path, self.common + 1)
@@ -118,7 +118,7 @@ class Mirrors:
         return self.moment(path, start) is not None
 
     def moment(self, path: Path, start: int = 0) -> Moment | None:
-        """The moment that an array is of one outside of its first `start` keys; None where it is none."""
+        """The moment that an array is of one outside of its first `start` keys; None where it is not one."""
         return next(self._moments(path, start, self._whole), None)
 
     def moment_below_names(self, path: Path) -> Moment | None:
@@ -164,7 +164,7 @@ class Mirrors:
 
 
 def _same_module(of: Path, head: Path, root: int) -> bool:
-    """Whether a head is in the same module of the model as a parameter: modules mirror none of their own."""
+    """Whether a head is in the same module of the model as a parameter: modules do not mirror themselves."""
     return of[:root] == head[:root] and of[root : root + 1] == head[root : root + 1] != ()
 
 

@@ -32,7 +32,7 @@ from ckpttools.roles.subtrees import Heads, inside, lifted, outside
 
 
 def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Heads:
-    """Where names tell of an optimizer's state, of weights within it, and of what is unclear."""
+    """What names identify: an optimizer's state, weights within it, and what is unclear."""
     around = _around_enclosed(mirrors.arrays)
     containers = _containers(mirrors, empty, around)
     models = _Models(mirrors, frozenset(containers))
@@ -52,7 +52,7 @@ def _around_enclosed(paths: Collection[Path]) -> set[Path]:
 def _containers(
     mirrors: Mirrors, empty: Collection[Path], around: Collection[Path]
 ) -> dict[Path, list[Path]]:
-    """Keys that are named as optimizers' states are, or told otherwise -> the arrays below them."""
+    """Keys that are named as optimizers' states are, or identified otherwise -> the arrays below them."""
     found: dict[Path, list[Path]] = {}
     for paths, are_arrays in ((mirrors.arrays, True), (empty, False)):
         for path in paths:
@@ -184,7 +184,7 @@ class _Container:
         }
 
     def _unknown(self, weights: frozenset[Path]) -> Heads:
-        """What no name tells to be state, and may be another copy of the model, or a part of one."""
+        """What no name identifies as state, and may be another copy of the model, or a part of one."""
         within = outside(self._large(), weights)
         if not (strange := [path for path in within if not self._is_known(path)]):
             return Heads()
@@ -206,7 +206,7 @@ class _Container:
                 yield tail, self.mirrors.arrays[path].shape
 
     def _is_known(self, path: Path) -> bool:
-        """Whether names tell that an array is state, with nothing but wrappers of states around it."""
+        """Whether names say that an array is state, with nothing but wrappers of states around it."""
         start = len(self.head)
         first = next((k for k in range(start, len(path)) if not wraps_states(path, k)), None)
         if first is None:
@@ -221,7 +221,7 @@ class _Container:
 
     @cached_property
     def _telling(self) -> set[Path]:
-        """Paths down to the keys that tell of others beside them."""
+        """Paths down to the keys that identify others beside them."""
         named = (path for path in self.inner if not TELLING_BESIDE.isdisjoint(path))
         return {path[: k + 1] for path in named for k, key in enumerate(path) if key in TELLING_BESIDE}
 

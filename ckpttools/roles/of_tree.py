@@ -1,4 +1,4 @@
-"""What each array of a tree is: a parameter, state of an optimizer, or something else. Told by structure.
+"""What each array of a tree is: a parameter, state of an optimizer, or something else, by structure.
 
     opt_state/0/mu/params/decoder/norm/scale     mirrors  params/params/decoder/norm/scale
     1/opt_state/0/{count, mu/…, nu/…}            mirrors  0/…                  an NNX (model, optimizer) tuple
@@ -64,10 +64,10 @@ class Roles:
     Attributes:
         optimizer: where an optimizer's state is; whatever is below a key belongs to it.
         weights: where within it parameters are.
-        others: states of random number generators that only their content tells.
+        others: states of random number generators that no name identifies.
         unclear: subtrees that mirror the parameters or lie in an optimizer, and may be either; parameters
             until the user says otherwise.
-        mirrored: where the parameters are that these mirror; None where nothing tells.
+        mirrored: where the parameters are that these mirror; None where that is unknown.
         learned: arrays that only their names would make bookkeeping.
     """
 
@@ -129,7 +129,7 @@ def _roles(tree: Tree) -> Roles:
 
 
 def roles_of(arrays: Mapping[Path, Typed], empty: Iterable[Path] = (), random: Iterable[Path] = ()) -> Roles:
-    """The roles of arrays, told from paths, shapes and dtypes.
+    """The roles of arrays, inferred from paths, shapes and dtypes.
 
     Args:
         arrays: path -> array. A path of one key that was joined by "/" or "." is taken apart.
@@ -191,7 +191,7 @@ def _told(
 
 
 def _analysed(mirrors: Mirrors, empty: frozenset[Path], others: frozenset[Path]) -> Roles:
-    """First what names tell, then what mirrors parameters as moments do, then what does so without a sign."""
+    """First what names say, then what mirrors parameters as moments do, then what does so without a sign."""
     found = named_state(mirrors, empty)
     found |= unnamed_state(mirrors, outside(mirrors.arrays, found.state))
     state = outside(inside(mirrors.arrays, found.state), found.weights)
@@ -224,7 +224,7 @@ def _may_be_twice(arrays: Mapping[Path, Typed]) -> bool:
 
 
 def _top(keys: Path, start: int) -> Path:
-    """The key that tells one part of a tree from another, with the wrappers above it."""
+    """The key that distinguishes one part of a tree from another, with the wrappers above it."""
     first = next((k for k in range(start, len(keys)) if not is_wrapper(keys[k])), len(keys))
     return keys[: first + 1]
 

@@ -49,7 +49,7 @@ def sizes(paths: Iterable[Path], heads: Collection[Path]) -> Counter[Path]:
 
 
 def lifted(heads: Collection[Path], others: Iterable[Path]) -> frozenset[Path]:
-    """For each head the highest key with nothing of the others below it; the whole tree is none."""
+    """For each head the highest key with none of the others below it, short of the whole tree."""
     blocked = {path[:length] for path in others for length in range(len(path))} if heads else set()
     return frozenset(
         next((head[:n] for n in range(1, len(head)) if head[:n] not in blocked), head) for head in heads

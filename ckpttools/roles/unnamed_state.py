@@ -1,4 +1,4 @@
-"""State of an optimizer that no name above it tells: moments of parameters, and a number of steps."""
+"""State of an optimizer that no name above it identifies: moments of parameters, and a number of steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BELOW_A_NAME = 2
 
 
 def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Heads:
-    """Moments that mirror parameters where no name above tells: an optimizer's, and those unclear."""
+    """Moments that mirror parameters where no name above says so: an optimizer's, and those unclear."""
     if _is_state_alone(mirrors, rest):
         return Heads(state=frozenset([()]))
     named = [path for path in rest if below_moments(path)]
@@ -74,7 +74,7 @@ class _Evidence:
     """What mirrors parameters, by how sure it is.
 
     Attributes:
-        rest: the arrays that no name tells of.
+        rest: the arrays that no name identifies.
         moments: those that mirror a parameter of a model that a framework names, or that nothing is around.
         below_names: those that mirror one below another name.
         odd: those that would mirror one if they had its shape or were not parts of a moment.

@@ -1,4 +1,4 @@
-"""Values of a TOML file with their kinds checked: what is wrong is said with the place it stands at."""
+"""Values of a parsed TOML or JSON file with their types checked: errors say where in the file."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _KINDS = {
     str: "a text",
     list: "a list",
     dict: "a table",
+    type(None): "null",
 }
 
 
@@ -31,7 +32,7 @@ def fields(readers: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Rea
 
     def read(value: object, place: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise _of_another_kind(value, "a table", place)
+            raise _of_another_kind(value, "a table", place.removesuffix(":"))
         for key in value:
             if key not in readers:
                 raise _unknown(key, readers, place.removesuffix(":"))
@@ -105,7 +106,7 @@ def length(value: object, place: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise _of_another_kind(value, "a whole number", place)
     if value < 1:
-        raise MappingError("this is no length", place=place, got=value, wanted="at least 1")
+        raise MappingError("not a length", place=place, got=value, wanted="at least 1")
     return value
 
 
@@ -118,7 +119,7 @@ def scalar(value: object, place: str) -> object:
 def _of_another_kind(value: object, wanted: str, place: str) -> MappingError:
     kind = _KINDS.get(type(value), "a date or time")
     shown = kind if isinstance(value, list | dict) else f"{kind}, {value!r}"
-    return MappingError("a value of another kind", place=place, got=shown, wanted=wanted)
+    return MappingError("a value of the wrong type", place=place, got=shown, wanted=wanted)
 
 
 @contextmanager
