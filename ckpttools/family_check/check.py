@@ -39,20 +39,22 @@ def check_family(family: Family, against: Where | None = None, config: Where | N
     Raises:
         CheckpointError: `against` or `config` cannot be read.
     """
-    return _checked(family, against, None if config is None else parse(config))
-
-
-def _checked(family: Family, against: Where | None, config: Place | None) -> FamilyCheck:
-    if config is not None and config.is_dir():
-        if not (config / CONFIG).exists():
-            raise ConfigError("there is no config.json", place=config, hint=f"{option('config')} names it")
-        config = config / CONFIG
-    parsed: Mapping[str, Any] | None = None if config is None else read_json(config)
+    file = None if config is None else _config_file(parse(config))
+    parsed: Mapping[str, Any] | None = None if file is None else read_json(file)
     if against is not None:
         tree = open_tree(against)
         parsed = parsed or tree.metadata.config or ModelFiles.of(tree, None).config
-        return check_against(family, tree, parsed, str(config or CONFIG))
-    return check_alone(family) if parsed is None else check_on_config(family, parsed, str(config))
+        return check_against(family, tree, parsed, str(file or CONFIG))
+    return check_alone(family) if parsed is None else check_on_config(family, parsed, str(file))
+
+
+def _config_file(place: Place) -> Place:
+    """A configuration by its own name or by that of its directory."""
+    if not place.is_dir():
+        return place
+    if not (place / CONFIG).exists():
+        raise ConfigError("there is no config.json", place=place, hint=f"{option('config')} names it")
+    return place / CONFIG
 
 
 def check_alone(family: Family) -> FamilyCheck:
@@ -163,7 +165,7 @@ def _trip(family: Family, model: Model, spelling: Spelling) -> RoundTrip:
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _SideReading:
     """A checkpoint's arrays read as one side of the family's rows, in one layout.
 
     Attributes:
@@ -181,7 +183,7 @@ class _Reading:
     open_flags: tuple[str, ...]
 
     @classmethod
-    def of(cls, side: str, arrays: Mapping[str, LazyArray], table: Table) -> _Reading:
+    def of(cls, side: str, arrays: Mapping[str, LazyArray], table: Table) -> _SideReading:
         sides = [(row, row.right if side == "huggingface" else row.left) for row in table.rows]
         names = {each.key.first() for _, each in sides}
         undecided = {name for row in table.rows for name in row.flags} - table.flags.keys()
@@ -204,7 +206,7 @@ class _Reading:
         return tuple(f"nothing says whether the model is {name}; assumed not" for name in self.open_flags)
 
 
-def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[_Reading]:
+def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[_SideReading]:
     """The checkpoint as either side, in every layout.
 
     Raises:
@@ -215,13 +217,13 @@ def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[
     right = family.table(config, CONFIG, spelling=family.spelling_of(names))
     lefts = [family.table(config, CONFIG, scan_axis=axis) for axis in (1, 0, None)]
     return [
-        _Reading.of("huggingface", names, right),
-        *(_Reading.of("maxtext", inner, each) for each in lefts),
+        _SideReading.of("huggingface", names, right),
+        *(_SideReading.of("maxtext", inner, each) for each in lefts),
     ]
 
 
 def _there_and_back(
-    family: Family, fit: _Reading, mapped: Mapped, config: Mapping[str, Any] | None
+    family: Family, fit: _SideReading, mapped: Mapped, config: Mapping[str, Any] | None
 ) -> RoundTrip:
     """The checkpoint's arrays in every layout, with the sizes and flags that they were found to have."""
     arrays = fit.arrays if fit.side == "huggingface" else mapped.arrays

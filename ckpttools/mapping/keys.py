@@ -150,7 +150,10 @@ class Key:
         Raises:
             MappingError: a coordinate that has no label.
         """
-        return self.filled(field.number(index, sizes) for field in self.fields)
+        texts = (
+            part if isinstance(part, str) else part.text(part.number(index, sizes)) for part in self.parts
+        )
+        return "".join(texts)
 
     def filled(self, numbers: Iterable[int]) -> str:
         """The key with a number in each of its fields; errors as `format`."""
