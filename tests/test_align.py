@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from support.flavours import with_parameters
 from support.golden_data import FAMILIES, golden_checkpoint
 from support.places import GOLDEN, TRAINED
 from support.trees import hugging_face, lazy, parameters_of, values_of
@@ -26,7 +27,7 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
-from ckpttools.maxtext.view import view_of, with_parameters
+from ckpttools.maxtext.view import view_of
 from ckpttools.testing.strategies import noise, stored
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.core.errors import MappingError
-from ckpttools.mapping.arithmetic import DoesNotDivideError, names_in, value
+from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 
 LENGTHS = {"layers": 26, "block": 4, "heads": 7}
 
@@ -44,7 +44,7 @@ def formulas(draw, depth=3):
 def test_a_formula_comes_to_what_it_says(formula):
     text, wanted, names = formula
     assert value(text, LENGTHS) == wanted
-    assert names_in(text) == names
+    assert axes_in(text) == names
 
 
 @pytest.mark.parametrize("formula", ["layers / none", "layers // none", "layers % none", "3 // (block - 4)"])
@@ -89,7 +89,7 @@ def test_a_single_slash_must_come_out_even(number, divisor):
     ],
 )
 def test_anything_else_is_refused(formula):
-    for function in (names_in, lambda text: value(text, LENGTHS)):
+    for function in (axes_in, lambda text: value(text, LENGTHS)):
         with pytest.raises(MappingError, match="must follow from others") as caught:
             function(formula)
         assert caught.value.got == formula

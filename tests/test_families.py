@@ -16,7 +16,7 @@ from ckpttools.families.registry import families, family_named, family_of
 from ckpttools.family_check.definition import Definition
 from ckpttools.family_check.made_up import Sizes, configuration, flag_settings
 from ckpttools.family_check.round_trip import present_rows
-from ckpttools.mapping.arithmetic import names_in
+from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import noise, stored
 
@@ -323,7 +323,7 @@ def usual_sizes(name):
     family = families()[name]
     definition = Definition(family)
     usual = Sizes.of(definition)
-    counting = {name for formula in family.derived.values() for name in names_in(formula)}
+    counting = {name for formula in family.derived.values() for name in axes_in(formula)}
     counting |= {axis for side in definition.sides for axis in side.key.axes}
     return usual, {usual.names[axis]: 13 if axis == "layers" else 3 for axis in counting & usual.names.keys()}
 

@@ -404,7 +404,7 @@ class TestDefinition:
     def test_sizes_that_nothing_tells(self):
         check = check_alone(tiny(rows=(X, row("c: (y z) <-> d: (z y)"))))
         (finding,) = {(each.kind, each.text.split(";")[0]) for each in check.findings}
-        assert finding == ("size", "the size of y, z cannot be told")
+        assert finding == ("size", "the size of y, z cannot be inferred")
 
     def test_a_merged_axis_that_only_one_side_tells(self):
         rows = (X, row("c: y z <-> d: (y z)"))

@@ -22,7 +22,7 @@ from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, MappingError, StorageError, UsageError
 from ckpttools.families.family import Family, FlagRule, Spelling
-from ckpttools.families.file import family_from_file, is_file_name
+from ckpttools.families.file import family_from_file, names_a_file
 from ckpttools.families.registry import families, family_called
 from ckpttools.families.toml_read import family_from_toml
 from ckpttools.families.toml_write import family_to_toml
@@ -167,16 +167,16 @@ class TestRoundTrip:
     @pytest.mark.parametrize(
         ("text", "message", "hint"),
         [
-            ("", "no value op", None),
-            ("scale", "no value op", None),
-            ("scale head_dim", "no value op", None),
-            ("scale head-dim 1", "no value op", None),
-            ("shift 1 2", "no value op", None),
-            ("shift one", "no number", None),
-            ("shift nan", "no number", None),
-            ("scale head_dim inf", "no number", None),
-            ("scale head_dim 1 bfloat", "no floating-point type", "did you mean bfloat16?"),
-            ("scale head_dim 1 int8", "no floating-point type", None),
+            ("", "not a value op", None),
+            ("scale", "not a value op", None),
+            ("scale head_dim", "not a value op", None),
+            ("scale head-dim 1", "not a value op", None),
+            ("shift 1 2", "not a value op", None),
+            ("shift one", "not a number", None),
+            ("shift nan", "not a number", None),
+            ("scale head_dim inf", "not a number", None),
+            ("scale head_dim 1 bfloat", "not a floating-point type", "did you mean bfloat16?"),
+            ("scale head_dim 1 int8", "not a floating-point type", None),
         ],
     )
     def test_what_is_no_value_op(self, text, message, hint):
@@ -218,12 +218,12 @@ LAYERS = '[[layers]]\nright = "l.{k}"\nleft = "d_{k}"\nscanned = "d"\nstacked = 
 BAD = {
     "no name": (ROWS, "tiny.toml", "the key 'name' is missing", None),
     "no rows": (HEAD, "tiny.toml", "the key 'rows' is missing", None),
-    "a number as name": ("name = 3\n" + ROWS, "tiny.toml: name", "another kind", "a whole number, 3"),
-    "rows that are a table": (HEAD + "[rows]\n" + ROW, "tiny.toml: rows", "another kind", "a table"),
+    "a number as name": ("name = 3\n" + ROWS, "tiny.toml: name", "wrong type", "a whole number, 3"),
+    "rows that are a table": (HEAD + "[rows]\n" + ROW, "tiny.toml: rows", "wrong type", "a table"),
     "a row that is a number": (
         HEAD + "rows = [3]",
         "tiny.toml: rows[0]",
-        "another kind",
+        "wrong type",
         "a whole number, 3",
     ),
     "an unknown key": (HEAD + 'model_type = ["t"]\n' + ROWS, "tiny.toml", "unknown key 'model_type'", None),
@@ -252,22 +252,22 @@ BAD = {
         "not closed",
         "a{",
     ),
-    "an op": (HEAD + ROWS + 'op = "halve"', "tiny.toml: rows[0] (a).op", "no value op", "'halve'"),
-    "a constant of zero": (HEAD + ROWS + "[constants]\nx = 0", "tiny.toml: constants.x", "no length", "0"),
+    "an op": (HEAD + ROWS + 'op = "halve"', "tiny.toml: rows[0] (a).op", "not a value op", "'halve'"),
+    "a constant of zero": (HEAD + ROWS + "[constants]\nx = 0", "tiny.toml: constants.x", "not a length", "0"),
     "a constant that is true": (
         HEAD + ROWS + "[constants]\nx = true",
         "tiny.toml: constants.x",
-        "kind",
+        "wrong type",
         "true",
     ),
     "a size without a field": (HEAD + ROWS + "[sizes]\nx = [3]", "tiny.toml: sizes.x", "no length", "[3]"),
     "a size of nothing": (HEAD + ROWS + "[sizes]\nx = []", "tiny.toml: sizes.x", "no length", "[]"),
     "a negative default": (HEAD + ROWS + '[sizes]\nx = ["n", -1]', "tiny.toml: sizes.x", "no length", "-1"),
-    "a size in between": (HEAD + ROWS + '[sizes]\nx = [1, "n"]', "tiny.toml: sizes.x[0]", "kind", "1"),
+    "a size in between": (HEAD + ROWS + '[sizes]\nx = [1, "n"]', "tiny.toml: sizes.x[0]", "wrong type", "1"),
     "a size that is a date": (
         HEAD + ROWS + "[sizes]\nx = 2020-01-01",
         "tiny.toml: sizes.x[0]",
-        "kind",
+        "wrong type",
         "a date",
     ),
     "a formula": (HEAD + ROWS + '[derived]\nx = "y ** 2"', "tiny.toml: derived.x", "follow from", "y ** 2"),
@@ -275,16 +275,16 @@ BAD = {
     "a default of a flag": (
         HEAD + ROWS + "[flags.f]\ndefault = 1",
         "tiny.toml: flags.f.default",
-        "kind",
+        "wrong type",
         "1",
     ),
     "a list of lists": (
         HEAD + ROWS + "[flags.f]\nequals = [[1]]",
         "tiny.toml: flags.f.equals[0]",
-        "kind",
+        "wrong type",
         "list",
     ),
-    "a flag that is a text": (HEAD + ROWS + '[flags]\nf = "n"', "tiny.toml: flags.f", "kind", "'n'"),
+    "a flag that is a text": (HEAD + ROWS + '[flags]\nf = "n"', "tiny.toml: flags.f", "wrong type", "'n'"),
     "a vocabulary": (
         HEAD + ROWS + "[maxtext_vocab]\nmany = 3",
         "tiny.toml: maxtext_vocab",
@@ -295,7 +295,7 @@ BAD = {
     "a prefix": (
         HEAD + ROWS + "[[spellings]]\nprefixes = 3",
         "tiny.toml: spellings[0].prefixes",
-        "kind",
+        "wrong type",
         "3",
     ),
     "a set that is not there": (
@@ -307,7 +307,7 @@ BAD = {
     "a row of text": (
         HEAD + 'rows = """\na: x <-> b: x\nc: x <-> d: x, wen t\n"""',
         "tiny.toml: rows",
-        "no word",
+        "not a keyword",
         "column 16 of 'c: x <-> d: x, wen t', wen",
     ),
     "a row of text in a list": (
@@ -425,9 +425,9 @@ class TestFiles:
         assert family_from_file(self.write(tmp_path, "mine.py", text)).name == "mine"
 
     def test_what_means_a_file(self):
-        assert is_file_name("mine.toml")
-        assert is_file_name("./llama")
-        assert not is_file_name("llama")
+        assert names_a_file("mine.toml")
+        assert names_a_file("./llama")
+        assert not names_a_file("llama")
         assert family_called("llama") is families()["llama"]
 
     @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_flag_that_changes_no_name_is_open():
     flags = told(["interleaved", "tied"], ["embedding", "layers_0.query"])
     assert flags["interleaved"].open_key == "layers_0.query"
     assert flags["tied"].open_key is None
-    with pytest.raises(ConfigError, match="do not tell whether rotary pairs are") as caught:
+    with pytest.raises(ConfigError, match="do not show whether rotary pairs are") as caught:
         refuse_open(flags, "here")
     assert caught.value.got == "layers_0.query, which is there either way"
     assert caught.value.place == "here"
@@ -117,7 +117,7 @@ def test_a_table_refuses_a_model_of_which_something_is_open():
         row("query: embed <-> q: embed, unless interleaved"),
     )
     arrays = {"query": Constant((2,), DTYPES["float32"], bytes(4))}
-    with pytest.raises(ConfigError, match="do not tell whether rotary pairs are"):
+    with pytest.raises(ConfigError, match="do not show whether rotary pairs are"):
         Table(rows, {"embed": Size(2, "said")}).to_right(arrays)
 
 

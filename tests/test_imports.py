@@ -92,7 +92,7 @@ ONLY_IN = {
     "xxhash": {"digest"},
     "hypothesis": {"testing"},
 }
-MECHANISM = ("__init__", "family", "file", "registry", "summary", "toml_read", "toml_values", "toml_write")
+MECHANISM = ("__init__", "family", "file", "registry", "summary", "toml_read", "toml_write")
 BRANCHING = (
     ast.If,
     ast.IfExp,

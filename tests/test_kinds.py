@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.flavours import with_parameters
 from support.golden_data import golden_checkpoint
 from support.places import ORBAX, TRAINED
 from support.train_data import ALL, FLAVOURS, golden_leaves, layered
@@ -18,7 +19,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.flavours import LINEN, NNX, PLAIN, linen_state
 from ckpttools.maxtext.layers import LayerGroup, below_decoder, layer_stacks, numbered
 from ckpttools.maxtext.optimizer import Optimizer
-from ckpttools.maxtext.view import view_of, with_parameters
+from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import role
 from ckpttools.testing.trees import trees
 

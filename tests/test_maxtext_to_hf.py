@@ -225,7 +225,7 @@ class TestWhichModel:
     def test_nothing_tells(self, tmp_path):
         item = convert(tmp_path / "maxtext", "llama3.1")
         shutil.rmtree(item / "hf")
-        with pytest.raises(ConfigError, match="nothing tells which model this is") as error:
+        with pytest.raises(ConfigError, match="nothing says which model this is") as error:
             plan_to_huggingface(tmp_path / "maxtext")
         # The family alone is refused, as it leaves the order of rotary pairs open.
         assert str(error.value.hint).endswith('like="HF_DIR"')
@@ -673,7 +673,7 @@ class TestNames:
 
     def test_a_spelling_that_the_family_lacks(self, tmp_path):
         convert(tmp_path / "maxtext", "qwen3")
-        with pytest.raises(UsageError, match="not spelled this way"):
+        with pytest.raises(UsageError, match="no such way of writing names"):
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(spelling="transformers"))
 
 

@@ -12,7 +12,7 @@ from ckpttools.mapping.axes import parse_groups, parse_side
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.row import row
-from ckpttools.mapping.sizes import Observation, Size, counted, require, sizes_from_config, unify
+from ckpttools.mapping.sizes import Observation, Size, require, sizes_from_config, sizes_from_keys, unify
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Scale
 from ckpttools.testing.refusing import Refusing
@@ -456,6 +456,6 @@ def test_flags_that_nobody_sets_are_told_by_the_names():
 def test_whole_names_tell_how_many_layers_there_are_and_no_absurd_number_does():
     sides = [parse_side("layers.{layer}.w", "x"), parse_side("{2*pair+1}.{layer+#dense}", "x")]
     names = ["layers.1.w", "layers.7.other", "layers.08.w", "7.4", f"layers.{10**30}.w", f"{10**3999}.1"]
-    assert {axis: size.length for axis, size in counted({}, names, sides[:1]).items()} == {"layer": 2}
-    found = counted({"dense": Size(3, "said")}, names, sides)
+    assert {axis: size.length for axis, size in sizes_from_keys({}, names, sides[:1]).items()} == {"layer": 2}
+    found = sizes_from_keys({"dense": Size(3, "said")}, names, sides)
     assert {axis: size.length for axis, size in found.items()} == {"dense": 3, "layer": 2, "pair": 4}

@@ -26,7 +26,7 @@ from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped
 from ckpttools.maxtext import tying
-from ckpttools.maxtext.model import ModelOptions, overrides
+from ckpttools.maxtext.model import ModelOptions, rope_flags
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Role, roles_of
@@ -226,8 +226,8 @@ class _UnnamedSide:
         spelling = family.spelling_of(arrays)
         head = tying.right_head(family, spelling)
         # An output head that is there is compared, whatever the configuration says of it.
-        tied = tying.overrides("keep", head.head if head else None, arrays)
-        flags = {**overrides(family, model), **tied}
+        tied = tying.tied_flags("keep", head.head if head else None, arrays)
+        flags = {**rope_flags(family, model), **tied}
         table = family.table(config, self.files.place, spelling=spelling, overrides=flags)
         if config is None:
             table = replace(table, sizes={**_layers(family, spelling, arrays), **table.sizes})

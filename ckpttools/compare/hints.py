@@ -16,7 +16,7 @@ from ckpttools.core.wording import option, place
 from ckpttools.digest.canonical import parameters_among
 from ckpttools.digest.differences import Difference
 from ckpttools.digest.pairing import Pairing
-from ckpttools.roles.of_tree import Kind
+from ckpttools.roles.of_tree import Typed
 
 
 def after_verify(found: Collection[Difference], both: Pairing[LazyArray]) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ _LAYER_NUMBER = re.compile(r"(layers)_\d+(?=/)")
 
 
 def after_manifest(
-    found: Collection[Difference], mine: Mapping[str, Kind], wanted: Mapping[str, Kind]
+    found: Collection[Difference], mine: Mapping[str, Typed], wanted: Mapping[str, Typed]
 ) -> tuple[str, ...]:
     """What to try after a checkpoint was compared with digests.
 
@@ -78,7 +78,7 @@ def after_manifest(
     return ("ckpt hash SRC --parameters --manifest FILE writes digests of the parameters alone",)
 
 
-def _are_state(found: Collection[Difference], mine: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> bool:
+def _are_state(found: Collection[Difference], mine: Mapping[str, Typed], wanted: Mapping[str, Typed]) -> bool:
     """Whether none of these is a parameter, and parameters were compared."""
     if not found:
         return True

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.digest.pairing import Pairing, Remark
-from ckpttools.maxtext.vocabulary import counted, less_padding
+from ckpttools.maxtext.vocabulary import less_padding, rows_that_count
 
 
 def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:
@@ -22,7 +22,7 @@ def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> P
     Raises:
         CheckpointError: they cannot be read, or the memory is too small.
     """
-    rows = counted({name: each for name, each in both.surplus.items() if name in both.b}, way, memory)
+    rows = rows_that_count({name: each for name, each in both.surplus.items() if name in both.b}, way, memory)
     made = replace(both, b={**both.b, **rows.arrays}, remarks=(*both.remarks, *map(Remark, rows.remarks)))
     if both.maxtext is None:
         return made

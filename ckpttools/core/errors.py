@@ -153,6 +153,12 @@ def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """The known name that looks most like `name`, as a question; None when none does."""
+    near = near_names(name, known, 1)
+    return f"did you mean {near[0]}?" if near else None
+
+
 def listing(items: Sequence[str], most: int = 20) -> str:
     """`items` one to a line and indented; those that differ in numbers only are one line with ranges."""
     folds = folded(items)

@@ -14,15 +14,15 @@ from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.text import in_natural_order
 from ckpttools.maxtext.layers import LayerStack
-from ckpttools.maxtext.restack import unstacked
+from ckpttools.maxtext.restack import unstack_layers
 from ckpttools.maxtext.view import view_of
-from ckpttools.roles.of_tree import Kind, roles_of
+from ckpttools.roles.of_tree import Typed, roles_of
 
 Naming = Callable[[Tree], Mapping[str, LazyArray]]
 """Names the arrays of a tree. Arrays that trees have in common get the same names, shapes and dtypes."""
 
 
-def parameters_among(arrays: Mapping[str, Kind]) -> frozenset[str]:
+def parameters_among(arrays: Mapping[str, Typed]) -> frozenset[str]:
     """The names of the parameters, inferred from all arrays together."""
     known = roles_of({(name,): each for name, each in arrays.items()})
     return frozenset(name for name in arrays if known.of((name,)) == "parameter")
@@ -62,7 +62,7 @@ def _unstacked(tree: Tree) -> Tree:
     if view.scan_axis is None or not view.is_stacked:
         return tree
     try:
-        return unstacked(tree, view.stacks, view.scan_axis)
+        return unstack_layers(tree, view.stacks, view.scan_axis)
     except ShapeError:
         return _unstacked_but_the_optimizer(tree, view.stacks, view.scan_axis)
 
@@ -70,7 +70,7 @@ def _unstacked(tree: Tree) -> Tree:
 def _unstacked_but_the_optimizer(tree: Tree, stacks: tuple[LayerStack, ...], axis: int) -> Tree:
     state = {path: tree[path] for path in view_of(tree).of_role("optimizer")}
     rest = Tree({path: leaf for path, leaf in tree.items() if path not in state}, tree.metadata)
-    return Tree({**unstacked(rest, stacks, axis), **state}, tree.metadata)
+    return Tree({**unstack_layers(rest, stacks, axis), **state}, tree.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Selection:
             )
         return chosen
 
-    def names(self, named: Mapping[str, Kind]) -> Collection[str]:
+    def names(self, named: Mapping[str, Typed]) -> Collection[str]:
         """The names of the selected arrays."""
         among = parameters_among(named) if self.parameters else named
         return among if self.pattern == "*" else {name for name in among if matches(name, self.pattern)}

@@ -9,7 +9,7 @@ from typing import Literal
 from ckpttools.core.region import Shape
 from ckpttools.core.text import in_natural_order, type_text
 from ckpttools.digest.pairing import K, Pairing
-from ckpttools.roles.of_tree import Kind
+from ckpttools.roles.of_tree import Typed
 
 Reason = Literal["missing", "extra", "dtype", "shape", "values"]
 """Only the reference has the array, only the checkpoint has it, or this differs."""
@@ -57,10 +57,10 @@ def of_kinds(both: Pairing[K]) -> list[Difference]:
     return extra + missing + other
 
 
-def same_kind(a: Kind, b: Kind) -> bool:
+def same_kind(a: Typed, b: Typed) -> bool:
     """Whether two arrays have one dtype and shape."""
     return (a.dtype, a.shape) == (b.dtype, b.shape)
 
 
-def _type(each: Kind) -> str:
+def _type(each: Typed) -> str:
     return type_text(each.dtype, each.shape)

@@ -8,9 +8,9 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 
 from ckpttools.array.patterns import matches
 from ckpttools.maxtext.vocabulary import Surplus
-from ckpttools.roles.of_tree import Kind
+from ckpttools.roles.of_tree import Typed
 
-K = TypeVar("K", bound=Kind)
+K = TypeVar("K", bound=Typed)
 Side = Literal["A", "B"]
 
 

@@ -4,8 +4,7 @@ MaxText on the left, Hugging Face on the right. Every row was compared with what
 writes (commit e591f30), bit by bit: tests/test_golden.py.
 """
 
-from ckpttools.families.family import FlagRule
-from ckpttools.mapping.layers import Layers
+from ckpttools.families.family import FlagRule, decoder_layers
 from ckpttools.mapping.row import rows
 
 EMBEDDINGS = rows("""
@@ -60,11 +59,6 @@ SCALED_ROTARY_ATTENTION = rows("""
     out.kernel:   heads head_dim embed       <-> o_proj.weight: embed (heads head_dim)
 """)
 
-
-HF_LAYERS = "model.layers.{layer}"
-UNSCANNED = "decoder.layers_{layer}"
-SCANNED = "decoder.layers"
-
 SIZES = {
     "layer": ("num_hidden_layers",),
     "embed": ("hidden_size",),
@@ -94,4 +88,4 @@ NEVER = FlagRule(())
 # Buffers that transformers before 4.32 saved with the weights; recomputed from the configuration.
 ROTARY_BUFFERS = ("model.layers.*.self_attn.rotary_emb.inv_freq",)
 
-LLAMA_LAYERS = Layers(HF_LAYERS, UNSCANNED, SCANNED, ("layer",), (*NORMS, *MLP, *SCALED_ROTARY_ATTENTION))
+LLAMA_LAYERS = decoder_layers("layer", "layers", ("layer",), (*NORMS, *MLP, *SCALED_ROTARY_ATTENTION))

@@ -46,7 +46,7 @@ class FlagRule:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How Hugging Face keys are spelled in some files: the rows' prefixes and what stands there instead.
+    """How some files write Hugging Face keys: the rows' prefixes and what stands there instead.
 
     Attributes:
         prefixes: prefix of the rows -> prefix in the files.
@@ -75,6 +75,26 @@ class Spelling:
 PLAIN = Spelling()
 
 
+def decoder_layers(
+    number: str,
+    scanned: str,
+    stacked: tuple[str, ...],
+    rows: tuple[Row, ...],
+    *,
+    when: str = "",
+    unless: str = "",
+) -> Layers:
+    """A group of layers with one number on both sides, `number` in the language of keys.
+
+    Args:
+        number: such as "layer", or "4*block+position".
+        scanned: prefix below MaxText's decoder in a scanned model, such as "layers.layers_{position}".
+        stacked, rows, when, unless: as of `Layers`.
+    """
+    right, left = f"model.layers.{{{number}}}", f"decoder.layers_{{{number}}}"
+    return Layers(right, left, f"decoder.{scanned}", stacked, rows, when, unless)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A model family as data.
@@ -91,9 +111,9 @@ class Family:
         constants: axis -> length that is the same in every model.
         flags: flag -> rule.
         dropped: patterns of Hugging Face keys that hold nothing a model needs.
-        left_out: templates of Hugging Face keys as files spell them, or patterns, for which MaxText has
+        left_out: templates of Hugging Face keys as files have them, or patterns, for which MaxText has
             no place.
-        spellings: how files spell the rows' Hugging Face keys; the first is written where none is asked for.
+        spellings: how files write the rows' Hugging Face keys; the first is written where none is asked for.
         maxtext_vocab: vocabulary of released models -> rows that MaxText's own configuration has.
         hints: pattern of Hugging Face keys -> what to do where a file has such.
     """
@@ -129,10 +149,10 @@ class Family:
         """The family's rows bound to what one model's configuration says.
 
         Args:
-            config: the parsed `config.json`; None where there is none, and the arrays must tell.
+            config: the parsed `config.json`; None where there is none, and the arrays must show it.
             place: where it lies, for messages.
             scan_axis: the axis on which MaxText's layers are stacked; None for layers with numbers.
-            spelling: how the Hugging Face files spell their keys.
+            spelling: how the Hugging Face files write their keys.
             overrides: flags that the user sets, whatever the configuration says.
 
         Raises:
@@ -158,7 +178,7 @@ class Family:
         )
 
     def spelling_of(self, names: Collection[str]) -> Spelling:
-        """How files that hold arrays of these names spell their keys; the first where none fits."""
+        """How files with arrays of these names write their keys; the first where none fits."""
         anchor = self.rows[0].right.key
         fitting = (each for each in self.spellings if str(each.key(anchor)) in names)
         return next(fitting, self.spellings[0])

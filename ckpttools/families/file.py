@@ -9,13 +9,13 @@ from traceback import extract_tb
 from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError
 from ckpttools.families.family import Family
 from ckpttools.families.toml_read import family_from_toml
-from ckpttools.families.toml_values import placed
+from ckpttools.mapping.documents import placed
 
 SUFFIXES = (".toml", ".py")
 _NAME = "FAMILY"
 
 
-def is_file_name(text: str) -> bool:
+def names_a_file(text: str) -> bool:
     """Whether a user who writes this means a file, not the name of a family."""
     return text.endswith(SUFFIXES) or "/" in text
 

@@ -1,4 +1,4 @@
-"""What the Gemma families share: norms stored as weight + 1, and how their files spell names."""
+"""What the Gemma families share: norms stored as weight + 1, and how their files write names."""
 
 from ckpttools.families.decoder import TIED
 from ckpttools.families.family import FlagRule, Spelling

@@ -1,7 +1,7 @@
 """Gemma 3, text models and the text part of multimodal ones: cycles of six layers, and what remains."""
 
 from ckpttools.families.decoder import ATTENTION, MLP
-from ckpttools.families.family import Family, Spelling
+from ckpttools.families.family import Family, Spelling, decoder_layers
 from ckpttools.families.gemma import (
     FINAL_NORM,
     HEAD,
@@ -10,7 +10,6 @@ from ckpttools.families.gemma import (
     TEXT_SIZES,
     TIED_BY_DEFAULT,
 )
-from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import row, rows
 
 # Here MaxText rounds sqrt(hidden_size) to bfloat16 before it multiplies.
@@ -34,20 +33,8 @@ FAMILY = Family(
     models=("Gemma 3 270M and 1B (text)", "Gemma 3 4B", "Gemma 3 12B", "Gemma 3 27B"),
     rows=(EMBEDDING, FINAL_NORM, HEAD),
     layers=(
-        Layers(
-            "model.layers.{6*block+position}",
-            "decoder.layers_{6*block+position}",
-            "decoder.layers.layers_{position}",
-            ("block",),
-            ROWS,
-        ),
-        Layers(
-            "model.layers.{rest+#cycled}",
-            "decoder.layers_{rest+#cycled}",
-            "decoder.layers_remainder.layers_{rest}",
-            (),
-            ROWS,
-        ),
+        decoder_layers("6*block+position", "layers.layers_{position}", ("block",), ROWS),
+        decoder_layers("rest+#cycled", "layers_remainder.layers_{rest}", (), ROWS),
     ),
     sizes=TEXT_SIZES,
     constants={"position": 6},

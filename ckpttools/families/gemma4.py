@@ -1,9 +1,8 @@
 """Gemma 4, dense and with experts: blocks of five local layers and a global one, stacked twice."""
 
 from ckpttools.families.decoder import ATTENTION, HEAD_NORMS
-from ckpttools.families.family import Family, FlagRule, Spelling
+from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers
 from ckpttools.families.gemma import HEAD, INTERNAL, TEXT_SIZES, TIED_BY_DEFAULT
-from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import row, rows
 
 EMBEDDING = row(
@@ -61,28 +60,10 @@ FAMILY = Family(
     models=("Gemma 4 26B-A4B", "Gemma 4 31B"),
     rows=(EMBEDDING, FINAL_NORM, HEAD),
     layers=(
-        Layers(
-            "model.layers.{6*block+local}",
-            "decoder.layers_{6*block+local}",
-            "decoder.scanned_blocks.local_layers",
-            ("block", "local"),
-            LOCAL,
-        ),
-        Layers(
-            "model.layers.{6*block+5}",
-            "decoder.layers_{6*block+5}",
-            "decoder.scanned_blocks.global_layer",
-            ("block",),
-            GLOBAL,
-        ),
+        decoder_layers("6*block+local", "scanned_blocks.local_layers", ("block", "local"), LOCAL),
+        decoder_layers("6*block+5", "scanned_blocks.global_layer", ("block",), GLOBAL),
         # What remains is never six layers, so never reaches a global one.
-        Layers(
-            "model.layers.{rest+#cycled}",
-            "decoder.layers_{rest+#cycled}",
-            "decoder.layers_remainder.local_layers",
-            ("rest",),
-            LOCAL,
-        ),
+        decoder_layers("rest+#cycled", "layers_remainder.local_layers", ("rest",), LOCAL),
     ),
     sizes={
         **TEXT_SIZES,

@@ -1,8 +1,7 @@
 """gpt-oss: local and global layers in turn, experts with biases, gate and up columns interleaved."""
 
 from ckpttools.families.decoder import EMBEDDINGS, NORMS, SIZES, TIED
-from ckpttools.families.family import Family
-from ckpttools.mapping.layers import Layers
+from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
 
 ROWS = rows("""
@@ -31,15 +30,7 @@ FAMILY = Family(
     model_types=("gpt_oss",),
     models=("gpt-oss-20b", "gpt-oss-120b"),
     rows=EMBEDDINGS,
-    layers=(
-        Layers(
-            "model.layers.{2*block+position}",
-            "decoder.layers_{2*block+position}",
-            "decoder.layers.layers_{position}",
-            ("block",),
-            (*NORMS, *ROWS),
-        ),
-    ),
+    layers=(decoder_layers("2*block+position", "layers.layers_{position}", ("block",), (*NORMS, *ROWS)),),
     sizes={**SIZES, "layers": ("num_hidden_layers",), "expert": ("num_local_experts",)},
     constants={"position": 2, "part": 2},
     derived={"block": "layers / 2"},

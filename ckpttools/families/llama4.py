@@ -1,8 +1,7 @@
 """Llama 4, the text model: cycles of four layers, with experts in every or in every second one."""
 
 from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, NORMS, TIED
-from ckpttools.families.family import Family, FlagRule, Spelling
-from ckpttools.mapping.layers import Layers
+from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers
 from ckpttools.mapping.row import rows
 
 DENSE = rows("""
@@ -28,26 +27,23 @@ FAMILY = Family(
     models=("Llama 4 Scout", "Llama 4 Maverick"),
     rows=EMBEDDINGS,
     layers=(
-        Layers(
-            "model.layers.{4*block+position}",
-            "decoder.layers_{4*block+position}",
-            "decoder.layers.layers_{position}",
+        decoder_layers(
+            "4*block+position",
+            "layers.layers_{position}",
             ("block",),
             (*NORMS, *ATTENTION, *EXPERTS),
             unless="interleaved_experts",
         ),
-        Layers(
-            "model.layers.{4*block+2*half}",
-            "decoder.layers_{4*block+2*half}",
-            "decoder.layers.layers_{2*half}",
+        decoder_layers(
+            "4*block+2*half",
+            "layers.layers_{2*half}",
             ("block",),
             (*NORMS, *ATTENTION, *DENSE),
             when="interleaved_experts",
         ),
-        Layers(
-            "model.layers.{4*block+2*half+1}",
-            "decoder.layers_{4*block+2*half+1}",
-            "decoder.layers.layers_{2*half+1}",
+        decoder_layers(
+            "4*block+2*half+1",
+            "layers.layers_{2*half+1}",
             ("block",),
             (*NORMS, *ATTENTION, *EXPERTS),
             when="interleaved_experts",

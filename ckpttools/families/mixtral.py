@@ -1,17 +1,7 @@
 """Mixtral: every layer has experts; queries are scaled as in Mistral."""
 
-from ckpttools.families.decoder import (
-    EMBEDDINGS,
-    HF_LAYERS,
-    NORMS,
-    SCALED_ATTENTION,
-    SCANNED,
-    SIZES,
-    TIED,
-    UNSCANNED,
-)
-from ckpttools.families.family import Family
-from ckpttools.mapping.layers import Layers
+from ckpttools.families.decoder import EMBEDDINGS, NORMS, SCALED_ATTENTION, SIZES, TIED
+from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
 
 EXPERTS = rows("""
@@ -27,7 +17,7 @@ FAMILY = Family(
     model_types=("mixtral",),
     models=("Mixtral 8x7B", "Mixtral 8x22B"),
     rows=EMBEDDINGS,
-    layers=(Layers(HF_LAYERS, UNSCANNED, SCANNED, ("layer",), (*NORMS, *SCALED_ATTENTION, *EXPERTS)),),
+    layers=(decoder_layers("layer", "layers", ("layer",), (*NORMS, *SCALED_ATTENTION, *EXPERTS)),),
     sizes={**SIZES, "expert": ("num_local_experts",)},
     flags={"tied": TIED},
 )

@@ -1,8 +1,7 @@
 """OLMo 2 and 3: norms after attention and MLP, cycles of four layers."""
 
 from ckpttools.families.decoder import EMBEDDINGS, MLP, SIZES, TIED
-from ckpttools.families.family import Family
-from ckpttools.mapping.layers import Layers
+from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
 
 ATTENTION = rows("""
@@ -26,12 +25,8 @@ FAMILY = Family(
     models=("OLMo 3 7B", "OLMo 3 32B", "OLMo 2 (as MaxText's olmo3 block)"),
     rows=EMBEDDINGS,
     layers=(
-        Layers(
-            "model.layers.{4*block+position}",
-            "decoder.layers_{4*block+position}",
-            "decoder.layers.layers_{position}",
-            ("block",),
-            (*ATTENTION, *NORMS, *MLP),
+        decoder_layers(
+            "4*block+position", "layers.layers_{position}", ("block",), (*ATTENTION, *NORMS, *MLP)
         ),
     ),
     sizes={**SIZES, "layers": ("num_hidden_layers",)},

@@ -1,18 +1,7 @@
 """Qwen 2 and 2.5, dense: biases on query, key and value, no scale in the query."""
 
-from ckpttools.families.decoder import (
-    ATTENTION,
-    EMBEDDINGS,
-    HF_LAYERS,
-    MLP,
-    NORMS,
-    SCANNED,
-    SIZES,
-    TIED,
-    UNSCANNED,
-)
-from ckpttools.families.family import Family
-from ckpttools.mapping.layers import Layers
+from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, MLP, NORMS, SIZES, TIED
+from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
 
 BIASES = rows("""
@@ -26,7 +15,7 @@ FAMILY = Family(
     model_types=("qwen2",),
     models=("Qwen2", "Qwen2.5", "Qwen2.5-Coder", "Qwen2.5-Math"),
     rows=EMBEDDINGS,
-    layers=(Layers(HF_LAYERS, UNSCANNED, SCANNED, ("layer",), (*NORMS, *MLP, *ATTENTION, *BIASES)),),
+    layers=(decoder_layers("layer", "layers", ("layer",), (*NORMS, *MLP, *ATTENTION, *BIASES)),),
     sizes=SIZES,
     flags={"tied": TIED},
 )

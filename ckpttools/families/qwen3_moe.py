@@ -1,18 +1,7 @@
 """Qwen 3 with experts in every layer."""
 
-from ckpttools.families.decoder import (
-    ATTENTION,
-    EMBEDDINGS,
-    HEAD_NORMS,
-    HF_LAYERS,
-    NORMS,
-    SCANNED,
-    SIZES,
-    TIED,
-    UNSCANNED,
-)
-from ckpttools.families.family import Family
-from ckpttools.mapping.layers import Layers
+from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, HEAD_NORMS, NORMS, SIZES, TIED
+from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
 
 EXPERTS = rows("""
@@ -28,7 +17,7 @@ FAMILY = Family(
     model_types=("qwen3_moe",),
     models=("Qwen3-30B-A3B", "Qwen3-235B-A22B", "Qwen3-Coder-480B-A35B"),
     rows=EMBEDDINGS,
-    layers=(Layers(HF_LAYERS, UNSCANNED, SCANNED, ("layer",), (*NORMS, *ATTENTION, *HEAD_NORMS, *EXPERTS)),),
+    layers=(decoder_layers("layer", "layers", ("layer",), (*NORMS, *ATTENTION, *HEAD_NORMS, *EXPERTS)),),
     sizes={
         **SIZES,
         "mlp": ("moe_intermediate_size",),

@@ -1,8 +1,7 @@
 """Qwen3-Next: cycles of three layers with linear attention and one with full attention, all with experts."""
 
 from ckpttools.families.decoder import EMBEDDINGS, SIZES, TIED
-from ckpttools.families.family import Family
-from ckpttools.mapping.layers import Layers
+from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
 
 COMMON = rows("""
@@ -46,20 +45,8 @@ FAMILY = Family(
     models=("Qwen3-Next-80B-A3B",),
     rows=EMBEDDINGS,
     layers=(
-        Layers(
-            "model.layers.{4*block+linear}",
-            "decoder.layers_{4*block+linear}",
-            "decoder.layers.layer_{linear}",
-            ("block",),
-            (*COMMON, *LINEAR),
-        ),
-        Layers(
-            "model.layers.{4*block+3}",
-            "decoder.layers_{4*block+3}",
-            "decoder.layers.layer_3",
-            ("block",),
-            (*COMMON, *FULL),
-        ),
+        decoder_layers("4*block+linear", "layers.layer_{linear}", ("block",), (*COMMON, *LINEAR)),
+        decoder_layers("4*block+3", "layers.layer_3", ("block",), (*COMMON, *FULL)),
     ),
     sizes={
         **SIZES,

@@ -10,11 +10,11 @@ from pkgutil import iter_modules
 from typing import Any
 
 import ckpttools.families as package
-from ckpttools.core.errors import ConfigError, UnknownNameError, near_names
+from ckpttools.core.errors import ConfigError, UnknownNameError, did_you_mean
 from ckpttools.core.plugins import load_group
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
-from ckpttools.families.file import family_from_file, is_file_name
+from ckpttools.families.file import family_from_file, names_a_file
 
 
 @cache
@@ -47,7 +47,7 @@ def family_called(text: str) -> Family:
     Raises:
         CheckpointError: as `family_named` and `family_from_file`.
     """
-    return family_from_file(Path(text)) if is_file_name(text) else family_named(text)
+    return family_from_file(Path(text)) if names_a_file(text) else family_named(text)
 
 
 def family_named(name: str) -> Family:
@@ -59,11 +59,10 @@ def family_named(name: str) -> Family:
     known = _built_in() if name in _built_in() else families()
     if name in known:
         return known[name]
-    near = near_names(name, families())
     raise UnknownNameError(
         f"unknown family {name!r}",
         wanted="one of " + ", ".join(families()),
-        hint=f"did you mean {near[0]}?" if near else _else(),
+        hint=did_you_mean(name, families()) or _else(),
     )
 
 

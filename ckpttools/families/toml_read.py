@@ -10,9 +10,11 @@ import tomllib
 from collections.abc import Mapping
 from functools import partial
 
-from ckpttools.core.errors import FormatError, MappingError, near_names
+from ckpttools.core.errors import FormatError, MappingError, did_you_mean
 from ckpttools.families.family import Family, FlagRule, Spelling
-from ckpttools.families.toml_values import (
+from ckpttools.mapping.arithmetic import axes_in
+from ckpttools.mapping.axes import parse_side
+from ckpttools.mapping.documents import (
     Reader,
     fields,
     length,
@@ -24,8 +26,6 @@ from ckpttools.families.toml_values import (
     text_or_texts,
     truth,
 )
-from ckpttools.mapping.arithmetic import names_in
-from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.op_text import parse_op
@@ -87,7 +87,7 @@ def _alternatives(value: object, place: str) -> Alternatives:
     names = text_or_texts(items if default is None else items[:-1], place)
     if not names or (default is not None and default < 0):
         raise MappingError(
-            "this says no length",
+            "this gives no length",
             place=place,
             got=value,
             wanted="names of configuration fields, and at the end perhaps a number for where none is there",
@@ -99,7 +99,7 @@ def _alternatives(value: object, place: str) -> Alternatives:
 def _formula(value: object, place: str) -> str:
     formula = text(value, place)
     with placed(place):
-        names_in(formula)
+        axes_in(formula)
     return formula
 
 
@@ -135,7 +135,7 @@ def _vocabularies(value: object, place: str) -> dict[int, int]:
     found = mapping(length)(value, place)
     for key in found:
         if not key.isdecimal():
-            raise MappingError("this is no number of rows", place=place, got=key, wanted="a whole number")
+            raise MappingError("not a number of rows", place=place, got=key, wanted="a whole number")
     return {int(key): rows for key, rows in found.items()}
 
 
@@ -182,12 +182,11 @@ def _row_or_set(sets: Sets, value: object, place: str) -> Rows:
         return sets[named]
     if ARROW in named:
         return _of_text(named, place)
-    near = near_names(named, sets, 1)
     raise MappingError(
         f"there is no set of rows {named!r}",
         place=place,
         wanted="one of " + ", ".join(sets) if sets else "rows, or a set that [sets] makes",
-        hint=f"did you mean {near[0]}?" if near else None,
+        hint=did_you_mean(named, sets),
     )
 
 

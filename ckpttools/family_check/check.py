@@ -26,8 +26,6 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
-Arrays = Mapping[str, LazyArray]
-
 
 def check_family(family: Family, against: Where | None = None, config: Where | None = None) -> FamilyCheck:
     """Checks a family without reading any array.
@@ -41,20 +39,22 @@ def check_family(family: Family, against: Where | None = None, config: Where | N
     Raises:
         CheckpointError: `against` or `config` cannot be read.
     """
-    return _checked(family, against, None if config is None else parse(config))
-
-
-def _checked(family: Family, against: Where | None, config: Place | None) -> FamilyCheck:
-    if config is not None and config.is_dir():
-        if not (config / CONFIG).exists():
-            raise ConfigError("there is no config.json", place=config, hint=f"{option('config')} names it")
-        config = config / CONFIG
-    parsed: Mapping[str, Any] | None = None if config is None else read_json(config)
+    file = None if config is None else _config_file(parse(config))
+    parsed: Mapping[str, Any] | None = None if file is None else read_json(file)
     if against is not None:
         tree = open_tree(against)
         parsed = parsed or tree.metadata.config or ModelFiles.of(tree, None).config
-        return check_against(family, tree, parsed, str(config or CONFIG))
-    return check_alone(family) if parsed is None else check_on_config(family, parsed, str(config))
+        return check_against(family, tree, parsed, str(file or CONFIG))
+    return check_alone(family) if parsed is None else check_on_config(family, parsed, str(file))
+
+
+def _config_file(place: Place) -> Place:
+    """A configuration by its own name or by that of its directory."""
+    if not place.is_dir():
+        return place
+    if not (place / CONFIG).exists():
+        raise ConfigError("there is no config.json", place=place, hint=f"{option('config')} names it")
+    return place / CONFIG
 
 
 def check_alone(family: Family) -> FamilyCheck:
@@ -96,12 +96,12 @@ def check_on_config(family: Family, config: Mapping[str, Any], place: str) -> Fa
 def check_against(
     family: Family, tree: Tree, config: Mapping[str, Any] | None = None, place: str = CONFIG
 ) -> FamilyCheck:
-    """Holds the rows against a checkpoint of either side, of which no array is read.
+    """Compares the rows with a checkpoint of either side, of which no array is read.
 
     Args:
         family: whose rows to prove.
         tree: the checkpoint.
-        config: the model's configuration; None where there is none, and the arrays must tell.
+        config: the model's configuration; None where there is none, and the arrays must show it.
         place: where that lies, for messages.
     """
     said = FamilyCheck(
@@ -165,7 +165,7 @@ def _trip(family: Family, model: Model, spelling: Spelling) -> RoundTrip:
 
 
 @dataclass(frozen=True)
-class _Fit:
+class _SideReading:
     """A checkpoint's arrays read as one side of the family's rows, in one layout.
 
     Attributes:
@@ -173,17 +173,17 @@ class _Fit:
         arrays: by name.
         table: the rows, all flags decided.
         share: of the rows' first names, how many are there.
-        open_flags: those that nothing tells, taken as not set.
+        open_flags: those that nothing decides, assumed not set.
     """
 
     side: str
-    arrays: Arrays
+    arrays: Mapping[str, LazyArray]
     table: Table
     share: float
     open_flags: tuple[str, ...]
 
     @classmethod
-    def of(cls, side: str, arrays: Arrays, table: Table) -> _Fit:
+    def of(cls, side: str, arrays: Mapping[str, LazyArray], table: Table) -> _SideReading:
         sides = [(row, row.right if side == "huggingface" else row.left) for row in table.rows]
         names = {each.key.first() for _, each in sides}
         undecided = {name for row in table.rows for name in row.flags} - table.flags.keys()
@@ -203,10 +203,10 @@ class _Fit:
             return error
 
     def hints(self) -> tuple[str, ...]:
-        return tuple(f"nothing tells whether the model is {name}; taken as not" for name in self.open_flags)
+        return tuple(f"nothing says whether the model is {name}; assumed not" for name in self.open_flags)
 
 
-def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[_Fit]:
+def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[_SideReading]:
     """The checkpoint as either side, in every layout.
 
     Raises:
@@ -216,10 +216,15 @@ def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[
     inner = view_of(tree).named
     right = family.table(config, CONFIG, spelling=family.spelling_of(names))
     lefts = [family.table(config, CONFIG, scan_axis=axis) for axis in (1, 0, None)]
-    return [_Fit.of("huggingface", names, right), *(_Fit.of("maxtext", inner, each) for each in lefts)]
+    return [
+        _SideReading.of("huggingface", names, right),
+        *(_SideReading.of("maxtext", inner, each) for each in lefts),
+    ]
 
 
-def _there_and_back(family: Family, fit: _Fit, mapped: Mapped, config: Mapping[str, Any] | None) -> RoundTrip:
+def _there_and_back(
+    family: Family, fit: _SideReading, mapped: Mapped, config: Mapping[str, Any] | None
+) -> RoundTrip:
     """The checkpoint's arrays in every layout, with the sizes and flags that they were found to have."""
     arrays = fit.arrays if fit.side == "huggingface" else mapped.arrays
     shapes = {key: array.shape for key, array in arrays.items() if key not in mapped.dropped}

@@ -10,7 +10,7 @@ from functools import cached_property
 from ckpttools.core.errors import MappingError
 from ckpttools.families.family import Family
 from ckpttools.family_check.findings import FamilyFinding, near
-from ckpttools.mapping.arithmetic import names_in
+from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import Field, parse_key
@@ -32,7 +32,7 @@ def is_fatal(finding: FamilyFinding) -> bool:
 
 @dataclass(frozen=True)
 class Definition:
-    """A family with its rows spelled in every layout.
+    """A family with its rows in every layout.
 
     Attributes:
         family: the family.
@@ -55,7 +55,7 @@ class Definition:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All rows that can be spelled, the unscanned ones first."""
+        """All rows that can be made, the unscanned ones first."""
         return self._spelled[0]
 
     @property
@@ -64,7 +64,7 @@ class Definition:
 
     @cached_property
     def labelled(self) -> dict[str, list[Field]]:
-        """The fields that spell an axis with words, by axis."""
+        """The fields that write an axis as words, by axis."""
         found: dict[str, list[Field]] = {}
         for field in dict.fromkeys(field for side in self.sides for field in side.key.fields if field.labels):
             found.setdefault(field.axes[0], []).append(field)
@@ -109,7 +109,9 @@ class Definition:
         tuples |= {f"layers[{k}].stacked": group.stacked for k, group in enumerate(family.layers)}
         for place, each in tuples.items():
             if isinstance(each, str):
-                yield FamilyFinding("row", place, f"a text where texts belong: write ({each!r},)")
+                yield FamilyFinding(
+                    "row", place, f"a string where a tuple of strings belongs: write ({each!r},)"
+                )
         for axis, names in family.sizes.items():
             if not names or not isinstance(names[0], str):
                 yield FamilyFinding("size", axis, "no configuration field says its length")
@@ -158,7 +160,7 @@ class Definition:
         family = self.family
         for axis, formula in family.derived.items():
             try:
-                unknown = sorted(names_in(formula) - self.axes)
+                unknown = sorted(axes_in(formula) - self.axes)
             except MappingError as error:
                 yield FamilyFinding("formula", axis, f"{error.message}: {formula!r}")
                 continue
@@ -212,6 +214,6 @@ class Definition:
 
 def _names(formula: str | None) -> frozenset[str]:
     try:
-        return names_in(formula) if formula else frozenset()
+        return axes_in(formula) if formula else frozenset()
     except MappingError:
         return frozenset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ckpttools.core.errors import CheckpointError, ConfigError, ShapeError, listing, near_names
+from ckpttools.core.errors import CheckpointError, ConfigError, ShapeError, did_you_mean, listing, near_names
 from ckpttools.mapping.coverage import Coverage, NotCoveredError
 
 # Looking for a near name compares with every array that is left over.
@@ -47,8 +47,8 @@ class FamilyCheck:
 
     Attributes:
         family: its name.
-        against: the checkpoint it was held against, or None.
-        side: "huggingface" or "maxtext", as that spells its names, or None.
+        against: the checkpoint it was compared with, or None.
+        side: "huggingface" or "maxtext", whose names that has, or None.
         config: the configuration that sizes came from, or None where they were made up.
         models: what sets each of the models apart on which rows were tried.
         num_arrays: arrays that the right side has; of the largest model.
@@ -93,7 +93,7 @@ def _uncovered(coverage: Coverage) -> Iterator[FamilyFinding]:
         there = f"; there is {near[0]}" if near else ""
         yield FamilyFinding("missing", key, f"an array of shape {list(shape)}{there}")
     for key in coverage.extra:
-        yield FamilyFinding("not expected", key, "no row spells this")
+        yield FamilyFinding("not expected", key, "no row has this key")
     for each in coverage.misshapen:
         yield FamilyFinding(
             "shape", each.key, f"got {list(each.got)}, wanted {list(each.wanted)} ({each.why})"
@@ -106,5 +106,5 @@ def hints_of(error: CheckpointError) -> tuple[str, ...]:
 
 def near(name: str, known: Iterable[str]) -> str:
     """What to say after a sentence about a name that is not known."""
-    found = near_names(name, known, 1)
-    return f"; did you mean {found[0]}?" if found else ""
+    question = did_you_mean(name, known)
+    return f"; {question}" if question else ""

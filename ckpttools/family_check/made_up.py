@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpttools.families.family import Family
 from ckpttools.family_check.definition import Definition
-from ckpttools.mapping.arithmetic import DoesNotDivideError, names_in, value
+from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 from ckpttools.mapping.flags import Flag
 
 # Lengths differ from axis to axis, so that one taken for another does not fit.
@@ -27,7 +27,7 @@ class Model:
     Attributes:
         said: what sets it apart from the others.
         config: its configuration; None where there is none.
-        lengths: of the axes that the configuration does not tell.
+        lengths: of the axes that the configuration does not give.
         flags: those that no configuration sets.
     """
 
@@ -137,7 +137,7 @@ class Sizes:
         formulas = {axis: each for axis, each in family.derived.items() if axis not in fixed}
         # Axes in keys, and what these follow from, are short: each of their coordinates is an array.
         short = {axis for side in definition.sides for axis in side.key.axes}
-        short |= {name for axis in short & formulas.keys() for name in names_in(formulas[axis])}
+        short |= {name for axis in short & formulas.keys() for name in axes_in(formulas[axis])}
         free = sorted(definition.axes - {*fixed, *formulas}, key=lambda axis: (axis not in short, axis))
         names = {axis: str(family.sizes.get(axis, (f"({axis})",))[0]) for axis in free}
         distinct = list(dict.fromkeys(names.values()))
@@ -167,7 +167,7 @@ class Sizes:
         wrong: list[str] = []
         for _ in self.formulas:
             for axis, formula in self.formulas.items():
-                if axis in lengths or axis in wrong or not names_in(formula) <= lengths.keys():
+                if axis in lengths or axis in wrong or not axes_in(formula) <= lengths.keys():
                     continue
                 try:
                     length = value(formula, lengths)
@@ -181,7 +181,7 @@ class Sizes:
 
     def _settle(self) -> None:
         """Changes one size at a time, as long as more formulas come out so."""
-        axes = {axis for formula in self.formulas.values() for axis in names_in(formula)}
+        axes = {axis for formula in self.formulas.values() for axis in axes_in(formula)}
         names = {self.names[axis] for axis in axes & self.names.keys()}
         while (score := self._score(self.variables)) != (0, 0):
             changes = [{**self.variables, name: n} for name in sorted(names) for n in range(1, _LARGEST)]

@@ -46,7 +46,7 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
     Args:
         bind: makes the table of a layout.
         lengths: of every axis.
-        right: right keys and shapes; None for those that the rows spell.
+        right: right keys and shapes; None for those of the rows.
     """
     rows = present_rows(bind(None), lengths)
     findings = list(_made_twice([(row.right, row.left) for row in rows], lengths))
@@ -73,7 +73,7 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
 
 
 def present_rows(table: Table, lengths: Mapping[str, int]) -> list[Row]:
-    """The rows that a model has, none of an axis that is empty or of unknown length."""
+    """The rows that a model has, without those of an axis that is empty or of unknown length."""
     flags = [name for name, flag in table.flags.items() if flag.value]
     rows = [row for row in table.rows if row.applies(flags)]
     return [
@@ -116,7 +116,7 @@ def _differing(arrays: Mapping[str, LazyArray], wanted: Shapes) -> Iterator[Fami
     yield from (FamilyFinding("missing", key, "no row makes it") for key in wanted if key not in arrays)
     for key, array in arrays.items():
         if key not in wanted:
-            yield FamilyFinding("not expected", key, "no row spells this")
+            yield FamilyFinding("not expected", key, "no row has this key")
         elif array.shape != wanted[key] or array.dtype != _F32:
             made = f"{array.dtype}{list(array.shape)}"
             yield FamilyFinding("shape", key, f"got {made}, wanted {_F32}{list(wanted[key])}")

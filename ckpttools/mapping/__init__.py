@@ -1,1 +1,1 @@
-"""How two frameworks spell the same arrays: named axes, rows, tables. No I/O and no model's name in here."""
+"""How two frameworks name and arrange the same arrays: named axes, rows, tables. No I/O, no model names."""

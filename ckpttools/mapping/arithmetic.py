@@ -23,7 +23,7 @@ class DoesNotDivideError(ArithmeticError):
 
 
 @lru_cache(maxsize=1024)
-def names_in(formula: str) -> frozenset[str]:
+def axes_in(formula: str) -> frozenset[str]:
     """The axes that a formula speaks of.
 
     Raises:
@@ -40,7 +40,7 @@ def value(formula: str, lengths: Mapping[str, int]) -> int:
         lengths: length of every axis that it names.
 
     Raises:
-        MappingError: as `names_in`.
+        MappingError: as `axes_in`.
         DoesNotDivideError: a `/` leaves a remainder, or the divisor is 0.
     """
     return _value(_parsed(formula), lengths, formula)

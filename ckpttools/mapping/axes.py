@@ -13,7 +13,7 @@ from itertools import product
 from math import prod
 
 from ckpttools.core.errors import MappingError
-from ckpttools.mapping.keys import Group, Index, Key, parse_key
+from ckpttools.mapping.keys import AxisGroup, Coordinates, Key, parse_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +21,21 @@ class Side:
     """A key template and the axes of the array under each such key."""
 
     key: Key
-    groups: tuple[Group, ...]
+    groups: tuple[AxisGroup, ...]
 
     @property
-    def array_axes(self) -> Group:
+    def array_axes(self) -> AxisGroup:
         return tuple(axis for group in self.groups for axis in group)
 
     @property
-    def axes(self) -> Group:
+    def axes(self) -> AxisGroup:
         return (*self.key.axes, *self.array_axes)
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The array's shape at these sizes."""
         return tuple(prod(sizes[axis] for axis in group) for group in self.groups)
 
-    def indices(self, sizes: Mapping[str, int]) -> Iterator[Index]:
+    def indices(self, sizes: Mapping[str, int]) -> Iterator[Coordinates]:
         """Every coordinate of the key's axes, the last axis fastest."""
         axes = self.key.axes
         for at in product(*(range(sizes[axis]) for axis in axes)):
@@ -75,9 +75,9 @@ def parse_side(key: str, axes: str) -> Side:
     return side
 
 
-def parse_groups(text: str) -> tuple[Group, ...]:
+def parse_groups(text: str) -> tuple[AxisGroup, ...]:
     """Array axes such as `(heads head_dim) embed`; errors as `parse_side`."""
-    groups: list[Group] = []
+    groups: list[AxisGroup] = []
     rest = text.strip()
     while rest:
         if rest.startswith("("):

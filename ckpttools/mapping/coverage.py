@@ -31,8 +31,8 @@ class Expected:
 
     Attributes:
         side: of a row.
-        why: who says so; empty where nobody need.
-        remedy: what a user can do where only such arrays are not as that says.
+        why: who says so; empty where nobody has to.
+        remedy: what a user can do where only such arrays are wrong.
     """
 
     side: Side
@@ -42,7 +42,13 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """An array of another shape than its row says, and whose word that is."""
+    """An array whose shape is not the one that its row gives.
+
+    Attributes:
+        key: of the array.
+        got, wanted: the two shapes.
+        why: what gave the axes that differ their lengths.
+    """
 
     key: str
     got: Shape
@@ -55,11 +61,11 @@ class Misfit:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Arrays against the keys that rows spell.
+    """Arrays compared with the keys of rows.
 
     Attributes:
         missing: key that is not there -> shape it should have.
-        extra: keys that no row spells.
+        extra: keys that no row has.
         misshapen: arrays of another shape.
         reasons: sentences that say why some of them are wanted or not.
     """
@@ -164,7 +170,7 @@ def _require_countable(wanted: Sequence[Expected], sizes: Mapping[str, Size], pl
 
 
 def _is_part(key: str, array: LazyArray, sides: Collection[str]) -> bool:
-    """Whether an array that no row spells lies within what the rows spell, and is no buffer of constants."""
+    """Whether an array that no row has lies among those that rows have, and is not a constant buffer."""
     if not array.dtype.is_float or any(word in key for word in _BUFFERS):
         return False
     module = key.rpartition(".")[0]

@@ -19,7 +19,7 @@ class Flag:
         value: whether it is set.
         source: who says so.
         remedy: what a user can do where the arrays are not as it says.
-        open_key: a key that is there whether it is set or not, where nothing else tells; else None.
+        open_key: a key that is there whether it is set or not, where nothing else decides; else None.
     """
 
     value: bool
@@ -31,7 +31,7 @@ class Flag:
 def inferred_flags(
     names: Sequence[str], sides: Sequence[tuple[Row, Side]], keys: Collection[str]
 ) -> dict[str, Flag]:
-    """The flags that no configuration decides, as the keys that are there tell them.
+    """The flags that no configuration decides, inferred from the keys that are there.
 
     A flag is open, `open_key` of it, where rows with and without it have the same keys.
 
@@ -57,7 +57,7 @@ def _inferred(name: str, sides: Sequence[tuple[Row, Side]], keys: Collection[str
 
 
 def refuse_open(flags: Mapping[str, Flag], place: str) -> None:
-    """Refuses a model of which something decisive is not told.
+    """Refuses a model of which a flag is open.
 
     Raises:
         ConfigError: a flag is open.
@@ -66,7 +66,7 @@ def refuse_open(flags: Mapping[str, Flag], place: str) -> None:
         if flag.open_key is not None:
             like = option("like", "HF_DIR")
             raise ConfigError(
-                f"the arrays do not tell whether {_WORDS.get(name, f'the model is {name}')}",
+                f"the arrays do not show whether {_WORDS.get(name, f'the model is {name}')}",
                 place=place,
                 got=f"{flag.open_key}, which is there either way",
                 wanted="the model's config.json",

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd, prod
 from operator import mul
 
 from ckpttools.core.errors import MappingError
 
-Group = tuple[str, ...]
+AxisGroup = tuple[str, ...]
 """The named axes that make up one number, or one axis of an array, outermost first."""
 
-Index = dict[str, int]
+Coordinates = dict[str, int]
 """A coordinate of each axis."""
 
 _DIGITS = "0123456789"
@@ -40,7 +41,7 @@ class Field:
         labels: words instead of numbers, or empty.
     """
 
-    axes: Group
+    axes: AxisGroup
     strides: tuple[int, ...] = ()
     offset: int = 0
     counts: tuple[str, ...] = ()
@@ -51,7 +52,7 @@ class Field:
         steps: Iterable[int] = map(mul, map(index.__getitem__, self.axes), self._steps(sizes))
         return sum(steps) + sum(map(sizes.__getitem__, self.counts))
 
-    def indices(self, number: int, sizes: Mapping[str, int]) -> Iterator[Index]:
+    def indices(self, number: int, sizes: Mapping[str, int]) -> Iterator[Coordinates]:
         """Every coordinate at which `number` is written; an axis of unknown length may have any."""
         steps = zip(self._steps(sizes), self.axes, strict=True)
         terms = [(step, axis, sizes.get(axis)) for step, axis in sorted(steps, key=lambda each: -each[0])]
@@ -59,10 +60,9 @@ class Field:
 
     def _steps(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """What each coordinate is multiplied by."""
-        if len(self.axes) == 1:
+        if self.strides or len(self.axes) == 1:
             return self.strides or (1,)
-        inner = range(1, len(self.axes) + 1)
-        return self.strides or tuple(prod(sizes[axis] for axis in self.axes[k:]) for k in inner)
+        return tuple(prod(sizes[axis] for axis in self.axes[k:]) for k in range(1, len(self.axes) + 1))
 
     def text(self, number: int) -> str:
         """What stands in a key for a number."""
@@ -103,7 +103,7 @@ class Field:
         return f"{{{'+'.join(terms)}}}"
 
 
-def _indices(number: int, terms: Sequence[tuple[int, str, int | None]]) -> Iterator[Index]:
+def _indices(number: int, terms: Sequence[tuple[int, str, int | None]]) -> Iterator[Coordinates]:
     """Coordinates of which the multiples add up to `number`; of each term its step, axis, and length."""
     (step, axis, length), *rest = terms
     if number < 0 or number % gcd(*(each for each, _, _ in terms)):
@@ -119,27 +119,27 @@ def _indices(number: int, terms: Sequence[tuple[int, str, int | None]]) -> Itera
             yield {axis: coordinate, **inner}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Key:
     """A key template: literal text and fields in turn."""
 
     parts: tuple[str | Field, ...]
 
-    @property
+    @cached_property
     def fields(self) -> tuple[Field, ...]:
         return tuple(part for part in self.parts if isinstance(part, Field))
 
-    @property
-    def axes(self) -> Group:
+    @cached_property
+    def axes(self) -> AxisGroup:
         return tuple(axis for field in self.fields for axis in field.axes)
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[str]:
         """Axes whose lengths must be known to format all of its keys."""
         return frozenset(self.axes) | {count for field in self.fields for count in field.counts}
 
     def is_open_on(self, axis: str) -> bool:
-        """Whether its names tell the coordinate of an axis without the length of that."""
+        """Whether its names give the coordinate of an axis without the axis's length."""
         places = [field for field in self.fields if axis in field.axes and not field.labels]
         inner = any(axis in (*field.counts, *(field.axes[1:] * (not field.strides))) for field in self.fields)
         return bool(places) and not inner
@@ -160,7 +160,7 @@ class Key:
         left = iter(numbers)
         return "".join(part if isinstance(part, str) else part.text(next(left)) for part in self.parts)
 
-    def match(self, name: str, sizes: Mapping[str, int]) -> Index | None:
+    def match(self, name: str, sizes: Mapping[str, int]) -> Coordinates | None:
         """Coordinates at which the key is `name`, None where there are none: the inverse of `format`.
 
         Args:
@@ -180,7 +180,7 @@ class Key:
         return next((numbers for end, numbers in self.readings(name) if end == len(name)), None)
 
     def readings(self, name: str, part: int = 0, start: int = 0) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Where the key, or its rest from a part on,, may end in `name`, and the numbers in its fields."""
+        """Where the key, or its rest from a part on, may end in `name`, and the numbers in its fields."""
         parts = self.parts
         while part < len(parts):
             each, part = parts[part], part + 1
@@ -207,7 +207,9 @@ class Key:
         return "".join(map(str, self.parts))
 
 
-def _agreeing(fields: Sequence[tuple[Field, int]], index: Index, sizes: Mapping[str, int]) -> Iterator[Index]:
+def _agreeing(
+    fields: Sequence[tuple[Field, int]], index: Coordinates, sizes: Mapping[str, int]
+) -> Iterator[Coordinates]:
     """Coordinates that give every field its number: an axis of several fields has the same in all."""
     if not fields:
         yield index

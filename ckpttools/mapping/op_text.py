@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import MappingError, near_names
+from ckpttools.core.errors import MappingError, did_you_mean
 from ckpttools.mapping.values import Exactness, Scale, Shift, ValueOp
 
 OPS = ("scale", "shift")
@@ -25,7 +25,7 @@ def parse_op(text: str) -> ValueOp:
             return Scale(axis, _number(power, text), _float_type(dtype, text))
         case ["shift", amount]:
             return Shift(_number(amount, text))
-    raise MappingError("this is no value op", got=repr(text), wanted=_FORMS)
+    raise MappingError("not a value op", got=repr(text), wanted=_FORMS)
 
 
 def op_text(op: ValueOp) -> str:
@@ -71,7 +71,7 @@ def _number(word: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise MappingError("this is no number", place=text, got=word, wanted=_FORMS)
+        raise MappingError("not a number", place=text, got=word, wanted=_FORMS)
     return number
 
 
@@ -79,11 +79,10 @@ def _float_type(name: str, text: str) -> str:
     floats = [dtype.name for dtype in DTYPES.values() if dtype.is_float]
     if name in floats:
         return name
-    near = near_names(name, floats, 1)
     raise MappingError(
-        "this is no floating-point type",
+        "not a floating-point type",
         place=text,
         got=name,
         wanted=_FORMS,
-        hint=f"did you mean {near[0]}?" if near else None,
+        hint=did_you_mean(name, floats),
     )

@@ -1,4 +1,4 @@
-"""A row: one array, or one family of arrays, spelled two ways. Both directions come from it.
+"""A row: one array, or one family of arrays, in two frameworks. Both directions come from it.
 
     mlp.wi_0.kernel: embed mlp <-> mlp.gate_proj.weight: mlp embed
 
@@ -24,11 +24,11 @@ from ckpttools.mapping.op_text import op_text
 from ckpttools.mapping.row_text import (
     ARROW,
     NOWHERE,
-    aligned,
+    aligned_texts,
     is_heading,
-    joined,
-    read,
     read_heading,
+    read_row,
+    single_spaced,
     split_rows,
 )
 from ckpttools.mapping.values import Scale, Shift, ValueOp
@@ -36,13 +36,13 @@ from ckpttools.mapping.values import Scale, Shift, ValueOp
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Two spellings of the same numbers.
+    """The same numbers under two names and in two layouts.
 
     Attributes:
         left, right: the two sides; they name the same axes.
         op: what happens to values on the way from right to left, or None.
         when: names of flags of the model that must all be set for the row to exist, with blanks between.
-        unless: names of flags none of which may be set.
+        unless: names of flags of which none may be set.
         above: axes that one side names and the other has in the prefix of its layers, with blanks between.
     """
 
@@ -91,7 +91,7 @@ def row(text: str, *, op: ValueOp | None = None) -> Row:
     Raises:
         MappingError: the text is not in the language, or the sides name different axes.
     """
-    left, right, said = read(text)
+    left, right, said = read_row(text)
     if op is not None and "op" in said:
         raise MappingError("the text of a row has an op already", place=text, got=repr(op))
     return Row(left, right, **{"op": op, **said})
@@ -114,7 +114,7 @@ def rows(text: str) -> tuple[Row, ...]:
         if is_heading(each):
             common = read_heading(each)
         else:
-            found.append(_row(*read(each), **common))
+            found.append(_row(*read_row(each), **common))
     return tuple(found)
 
 
@@ -122,7 +122,7 @@ def _row(
     left: Side, right: Side, said: Mapping[str, Any], below: tuple[Key, Key] = NOWHERE, **flags: str
 ) -> Row:
     """A row as it and its heading say."""
-    names = {word: joined(names, said.get(word, "")) for word, names in flags.items()}
+    names = {word: single_spaced(names, said.get(word, "")) for word, names in flags.items()}
     return Row(left.below(below[0]), right.below(below[1]), **{**said, **names})
 
 
@@ -130,7 +130,7 @@ def rows_text(rows: Iterable[Row], width: int) -> str:
     """The text that `rows` makes them from: a table, in which rows longer than `width` take two lines."""
     texts = list(map(str, rows))
     short = [text for text in texts if len(text) <= width]
-    tables = (aligned(short, 3), aligned(short, 2), short)
+    tables = (aligned_texts(short, 3), aligned_texts(short, 2), short)
     table = next(each for each in tables if max(map(len, each), default=0) <= width)
     lines = dict(zip(short, table, strict=True))
     return "\n".join(lines.get(text) or text.replace(f" {ARROW} ", f"\n    {ARROW} ") for text in texts)

@@ -10,12 +10,12 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise, relayout, stack, take
 from ckpttools.core.region import Shape
 from ckpttools.mapping.axes import Side
-from ckpttools.mapping.keys import Group
+from ckpttools.mapping.keys import AxisGroup
 from ckpttools.mapping.values import BoundOp
 
 
 @dataclass(frozen=True, slots=True)
-class _Moves:
+class _Rearrangement:
     """How one source array becomes part of a target.
 
     Attributes:
@@ -23,7 +23,7 @@ class _Moves:
         split, order, merge: as of `relayout`.
     """
 
-    taken: Group
+    taken: AxisGroup
     split: tuple[Shape, ...]
     order: tuple[int, ...]
     merge: tuple[int, ...]
@@ -60,17 +60,17 @@ class RowConversion:
             yield self.source.key.format({**inner, **index}, self.sizes)
 
     @cached_property
-    def _stacked_axes(self) -> Group:
+    def _stacked_axes(self) -> AxisGroup:
         """Axes that leave the key and enter the array."""
         return tuple(axis for axis in self.target.array_axes if axis in self.source.key.axes)
 
     @cached_property
-    def _groups(self) -> tuple[Group, ...]:
+    def _groups(self) -> tuple[AxisGroup, ...]:
         """The target's groups; single axes where one of them merges a stacked axis with others."""
         mixed = any(len(g) > 1 and set(g) & set(self._stacked_axes) for g in self.target.groups)
         return tuple((axis,) for axis in self.target.array_axes) if mixed else self.target.groups
 
-    def _stacked(self, index: dict[str, int], axes: Group, arrays: Mapping[str, LazyArray]) -> LazyArray:
+    def _stacked(self, index: dict[str, int], axes: AxisGroup, arrays: Mapping[str, LazyArray]) -> LazyArray:
         if not axes:
             return self._single(index, arrays)
         axis, *rest = axes
@@ -90,10 +90,10 @@ class RowConversion:
         return array
 
     @cached_property
-    def _moves(self) -> _Moves:
+    def _moves(self) -> _Rearrangement:
         taken = tuple(axis for axis in self.source.array_axes if axis in self.target.key.axes)
         kept = tuple(g for g in self._groups if not set(g) & set(self._stacked_axes))
         numbers = self.source.array_axes
         split = tuple(tuple(self.sizes[axis] for axis in group) for group in self.source.groups)
         order = tuple(numbers.index(axis) for group in ((taken,), kept) for g in group for axis in g)
-        return _Moves(taken, split, order, (*(1 for _ in taken), *map(len, kept)))
+        return _Rearrangement(taken, split, order, (*(1 for _ in taken), *map(len, kept)))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckpttools.core.errors import MappingError, near_names
+from ckpttools.core.errors import MappingError, did_you_mean
 from ckpttools.mapping.axes import Side, parse_side
 from ckpttools.mapping.keys import Key, parse_key
 from ckpttools.mapping.op_text import OPS, parse_op
@@ -23,7 +23,7 @@ NOWHERE = Key(()), Key(())
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _Excerpt:
     """A part of a row's text that knows where it stands: `whole[start:end]`."""
 
     whole: str
@@ -43,13 +43,13 @@ class _Piece:
             first += "_" * (len(inside) + 2) + after if closed else "{" + each
         return first
 
-    def cut(self, start: int, end: int | None = None) -> _Piece:
+    def cut(self, start: int, end: int | None = None) -> _Excerpt:
         """A part of this one, without blanks around it; positions count from its beginning."""
         part = self.text[start:end]
         first = self.start + start + len(part) - len(part.lstrip())
-        return _Piece(self.whole, first, first + len(part.strip()))
+        return _Excerpt(self.whole, first, first + len(part.strip()))
 
-    def parts(self, separator: str) -> Iterator[_Piece]:
+    def parts(self, separator: str) -> Iterator[_Excerpt]:
         at = 0
         for part in self.masked.split(separator):
             yield self.cut(at, at + len(part))
@@ -71,7 +71,7 @@ def _places(words: str, text: str) -> Iterator[int]:
             yield at
 
 
-def joined(*names: str) -> str:
+def single_spaced(*names: str) -> str:
     """Names with blanks between."""
     return " ".join(" ".join(names).split())
 
@@ -82,13 +82,13 @@ def split_rows(text: str) -> list[str]:
     for line in text.split("\n"):
         words = line.split()
         if words and words[0] == ARROW:
-            found[-1:] = [joined(*found[-1:], line)]
+            found[-1:] = [single_spaced(*found[-1:], line)]
         elif words and words[0] != "#":
-            found.append(joined(line))
+            found.append(single_spaced(line))
     return found
 
 
-def aligned(texts: Sequence[str], columns: int) -> list[str]:
+def aligned_texts(texts: Sequence[str], columns: int) -> list[str]:
     """Texts of rows with their first columns below each other: of name, axes, the other name."""
     cells = [_cells(text) for text in texts]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:columns]
@@ -101,7 +101,7 @@ def _cells(text: str) -> tuple[str, str, str, str]:
     return f"{left}:", left_axes, f"{ARROW} {right}:", rest
 
 
-def read(text: str) -> tuple[Side, Side, dict[str, Any]]:
+def read_row(text: str) -> tuple[Side, Side, dict[str, Any]]:
     """The two sides of a row, and what else its text says: attributes of `Row` by their names.
 
     Raises:
@@ -112,17 +112,17 @@ def read(text: str) -> tuple[Side, Side, dict[str, Any]]:
     return _side(left, left_axes), _side(right, right_axes), dict(_clauses(clauses, (*OPS, *_FLAGS)))
 
 
-def _columns(text: str) -> tuple[_Piece, _Piece, _Piece, _Piece]:
+def _columns(text: str) -> tuple[_Excerpt, _Excerpt, _Excerpt, _Excerpt]:
     """Name, axes, name, and all that follows."""
-    whole = joined(text)
-    sides = list(_Piece(whole, 0, len(whole)).parts(f" {ARROW} "))
+    whole = single_spaced(text)
+    sides = list(_Excerpt(whole, 0, len(whole)).parts(f" {ARROW} "))
     if len(sides) != 2:
         number = "one side" if len(sides) == 1 else f"{len(sides)} sides"
         raise sides[-1].wrong(MappingError("a row has two sides", got=number, wanted=_SIDES))
     return (*_name(sides[0]), *_name(sides[1]))
 
 
-def _name(side: _Piece) -> tuple[_Piece, _Piece]:
+def _name(side: _Excerpt) -> tuple[_Excerpt, _Excerpt]:
     """The name that a side begins with, and what follows its colon."""
     colon = _colon(side.masked)
     if colon is None:
@@ -141,7 +141,7 @@ def _colon(text: str) -> int | None:
     return next(ends, None)
 
 
-def _side(name: _Piece, axes: _Piece) -> Side:
+def _side(name: _Excerpt, axes: _Excerpt) -> Side:
     with _placed(replace(name, end=axes.end)):
         return parse_side(name.text, axes.text)
 
@@ -155,12 +155,12 @@ def read_heading(text: str) -> dict[str, Any]:
     """What a heading says of the rows below it: attributes of `Row`, and the prefixes of both names.
 
     Raises:
-        MappingError: as of `read`.
+        MappingError: as of `read_row`.
     """
-    return dict(_clauses(_Piece(text, 0, len(text)).parts(","), _HEADINGS))
+    return dict(_clauses(_Excerpt(text, 0, len(text)).parts(","), _HEADINGS))
 
 
-def _clauses(clauses: Iterable[_Piece], known: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _clauses(clauses: Iterable[_Excerpt], known: Sequence[str]) -> Iterator[tuple[str, Any]]:
     said: set[str] = set()
     for each in clauses:
         word = each.text.partition(" ")[0]
@@ -168,34 +168,37 @@ def _clauses(clauses: Iterable[_Piece], known: Sequence[str]) -> Iterator[tuple[
             raise each.wrong(_unknown(word, known))
         kind = "op" if word in OPS else word
         if kind in said:
-            raise each.wrong(MappingError(f"`{kind}` is said twice", got=each.text))
+            raise each.wrong(MappingError(f"`{kind}` is given twice", got=each.text))
         said.add(kind)
         reader = {"op": _op, "below": _prefixes}.get(kind, _names)
         yield kind, reader(each)
 
 
 def _unknown(word: str, known: Sequence[str]) -> MappingError:
-    near = near_names(word, known, 1)
-    hint = f"did you mean {near[0]}?" if near else None
-    return MappingError("this is no word of rows", got=word, wanted="one of " + ", ".join(known), hint=hint)
+    return MappingError(
+        "not a keyword of rows",
+        got=word,
+        wanted="one of " + ", ".join(known),
+        hint=did_you_mean(word, known),
+    )
 
 
-def _op(clause: _Piece) -> ValueOp:
+def _op(clause: _Excerpt) -> ValueOp:
     with _placed(clause):
         return parse_op(clause.text)
 
 
-def _prefixes(clause: _Piece) -> tuple[Key, Key]:
+def _prefixes(clause: _Excerpt) -> tuple[Key, Key]:
     sides = clause.cut(len("below")).parts(ARROW)
     prefixes = list(sides)
     if len(prefixes) != 2 or any(" " in each.masked for each in prefixes):
-        raise clause.wrong(MappingError("names begin in two ways", got=clause.text, wanted=_PREFIXES))
+        raise clause.wrong(MappingError("`below` takes two prefixes", got=clause.text, wanted=_PREFIXES))
     with _placed(clause):
         left, right = (parse_key(each.text) for each in prefixes)
     return left, right
 
 
-def _names(clause: _Piece) -> str:
+def _names(clause: _Excerpt) -> str:
     _, *names = clause.text.split(" ")
     words = [name for name in names if name in _WORDS]
     if words or not names:
@@ -205,7 +208,7 @@ def _names(clause: _Piece) -> str:
 
 
 @contextmanager
-def _placed(piece: _Piece) -> Iterator[None]:
+def _placed(piece: _Excerpt) -> Iterator[None]:
     """Within it, an error says where in the text of the row it is."""
     try:
         yield

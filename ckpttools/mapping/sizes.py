@@ -8,9 +8,9 @@ from math import prod
 from typing import Any
 
 from ckpttools.core.errors import ConfigError, ShapeError
-from ckpttools.mapping.arithmetic import DoesNotDivideError, names_in, value
+from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 from ckpttools.mapping.axes import Side
-from ckpttools.mapping.keys import Field, Group
+from ckpttools.mapping.keys import AxisGroup, Field
 
 # Coordinates of which no key is there, but a later one: more than any model has layers or experts.
 _MOST_UNSEEN = 10_000
@@ -87,9 +87,9 @@ def derive(sizes: Mapping[str, Size], formulas: Mapping[str, str], place: str) -
     for _ in formulas:
         lengths = lengths_of(found)
         for axis, formula in formulas.items():
-            if axis in found or not names_in(formula) <= set(lengths):
+            if axis in found or not axes_in(formula) <= set(lengths):
                 continue
-            sources = "; ".join(sorted({found[name].source for name in names_in(formula)}))
+            sources = "; ".join(sorted({found[name].source for name in axes_in(formula)}))
             try:
                 length = value(formula, lengths)
             except DoesNotDivideError as error:
@@ -110,7 +110,7 @@ class Observation:
     """One array whose axes are named and whose shape is known."""
 
     key: str
-    groups: tuple[Group, ...]
+    groups: tuple[AxisGroup, ...]
     shape: tuple[int, ...]
 
 
@@ -135,7 +135,7 @@ def unify(known: Mapping[str, Size], seen: Iterable[Observation]) -> dict[str, S
     return sizes
 
 
-def counted(sizes: Mapping[str, Size], keys: Iterable[str], sides: Iterable[Side]) -> dict[str, Size]:
+def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Iterable[Side]) -> dict[str, Size]:
     """`sizes`, completed by the highest numbers in keys; axes of which no key is there are left out.
 
     Only names that are keys of a side as a whole tell anything, and no number does that is far beyond the
@@ -157,12 +157,12 @@ def counted(sizes: Mapping[str, Size], keys: Iterable[str], sides: Iterable[Side
 
 
 def most_telling(names: int) -> int:
-    """The number from which on numbers in so many names tell nothing."""
+    """The number from which on a number in one of so many names says nothing."""
     return max(_MOST_UNSEEN, names)
 
 
 def _is_telling(field: Field, lengths: Mapping[str, int]) -> bool:
-    """Whether its number tells the coordinate of an axis whose length is not known."""
+    """Whether its number gives the coordinate of an axis of unknown length."""
     known = set(field.counts) <= lengths.keys()
     return len(field.axes) == 1 and field.axes[0] not in lengths and known and not field.labels
 
@@ -179,7 +179,7 @@ def require(
     if missing:
         shown = next((each for each in seen if any(missing[0] in group for group in each.groups)), None)
         raise ShapeError(
-            f"the size of {', '.join(missing)} cannot be told",
+            f"the size of {', '.join(missing)} cannot be inferred",
             place=place,
             got=_why_unknown(shown, missing[0], sizes) if shown else None,
             wanted="a field of the configuration or an array that shows it",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import prod
@@ -19,7 +19,7 @@ from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open
 from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.row_conversion import RowConversion
-from ckpttools.mapping.sizes import Observation, Size, counted, derive, lengths_of, require, unify
+from ckpttools.mapping.sizes import Observation, Size, derive, lengths_of, require, sizes_from_keys, unify
 from ckpttools.mapping.values import BoundOp
 
 
@@ -42,7 +42,7 @@ class ValueNote:
 
 @dataclass(frozen=True)
 class Mapped:
-    """A model spelled the other way.
+    """A model in the names and layout of the other side.
 
     Attributes:
         arrays: target key -> lazy array.
@@ -67,23 +67,44 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class _Direction:
-    """A row read one way."""
+    """A row read one way: to the left, or back as its inverse."""
 
-    source: Side
-    target: Side
     row: Row
     inverse: bool
+
+    @property
+    def source(self) -> Side:
+        return self.row.left if self.inverse else self.row.right
+
+    @property
+    def target(self) -> Side:
+        return self.row.right if self.inverse else self.row.left
+
+    def conversion(
+        self, sizes: Mapping[str, int], arrays: Mapping[str, LazyArray], *, exact: bool
+    ) -> RowConversion:
+        """The expressions that this makes; errors as `Table.to_left`."""
+        op = self.row.op.bound(sizes) if self.row.op else None
+        if op and self.inverse:
+            op = op.inverse()
+        elif op and exact:
+            op = _exact(op, self, self.dtype(sizes, arrays))
+        return RowConversion(self.source, self.target, sizes, op)
+
+    def dtype(self, sizes: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> DType:
+        """The dtype of the first source array."""
+        return arrays[next(self.source.keys(sizes))].dtype
 
 
 @dataclass(frozen=True, slots=True)
 class _Settled:
-    """What is known before arrays are held against the rows.
+    """What is known before arrays are compared with the rows.
 
     Attributes:
         arrays: source arrays, without those that are dropped.
         dropped: source keys that were left out on purpose.
         flags: all of them.
-        directions: rows that the model has; `absent`: those that it has not.
+        directions: rows that the model has; `absent`: the others.
         sizes: axes whose length is known.
     """
 
@@ -102,14 +123,14 @@ class Table:
     Attributes:
         rows: all rows of the family; those that the flags exclude are kept for messages.
         sizes: lengths of axes that are known, and who says so.
-        flags: which optional rows the model has, and who says so; what is not in here, the names of the
-            arrays tell.
+        flags: which optional rows the model has, and who says so; what is not in here, is inferred from
+            the names of the arrays.
         derived: axis -> formula over other axes.
         dropped: patterns of right keys that carry nothing and are left out.
         left_out: templates, and patterns, of right keys that the left side has no place for.
         padded: axis -> length that left arrays have on it at least, filled up with zeros.
         place: what is being mapped, for messages.
-        is_configured: whether a configuration has said how many layers there are.
+        is_configured: whether a configuration gives the number of layers.
         remedies: pattern of right keys that no row takes -> what to do about such.
     """
 
@@ -142,9 +163,8 @@ class Table:
         for pattern in drop:
             if not any(_matches(key, (pattern,)) for key in arrays):
                 raise UsageError("nothing has a name that matches", place=self.place, got=pattern)
-        directions = [_Direction(row.right, row.left, row, False) for row in self.rows]
-        mapped = self._converted(arrays, directions, (*self.dropped, *self._left_out(), *drop), exact)
-        return self._padded(mapped)
+        settled = self._settled(arrays, (*self.dropped, *self._left_out(), *drop))
+        return self._padded(self._converted(settled, exact=exact))
 
     def to_left_partly(
         self, arrays: Mapping[str, LazyArray], beside: Mapping[str, LazyArray] | None = None
@@ -155,15 +175,14 @@ class Table:
 
         Args:
             arrays: right key -> array.
-            beside: left key -> array of a model of the same sizes; tells those that nothing else does.
+            beside: left key -> array of a model of the same sizes; for sizes that nothing else gives.
 
         Raises:
             ConfigError: the configuration contradicts itself.
         """
         seen = _observed(beside or {}, [row.left for row in self.rows], self.sizes)
         table = replace(self, sizes=unify(self.sizes, seen))
-        directions = [_Direction(row.right, row.left, row, False) for row in self.rows]
-        return _made_partly(table._settled(arrays, directions, (*self.dropped, *self._left_out())))
+        return _made_partly(table._settled(arrays, (*self.dropped, *self._left_out())))
 
     def to_right(self, arrays: Mapping[str, LazyArray], cut: Collection[str] = ()) -> Mapped:
         """Right arrays as expressions of the left ones; errors as `to_left`.
@@ -172,9 +191,9 @@ class Table:
             arrays: left key -> array.
             cut: axes on which left arrays may be longer than the model says; the surplus is left out.
         """
-        directions = [_Direction(row.left, row.right, row, True) for row in self.rows]
-        kept, lengths, surplus = self._windowed(arrays, directions, cut)
-        mapped = self._converted(kept, directions, (), False, "ckpt select SRC DST --drop PATTERN first")
+        kept, lengths, surplus = self._windowed(arrays, cut)
+        settled = self._settled(kept, (), inverse=True)
+        mapped = self._converted(settled, leave_out="ckpt select SRC DST --drop PATTERN first")
         return replace(mapped, cut=lengths, surplus=surplus)
 
     def left_out_of(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
@@ -182,30 +201,27 @@ class Table:
         patterns = self._left_out()
         return {key: array for key, array in arrays.items() if _matches(key, patterns)}
 
-    def _converted(
-        self,
-        arrays: Mapping[str, LazyArray],
-        all_directions: list[_Direction],
-        drop: tuple[str, ...],
-        exact: bool,
-        leave_out: str = "",
-    ) -> Mapped:
-        settled = self._settled(arrays, all_directions, drop)
+    def _converted(self, settled: _Settled, *, exact: bool = False, leave_out: str = "") -> Mapped:
         kept, said, flags = settled.arrays, settled.sizes, settled.flags
-        self._require(said, kept, [each.source for each in settled.directions])
+        sides = [each.source for each in settled.directions]
+        axes = {axis for side in sides for axis in (*side.axes, *side.key.needs)}
+        require(said, axes, _observed(kept, sides, said), self.place)
         expected = [_expected(each, flags) for each in settled.directions]
         unwanted = [_expected(each, flags) for each in settled.absent]
         dropped, remedies = settled.dropped, self.remedies
         check_coverage(kept, expected, unwanted, said, self.place, dropped, remedies, leave_out)
         refuse_open(flags, self.place)
-        return _made(settled.directions, kept, said, settled.dropped, exact)
+        return _made(settled, exact)
 
     def _settled(
-        self, arrays: Mapping[str, LazyArray], all_directions: list[_Direction], drop: tuple[str, ...]
+        self, arrays: Mapping[str, LazyArray], drop: tuple[str, ...], *, inverse: bool = False
     ) -> _Settled:
+        all_directions = [_Direction(row, inverse) for row in self.rows]
         kept = {key: array for key, array in arrays.items() if not _matches(key, drop)}
         dropped = tuple(key for key in arrays if key not in kept)
-        flags = self._decided(kept, all_directions)
+        sides = [(each.row, each.source) for each in all_directions]
+        undecided = {name for row in self.rows for name in row.flags} - self.flags.keys()
+        flags = {**self.flags, **inferred_flags(sorted(undecided), sides, kept)}
         present = frozenset(name for name, flag in flags.items() if flag.value)
         directions = [each for each in all_directions if each.row.applies(present)]
         absent = [each for each in all_directions if not each.row.applies(present)]
@@ -214,12 +230,6 @@ class Table:
             said = _without_layers(said, directions)
         directions = [each for each in directions if not _is_void(each.source, said)]
         return _Settled(kept, dropped, flags, directions, absent, said)
-
-    def _decided(self, arrays: Mapping[str, LazyArray], directions: list[_Direction]) -> dict[str, Flag]:
-        """The flags that are known, and those that the names of the arrays tell."""
-        undecided = {name for each in directions for name in each.row.flags} - self.flags.keys()
-        sides = [(each.row, each.source) for each in directions]
-        return {**self.flags, **inferred_flags(sorted(undecided), sides, arrays)}
 
     def _left_out(self) -> tuple[str, ...]:
         """Patterns of the keys that the left side has no place for."""
@@ -245,7 +255,7 @@ class Table:
         return replace(mapped, arrays=arrays)
 
     def _windowed(
-        self, arrays: Mapping[str, LazyArray], directions: Iterable[_Direction], cut: Collection[str]
+        self, arrays: Mapping[str, LazyArray], cut: Collection[str]
     ) -> tuple[Mapping[str, LazyArray], dict[str, tuple[int, int]], dict[str, int]]:
         """The arrays without what they have too much on the axes to cut; what was cut by axis, by key."""
         kept = dict(arrays)
@@ -253,7 +263,7 @@ class Table:
         surplus: dict[str, int] = {}
         for axis in [axis for axis in cut if axis in self.sizes]:
             wanted = self.sizes[axis].length
-            sides = [each.source for each in directions if (axis,) in each.source.groups]
+            sides = [row.left for row in self.rows if (axis,) in row.left.groups]
             for side in [side for side in sides if not side.key.axes]:
                 array = kept.get(str(side.key))
                 at = side.groups.index((axis,))
@@ -269,19 +279,15 @@ class Table:
         """Sizes from the configuration, by formula, from shapes, and from the numbers in names."""
         sides = [each.source for each in directions]
         both = (side for each in directions for side in (each.source, each.target))
-        known = {**self.sizes, **labelled(both)}
+        known = {**self.sizes, **labelled_sizes(both)}
         sizes = derive(known, self.derived, self.place)
         sizes = unify(sizes, _observed(arrays, sides, sizes))
-        sizes = derive(counted(sizes, arrays, sides), self.derived, self.place)
-        return unify(counted(sizes, arrays, sides), _observed(arrays, sides, sizes))
-
-    def _require(self, sizes: Mapping[str, Size], arrays: Mapping[str, LazyArray], sides: list[Side]) -> None:
-        axes = {axis for side in sides for axis in (*side.axes, *side.key.needs)}
-        require(sizes, axes, list(_observed(arrays, sides, sizes)), self.place)
+        sizes = derive(sizes_from_keys(sizes, arrays, sides), self.derived, self.place)
+        return unify(sizes_from_keys(sizes, arrays, sides), _observed(arrays, sides, sizes))
 
 
-def labelled(sides: Iterable[Side]) -> dict[str, Size]:
-    """The axes that keys spell with words."""
+def labelled_sizes(sides: Iterable[Side]) -> dict[str, Size]:
+    """The axes that keys write as words."""
     return {
         field.axes[0]: Size(len(field.labels), f"the labels of {side.key}")
         for side in sides
@@ -314,27 +320,25 @@ def _expected(direction: _Direction, flags: Mapping[str, Flag]) -> Expected:
     return Expected(direction.source, "; ".join(why), "; ".join(remedies))
 
 
-def _made(
-    directions: Iterable[_Direction],
-    arrays: Mapping[str, LazyArray],
-    said: Mapping[str, Size],
-    dropped: tuple[str, ...],
-    exact: bool,
-) -> Mapped:
+def _made(settled: _Settled, exact: bool) -> Mapped:
     """Every target array, once all is accounted for."""
-    sizes = lengths_of(said)
+    sizes, arrays = lengths_of(settled.sizes), settled.arrays
     made: dict[str, LazyArray] = {}
     notes: list[ValueNote] = []
     changed: set[str] = set()
-    for each in directions:
-        conversion = _conversion(each, sizes, arrays, exact)
-        for index in each.target.indices(sizes):
-            key = each.target.key.format(index, sizes)
-            made[key] = conversion.at(index, arrays)
-            if conversion.op:
-                changed.add(key)
-        notes += _value_notes(each, conversion, arrays)
-    return Mapped(made, sizes, tuple(notes), dropped, frozenset(changed))
+    for each in settled.directions:
+        conversion = each.conversion(sizes, arrays, exact=exact)
+        own = {
+            each.target.key.format(index, sizes): conversion.at(index, arrays)
+            for index in each.target.indices(sizes)
+        }
+        made |= own
+        if conversion.op:
+            changed |= own.keys()
+            dtype = each.dtype(sizes, arrays)
+            exactness = conversion.op.exactness(dtype)
+            notes.append(ValueNote(str(each.target.key), exactness.exact, exactness.reason, dtype))
+    return Mapped(made, sizes, tuple(notes), settled.dropped, frozenset(changed))
 
 
 def _made_partly(settled: _Settled) -> Mapped:
@@ -349,7 +353,7 @@ def _made_partly(settled: _Settled) -> Mapped:
             shapes = {arrays[key].shape if key in arrays else None for key in keys}
             own = _own_sizes(each.source, shapes.pop(), sizes) if len(shapes) == 1 else None
             if own is not None:
-                conversion = _conversion(each, own, arrays, False)
+                conversion = each.conversion(own, arrays, exact=False)
                 made[each.target.key.format(index, sizes)] = conversion.at(index, arrays)
                 used.update(keys)
     unused = tuple(key for key in arrays if key not in used)
@@ -366,26 +370,12 @@ def _own_sizes(side: Side, shape: Shape | None, sizes: Mapping[str, int]) -> Map
     return own if side.shape(own) == shape else None
 
 
-def _conversion(
-    direction: _Direction, sizes: Mapping[str, int], arrays: Mapping[str, LazyArray], exact: bool
-) -> RowConversion:
-    op = direction.row.op.bound(sizes) if direction.row.op else None
-    if op and direction.inverse:
-        op = op.inverse()
-    elif op and exact:
-        op = _exact(op, direction, sizes, arrays)
-    return RowConversion(direction.source, direction.target, sizes, op)
-
-
-def _exact(
-    op: BoundOp, direction: _Direction, sizes: Mapping[str, int], arrays: Mapping[str, LazyArray]
-) -> BoundOp:
+def _exact(op: BoundOp, direction: _Direction, dtype: DType) -> BoundOp:
     """The op, or the wider one that is exact.
 
     Raises:
         UsageError: neither is, for values of this dtype.
     """
-    dtype = arrays[next(direction.source.keys(sizes))].dtype
     for candidate in (op, op.widened()):
         if candidate.exactness(dtype).exact:
             return candidate
@@ -398,23 +388,15 @@ def _exact(
     )
 
 
-def _value_notes(
-    direction: _Direction, conversion: RowConversion, arrays: Mapping[str, LazyArray]
-) -> Iterator[ValueNote]:
-    if conversion.op:
-        dtype = arrays[next(direction.source.keys(conversion.sizes))].dtype
-        exactness = conversion.op.exactness(dtype)
-        yield ValueNote(str(direction.target.key), exactness.exact, exactness.reason, dtype)
-
-
 def _observed(
     arrays: Mapping[str, LazyArray], sides: Iterable[Side], sizes: Mapping[str, Size]
 ) -> list[Observation]:
     """The first array of each side: coordinate 0 of every axis."""
     found: list[Observation] = []
+    known = lengths_of(sizes)
     for side in sides:
         axes = side.key.axes
-        lengths = {**dict.fromkeys(axes, 1), **lengths_of(sizes)}
+        lengths = {**dict.fromkeys(axes, 1), **known}
         if side.key.needs <= lengths.keys():
             key = side.key.format(dict.fromkeys(axes, 0), lengths)
             if key in arrays:

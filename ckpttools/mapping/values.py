@@ -7,7 +7,7 @@ nearest, ties to even.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -223,7 +223,7 @@ class Cast:
         blockwise(source, target, dtype, self.to, lambda block: rounded(block, self.to))
 
     def exactness(self, dtype: DType) -> Exactness:
-        if dtype == self.to or self.to in _HOLDS.get(dtype, ()):
+        if dtype == self.to or _holds(self.to, dtype):
             return Exactness(True)
         return Exactness(False, f"cast from {dtype} to {self.to}: rounded")
 
@@ -240,17 +240,10 @@ def rounded(block: np.ndarray, to: DType) -> np.ndarray:
         return block.astype(to.numpy)
 
 
-def _holders() -> dict[DType, tuple[DType, ...]]:
-    """For each dtype the dtypes that hold all its values."""
-    floats = [DTYPES[name] for name in ("float32", "float64")]
-    small = [d for d in DTYPES.values() if d.is_float and d.bits <= 16]
-    wider = {d: tuple(floats) for d in small}
-    wider.update(dict.fromkeys((d for d in small if d.bits <= 8), (DTYPES["bfloat16"], *floats)))
-    wider[DTYPES["float32"]] = (DTYPES["float64"],)
-    return wider
-
-
-_HOLDS = _holders()
+def _holds(to: DType, dtype: DType) -> bool:
+    """Whether a wider floating-point dtype has all values of one."""
+    least = {"bfloat16": 8, "float32": 16, "float64": 32}
+    return dtype.is_float and dtype.bits <= least.get(to.name, 0)
 
 
 def _with_shifted_exponents(bits: np.ndarray, steps: int, dtype: DType) -> np.ndarray | None:
@@ -275,7 +268,7 @@ def _with_shifted_exponents(bits: np.ndarray, steps: int, dtype: DType) -> np.nd
 
 
 def _rounded_to_odd(block: np.ndarray) -> np.ndarray:
-    """float64 as float32 of which the last bit tells what was cut off: rounding it again is exact."""
+    """float64 rounded to odd float32: the last bit records what was cut off, so rounding again is exact."""
     import numpy as np
 
     single = block.astype(np.float32)
@@ -286,12 +279,12 @@ def _rounded_to_odd(block: np.ndarray) -> np.ndarray:
     return single
 
 
-class _Function(Protocol):
-    def __call__(self, block: np.ndarray) -> np.ndarray: ...
-
-
 def blockwise(
-    source: np.ndarray, target: np.ndarray, dtype: DType, result: DType, function: _Function
+    source: np.ndarray,
+    target: np.ndarray,
+    dtype: DType,
+    result: DType,
+    function: Callable[[np.ndarray], np.ndarray],
 ) -> None:
     """target = function(source) in blocks of the leading axis, through real dtypes."""
 
@@ -301,7 +294,9 @@ def blockwise(
     _carrierwise(source, target, on_carriers)
 
 
-def _carrierwise(source: np.ndarray, target: np.ndarray, function: _Function) -> None:
+def _carrierwise(
+    source: np.ndarray, target: np.ndarray, function: Callable[[np.ndarray], np.ndarray]
+) -> None:
     """target = function(source) in blocks of the leading axis."""
     if source.ndim == 0:
         target[...] = function(source.reshape(1))[0]

@@ -20,7 +20,7 @@ CycleNames = Literal["layers", "layer", "local-global"]
 # What one layer holds: path below the layer -> shape and dtype.
 Contents = Mapping[Path, tuple[Shape, DType]]
 
-# The spelling of a cycle cannot be seen in layers that are apart, but these keys occur in one spelling only:
+# Single layers do not show what a cycle's positions are called, but these keys occur with one naming only:
 # decay of a gated delta rule, and the scalar that scales a layer's output.
 _INFERRED_FROM: Mapping[str, CycleNames] = {"A_log": "layer", "layer_scalar": "local-global"}
 
@@ -31,7 +31,7 @@ class Cycle:
 
     Attributes:
         length: layers in one repetition.
-        names: how MaxText spells it: "layers" for layers/layers_{0..}, "layer" for layers/layer_{0..},
+        names: what MaxText calls it: "layers" for layers/layers_{0..}, "layer" for layers/layer_{0..},
             "local-global" for scanned_blocks/{local_layers,global_layer}; None where that is not known.
     """
 
@@ -46,9 +46,9 @@ def stacks_to_make(
 
     Args:
         decoder: parameters below `decoder`.
-        cycle: layers in one repetition; None to tell from what layers hold, all in one stack where all
-            hold the same. Of no account to groups of another name than `layers`.
-        names: as `Cycle.names`; None to tell.
+        cycle: layers in one repetition; None to infer it from what layers hold, all in one stack where all
+            hold the same. Ignored for groups of another name than `layers`.
+        names: as `Cycle.names`; None to infer it.
 
     Raises:
         FormatError: numbers of layers are missing.

@@ -1,4 +1,4 @@
-"""Which way a conversion goes: a source that it is not for is told to be what it is, and what fits that."""
+"""Which way a conversion goes: the error about a wrong source says what it is and which command fits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HUGGING_FACE = "embed_tokens.weight"
 
 
 def refuse_maxtext(tree: Tree) -> None:
-    """Raises FormatError for a tree that is no whole model of Hugging Face, as far as names tell."""
+    """Raises FormatError for a tree whose names are not those of a whole Hugging Face model."""
     refuse_adapter(tree)
     _refuse_part(tree)
     view = view_of(tree)
@@ -33,7 +33,7 @@ def refuse_maxtext(tree: Tree) -> None:
 
 
 def refuse_hugging_face(tree: Tree) -> None:
-    """Raises FormatError for a tree that is none of MaxText's but of Hugging Face, or a part of such."""
+    """Raises FormatError for a tree that is, or is part of, a Hugging Face model rather than MaxText's."""
     refuse_adapter(tree)
     _refuse_part(tree)
     if _has(tree, dotted(EMBEDDING)) or view_of(tree).is_maxtext:
@@ -51,7 +51,7 @@ def refuse_hugging_face(tree: Tree) -> None:
 
 
 def _has(tree: Tree, embedding: str) -> bool:
-    """Whether the embedding has the name that it has on one side, be it within a composite model."""
+    """Whether the embedding has the name that it has on one side, also within a composite model."""
     return any(f".{dotted(path)}".endswith(f".{embedding}") for path in view_of(tree).parameters)
 
 
@@ -77,7 +77,7 @@ def _refuse_part(tree: Tree) -> None:
 
 
 def _without_config(tree: Tree) -> CheckpointError:
-    """What to say of an Orbax checkpoint that is none of MaxText's and carries no configuration."""
+    """The error for an Orbax checkpoint that is not MaxText's and carries no configuration."""
     place = tree.metadata.place
     if _has(tree, _HUGGING_FACE):
         return ConfigError(

@@ -58,7 +58,7 @@ def _always_there(rows: Sequence[Row]) -> bool:
 
 @dataclass(frozen=True)
 class FamilyKeys:
-    """A family's key templates in one spelling.
+    """A family's key templates as one kind of file writes them.
 
     Attributes:
         family: whose.
@@ -98,7 +98,7 @@ class FamilyKeys:
 
 
 def family_keys(family: Family, view: MaxTextView) -> Iterator[FamilyKeys]:
-    """The family's key templates as such a tree would spell them, in each way that there is."""
+    """The family's key templates as such a tree would write them, in each of the ways there are."""
     scan_axis = (view.scan_axis or 0) if view.is_stacked else None
     # A row below a group has the group's flags, too; here its own are what matters.
     layers = [list(zip(each.all_rows(scan_axis), each.rows, strict=True)) for each in family.layers]

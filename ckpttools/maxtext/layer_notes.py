@@ -1,4 +1,4 @@
-"""What is written beside a tree of how its layers are, or were, stacked: all that the arrays do not tell.
+"""A note in a tree's metadata of how its layers are, or were, stacked: what the arrays do not show.
 
 One key of the custom metadata, which MaxText and Orbax hand on and do not look at:
 
@@ -42,7 +42,7 @@ class LayerNotes:
 
 
 def layer_notes(custom: Mapping[str, object]) -> LayerNotes:
-    """What custom metadata notes; nothing where the note is none of ours."""
+    """What custom metadata notes; nothing where there is no such note."""
     note = custom.get(KEY)
     if not isinstance(note, Mapping):
         return LayerNotes()

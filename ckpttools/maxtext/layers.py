@@ -34,7 +34,7 @@ from ckpttools.maxtext.layout import (
 )
 from ckpttools.quantized.scales import scales_word
 
-Layout = Literal["unstacked", "stacked", "cycle", "blocks"]
+LayerLayout = Literal["unstacked", "stacked", "cycle", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class LayerGroup:
 
     path: str
     length: int
-    layout: Layout
+    layout: LayerLayout
     cycle: int = 1
     remainder: int = 0
 
@@ -307,5 +307,5 @@ def _group(top: str, stacks: list[LayerStack]) -> LayerGroup:
     if main[0].key == (top,):
         return LayerGroup(path, length, "stacked")
     cycle = (length - left) // main[0].shape[0]
-    layout: Layout = "blocks" if main[0].key[1] in (LOCAL, GLOBAL) else "cycle"
+    layout: LayerLayout = "blocks" if main[0].key[1] in (LOCAL, GLOBAL) else "cycle"
     return LayerGroup(path, length, layout, cycle, left)

@@ -38,7 +38,7 @@ class ModelOptions:
 
 
 def check_choice(what: str, value: str | None, choices: Collection[str]) -> None:
-    """Raises UsageError for a value that is none of the choices; None is no value."""
+    """Raises UsageError for a value that is not among the choices; None is always allowed."""
     if value is not None and value not in choices:
         raise UsageError(f"unknown {what} {value!r}", wanted="one of " + ", ".join(choices))
 
@@ -72,7 +72,7 @@ def required(config: Mapping[str, object] | None, place: str) -> Mapping[str, ob
     return config
 
 
-def overrides(family: Family, options: ModelOptions) -> dict[str, Flag]:
+def rope_flags(family: Family, options: ModelOptions) -> dict[str, Flag]:
     """The flags that the user sets.
 
     Raises:

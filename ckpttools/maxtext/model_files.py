@@ -21,6 +21,8 @@ from ckpttools.stores.base import File
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
+_CARRIED_FILE = f"{CARRIED}.safetensors"
+
 
 @dataclass(frozen=True)
 class ModelFiles:
@@ -32,7 +34,7 @@ class ModelFiles:
         companions: name -> file, byte for byte the model's, looked at before it was read.
         carried: arrays that were carried along, by name.
         weights: arrays of the model itself, where it is at hand.
-        spelling: how its files spell names, where that was written down.
+        spelling: how its files write names, where that was recorded.
         overruled: the configuration that the checkpoint carries, where another is taken.
         rope_layout: the order of rotary pairs that the user chose when the checkpoint was made, if one was.
     """
@@ -80,14 +82,12 @@ class ModelFiles:
     def _carried(cls, directory: Place) -> ModelFiles:
         config, files = directory / CONFIG, files_of_model(directory)
         record = _recorded(directory)
-        arrays = directory / f"{CARRIED}.safetensors"
         return cls(
             read_json(config) if config.is_file() else None,
             str(config),
             files,
-            _arrays(open_tree(arrays)) if arrays.is_file() else {},
-            {},
-            record.get("spelling"),
+            _carried_arrays(directory),
+            spelling=record.get("spelling"),
             rope_layout=record.get("rope_layout"),
         )
 
@@ -100,10 +100,9 @@ def companions_of(tree: Tree) -> Companions:
     files = files_of_model(directory)
     if is_beside(tree):
         return Companions(files)
-    arrays = directory / f"{CARRIED}.safetensors"
     if (directory / RECORD).is_file():
         files[RECORD] = (directory / RECORD).open()
-    return Companions(files, _arrays(open_tree(arrays)) if arrays.is_file() else {})
+    return Companions(files, _carried_arrays(directory))
 
 
 def is_beside(tree: Tree) -> bool:
@@ -115,13 +114,13 @@ def is_beside(tree: Tree) -> bool:
 def companion_names(tree: Tree) -> list[str]:
     """The files of `companions_of`, relative to the directory of the checkpoint."""
     found = companions_of(tree)
-    carried = [f"{CARRIED}.safetensors"] if found.arrays else []
+    carried = [_CARRIED_FILE] if found.arrays else []
     beside = is_beside(tree)
     return [name if beside else f"{COMPANIONS}/{name}" for name in (*found.files, *carried)]
 
 
 def record(spelling: str, rope_layout: str | None) -> bytes:
-    """What is written down of a model on the way to MaxText, and no configuration tells."""
+    """What is recorded of a model on the way to MaxText, because no configuration says it."""
     chosen = {} if rope_layout is None else {"rope_layout": rope_layout}
     return json.dumps({"spelling": spelling, **chosen}, indent=2).encode() + b"\n"
 
@@ -129,6 +128,11 @@ def record(spelling: str, rope_layout: str | None) -> bytes:
 def _recorded(directory: Place) -> Mapping[str, Any]:
     path = directory / RECORD
     return read_json(path) if path.is_file() else {}
+
+
+def _carried_arrays(directory: Place) -> Mapping[str, LazyArray]:
+    file = directory / _CARRIED_FILE
+    return _arrays(open_tree(file)) if file.is_file() else {}
 
 
 def _weights(directory: Place) -> Mapping[str, LazyArray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,7 +51,7 @@ def optimizer_of(
     # A chain has a place for each of its parts; the first is the one that scales gradients.
     chained = {str(path[1]) for path in inner if len(path) > 1 and str(path[0]) == "0"}
     named = {str(key) for path in inner for key in path[:2] if not str(key).isdecimal()}
-    heads = dict(_moments(state, parameters, flavour))
+    heads = _moments(state, parameters, flavour)
     name: OptimizerName = "unknown"
     if chained >= _ADAM:
         name = "adamw"
@@ -64,7 +64,7 @@ def optimizer_of(
 
 def _moments(
     state: Mapping[Path, Leaf], parameters: Mapping[Path, LazyArray], flavour: Flavour
-) -> Iterator[tuple[str, bool]]:
+) -> dict[str, bool]:
     """Where the optimizer's state mirrors the parameters, and whether all shapes there are theirs."""
     same: dict[str, bool] = {}
     for path, array in state.items():
@@ -76,4 +76,4 @@ def _moments(
         if tail is not None:
             head = spelled(path[: tail - (path[tail - 1] == PARAMS)])
             same[head] = same.get(head, True) and array.shape == parameters[path[tail:]].shape
-    yield from same.items()
+    return same

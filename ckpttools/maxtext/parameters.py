@@ -51,7 +51,7 @@ def on_the_scan_axis(
 
     Args:
         arrays: all of the model.
-        odd: those of which this is known; of others the number of layers tells.
+        odd: those of which this is known; of others it follows from the number of layers.
     """
     decoder = below_decoder({path: each for path, each in arrays.items() if path not in odd})
     axis = scan_axis(decoder)

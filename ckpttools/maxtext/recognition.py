@@ -84,7 +84,7 @@ def family_fits(tree: Tree, families: Iterable[Family]) -> list[FamilyFit]:
 def _left_out(
     keys: FamilyKeys, config: Mapping[str, object], arrays: Mapping[str, LazyArray]
 ) -> frozenset[str]:
-    """Names that the family has no place for, as far as the configuration tells which these are."""
+    """Names that the family has no place for, as far as the configuration says which these are."""
     try:
         return frozenset(keys.family.table(config, "config.json").left_out_of(arrays))
     except CheckpointError:
@@ -93,7 +93,7 @@ def _left_out(
 
 @dataclass(frozen=True)
 class FamilyFit:
-    """A family in one spelling against the names of a tree.
+    """A family, in one way of writing its names, compared with the names of a tree.
 
     Attributes:
         keys: the family's templates.

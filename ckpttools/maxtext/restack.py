@@ -19,7 +19,7 @@ from ckpttools.maxtext.layout import DECODER, STATE_AXIS
 from ckpttools.maxtext.view import MaxTextView, view_of
 
 
-def unstacked(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
+def unstack_layers(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
     """`tree` with its layers one by one.
 
     Args:
@@ -46,8 +46,10 @@ def unstacked(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
     return _carried(tree, made, origins)
 
 
-def stacked(tree: Tree, stacks: Sequence[LayerStack], axis: int, first_axis: Collection[str] = ()) -> Tree:
-    """`tree` with its layers stacked; the inverse of `unstacked` with the same arguments.
+def stack_layers(
+    tree: Tree, stacks: Sequence[LayerStack], axis: int, first_axis: Collection[str] = ()
+) -> Tree:
+    """`tree` with its layers stacked; the inverse of `unstack_layers` with the same arguments.
 
     What only some layers have beside parameters and optimizer stays with them: a random state that all layers
     share is stored with the first of them alone.
@@ -203,7 +205,7 @@ def check_moments(tree: Tree) -> None:
     odd = list(_odd_moments(tree))
     if odd:
         raise ShapeError(
-            "parts of the optimizer's state do not mirror the parameters, so their layers cannot be told"
+            "parts of the optimizer's state do not mirror the parameters, so their layers are not known"
             + listing(odd),
             place=tree.metadata.place or None,
             hint="leave the optimizer out first, with ckpt strip-optimizer",

@@ -10,7 +10,7 @@ from ckpttools.maxtext.cycles import CycleNames, stacks_to_make
 from ckpttools.maxtext.layer_notes import LayerNotes, first_axis_names, fits, with_layer_notes
 from ckpttools.maxtext.layers import layer_stacks
 from ckpttools.maxtext.layout import DECODER, PIPELINE, SCAN_AXIS, SCAN_LAYERS
-from ckpttools.maxtext.restack import check_moments, stacked, unstacked
+from ckpttools.maxtext.restack import check_moments, stack_layers, unstack_layers
 from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.transforms.base import Transformed
@@ -24,9 +24,9 @@ class StackLayers:
 
     Attributes:
         axis: of parameters, on which layers are stacked (MaxText's param_scan_axis).
-        cycle: layers after which their kinds repeat; None to tell from what they hold, which gives one stack
-            where all hold the same. `StackAsModel` asks the model's family instead.
-        names: how the model spells a cycle, as `ckpttools.maxtext.cycles.Cycle`; None to tell.
+        cycle: layers after which their kinds repeat; None to infer it from what they hold, which gives one
+            stack where all hold the same. `StackAsModel` asks the model's family instead.
+        names: what the model calls the layers of a cycle, as `ckpttools.maxtext.cycles.Cycle`; None to infer.
     """
 
     axis: int = SCAN_AXIS
@@ -52,7 +52,7 @@ class StackLayers:
         noted = self.cycle is None and self.names is None and fits(notes, view.single_layers)
         stacks = notes.stacks if noted else stacks_to_make(view.decoder, self.cycle, self.names)
         check_moments(tree)
-        made = stacked(tree, stacks, self.axis, notes.first_axis)
+        made = stack_layers(tree, stacks, self.axis, notes.first_axis)
         done = LayerNotes(first_axis=notes.first_axis if self.axis else frozenset())
         return Transformed(_said(with_layer_notes(made, done), scan_layers=True))
 
@@ -88,7 +88,7 @@ class UnstackLayers:
         check_moments(tree)
         singles = [each for each in stacks if each.shape or len(each.key) > 1]
         notes = LayerNotes(tuple(singles), self.axis, first_axis_names(view.on_first_axis))
-        made = with_layer_notes(unstacked(tree, stacks, self.axis), notes)
+        made = with_layer_notes(unstack_layers(tree, stacks, self.axis), notes)
         return Transformed(_said(made, scan_layers=False))
 
 

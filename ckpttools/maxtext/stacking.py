@@ -1,4 +1,4 @@
-"""Stacking layers as their model's family groups them: layers that are apart do not tell how they repeat."""
+"""Stacking layers as their model's family groups them: single layers do not show how they repeat."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StackAsModel:
     Attributes:
         axis: as of `StackLayers`; None for the axis that was noted, or 1.
         cycle, names: as of `StackLayers`.
-        family: name of the family, or a file that describes one; None to tell.
+        family: name of the family, or a file that describes one; None to infer it.
     """
 
     axis: int | None = None
@@ -46,7 +46,7 @@ class StackAsModel:
 
         Raises:
             UnknownNameError: there is no such family.
-            FormatError: nothing tells which layout it is, or what tells disagrees.
+            FormatError: nothing says which layout it is, or several fit.
         """
         view = view_of(tree)
         noted = view.notes.scan_axis if fits(view.notes, view.single_layers) else None
@@ -94,7 +94,7 @@ def _layouts(tree: Tree) -> dict[Cycle, list[str]]:
 
 
 def _layers_alone(tree: Tree) -> Tree:
-    """The parameters of the layers, which alone tell how layers are stacked."""
+    """The parameters of the layers, which alone show how layers are stacked."""
     found = view_of(tree).decoder
     return Tree({(DECODER, *path): each for path, each in found.items() if path and LAYERS in str(path[0])})
 
@@ -113,7 +113,7 @@ def _only(layouts: Mapping[Cycle, Iterable[str]], place: str, names: CycleNames 
         return next(iter(layouts))
     lines = [f"{_said(cycle, names)}, as in {', '.join(families)}" for cycle, families in layouts.items()]
     raise FormatError(
-        "layers one by one do not tell how the model stacks them, and "
+        "single layers do not show how the model stacks them, and "
         + (
             "these layouts fit" + listing(sorted(lines))
             if lines

@@ -52,7 +52,7 @@ class StripOptimizer:
 
         Raises:
             MappingError: a quantised weight would lose its scales.
-            FormatError: there are no parameters, it cannot be told what they are, or some have no place in
+            FormatError: there are no parameters, it is unclear what they are, or some have no place in
                 the other flavour.
             UsageError: there is nothing to strip, no step to keep, or a pattern matches nothing.
         """
@@ -94,7 +94,7 @@ class StripOptimizer:
             beside = f" beside {spelled(known.mirrored)}" if known.mirrored else ""
             copy = f" if it, not {spelled(known.mirrored)}, is the copy" if known.mirrored else " a copy"
             raise FormatError(
-                "it cannot be told whether this is state of an optimizer or learned, such as an average of "
+                "it is unclear whether this is state of an optimizer or learned, such as an average of "
                 f"parameters{beside}" + listing([_summed(tree, head) for head in heads]),
                 place=tree.metadata.place or None,
                 hint=f"{quoted('keep', first)} if it is learned; "

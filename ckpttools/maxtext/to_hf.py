@@ -10,7 +10,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import CheckpointError, ConfigError, UsageError, near_names
+from ckpttools.core.errors import CheckpointError, ConfigError, UsageError, did_you_mean
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import in_natural_order
 from ckpttools.core.wording import option
@@ -22,7 +22,7 @@ from ckpttools.mapping.table import Mapped, Table, ValueNote
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.agreement import same_family, same_values
 from ckpttools.maxtext.layout import SCAN_AXIS
-from ckpttools.maxtext.model import CONFIG, ModelOptions, check_choice, family_for, overrides
+from ckpttools.maxtext.model import CONFIG, ModelOptions, check_choice, family_for, rope_flags
 from ckpttools.maxtext.model_config import (
     TrueConfig,
     absent_prediction,
@@ -52,7 +52,7 @@ class ToHuggingFace:
         prefix: path of a model within a composite one, keys joined by "/"; only its arrays are written.
         spelling: how names are written, "hub", "transformers" or "text"; None as in the model it came from.
             "text" is the text model of a multimodal one as a model of its own, with its own configuration.
-        scan_axis: the axis on which layers are stacked, where the arrays do not tell.
+        scan_axis: the axis on which layers are stacked, where the arrays do not show it.
         model: what the user says of the model.
         carry: arrays that MaxText has no place for are taken from `like`.
         padding_rows: what becomes of rows beyond the vocabulary: "keep" writes them, with a vocabulary of so
@@ -85,7 +85,7 @@ class HuggingFaceModel:
 
     Attributes:
         tree: the arrays under their Hugging Face names.
-        config: what `config.json` says, None where nothing tells it.
+        config: what `config.json` says, None where none is known.
         notes: what the user should know.
         has_text_model: whether the family has a text model without towers.
         surplus: name -> rows of the array it was made from that the model has no place for.
@@ -102,14 +102,14 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     """A MaxText tree as a Hugging Face one, and what the user should know.
 
     Raises:
-        ConfigError: nothing tells which model it is, or its configuration contradicts the carried one.
+        ConfigError: nothing says which model it is, or its configuration contradicts the carried one.
         CoverageError: the arrays are not those of that model.
         FormatError: weights are quantised.
     """
     options = _as_it_was_made(options, files)
     arrays = _parameters(tree, options.prefix)
     refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
-    source = _Source(arrays, tree.metadata.place, options, files)
+    source = _Unbound(arrays, tree.metadata.place, options, files)
     bound = source.bound()
     unwanted = _unwanted_head(bound, arrays, options.model.tied)
     wanted = {key: array for key, array in arrays.items() if key not in unwanted}
@@ -205,8 +205,8 @@ def _remarks(config: TrueConfig | None, made: Mapping[str, LazyArray], lacking: 
         lacking: whether the model at hand has nothing but what comes from MaxText.
     """
     if config is None:
-        told = f"{option('like')} takes the one of the model it came from"
-        yield f"no {CONFIG} is written, as nothing tells it: {told}"
+        remedy = f"{option('like')} takes the one of the model it came from"
+        yield f"no {CONFIG} is written, as none is known: {remedy}"
         return
     yield from (f"{CONFIG}: {change}" for change in config.changes)
     prediction = absent_prediction(config.config, made)
@@ -260,12 +260,11 @@ def _parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
         below = {path[len(keys) :]: array for path, array in found.items() if path[: len(keys)] == keys}
         if not below:
             tops = sorted({str(path[0]) for path in found})
-            near = near_names(prefix, tops)
             raise UsageError(
                 f"nothing lies below {prefix!r}",
                 place=tree.metadata.place,
                 wanted="one of " + ", ".join(tops[:20]),
-                hint=f"did you mean {near[0]}?" if near else None,
+                hint=did_you_mean(prefix, tops),
             )
         found = below
     return {dotted(path): array for path, array in found.items()}
@@ -287,7 +286,7 @@ def _as_it_was_made(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
 
 
 @dataclass(frozen=True)
-class _Source:
+class _Unbound:
     """What is converted: arrays of a tree, with what the user and the model's files say of them."""
 
     arrays: Mapping[str, LazyArray]
@@ -312,8 +311,8 @@ class _Source:
             scan_axis=_scan_axis(family, self.arrays, self.options.scan_axis),
             spelling=spelling,
             overrides={
-                **overrides(family, model),
-                **tying.overrides(way, tying.left_head(family), self.arrays),
+                **rope_flags(family, model),
+                **tying.tied_flags(way, tying.left_head(family), self.arrays),
             },
         )
         return _Bound(family, replace(table, place=self.place), spelling)
@@ -358,7 +357,7 @@ class _Source:
         if fitting and None not in fitting.values():
             hint += f"; {option('family', 'NAME')} is enough for the arrays, but then no {CONFIG} is written"
         raise ConfigError(
-            "nothing tells which model this is",
+            "nothing says which model this is",
             place=self.place,
             got=f"arrays as of {names}" if names else "arrays of no known family",
             wanted="its config.json",
@@ -377,7 +376,7 @@ def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
         found = next((each for each in family.spellings if each.name == wanted), None)
         if found is None and name is not None:
             raise UsageError(
-                f"names of family {family.name} are not spelled this way",
+                f"family {family.name} has no such way of writing names",
                 got=name,
                 wanted="one of " + ", ".join(each.name for each in family.spellings),
             )
@@ -414,8 +413,9 @@ def _main_dtype(arrays: Mapping[str, LazyArray], mapped: Mapped) -> DType | None
 
 def _restored(key: str, array: LazyArray, mapped: Mapped, main: DType | None) -> LazyArray:
     """An array that was widened for its changed values, in the dtype of the others again."""
-    widened = key in mapped.changed and main is not None and array.dtype.bits > main.bits
-    return cast(array, main) if widened and main is not None else array
+    if main is None or key not in mapped.changed or array.dtype.bits <= main.bits:
+        return array
+    return cast(array, main)
 
 
 def _notes(mapped: Mapped, main: DType | None, options: ToHuggingFace, dropped: tuple[str, ...]) -> Notes:

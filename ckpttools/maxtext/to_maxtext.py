@@ -19,7 +19,7 @@ from ckpttools.mapping.table import Mapped, Table
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.layout import SCAN_AXES, SCAN_AXIS, SCAN_LAYERS
-from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, overrides, required
+from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
 from ckpttools.maxtext.recognition import families_with_names_of
 from ckpttools.quantized.config import says_quantized, scheme
 from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
@@ -72,7 +72,7 @@ class MaxTextState:
     Attributes:
         state: the tree that MaxText's own converter makes.
         carried: arrays that MaxText has no place for and that are to be kept.
-        spelling: how the source spells names.
+        spelling: how the source writes names.
         notes: what the user should know.
     """
 
@@ -95,7 +95,8 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     config, place = tree.metadata.config, tree.metadata.place
     # Of all arrays: those that are left out may be the scales of others.
     refuse_quantized(arrays, config, place)
-    head = tying.right_head(family, family.spelling_of(arrays))
+    spelling = family.spelling_of(arrays)
+    head = tying.right_head(family, spelling)
     if options.model.tied == "materialize" and head and head.head not in arrays:
         arrays[head.head] = arrays[head.embedding]
     drop = options.drop
@@ -112,11 +113,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         tuple(key.split(".")): array for key, array in sorted(made.items())
     }
     state = linen_state(parameters, 0, {SCAN_LAYERS: options.scan})
-    spelling = family.spelling_of(arrays).name
-    notes = _notes(family, mapped, options, carried) + Notes(
-        remarks=(*_stale(says_quantized(config)), *_lost(() if carried else homeless))
-    )
-    return MaxTextState(state, carried, spelling, notes)
+    remarks = (*_stale(says_quantized(config)), *_lost(() if carried else homeless))
+    notes = _notes(family, mapped, options, carried) + Notes(remarks=remarks)
+    return MaxTextState(state, carried, spelling.name, notes)
 
 
 def _stale(said: Mapping[str, object] | None) -> Iterator[str]:
@@ -132,13 +131,13 @@ def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> t
     family = _family(tree, config, options.model)
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
-    tied = tying.overrides(options.model.tied, head.head if head else None, arrays)
+    tied = tying.tied_flags(options.model.tied, head.head if head else None, arrays)
     table = family.table(
         config,
         CONFIG,
         scan_axis=options.scan_axis if options.scan else None,
         spelling=spelling,
-        overrides={**overrides(family, options.model), **tied},
+        overrides={**rope_flags(family, options.model), **tied},
     )
     return family, replace(table, place=place, padded=_padded(table, options.pad_vocab))
 

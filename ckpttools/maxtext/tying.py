@@ -36,7 +36,7 @@ def left_head(family: Family) -> str | None:
     return next((str(row.left.key) for row in family.rows if FLAG in row.unless.split()), None)
 
 
-def overrides(way: str | None, head: str | None, names: Mapping[str, LazyArray]) -> dict[str, Flag]:
+def tied_flags(way: str | None, head: str | None, names: Mapping[str, LazyArray]) -> dict[str, Flag]:
     """The flag as the user sets it; nothing where the configuration decides.
 
     Args:

@@ -4,7 +4,7 @@
     view.kind, view.flavour.name, view.scan_axis            "stacked-training", "linen", 1
     view.parameters["decoder", "layers", "mlp", "wi_0", "kernel"]
 
-Told from paths, shapes and custom metadata alone; nothing is read.
+Inferred from paths, shapes and custom metadata alone; nothing is read.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class MaxTextView:
 
     @cached_property
     def named(self) -> Mapping[str, LazyArray]:
-        """The parameters by dotted names, as rows of families spell them."""
+        """The parameters by dotted names, as rows of families have them."""
         return {dotted(path): array for path, array in self.parameters.items()}
 
     @cached_property
@@ -205,29 +205,3 @@ class MaxTextView:
         except CheckpointError as error:
             place = f" ({error.place})" if error.place else ""
             yield " ".join(error.message.split()) + place
-
-
-def with_parameters(tree: Tree, made: Mapping[Path, LazyArray], flavour: Flavour | None = None) -> Tree:
-    """`tree` with `made` in place of its parameters; all other leaves stay.
-
-    With the tree's own parameters and flavour this gives back the tree.
-
-    Args:
-        tree: where the rest is taken from.
-        made: parameters under their paths without wrapping.
-        flavour: how to wrap them; None for as in `tree`.
-    """
-    view = view_of(tree)
-    own, known, places = view.flavour, view.parameters, view.homes
-    wrap = own if flavour is None else flavour
-    same = {path for path, array in made.items() if known.get(path) is array and wrap == own}
-    new: dict[Path, Leaf] = {
-        places[path] if path in same else wrap.wrapped(path): tree[places[path]] if path in same else array
-        for path, array in made.items()
-    }
-    gone = set(places.values())
-    order = {path: place for place, path in enumerate(tree)}
-    first = min((order[path] for path in gone), default=len(tree))
-    rest = {path: leaf for path, leaf in tree.items() if path not in gone}
-    before = {path: leaf for path, leaf in rest.items() if order[path] < first}
-    return Tree(before | new | rest, tree.metadata)

@@ -141,16 +141,16 @@ def less_padding(
 
     Args:
         arrays, shapes: as of `surpluses`.
-        way, memory: as of `counted`; errors, too.
+        way, memory: as of `rows_that_count`; errors, too.
     """
     found = surpluses(arrays, shapes)
-    rows = counted(found, way, memory)
+    rows = rows_that_count(found, way, memory)
     cut = {name: without(arrays[name], each) for name, each in found.items()}
     return Counted({**arrays, **cut, **rows.arrays}, rows.remarks)
 
 
-def counted(surplus: Mapping[str, Surplus], way: str | None, memory: int) -> Counted:
-    """The rows that count. Reads them, as only their content tells padding from what was learned.
+def rows_that_count(surplus: Mapping[str, Surplus], way: str | None, memory: int) -> Counted:
+    """The rows that count. Reads them, as only their content distinguishes padding from what was learned.
 
     Args:
         surplus: by whatever names.
@@ -180,7 +180,7 @@ def counted(surplus: Mapping[str, Surplus], way: str | None, memory: int) -> Cou
 
 
 def refuse_learned(surplus: Mapping[str, Surplus], place: str, *, memory: int, reserved: int) -> None:
-    """Refuses to cut off rows that are not those of padding. Reads them, as only their content tells.
+    """Refuses to cut off rows that are not those of padding. Reads them, as only their content shows it.
 
     Raises:
         ConfigError: one of them is not zero.

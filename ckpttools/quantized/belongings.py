@@ -18,7 +18,7 @@ from ckpttools.quantized.scales import OBJECT, owner_words, scales_word, split_n
 _BIAS, _QUANTISER = "bias", "quant"
 # What the names of weights have for being packed, which those of their biases do not have.
 _PACKINGS = frozenset(("blocks", "packed", "weight", "qweight", "qdata"))
-# Layers and blocks of experts have few weights to a module; every array is held against each of them.
+# Layers and blocks of experts have few weights to a module; every array is compared with each of them.
 _MOST_WEIGHTS = 256
 
 
@@ -60,7 +60,7 @@ class _Modules:
         return key == _BIAS or (last == _BIAS and frozenset(words) in self.biased.get(module, ()))
 
     def owners(self, name: str) -> Iterable[_Weight]:
-        """The weights that an array which is none belongs to."""
+        """The weights that another array belongs to."""
         module, key, index = split_name(name)
         if module in self.weights:
             return self._owners(module, key, index, is_alone=bool(module))
@@ -118,7 +118,7 @@ def belongings(
     # Thousands of arrays may belong to all of hundreds of weights: what has the same owners is kept once.
     owned: defaultdict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
     for at, name in enumerate(arrays):
-        # What scales one of several weights of a module is none of the others'.
+        # What scales one of several weights of a module does not belong to the others.
         is_known = name in weights or name in scales
         if not (is_known or modules.is_bias(name)):
             owned[tuple(owner.name for owner in modules.owners(name))][name] = at

@@ -1,4 +1,4 @@
-"""Which arrays scale which others, told by structure: a narrow array, and a `scale` or the like beside it.
+"""Which arrays scale which others, inferred from structure: a narrow array, and a `scale` or so beside it.
 
 Schemes differ in names, and new ones come. What they share is looked for instead: numbers of few bits, and in
 the same module an array with a word for a scale or a zero point in the last key of its name. What else that
@@ -42,7 +42,7 @@ class Described(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Array:
+class _ModuleArray:
     """An array as one of its module.
 
     Attributes:
@@ -111,7 +111,7 @@ def scales_of(arrays: Mapping[str, Described]) -> dict[str, tuple[str, ...]]:
     Returns:
         Name -> names of the arrays that scale it or say how it is packed, in the order of `arrays`.
     """
-    modules: defaultdict[str, list[_Array]] = defaultdict(list)
+    modules: defaultdict[str, list[_ModuleArray]] = defaultdict(list)
     for name, array in arrays.items():
         module, key, index = split_name(name)
         modules[module].append(_array(name, array, key, index))
@@ -130,7 +130,7 @@ def last_key(name: str) -> str:
 
 
 def of_activations(words: Iterable[str]) -> bool:
-    """Whether words say that a scale is none of a weight."""
+    """Whether words say that a scale is not of a weight."""
     return not _NO_WEIGHTS.isdisjoint(words)
 
 
@@ -150,11 +150,11 @@ def split_name(name: str) -> tuple[str, str, str]:
     return module, key, index
 
 
-def _array(name: str, array: Described, key: str, index: str) -> _Array:
+def _array(name: str, array: Described, key: str, index: str) -> _ModuleArray:
     words = words_of(key)
     at = _scale_at(words)
     owner = words if at is None else _owner(words, at)
-    return _Array(name, array.dtype, len(array.shape), index, owner, at is not None)
+    return _ModuleArray(name, array.dtype, len(array.shape), index, owner, at is not None)
 
 
 def _scale_at(words: tuple[str, ...]) -> int | None:
@@ -167,7 +167,7 @@ def _owner(words: tuple[str, ...], at: int) -> tuple[str, ...]:
     return before or tuple(word for word in words[at + 1 :] if word not in _BEHIND and not word.isdigit())
 
 
-def _pairs(module: list[_Array]) -> Iterator[tuple[str, str]]:
+def _pairs(module: list[_ModuleArray]) -> Iterator[tuple[str, str]]:
     """(weight, scale) for all arrays of a module."""
     scales = [each for each in module if each.is_scale and each.dtype.kind not in ("bool", "complex")]
     if not scales:
@@ -186,7 +186,7 @@ def _pairs(module: list[_Array]) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _WordIndex:
     """Arrays of a module by words: a module may have thousands, and thousands of scales.
 
     Attributes:
@@ -196,12 +196,12 @@ class _Named:
         with_rarest: by the one of their words that fewest have.
     """
 
-    arrays: list[_Array]
-    with_words: Mapping[tuple[str, ...], list[_Array]]
-    with_word: Mapping[str, list[_Array]]
-    with_rarest: Mapping[str, list[_Array]]
+    arrays: list[_ModuleArray]
+    with_words: Mapping[tuple[str, ...], list[_ModuleArray]]
+    with_word: Mapping[str, list[_ModuleArray]]
+    with_rarest: Mapping[str, list[_ModuleArray]]
 
-    def alike(self, words: Collection[str]) -> list[_Array]:
+    def alike(self, words: Collection[str]) -> list[_ModuleArray]:
         """The arrays that have all of these words, or none but these."""
         if not words:
             return self.arrays
@@ -214,10 +214,10 @@ class _Named:
         return wider + narrower + self.with_words.get((), [])
 
 
-def _named(arrays: list[_Array]) -> _Named:
-    with_words: defaultdict[tuple[str, ...], list[_Array]] = defaultdict(list)
-    with_word: defaultdict[str, list[_Array]] = defaultdict(list)
-    with_rarest: defaultdict[str, list[_Array]] = defaultdict(list)
+def _named(arrays: list[_ModuleArray]) -> _WordIndex:
+    with_words: defaultdict[tuple[str, ...], list[_ModuleArray]] = defaultdict(list)
+    with_word: defaultdict[str, list[_ModuleArray]] = defaultdict(list)
+    with_rarest: defaultdict[str, list[_ModuleArray]] = defaultdict(list)
     for each in arrays:
         with_words[each.words].append(each)
         for word in dict.fromkeys(each.words):
@@ -225,10 +225,10 @@ def _named(arrays: list[_Array]) -> _Named:
     for each in arrays:
         if each.words:
             with_rarest[min(each.words, key=lambda word: len(with_word[word]))].append(each)
-    return _Named(arrays, with_words, with_word, with_rarest)
+    return _WordIndex(arrays, with_words, with_word, with_rarest)
 
 
-def _owners(scale: _Array, others: _Named) -> list[str] | None:
+def _owners(scale: _ModuleArray, others: _WordIndex) -> list[str] | None:
     """The arrays that a scale belongs to by its words; None where no array has them."""
     named = _near(scale, others.with_words.get(scale.words, ()))
     if named:
@@ -237,18 +237,18 @@ def _owners(scale: _Array, others: _Named) -> list[str] | None:
     return [each.name for each in alike if each.is_weight and _may_scale(scale, each)] or None
 
 
-def _near(scale: _Array, arrays: Iterable[_Array]) -> list[_Array]:
+def _near(scale: _ModuleArray, arrays: Iterable[_ModuleArray]) -> list[_ModuleArray]:
     """Those of its place, where both are of lists."""
     return [each for each in arrays if not (scale.index and each.index) or scale.index == each.index]
 
 
-def _is_scaled(array: _Array, scale: _Array) -> bool:
+def _is_scaled(array: _ModuleArray, scale: _ModuleArray) -> bool:
     """Whether an array is scaled by one that has its name: of any rank, and in blocks of any float dtype."""
     in_blocks = bare_name(scale.name).endswith(BLOCK_SCALE) and array.dtype.is_float
     return in_blocks or (is_narrow(array.dtype) and _may_scale(scale, array))
 
 
-def _may_scale(scale: _Array, weight: _Array) -> bool:
+def _may_scale(scale: _ModuleArray, weight: _ModuleArray) -> bool:
     """A float8 array that has another beside it is no weight of it: both may be plain numbers in float8."""
     return not (scale.dtype.is_float and scale.dtype == weight.dtype)
 

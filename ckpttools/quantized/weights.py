@@ -1,4 +1,4 @@
-"""Quantised weights: which arrays are such, how `config.json` says it, and what to tell who would use them.
+"""Quantised weights: which arrays they are, what `config.json` says of them, and why they are refused.
 
 The numbers of a quantised weight mean nothing without its scales: nothing may part them, and none may be
 taken for the weight's own numbers. `ckpttools.quantized.scales` finds which arrays scale which,
@@ -198,7 +198,7 @@ def _with_further_scales(
 
 
 def _normal(name: str) -> str:
-    """A name as modules are spelled."""
+    """A name in the form that modules have."""
     return ".".join(filter(None, split_name(name)))
 
 
@@ -258,7 +258,7 @@ def _of_layers(arrays: Iterable[str], weights: Collection[str]) -> set[str]:
 
 
 def may_be_scaled(name: str, dtype: DType) -> bool:
-    """Whether an array is worth a closer look: nearly none is, and checkpoints have 100,000 of them."""
+    """Whether an array is worth a closer look: very few are, and checkpoints have 100,000 of them."""
     return not is_plain(dtype) or bare_name(name).endswith(BLOCK_SCALE)
 
 

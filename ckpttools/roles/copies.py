@@ -22,7 +22,7 @@ class Copies:
     """What has the paths and shapes of the parameters.
 
     Attributes:
-        parameters: the head that they are below; None where nothing tells.
+        parameters: the head that they are below; None where that is unknown.
         others: heads of what is state or a copy.
     """
 
@@ -38,7 +38,7 @@ def copies(mirrors: Mirrors, kept: list[Path], state: list[Path]) -> Copies:
         kept: those that no rule took for an optimizer's.
         state: those that one did.
     """
-    search = _Search(mirrors, kept, state)
+    search = _CopySearch(mirrors, kept, state)
     wanted = search.trained() or search.beside_others()
     found = [place for path in kept if (place := search.place(path, wanted))] if wanted else []
     counts = Counter(place.head for place in found)
@@ -69,7 +69,7 @@ def _main(counts: Mapping[Path, int], moments: set[Path], counted: set[Path]) ->
     return max(candidates, key=rank, default=None)
 
 
-class _Place(NamedTuple):
+class _TailMatch(NamedTuple):
     """Where a path comes to be that of a parameter, and whether a moment's name stands around it."""
 
     head: Path
@@ -78,12 +78,12 @@ class _Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Search:
+class _CopySearch:
     mirrors: Mirrors
     kept: list[Path]
     state: list[Path]
 
-    def place(self, path: Path, wanted: Mapping[Path, Shape]) -> _Place | None:
+    def place(self, path: Path, wanted: Mapping[Path, Shape]) -> _TailMatch | None:
         """Where a path ends as one of `wanted` of the same shape, or as one of them and a moment's name."""
         last = path[-1] if path and path[-1] in MOMENTS else ""
         for k in range(len(path)):
@@ -94,7 +94,7 @@ class _Search:
                     continue
                 name = last if end != tail else _moment_above(path, k)
                 if is_moments_shape(name, self.mirrors.arrays[path].shape, wanted[end]):
-                    return _Place(path[:k], end, bool(name))
+                    return _TailMatch(path[:k], end, bool(name))
         return None
 
     def trained(self) -> dict[Path, Shape]:

@@ -24,15 +24,14 @@ from ckpttools.roles.names import (
 _SAME = 8
 
 
-class Array(NamedTuple):
+class ArrayFacts(NamedTuple):
     """What must be known of an array; whole numbers are those of integers and booleans."""
 
     shape: Shape
     is_whole_number: bool
 
 
-Arrays = Mapping[Path, Array]
-Index = Mapping[Path, list[Path]]
+_PathIndex = Mapping[Path, list[Path]]
 
 
 class Moment(NamedTuple):
@@ -55,7 +54,7 @@ class Moment(NamedTuple):
 class Mirrors:
     """Arrays, of which some have the whole path of another one, below whatever wraps that."""
 
-    arrays: Arrays
+    arrays: Mapping[Path, ArrayFacts]
 
     @cached_property
     def common(self) -> int:
@@ -65,16 +64,16 @@ class Mirrors:
         return min(same, max(len(first) - 1, 0))
 
     @cached_property
-    def _whole(self) -> Index:
+    def _whole(self) -> _PathIndex:
         """Whole paths, below wrappers -> the arrays that have them."""
         return self._indexed(self._ends)
 
     @cached_property
-    def _named(self) -> Index:
+    def _named(self) -> _PathIndex:
         """Paths below the first key that not all have, whatever its name -> the arrays that have them."""
         return self._indexed(self._inner)
 
-    def _indexed(self, ends: Callable[[Path], Iterable[Path]]) -> Index:
+    def _indexed(self, ends: Callable[[Path], Iterable[Path]]) -> _PathIndex:
         found: dict[Path, list[Path]] = {}
         for path in self.arrays:
             if self.is_step(path):
@@ -87,7 +86,7 @@ class Mirrors:
 
     def _ends(self, path: Path) -> Iterator[Path]:
         yield from unwrapped(path)
-        # The name of a run above everything is none of the parameter's either.
+        # The name of a run above everything is not part of the parameter's path either.
         key = path[self.common] if 0 < self.common < len(path) else ""
         if is_wrapper(key) and not str(key).isdecimal() and not all(map(is_wrapper, path[: self.common])):
             yield from unwrapped(path, self.common + 1)
@@ -119,7 +118,7 @@ class Mirrors:
         return self.moment(path, start) is not None
 
     def moment(self, path: Path, start: int = 0) -> Moment | None:
-        """The moment that an array is of one outside of its first `start` keys; None where it is none."""
+        """The moment that an array is of one outside of its first `start` keys; None where it is not one."""
         return next(self._moments(path, start, self._whole), None)
 
     def moment_below_names(self, path: Path) -> Moment | None:
@@ -134,13 +133,13 @@ class Mirrors:
                     return found
         return None
 
-    def _moments(self, path: Path, start: int, index: Index) -> Iterator[Moment]:
+    def _moments(self, path: Path, start: int, index: _PathIndex) -> Iterator[Moment]:
         shape = self.arrays[path].shape
         for found in self._candidates(path, start, index):
             if is_moments_shape(found.name, shape, self.arrays[found.parameter].shape):
                 yield found
 
-    def _candidates(self, path: Path, start: int, index: Index) -> Iterator[Moment]:
+    def _candidates(self, path: Path, start: int, index: _PathIndex) -> Iterator[Moment]:
         """What is named as a moment, with a parameter's whole path below the name or above it."""
         for k in range(start, len(path)):
             if path[k] in MOMENTS:
@@ -151,12 +150,12 @@ class Mirrors:
                 yield from self._of(path, path[:k], path[-1], path[k:-1], start, index)
 
     def _of(
-        self, path: Path, head: Path, name: str | int, tail: Path, start: int, index: Index
+        self, path: Path, head: Path, name: str | int, tail: Path, start: int, index: _PathIndex
     ) -> Iterator[Moment]:
         for of in self._outside(path, head, tail, start, index):
             yield Moment(head, name, of, of[: len(of) - len(tail)])
 
-    def _outside(self, path: Path, head: Path, tail: Path, start: int, index: Index) -> Iterator[Path]:
+    def _outside(self, path: Path, head: Path, tail: Path, start: int, index: _PathIndex) -> Iterator[Path]:
         """The arrays with a whole path that lie in another subtree, and in another module."""
         for of in index.get(tail, ()):
             within = bool(start) and of[:start] == path[:start]
@@ -165,7 +164,7 @@ class Mirrors:
 
 
 def _same_module(of: Path, head: Path, root: int) -> bool:
-    """Whether a head is in the same module of the model as a parameter: modules mirror none of their own."""
+    """Whether a head is in the same module of the model as a parameter: modules do not mirror themselves."""
     return of[:root] == head[:root] and of[root : root + 1] == head[root : root + 1] != ()
 
 

@@ -28,15 +28,15 @@ from ckpttools.roles.names import (
     unwrapped,
     wraps_states,
 )
-from ckpttools.roles.subtrees import Found, inside, lifted, outside
+from ckpttools.roles.subtrees import Heads, inside, lifted, outside
 
 
-def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Found:
-    """Where names tell of an optimizer's state, of weights within it, and of what is unclear."""
+def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Heads:
+    """What names identify: an optimizer's state, weights within it, and what is unclear."""
     around = _around_enclosed(mirrors.arrays)
     containers = _containers(mirrors, empty, around)
     models = _Models(mirrors, frozenset(containers))
-    found = Found()
+    found = Heads()
     for head, inner in containers.items():
         found |= _Container(mirrors, models, head, inner).found(head in around)
     return found
@@ -52,7 +52,7 @@ def _around_enclosed(paths: Collection[Path]) -> set[Path]:
 def _containers(
     mirrors: Mirrors, empty: Collection[Path], around: Collection[Path]
 ) -> dict[Path, list[Path]]:
-    """Keys that are named as optimizers' states are, or told otherwise -> the arrays below them."""
+    """Keys that are named as optimizers' states are, or identified otherwise -> the arrays below them."""
     found: dict[Path, list[Path]] = {}
     for paths, are_arrays in ((mirrors.arrays, True), (empty, False)):
         for path in paths:
@@ -94,18 +94,18 @@ class _Container:
     head: Path
     inner: list[Path]
 
-    def found(self, is_sure: bool) -> Found:
+    def found(self, is_sure: bool) -> Heads:
         here = frozenset([self.head])
         if is_sure:
-            return Found(state=here) | self._kept()
+            return Heads(state=here) | self._kept()
         if not is_container(self.head):
             # A module of a model may be called so.
             if self._is_whole_state():
-                return Found(state=here) | self._unknown(frozenset())
-            return Found(unclear=here) if self._is_half_told() else Found()
+                return Heads(state=here) | self._unknown(frozenset())
+            return Heads(unclear=here) if self._is_half_told() else Heads()
         if self._has_state():
-            return Found(state=here) | self._kept()
-        return Found(unclear=here) if self.inner else Found()
+            return Heads(state=here) | self._kept()
+        return Heads(unclear=here) if self.inner else Heads()
 
     def _large(self) -> list[Path]:
         return [path for path in self.inner if self.mirrors.arrays[path].shape]
@@ -152,7 +152,7 @@ class _Container:
             return False
         return any(each.shape and path[:start] != self.head for path, each in self.mirrors.arrays.items())
 
-    def _kept(self) -> Found:
+    def _kept(self) -> Heads:
         """What is kept of it: parameters that lie in it alone, and what may be weights once more."""
         own, odd = set[Path](), self._averages()
         start = len(self.head)
@@ -164,7 +164,7 @@ class _Container:
             if not (is_state or self._is_beside(path, start)):
                 twice = any(self.mirrors.is_whole(tail, self.head) for tail in unwrapped(path, start + 1))
                 (own if is_state is None and not twice else odd).add(path[: start + 1])
-        told = Found(weights=frozenset(own | odd), unclear=frozenset(odd))
+        told = Heads(weights=frozenset(own | odd), unclear=frozenset(odd))
         return told | self._unknown(told.weights)
 
     @cached_property
@@ -183,19 +183,19 @@ class _Container:
             if all(self._is_part_of_parameter(path, self.models.shapes) for path in paths)
         }
 
-    def _unknown(self, weights: frozenset[Path]) -> Found:
-        """What no name tells to be state, and may be another copy of the model, or a part of one."""
+    def _unknown(self, weights: frozenset[Path]) -> Heads:
+        """What no name identifies as state, and may be another copy of the model, or a part of one."""
         within = outside(self._large(), weights)
         if not (strange := [path for path in within if not self._is_known(path)]):
-            return Found()
+            return Heads()
         shapes = ChainMap(dict(self._own(weights)), self.models.shapes) if weights else self.models.shapes
         strange = [path for path in strange if not self._is_part_of_parameter(path, shapes)]
         if not (odd := {path for path in strange if self._may_be_weights(path, shapes)}):
-            return Found()
+            return Heads()
         start = len(self.head)
         clear = (path[start:] for path in self.inner if path not in odd and self._is_clear(path))
         heads = frozenset(self.head + each for each in lifted({path[start:] for path in odd}, clear))
-        return Found(weights=heads, unclear=heads)
+        return Heads(weights=heads, unclear=heads)
 
     def _is_clear(self, path: Path) -> bool:
         return bool(self.mirrors.arrays[path].shape) or self.mirrors.is_step(path)
@@ -206,7 +206,7 @@ class _Container:
                 yield tail, self.mirrors.arrays[path].shape
 
     def _is_known(self, path: Path) -> bool:
-        """Whether names tell that an array is state, with nothing but wrappers of states around it."""
+        """Whether names say that an array is state, with nothing but wrappers of states around it."""
         start = len(self.head)
         first = next((k for k in range(start, len(path)) if not wraps_states(path, k)), None)
         if first is None:
@@ -221,7 +221,7 @@ class _Container:
 
     @cached_property
     def _telling(self) -> set[Path]:
-        """Paths down to the keys that tell of others beside them."""
+        """Paths down to the keys that identify others beside them."""
         named = (path for path in self.inner if not TELLING_BESIDE.isdisjoint(path))
         return {path[: k + 1] for path in named for k, key in enumerate(path) if key in TELLING_BESIDE}
 

@@ -41,7 +41,7 @@ _TELLING = REMEMBERED | frozenset(
         *("Qs_preconditioners", "Ls_lipschitz"),
     )
 )
-# ... and what tells of a state only where nothing but wrappers of states is above it, or a parameter's path
+# ... and what identifies a state only where nothing but wrappers of states is above it, or a parameter's path
 # below it: averages, sums and starting points, preconditioners and their roots, moments in eight bits.
 _PARTS = frozenset(("g", "n", "r", "s", "t", "L", "R", "Q", "GG", "QL", "QR", "Qs", "projector")) | {
     *("grad", "grads", "gradients", "updates", "stats", "grad_avg", "grad_sum_of_squares", "sum", "ax"),
@@ -49,7 +49,7 @@ _PARTS = frozenset(("g", "n", "r", "s", "t", "L", "R", "Q", "GG", "QL", "QR", "Q
     *("state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2"),
 }
 _ALL_PARTS = MOMENTS | _TELLING | _PARTS
-# Those that are told by a name beside them.
+# Those that a name beside them identifies.
 _TOLD_BESIDE: dict[str | int, str] = {
     "scale": "subgradients",
     "reward": "subgradients",

@@ -1,4 +1,4 @@
-"""What each array of a tree is: a parameter, state of an optimizer, or something else. Told by structure.
+"""What each array of a tree is: a parameter, state of an optimizer, or something else, by structure.
 
     opt_state/0/mu/params/decoder/norm/scale     mirrors  params/params/decoder/norm/scale
     1/opt_state/0/{count, mu/…, nu/…}            mirrors  0/…                  an NNX (model, optimizer) tuple
@@ -25,7 +25,7 @@ from typing import Literal, Protocol
 from ckpttools.array.tree import Path, Tree
 from ckpttools.core.region import Shape
 from ckpttools.roles.copies import Copies, copies
-from ckpttools.roles.mirrors import Array, Arrays, Mirrors
+from ckpttools.roles.mirrors import ArrayFacts, Mirrors
 from ckpttools.roles.named_state import named_state
 from ckpttools.roles.names import (
     KEYS,
@@ -41,13 +41,13 @@ from ckpttools.roles.names import (
     may_tell,
     unwrapped,
 )
-from ckpttools.roles.subtrees import Found, branch, inside, lifted, outside
+from ckpttools.roles.subtrees import Heads, branch, inside, lifted, outside
 from ckpttools.roles.unnamed_state import beside, unnamed_state
 
 Role = Literal["parameter", "optimizer", "other"]
 
 
-class Kind(Protocol):
+class Typed(Protocol):
     """What must be known of an array: its shape and dtype."""
 
     @property
@@ -64,10 +64,10 @@ class Roles:
     Attributes:
         optimizer: where an optimizer's state is; whatever is below a key belongs to it.
         weights: where within it parameters are.
-        others: states of random number generators that only their content tells.
+        others: states of random number generators that no name identifies.
         unclear: subtrees that mirror the parameters or lie in an optimizer, and may be either; parameters
             until the user says otherwise.
-        mirrored: where the parameters are that these mirror; None where nothing tells.
+        mirrored: where the parameters are that these mirror; None where that is unknown.
         learned: arrays that only their names would make bookkeeping.
     """
 
@@ -128,8 +128,8 @@ def _roles(tree: Tree) -> Roles:
     return roles_of(tree.arrays, tree.leaves.keys() - tree.arrays.keys(), typed)
 
 
-def roles_of(arrays: Mapping[Path, Kind], empty: Iterable[Path] = (), random: Iterable[Path] = ()) -> Roles:
-    """The roles of arrays, told from paths, shapes and dtypes.
+def roles_of(arrays: Mapping[Path, Typed], empty: Iterable[Path] = (), random: Iterable[Path] = ()) -> Roles:
+    """The roles of arrays, inferred from paths, shapes and dtypes.
 
     Args:
         arrays: path -> array. A path of one key that was joined by "/" or "." is taken apart.
@@ -157,12 +157,12 @@ def _below_moment(keys: Path) -> Iterator[Path]:
             yield from unwrapped(keys, k + 1)
 
 
-def _is_learned(keys: Path, array: Kind) -> bool:
+def _is_learned(keys: Path, array: Typed) -> bool:
     """Whether an array cannot be the bookkeeping that it is called, even of a training."""
     return _is_fraction(array) and (bool(array.shape) or is_random(keys))
 
 
-def _is_of_any_model(keys: Path, array: Kind) -> bool:
+def _is_of_any_model(keys: Path, array: Typed) -> bool:
     """Whether an array is the bookkeeping that it is called also where no training is, and no loss."""
     return not _is_fraction(array) and (array.shape == () or is_random(keys))
 
@@ -173,7 +173,7 @@ def _keys(paths: Iterable[Path]) -> frozenset[str | int]:
 
 
 def _told(
-    arrays: Mapping[Path, Kind],
+    arrays: Mapping[Path, Typed],
     empty: Iterable[Path],
     random: Iterable[Path],
     keys: Iterable[str | int],
@@ -183,7 +183,7 @@ def _told(
     # A tree of 100,000 tensors has a budget of its own, which copies of all names would not fit into.
     if not any(map(may_tell, keys)) and not _may_be_twice(arrays):
         return Roles(others=frozenset(random))
-    known = {core_of(path): Array(each.shape, _is_whole_number(each)) for path, each in arrays.items()}
+    known = {core_of(path): ArrayFacts(each.shape, _is_whole_number(each)) for path, each in arrays.items()}
     others = frozenset((*random, *_random_states(known)))
     own = set(map(core_of, learned))
     paths = outside((path for path in known if path in own or not is_bookkeeping(path)), others)
@@ -191,14 +191,14 @@ def _told(
 
 
 def _analysed(mirrors: Mirrors, empty: frozenset[Path], others: frozenset[Path]) -> Roles:
-    """First what names tell, then what mirrors parameters as moments do, then what does so without a sign."""
+    """First what names say, then what mirrors parameters as moments do, then what does so without a sign."""
     found = named_state(mirrors, empty)
     found |= unnamed_state(mirrors, outside(mirrors.arrays, found.state))
     state = outside(inside(mirrors.arrays, found.state), found.weights)
     told = frozenset(state)
     kept = [path for path in mirrors.arrays if path not in told]
     twice = copies(mirrors, outside(kept, found.unclear), state)
-    found |= Found(unclear=twice.others)
+    found |= Heads(unclear=twice.others)
     found |= beside(mirrors, kept, found, _branches_with_steps(mirrors, twice))
     clear = (path for path in outside(mirrors.arrays, found.unclear) if not mirrors.is_count(path))
     odd = sorted(lifted(found.unclear, clear), key=str)
@@ -212,7 +212,7 @@ def _branches_with_steps(mirrors: Mirrors, twice: Copies) -> set[Path]:
     return branches & steps
 
 
-def _may_be_twice(arrays: Mapping[Path, Kind]) -> bool:
+def _may_be_twice(arrays: Mapping[Path, Typed]) -> bool:
     """Whether so much lies beside the largest key that it may be what up to three copies are of."""
     large = [path for path, each in arrays.items() if each.shape]
     for start in range(2):
@@ -224,24 +224,24 @@ def _may_be_twice(arrays: Mapping[Path, Kind]) -> bool:
 
 
 def _top(keys: Path, start: int) -> Path:
-    """The key that tells one part of a tree from another, with the wrappers above it."""
+    """The key that distinguishes one part of a tree from another, with the wrappers above it."""
     first = next((k for k in range(start, len(keys)) if not is_wrapper(keys[k])), len(keys))
     return keys[: first + 1]
 
 
-def _name(array: Kind) -> str:
+def _name(array: Typed) -> str:
     return str(getattr(array.dtype, "name", array.dtype))
 
 
-def _is_fraction(array: Kind) -> bool:
+def _is_fraction(array: Typed) -> bool:
     return "float" in _name(array) or "complex" in _name(array)
 
 
-def _is_whole_number(array: Kind) -> bool:
+def _is_whole_number(array: Typed) -> bool:
     return _name(array).startswith(("int", "uint", "bool"))
 
 
-def _random_states(known: Arrays) -> Iterator[Path]:
+def _random_states(known: Mapping[Path, ArrayFacts]) -> Iterator[Path]:
     """Keys of random number generators with their counters beside them, as NNX and optax keep them."""
     for path, array in known.items():
         if path[-1] not in KEYS or is_random(path):

@@ -10,7 +10,7 @@ from ckpttools.array.tree import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Heads:
     """Heads of subtrees, by what they are.
 
     Attributes:
@@ -23,8 +23,8 @@ class Found:
     weights: frozenset[Path] = frozenset()
     unclear: frozenset[Path] = frozenset()
 
-    def __or__(self, more: Found) -> Found:
-        return Found(self.state | more.state, self.weights | more.weights, self.unclear | more.unclear)
+    def __or__(self, more: Heads) -> Heads:
+        return Heads(self.state | more.state, self.weights | more.weights, self.unclear | more.unclear)
 
 
 def outside(paths: Iterable[Path], heads: Collection[Path]) -> list[Path]:
@@ -49,7 +49,7 @@ def sizes(paths: Iterable[Path], heads: Collection[Path]) -> Counter[Path]:
 
 
 def lifted(heads: Collection[Path], others: Iterable[Path]) -> frozenset[Path]:
-    """For each head the highest key with nothing of the others below it; the whole tree is none."""
+    """For each head the highest key with none of the others below it, short of the whole tree."""
     blocked = {path[:length] for path in others for length in range(len(path))} if heads else set()
     return frozenset(
         next((head[:n] for n in range(1, len(head)) if head[:n] not in blocked), head) for head in heads

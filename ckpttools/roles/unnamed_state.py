@@ -1,4 +1,4 @@
-"""State of an optimizer that no name above it tells: moments of parameters, and a number of steps."""
+"""State of an optimizer that no name above it identifies: moments of parameters, and a number of steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property
 from ckpttools.array.tree import Path
 from ckpttools.roles.mirrors import Mirrors, Moment, below_moments
 from ckpttools.roles.names import MOMENTS, SHARED, STEPS, is_hyperparameter, is_wrapper, wraps
-from ckpttools.roles.subtrees import Found, branch, inside, lifted, mostly, outside, sizes
+from ckpttools.roles.subtrees import Heads, branch, inside, lifted, mostly, outside, sizes
 
 # A module may be called as a moment is, and have the paths of one or two parameters of another module.
 _FEW = 2
@@ -18,10 +18,10 @@ _FEW = 2
 _BELOW_A_NAME = 2
 
 
-def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Found:
-    """Moments that mirror parameters where no name above tells: an optimizer's, and those unclear."""
+def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Heads:
+    """Moments that mirror parameters where no name above says so: an optimizer's, and those unclear."""
     if _is_state_alone(mirrors, rest):
-        return Found(state=frozenset([()]))
+        return Heads(state=frozenset([()]))
     named = [path for path in rest if below_moments(path)]
     moments = {path: moment for path in named if (moment := mirrors.moment(path))}
     others = [path for path in named if path not in moments]
@@ -30,32 +30,32 @@ def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Found:
         path: moment for path in others if path not in below_names and (moment := mirrors.odd_moment(path))
     }
     if not named:
-        return Found()
-    found = _Search(mirrors, rest, moments, below_names, odd).found()
-    return found if found != Found() else _of_few(mirrors, rest)
+        return Heads()
+    found = _Evidence(mirrors, rest, moments, below_names, odd).found()
+    return found if found != Heads() else _of_few(mirrors, rest)
 
 
-def _of_few(mirrors: Mirrors, rest: list[Path]) -> Found:
+def _of_few(mirrors: Mirrors, rest: list[Path]) -> Heads:
     """Moments of one name of a model that has no more than one or two parameters, and lies below any name."""
     large = [path for path in rest if mirrors.arrays[path].shape]
     if len(large) > 2 * _FEW:
-        return Found()
+        return Heads()
     named = {path: k for path in large if (k := _first_moment(path)) is not None}
     model = [path for path in large if path not in named]
     heads = {path[: k + 1] for path, k in named.items()}
     if len(heads) != 1 or len(named) != len(model):
-        return Found()
+        return Heads()
     head = next(iter(heads))
     if inside(model, [head[:-1]]):
-        return Found()
+        return Heads()
     # Modules are called so as well, and have the paths of others; they lie right below a name of their own.
     counted = any((*head[:-1], step) in mirrors.arrays for step in STEPS)
     if len(head) < _BELOW_A_NAME or (head[-1] in SHARED and not (counted and head[-1] != "v")):
-        return Found()
+        return Heads()
     shapes = {path[len(head) :]: mirrors.arrays[path].shape for path in named}
     root = {path[: len(path) - len(tail)] for path in model for tail in shapes if path[-len(tail) :] == tail}
     is_copy = any({p[len(each) :]: mirrors.arrays[p].shape for p in model} == shapes for each in root - {()})
-    return Found(unclear=frozenset(heads)) if is_copy else Found()
+    return Heads(unclear=frozenset(heads)) if is_copy else Heads()
 
 
 def _first_moment(path: Path) -> int | None:
@@ -70,11 +70,11 @@ def _is_state_alone(mirrors: Mirrors, rest: list[Path]) -> bool:
 
 
 @dataclass(frozen=True)
-class _Search:
+class _Evidence:
     """What mirrors parameters, by how sure it is.
 
     Attributes:
-        rest: the arrays that no name tells of.
+        rest: the arrays that no name identifies.
         moments: those that mirror a parameter of a model that a framework names, or that nothing is around.
         below_names: those that mirror one below another name.
         odd: those that would mirror one if they had its shape or were not parts of a moment.
@@ -86,7 +86,7 @@ class _Search:
     below_names: Mapping[Path, Moment]
     odd: Mapping[Path, Moment]
 
-    def found(self) -> Found:
+    def found(self) -> Heads:
         groups = _grouped({**self.moments, **self.below_names})
         sure = frozenset(head for each in groups if self._is_state(each) for head in each.heads)
         unclear = frozenset(
@@ -98,7 +98,7 @@ class _Search:
         odd = [each for each in _grouped(self.odd) if self._may_be_state(each) and self._is_counted(each)]
         unclear |= {head for each in odd for head in each.heads if head not in sure}
         branches = {each.branch for each in (*groups, *odd) if each.branch}
-        known = Found(sure, unclear=unclear)
+        known = Heads(sure, unclear=unclear)
         return known | beside(self.mirrors, self.rest, known, branches - self._above_models())
 
     def _above_models(self) -> set[Path]:
@@ -121,24 +121,24 @@ class _Search:
         known = (*self.moments.values(), *self.below_names.values(), *self.odd.values())
         return sizes(self._others, {key for each in known for key in (each.head, each.root)})
 
-    def _is_state(self, group: _Group) -> bool:
+    def _is_state(self, group: _BranchMoments) -> bool:
         # Below a key of its own, one moment with a counter beside it may be a module's as well.
         sign = len(group.names) > 1 or all(all(map(wraps, head)) for head in group.heads)
         alone = not any(self._sizes[head] for head in group.heads)
         many = self._is_of_known_names(group) or len(group.parameters) > _FEW
         return many and sign and alone and self._is_complete(group) and self._is_counted(group)
 
-    def _may_be_state(self, group: _Group) -> bool:
+    def _may_be_state(self, group: _BranchMoments) -> bool:
         complete, counted = self._is_complete(group), self._is_counted(group)
         if self._is_of_known_names(group):
             return complete or counted
         many = len(group.parameters) > _FEW
         return complete and (many or (counted and len(group.names) > 1))
 
-    def _is_of_known_names(self, group: _Group) -> bool:
+    def _is_of_known_names(self, group: _BranchMoments) -> bool:
         return group.moments.keys() <= self.moments.keys()
 
-    def _is_complete(self, group: _Group) -> bool:
+    def _is_complete(self, group: _BranchMoments) -> bool:
         """Whether it mirrors most of the model, and that is most of what lies outside."""
         model = max(self._sizes[root] for root in group.roots)
         if not mostly(len(group.parameters), model):
@@ -148,13 +148,13 @@ class _Search:
         own = inside(self._others, [group.branch])
         return mostly(model, len(self._others) - len(own))
 
-    def _is_counted(self, group: _Group) -> bool:
+    def _is_counted(self, group: _BranchMoments) -> bool:
         """Whether a number of steps is in the state, or beside each moment where these lie by parameter."""
         return any((*place, name) in self._steps for place in group.places() for name in STEPS)
 
 
 @dataclass(frozen=True)
-class _Group:
+class _BranchMoments:
     """The moments in one branch of a tree, which parts from the branch with the model."""
 
     branch: Path
@@ -182,14 +182,14 @@ class _Group:
         yield from (path[:-1] for path, moment in self.moments.items() if path[-1] == moment.name)
 
 
-def _grouped(moments: Mapping[Path, Moment]) -> list[_Group]:
+def _grouped(moments: Mapping[Path, Moment]) -> list[_BranchMoments]:
     groups: dict[Path, dict[Path, Moment]] = {}
     for path, moment in moments.items():
         groups.setdefault(branch(moment.head, moment.root), {})[path] = moment
-    return [_Group(key, group) for key, group in groups.items()]
+    return [_BranchMoments(key, group) for key, group in groups.items()]
 
 
-def beside(mirrors: Mirrors, paths: list[Path], known: Found, branches: Collection[Path]) -> Found:
+def beside(mirrors: Mirrors, paths: list[Path], known: Heads, branches: Collection[Path]) -> Heads:
     """All else in the branches of states: counters are part of them, of others only the user knows."""
     told = known.state | known.unclear
     held = {key for head in told for length in range(1, len(head) + 1) if (key := head[:length]) in branches}
@@ -200,7 +200,7 @@ def beside(mirrors: Mirrors, paths: list[Path], known: Found, branches: Collecti
     sure = {path for path in loose if any(path[:length] in branches for length in lengths)}
     state = known.state | sure
     whole = lifted(state, outside(mirrors.arrays, state))
-    return Found(whole, unclear=known.unclear | {path for path in left if path not in sure})
+    return Heads(whole, unclear=known.unclear | {path for path in left if path not in sure})
 
 
 def _above(heads: Collection[Path], branches: Collection[Path]) -> set[Path]:

@@ -83,7 +83,7 @@ def _as_float64(block: np.ndarray, dtype: DType) -> np.ndarray:
 
     if dtype.bits < 64:
         return block.astype(np.float64)
-    # The last bit that float64 has tells whether anything was cut off: rounded again, it decides ties.
+    # Rounded to odd: float64's last bit records whether anything was cut off, which decides ties later.
     cut = block & block.dtype.type((1 << _SURPLUS_BITS) - 1) != 0
     odd = (block >> _SURPLUS_BITS | cut.astype(block.dtype)) << _SURPLUS_BITS
     most = 1 << 53

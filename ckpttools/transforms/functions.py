@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, spelled
-from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError, near_names
+from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError, did_you_mean
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.transforms.base import Transform, Transformed
@@ -119,11 +119,10 @@ def _named(spec: str, strict: bool) -> Transform:
     function = getattr(_module(home, spec), name, None)
     if not callable(function):
         known = [each for each, value in vars(_module(home, spec)).items() if callable(value)]
-        near = near_names(name, known, 1)
         raise UsageError(
             f"there is no function {name} in {home}",
             place=spec,
-            hint=f"did you mean {near[0]}?" if near else None,
+            hint=did_you_mean(name, known),
         )
     return MapArrays(function, spec)
 

@@ -16,12 +16,12 @@ from ckpttools.transforms.base import Transform, Transformed
 
 T = TypeVar("T")
 GROUP = "ckpttools.transforms"
-Named = Callable[..., Transform]
+Maker = Callable[..., Transform]
 """What the entry point names: makes a transform of its options, which its attribute `options` declares."""
 
 
 @cache
-def transforms() -> Mapping[str, Named]:
+def transforms() -> Mapping[str, Maker]:
     """All of them, by name."""
     return load_group(GROUP)
 
@@ -92,7 +92,7 @@ def help_of(name: str) -> str:
     return cleandoc(_made_by(name).__doc__ or name).partition("\n\nAttributes:")[0]
 
 
-def _made_by(name: str) -> Named:
+def _made_by(name: str) -> Maker:
     if name not in transforms():
         near = near_names(name, transforms(), 1)
         raise UnknownNameError(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path as FilePath
@@ -23,6 +23,7 @@ from ckpttools.array.tree import Path, Tree, dotted, spelled
 from ckpttools.core.errors import CoverageError, MappingError, StorageError, listing, near_names
 from ckpttools.core.notes import Notes
 from ckpttools.mapping.axes import parse_side
+from ckpttools.mapping.documents import fields, length, list_of, mapping, text, truth
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped, Table
@@ -94,7 +95,7 @@ class Rule:
         return self.template.match(self.name(path))
 
     def name(self, path: Path) -> str:
-        """The path as this rule spells it."""
+        """The path as a name of this rule."""
         return spelled(path) if self.has_slash else dotted(path)
 
     def path(self, name: str, source: Path) -> Path:
@@ -121,11 +122,11 @@ def _has_text(template: Template) -> bool:
 
 @dataclass(frozen=True)
 class Remap:
-    """The leaves of a tree as `rules` spell them; for each the first rule that matches counts.
+    """The leaves of a tree as `rules` name them; for each the first rule that matches counts.
 
     Attributes:
         rules: what becomes of which leaves.
-        sizes: lengths of axes that neither names nor shapes tell.
+        sizes: lengths of axes that neither names nor shapes give.
         strict: refuse arrays that no rule matches; otherwise they stay as they are.
         place: where the rules are from, for messages.
     """
@@ -142,7 +143,7 @@ class Remap:
             MappingError: a rule that matches nothing; two leaves that get the same name; nothing is left.
             CoverageError: an array that no rule matches, with `strict`; arrays that are missing, or of
                 another shape than a rule with axes says.
-            ShapeError: the length of an axis cannot be told.
+            ShapeError: the length of an axis cannot be inferred.
         """
         taken = {path: self._taken(path) for path in tree}
         self._check_used(tree, [found[0] for found in taken.values() if found])
@@ -229,9 +230,6 @@ def _renamed(tree: Tree, taken: Mapping[Path, tuple[Rule, Filled] | None]) -> It
             yield Move(path, rule.path(rule.target_template.format(filled), path), tree[path])
 
 
-_KEYS = {"from", "to", "axes", "to-axes", "drop", "optional"}
-
-
 _FILE_OF_RULES = (
     "check the path; what renames is a file of rules (.toml, .json), module:function or file.py:function"
 )
@@ -245,13 +243,13 @@ def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
         MappingError: it is not text, not TOML or JSON, or not rules; says which.
     """
     try:
-        text = file.read_text()
+        content = file.read_text()
     except OSError as error:
         raise StorageError(f"cannot read {file}", got=error.strerror, hint=_FILE_OF_RULES) from error
     except UnicodeDecodeError as error:
         raise MappingError("a file of rules must be text in UTF-8", place=file, got=error) from error
     try:
-        document = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+        document = json.loads(content) if file.suffix == ".json" else tomllib.loads(content)
     except (ValueError, RecursionError) as error:
         kind = "JSON" if file.suffix == ".json" else "TOML"
         raise MappingError(f"a file of rules must be {kind}", place=file, got=error) from error
@@ -259,20 +257,15 @@ def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
 
 
 def parse_rules(document: object, place: str = "the rules", *, strict: bool = False) -> Remap:
-    """The rules of a parsed file: a list `rules`, and `sizes` of axes that nothing else tells.
+    """The rules of a parsed file: a list `rules`, and `sizes` of axes that nothing else gives.
 
     Raises:
         MappingError: it has other keys or other types, or a rule is wrong in itself.
     """
-    if not isinstance(document, dict) or not isinstance(document.get("rules"), list):
+    if not isinstance(document, dict) or "rules" not in document:
         raise MappingError("there are no rules", place=place, wanted="[[rules]] with from and to")
-    _check_keys(document, {"rules", "sizes"}, place)
-    sizes = document.get("sizes", {})
-    whole = isinstance(sizes, dict) and all(type(n) is int and n > 0 for n in sizes.values())
-    if not whole:
-        raise MappingError("sizes are whole numbers of at least 1", place=f"{place}: sizes", got=sizes)
-    rules = [_rule(each, f"{place}: rule {k}") for k, each in enumerate(document["rules"], 1)]
-    return Remap(tuple(rules), sizes, strict, place)
+    found = fields({"rules": list_of(_rule), "sizes": mapping(length)})(document, f"{place}:")
+    return Remap(found["rules"], found.get("sizes", {}), strict, place)
 
 
 def renames(names: Mapping[str, str | None]) -> Remap:
@@ -280,38 +273,17 @@ def renames(names: Mapping[str, str | None]) -> Remap:
     return Remap(tuple(Rule(source, target) for source, target in names.items()))
 
 
-def _check_keys(got: Mapping[str, object], known: Iterable[str], place: str) -> None:
-    wanted = sorted(known)
-    for key in got:
-        if key not in wanted:
-            near = near_names(key, wanted, 1)
-            raise MappingError(
-                "an unknown key",
-                place=place,
-                got=key,
-                wanted=", ".join(wanted),
-                hint=f"did you mean {near[0]}?" if near else None,
-            )
+_RULE = fields({"from": text, "to": text, "axes": text, "to-axes": text, "drop": truth, "optional": truth})
 
 
 def _rule(entry: object, place: str) -> Rule:
-    if not isinstance(entry, dict):
-        raise MappingError("a rule is a table", place=place, got=repr(entry))
-    _check_keys(entry, _KEYS, place)
-    for key, value in entry.items():
-        kind = bool if key in ("drop", "optional") else str
-        if type(value) is not kind:
-            wanted = "true or false" if kind is bool else "a text"
-            raise MappingError(
-                "a value of the wrong type", place=f"{place}: {key}", got=repr(value), wanted=wanted
-            )
-    drop = entry.get("drop", False)
-    if "from" not in entry or drop == ("to" in entry):
+    said = _RULE(entry, place)
+    if "from" not in said or said.get("drop", False) == ("to" in said):
         raise MappingError(
             "a rule says what becomes of what", place=place, got=entry, wanted="from, and to or drop = true"
         )
-    optional = entry.get("optional", False)
+    optional = said.get("optional", False)
     try:
-        return Rule(entry["from"], entry.get("to"), entry.get("axes"), entry.get("to-axes"), optional)
+        return Rule(said["from"], said.get("to"), said.get("axes"), said.get("to-axes"), optional)
     except MappingError as error:
         raise error.at(f"{place}: {error.place}") from error

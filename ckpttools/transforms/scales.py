@@ -152,7 +152,7 @@ def _refuse_rearranging(tree: Tree, lines: Iterator[str]) -> None:
 
 
 def _lost(before: Collection[Quantized], targets: Mapping[str, str], made: Tree) -> Iterator[str]:
-    """A line for each weight that has not all that it needs any more.
+    """A line for each weight that has lost something it needs.
 
     Args:
         before: the weights.
@@ -177,13 +177,13 @@ def _lost(before: Collection[Quantized], targets: Mapping[str, str], made: Tree)
         weight = after.get(name) or Quantized(name, array.dtype, ())
         is_matrix = len(array.shape) > 1 and not scales_word(name)
         wanted = fewest.get(array.dtype, 0) if is_matrix else 0
-        # What several weights became has their dtype, and a name that may tell nothing.
+        # What several weights became has their dtype, and a name that may say nothing.
         if name not in known and len(weight.sides) < (wanted or (name in after)):
             yield str(weight)
 
 
 def _left_over(before: Collection[Quantized], targets: Mapping[str, str]) -> Iterator[str]:
-    """A line for each array that is kept, and none of the weights that it belongs to."""
+    """A line for each array that is kept without any of the weights that it belongs to."""
     owners: defaultdict[str, list[str]] = defaultdict(list)
     for each in before:
         for side in each.sides:

@@ -1,4 +1,4 @@
-"""Values of a TOML file with their kinds checked: what is wrong is said with the place it stands at."""
+"""Values of a parsed TOML or JSON file with their types checked: errors say where in the file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ckpttools.core.errors import MappingError, near_names
+from ckpttools.core.errors import MappingError, did_you_mean
 
 Reader = Callable[[Any, str], Any]
 """Makes of a value what it stands for; the second argument is its place, for messages."""
@@ -18,6 +18,7 @@ _KINDS = {
     str: "a text",
     list: "a list",
     dict: "a table",
+    type(None): "null",
 }
 
 
@@ -31,7 +32,7 @@ def fields(readers: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Rea
 
     def read(value: object, place: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise _of_another_kind(value, "a table", place)
+            raise _of_another_kind(value, "a table", place.removesuffix(":"))
         for key in value:
             if key not in readers:
                 raise _unknown(key, readers, place.removesuffix(":"))
@@ -41,23 +42,22 @@ def fields(readers: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Rea
                 raise MappingError(
                     f"the key {key!r} is missing", place=place.removesuffix(":"), wanted=wanted
                 )
-        return {key: readers[key](each, inside(place, key)) for key, each in value.items()}
+        return {key: readers[key](each, place_of_key(place, key)) for key, each in value.items()}
 
     return read
 
 
-def inside(place: str, key: str) -> str:
+def place_of_key(place: str, key: str) -> str:
     """The place of a key: `my.toml: sizes` in a file, `my.toml: sizes.layer` in a table."""
     return f"{place}{' ' if place.endswith(':') else '.'}{key}"
 
 
 def _unknown(key: str, known: Mapping[str, Reader], place: str) -> MappingError:
-    near = near_names(key, known, 1)
     return MappingError(
         f"unknown key {key!r}",
         place=place,
         wanted="one of " + ", ".join(known),
-        hint=f"did you mean {near[0]}?" if near else None,
+        hint=did_you_mean(key, known),
     )
 
 
@@ -67,7 +67,7 @@ def mapping(reader: Reader) -> Reader:
     def read(value: object, place: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _of_another_kind(value, "a table", place)
-        return {key: reader(each, inside(place, key)) for key, each in value.items()}
+        return {key: reader(each, place_of_key(place, key)) for key, each in value.items()}
 
     return read
 
@@ -106,7 +106,7 @@ def length(value: object, place: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise _of_another_kind(value, "a whole number", place)
     if value < 1:
-        raise MappingError("this is no length", place=place, got=value, wanted="at least 1")
+        raise MappingError("not a length", place=place, got=value, wanted="at least 1")
     return value
 
 
@@ -119,7 +119,7 @@ def scalar(value: object, place: str) -> object:
 def _of_another_kind(value: object, wanted: str, place: str) -> MappingError:
     kind = _KINDS.get(type(value), "a date or time")
     shown = kind if isinstance(value, list | dict) else f"{kind}, {value!r}"
-    return MappingError("a value of another kind", place=place, got=shown, wanted=wanted)
+    return MappingError("a value of the wrong type", place=place, got=shown, wanted=wanted)
 
 
 @contextmanager
