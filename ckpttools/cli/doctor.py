@@ -22,7 +22,7 @@ _COLUMN = 8
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
-@click.command()
+@click.command(short_help="What is wrong with a checkpoint, and what to do.")
 @click.argument("path", type=ANY_PATH, required=False)
 @json_option
 @click.option(
