@@ -311,7 +311,7 @@ class TestEveryFileIsAccountedFor:
         found = [f"{name}/" for name in strangers_at(top)]
         named = {name for name in state(top) if f"{name}/".startswith(tuple(found))}
         assert named == set(names) == state(top).keys() - own
-        text = refused(top.parent, *command, top, "--overwrite", words="no part of the checkpoint")
+        text = refused(top.parent, *command, top, "--overwrite", words="not part of the checkpoint")
         assert sorted(names)[0] in text
 
     ITEM = (
