@@ -416,9 +416,9 @@ class TestDirectoriesAbove:
         words = ("convert", "to-safetensors", place / "hf", place / "new" / "er" / "out")
         planned, done = ckpt(*words, "--dry-run"), ckpt(*words)
         for result in (planned, done):
-            assert "/newisnotthere,andismade" in "".join(result.output.split())
+            assert "/newdoesnotexistandiscreated" in "".join(result.output.split())
         assert (place / "new" / "er" / "out" / "config.json").is_file()
-        assert "is not there" not in ckpt(*words, "--overwrite").output
+        assert "does not exist" not in ckpt(*words, "--overwrite").output
 
 
 class TestWhatMayBeReplaced:

@@ -17,7 +17,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.testing.strategies import stored
 
 CAST = "values were not compared where dtypes differ: --cast compares with SRC cast to the dtypes of DST"
-DIFF = "`ckpt diff SRC DST` says how far they are apart, and knows common causes"
+DIFF = "`ckpt diff SRC DST` says by how much, and knows common causes"
 PARAMETERS = "--parameters compares the parameters alone"
 BOTH = f"it takes two options together: {PARAMETERS}, and {CAST.partition(': ')[2]}"
 

@@ -151,7 +151,7 @@ def test_what_was_hashed_is_what_is_checked(tmp_path):
     manifest = tmp_path / "manifest.json"
     run("hash", golden_checkpoint(scan=True), "--manifest", manifest, *options)
     assert ": 2 arrays, 131 kB" in run("verify", golden_checkpoint(scan=True), "--manifest", manifest)
-    assert "manifest says which" in run(
+    assert "manifest determines which" in run(
         "verify", golden_checkpoint(scan=True), "--manifest", manifest, "--whole", code=2
     )
 

@@ -276,13 +276,13 @@ class TestDecodingOnce:
     def decoded(self, monkeypatch):
         """Counts openings of streams."""
         opened = []
-        original = inner_chunks.Piece.open
+        original = inner_chunks.EncodedChunk.open
 
         def counting(piece):
             opened.append(piece.name)
             return original(piece)
 
-        monkeypatch.setattr(inner_chunks.Piece, "open", counting)
+        monkeypatch.setattr(inner_chunks.EncodedChunk, "open", counting)
         return opened
 
     def array(self, tmp_path, chunk, shape=(64, 64)):

@@ -462,7 +462,7 @@ class TestDamaged:
 
     def test_a_directory_of_something_else(self, tmp_path):
         (tmp_path / "0").mkdir()
-        with pytest.raises(FormatError, match="no checkpoint of a known format"):
+        with pytest.raises(FormatError, match="not a checkpoint of a known format"):
             open_tree(tmp_path)
 
     def error_of_query(self, checkpoint) -> CheckpointError:

@@ -569,7 +569,7 @@ def test_the_same_tensor_in_two_files(tmp_path):
         ("{}", ["no usable weight_map", "none"]),
         ('{"weight_map": {}}', ["no usable weight_map", "empty"]),
         ('{"weight_map": ["a"]}', ["no usable weight_map", "list"]),
-        ('{"weight_map": {"a": 1}}', ["no usable weight_map", "no strings"]),
+        ('{"weight_map": {"a": 1}}', ["no usable weight_map", "not strings"]),
         ('{"weight_map": {"a": "x", "a": "y"}}', ["duplicate key 'a'"]),
         (POINTER.decode(), ["Git LFS pointer", "4,976,698,672 bytes", "git lfs pull"]),
         ("<html>", ["a web page, not JSON"]),
