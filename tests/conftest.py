@@ -50,3 +50,26 @@ def no_waiting_for_the_disk(request):
         for name in ("fsync", "fdatasync", "sync"):
             patch.setattr(os, name, lambda *descriptor: None)
         yield
+
+
+@pytest.fixture(scope="session")
+def gcs_server():
+    """Google Cloud Storage on loopback, for the whole session; each test fills buckets of its own."""
+    from support.gcs_server import Server
+
+    with Server().running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """Amazon S3 on loopback, by moto: its address."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()

@@ -86,6 +86,7 @@ class File(ABC):
         path: what messages call it, and what `ckpttools.stores.parse` finds it by.
         size: its length in bytes when it was opened.
         version: see `Status`.
+        gap: see `Costs`.
     """
 
     __slots__ = ()
@@ -93,6 +94,7 @@ class File(ABC):
     path: str
     size: int
     version: str
+    gap: ClassVar[int] = 16 << 10
 
     @abstractmethod
     def read_into(self, offset: int, out: Buffer) -> None:
@@ -232,6 +234,10 @@ class Store(ABC):
 
     def link_target(self, key: str) -> str | None:
         """What a link says that it leads to, which need not be there; None if this is not a link."""
+        return None
+
+    def instead_of_writing(self, key: str) -> str | None:
+        """What to do where nothing can be written; None where it can."""
         return None
 
     def may_read(self, key: str) -> bool:

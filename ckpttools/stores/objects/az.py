@@ -1,0 +1,81 @@
+"""`az://container/key`: Azure Blob Storage; the account and its credentials come from the environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any, ClassVar
+
+from ckpttools.core.errors import StorageError
+from ckpttools.stores.objects.client import Access
+from ckpttools.stores.objects.errors import Words
+from ckpttools.stores.objects.machine import metadata_headers
+from ckpttools.stores.objects.store import ObjectStore
+
+_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
+# What Azure's command line and libraries call it.
+_ACCOUNTS = (_ACCOUNT, "AZURE_STORAGE_ACCOUNT")
+_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+# What obstore takes from the environment: keys, signatures, tokens, service principals, workload identities.
+_EXPLICIT = (
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_TOKEN",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "AZURE_MSI_ENDPOINT",
+    "AZURE_IDENTITY_ENDPOINT",
+)
+
+
+class AzureStore(ObjectStore):
+    """The store `az`."""
+
+    scheme: ClassVar[str] = "az"
+    words = Words(
+        cloud="Azure Blob Storage",
+        bucket="container",
+        list_permission="to list blobs (role Storage Blob Data Reader)",
+        read_permission="to read blobs (role Storage Blob Data Reader)",
+        list_buckets="az storage container list --auth-mode login --output table",
+        copy="az storage blob upload-batch --auth-mode login --source DIRECTORY --destination {bucket} "
+        "--destination-path {key}",
+        log_in="az login; or set AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_SAS_TOKEN",
+    )
+
+    def access(self, bucket: str) -> Access:
+        account = next(filter(None, map(os.environ.get, _ACCOUNTS)), None)
+        is_emulated = bool(os.environ.get("AZURE_STORAGE_USE_EMULATOR"))
+        if account is None and not is_emulated:
+            raise StorageError(
+                "no storage account is named",
+                place=f"az://{bucket}",
+                wanted=f"the name of the account in {_ACCOUNT}",
+                hint=f"export {_ACCOUNT}=NAME",
+            )
+        config, identity = _credentials() if not is_emulated else ({}, "the emulator's account")
+        if account:
+            config["account_name"] = account
+        endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS)), "http://" if is_emulated else "")
+        return Access("AzureStore", config, identity, endpoint)
+
+
+def _credentials() -> tuple[dict[str, Any], str]:
+    """What a client is made with, and as whom it asks."""
+    if os.environ.get("AZURE_SKIP_SIGNATURE"):
+        return {"skip_signature": True}, "nobody (AZURE_SKIP_SIGNATURE is set)"
+    explicit = next((name for name in _EXPLICIT if os.environ.get(name)), None)
+    if explicit:
+        return {}, f"who {explicit} says"
+    if shutil.which("az"):
+        return {"use_azure_cli": True}, "who is logged in with `az login`"
+    if metadata_headers("/metadata/instance?api-version=2021-02-01", {"Metadata": "true"}) is not None:
+        return {}, "the managed identity of this machine"
+    return {"skip_signature": True}, (
+        "nobody: no credentials were found (environment, `az login`, metadata server)"
+    )
+
+
+STORE = AzureStore()

@@ -1,0 +1,227 @@
+"""Buckets, asked through obstore: as whom, how long an answer is waited for, how often it is asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.stores.base import FileKind, Status
+from ckpttools.stores.objects.errors import Asked, Words, explained, is_broken_off, is_changed, is_no_object
+
+Object: TypeAlias = tuple[str, Status]
+"""The rest of an object's key, and what it is."""
+
+CONNECT_SECONDS = 10.0
+# Before the first byte of an answer, and between two of them.
+STALL_SECONDS = 30.0
+# For all of one answer: 8 MiB at 30 KB/s.
+ANSWER_SECONDS = 300.0
+# Who mistypes a name or is not connected hears of it soon. Once a bucket has answered, hours of work may
+# depend on its answering again: 0.1 to 15 s lie between two tries (429, 408, 5xx, broken connections).
+FIRST_RETRIES, FIRST_SECONDS = 4, 10.0
+RETRIES, RETRY_SECONDS = 10, 180.0
+# obstore resumes objects at the byte where they broke off, and listings not at all.
+_LISTED_AGAIN = 3
+_NAMES_TO_A_PAGE = 1000
+# How versions of objects begin that have no ETag.
+_BY_TIME = "changed "
+_Answer = TypeVar("_Answer")
+
+
+class ObjectChangedError(Exception):
+    """An object has another version than the one asked for."""
+
+
+class Access(NamedTuple):
+    """How a bucket is reached.
+
+    Attributes:
+        kind: name of the class in `obstore.store`.
+        config: what it is made with.
+        identity: as whom, for messages.
+        endpoint: URL, where it is not the cloud's own.
+    """
+
+    kind: str
+    config: Mapping[str, Any]
+    identity: str
+    endpoint: str = ""
+
+
+class Bucket:
+    """One bucket. Keys are those in it; "" is what all of them are below.
+
+    Args:
+        name: of the bucket.
+        place: the same as users write it, for messages.
+        access: how it is reached.
+        words: what messages say of its cloud.
+    """
+
+    def __init__(self, name: str, place: str, access: Access, words: Words) -> None:
+        self._name, self._place = name, place
+        self._access = access
+        self._words = words
+        self._has_answered = False
+
+    def head(self, key: str) -> Status | None:
+        """What an object is; None if there is none. Raises StorageError where there is no answer."""
+        import obstore
+
+        try:
+            found = self._ask("cannot look at", key, lambda client: obstore.head(client, key))
+        except FileNotFoundError:
+            return None
+        return _status(found)
+
+    def objects_below(self, key: str, most: int | None = None) -> Sequence[Object] | None:
+        """All objects below a key; None if they are more than `most`. Errors as `head`."""
+        import obstore
+
+        def listed(client: Any) -> list[Object] | None:
+            found: list[Object] = []
+            for page in obstore.list(client, key or None, chunk_size=_NAMES_TO_A_PAGE):
+                if most is not None and len(found) + len(page) > most:
+                    return None
+                found += _below(key, page)
+            return found
+
+        try:
+            found = self._list(key, listed)
+        except FileNotFoundError:
+            return []
+        return found and _without_markers(found)
+
+    def names_below(self, key: str) -> Mapping[str, Status]:
+        """Objects and directories directly below a key, by name; errors as `head`."""
+        import obstore
+
+        try:
+            found = self._list(key, lambda client: obstore.list_with_delimiter(client, key or None))
+        except FileNotFoundError:
+            return {}
+        names = (each.rpartition("/")[2] for each in found["common_prefixes"])
+        return {**dict(_below(key, found["objects"])), **dict.fromkeys(names, Status(FileKind.DIRECTORY))}
+
+    def read_into(self, key: str, version: str, start: int, out: memoryview) -> None:
+        """Fills `out` with the bytes of an object from `start` on.
+
+        Raises:
+            ObjectChangedError: it has another version.
+            FileNotFoundError: there is none.
+            FormatError: it is shorter.
+            StorageError: as `head`.
+        """
+        import obstore
+
+        options: Any = {"range": (start, start + len(out)), **_pinned(version)}
+
+        def read(client: Any) -> memoryview:
+            answer = obstore.get(client, key, options=options)
+            # Not every server that speaks S3 heeds `If-Match`.
+            if _status(answer.meta).version != version:
+                raise ObjectChangedError
+            return memoryview(answer.bytes())
+
+        content = self._ask("cannot read", key, read)
+        if len(content) != len(out):
+            raise FormatError(f"{self._place}/{key} ends too early", got=f"{start + len(content)} bytes")
+        out[:] = content
+
+    def _list(self, key: str, listed: Callable[[Any], _Answer]) -> _Answer:
+        def again(client: Any) -> _Answer:
+            for _ in range(_LISTED_AGAIN):
+                try:
+                    return listed(client)
+                except Exception as error:
+                    if not is_broken_off(error):
+                        raise
+            return listed(client)
+
+        return self._ask("cannot list", key, again)
+
+    def _ask(self, doing: str, key: str, question: Callable[[Any], _Answer]) -> _Answer:
+        """The answer to a question; errors as `read_into`."""
+        from obstore.exceptions import BaseError
+
+        try:
+            answer = question(self._patient if self._has_answered else self._impatient)
+        except (BaseError, FileNotFoundError, ValueError) as error:
+            if is_no_object(error):
+                raise FileNotFoundError(key) from error
+            if is_changed(error):
+                raise ObjectChangedError from error
+            place = f"{self._place}/{key}" if key else self._place
+            access = self._access
+            asked = Asked(doing, place, self._name, access.identity, access.endpoint, self._words)
+            raise explained(error, asked) from error
+        self._has_answered = True
+        return answer
+
+    @cached_property
+    def _impatient(self) -> Any:
+        return self._client(FIRST_RETRIES, FIRST_SECONDS)
+
+    @cached_property
+    def _patient(self) -> Any:
+        return self._client(RETRIES, RETRY_SECONDS)
+
+    def _client(self, retries: int, seconds: float) -> Any:
+        import obstore.store
+
+        return getattr(obstore.store, self._access.kind)(
+            self._name,
+            **self._access.config,
+            client_options={
+                "allow_http": self._access.endpoint.startswith("http://"),
+                "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+                "read_timeout": timedelta(seconds=STALL_SECONDS),
+                "timeout": timedelta(seconds=ANSWER_SECONDS),
+            },
+            retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=seconds)},
+        )
+
+
+def require_obstore(scheme: str) -> None:
+    """Raises UsageError where the package that reads object stores is not installed."""
+    if find_spec("obstore") is None:
+        raise UsageError(
+            f"{scheme}:// is read by the package obstore, which is not installed",
+            wanted="this package with its extra `cloud`",
+            hint="pip install 'ckpttools[cloud]'",
+        )
+
+
+def _status(found: Any) -> Status:
+    """What obstore says of an object."""
+    # Azure's listings leave out the quotes.
+    etag = (found["e_tag"] or "").strip('"')
+    changed = found["last_modified"]
+    modified = round(changed.timestamp() * 1e9)
+    return Status(FileKind.FILE, found["size"], etag or f"{_BY_TIME}{changed.isoformat()}", modified=modified)
+
+
+def _pinned(version: str) -> dict[str, object]:
+    """The condition under which an object is answered."""
+    if version.startswith(_BY_TIME):
+        return {}
+    return {"if_match": version if version.startswith("W/") else f'"{version}"'}
+
+
+def _below(key: str, found: Sequence[Any]) -> list[Object]:
+    """Objects by the rest of their keys; not the empty one that stands for the directory itself."""
+    start = f"{key}/" if key else ""
+    return [(each["path"][len(start) :], _status(each)) for each in found if each["path"] != key]
+
+
+def _without_markers(objects: list[Object]) -> list[Object]:
+    """Without the empty objects `name/` by which consoles make directories; they come without their `/`."""
+    if all(found.size for _, found in objects):
+        return objects
+    names = (name for name, _ in objects)
+    directories = {name[:at] for name in names for at, letter in enumerate(name) if letter == "/"}
+    return [(name, found) for name, found in objects if found.size or name not in directories]

@@ -1,0 +1,146 @@
+"""What a cloud answers, in our words: place, what came back and to whom, what is missing, the next step."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ckpttools.core.errors import StorageError
+
+_STATUS = re.compile(r"status code: (\d{3}[^:\n]*)")
+_MESSAGE = re.compile(r"<(?:Message|Details)>(.*?)</(?:Message|Details)>", re.DOTALL)
+_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|specified bucket does not exist")
+_UNREACHED = re.compile("error sending request|HttpError|connect error|dns error|TimedOut")
+# The innermost of the reasons for a broken connection.
+_CAUSE = re.compile(r'message: "([^"]+)"|error: "([^"]+)"')
+
+
+@dataclass(frozen=True)
+class Words:
+    """What messages say of a cloud.
+
+    Attributes:
+        cloud: its name.
+        bucket: what it calls a bucket.
+        list_permission, read_permission: what one must be allowed.
+        list_buckets: the command that lists buckets.
+        copy: the command that copies what is in a local directory to a place.
+        log_in: how one says who one is.
+    """
+
+    cloud: str
+    bucket: str
+    list_permission: str
+    read_permission: str
+    list_buckets: str
+    copy: str
+    log_in: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question to a bucket.
+
+    Attributes:
+        doing: what for, as in "cannot list".
+        place: of what, as users write it.
+        bucket: its name.
+        identity: as whom.
+        endpoint: where, if not at the cloud's own address.
+        words: of the cloud.
+    """
+
+    doing: str
+    place: str
+    bucket: str
+    identity: str
+    endpoint: str
+    words: Words
+
+
+def is_no_object(error: Exception) -> bool:
+    """Whether the bucket is there and the object is not; so is what can be no key."""
+    if isinstance(error, ValueError):
+        return True
+    return isinstance(error, FileNotFoundError) and not _NO_BUCKET.search(str(error))
+
+
+def is_changed(error: Exception) -> bool:
+    """Whether an object is not the one that was asked for; also in the middle of an answer."""
+    return "precondition failure" in str(error)
+
+
+def is_broken_off(error: Exception) -> bool:
+    """Whether an answer ended too early."""
+    return "response body" in str(error)
+
+
+def explained(error: Exception, asked: Asked) -> StorageError:
+    """What obstore raised, in our words."""
+    text = str(error)
+    status = _STATUS.search(text)
+    code = int(status[1][:3]) if status else 0
+    if code == 404 and _NO_BUCKET.search(text):
+        return _no_bucket(asked)
+    if code in (401, 403):
+        return _not_allowed(asked, _answer(text))
+    if "region" in text.partition("Debug source")[0].lower():
+        hint = "set AWS_REGION to the region that the bucket is in"
+        return _error(asked, _answer(text), "a request to the bucket's own region", hint)
+    if code == 429 or code >= 500:
+        hint = f"{asked.words.cloud} is overloaded or down: run the command again later"
+        return _error(asked, f"{_answer(text)}{_tries(text)}", "an answer", hint)
+    if not code and _UNREACHED.search(text):
+        return _no_connection(asked, text)
+    return _error(asked, _answer(text), None, asked.words.log_in if "redential" in text else None)
+
+
+def _error(asked: Asked, got: str, wanted: str | None, hint: str | None) -> StorageError:
+    return StorageError(f"{asked.doing} {asked.place}", got=got, wanted=wanted, hint=hint)
+
+
+def _no_bucket(asked: Asked) -> StorageError:
+    words = asked.words
+    return StorageError(
+        f"there is no {words.bucket} {asked.bucket!r}",
+        place=asked.place,
+        got=f"the answer of {asked.endpoint or words.cloud}",
+        wanted=f"a {words.bucket} that exists",
+        hint=f"check the spelling; `{words.list_buckets}` lists yours",
+    )
+
+
+def _not_allowed(asked: Asked, answer: str) -> StorageError:
+    words = asked.words
+    permission = words.list_permission if "list" in asked.doing else words.read_permission
+    return StorageError(
+        f"{asked.doing} {asked.place}: not allowed",
+        got=f"{answer}; asked as {asked.identity}",
+        wanted=f"the permission {permission} on the {words.bucket}",
+        hint=words.log_in,
+    )
+
+
+def _no_connection(asked: Asked, text: str) -> StorageError:
+    causes = [each for found in _CAUSE.findall(text) for each in found if each]
+    got = "no answer in time" if "TimedOut" in text else causes[-1] if causes else _answer(text)
+    return StorageError(
+        f"no connection to {asked.endpoint or asked.words.cloud}",
+        place=asked.place,
+        got=f"{got}{_tries(text)}",
+        wanted="an answer",
+        hint="check the network, the proxy (HTTPS_PROXY) and the endpoint",
+    )
+
+
+def _answer(text: str) -> str:
+    """What the server said: status, and its message where it sent one."""
+    status, message = _STATUS.search(text), _MESSAGE.search(text)
+    if status:
+        return f"{status[1].strip()}: {message[1].strip()}" if message else status[1].strip()
+    return text.partition("\n")[0]
+
+
+def _tries(text: str) -> str:
+    found = re.search(r"after (\d+) retries", text)
+    return f", tried {int(found[1]) + 1} times" if found else ""

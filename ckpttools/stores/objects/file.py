@@ -1,0 +1,55 @@
+"""An object that is read by position: the one that was there at the first look, and no other."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from ckpttools.core.errors import FormatError, SourceChangedError
+from ckpttools.stores.base import File, Status
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from ckpttools.stores.objects.store import ObjectStore
+
+
+class ObjectFile(File):
+    """An object as it was when it was looked at; every read asks for that version, and is refused another."""
+
+    # What comes at 100 MB/s in the 20 ms that a request takes.
+    gap: ClassVar[int] = 2 << 20
+
+    __slots__ = ("_last_read", "key", "path", "size", "store", "version")
+
+    def __init__(self, store: ObjectStore, key: str, found: Status) -> None:
+        self.store = store
+        self.key = key
+        self.path = store.spelled(key)
+        self.size = found.size
+        self.version = found.version
+        self._last_read = time.monotonic()
+
+    def read_into(self, offset: int, out: Buffer) -> None:
+        target = memoryview(out).cast("B")
+        if offset + len(target) > self.size:
+            raise FormatError(f"{self.path} ends too early", got=f"{self.size} bytes")
+        if len(target):
+            self.store.read_into(self, offset, target)
+            self._last_read = time.monotonic()
+
+    def check_unchanged(self) -> None:
+        found = self.store.status_after(self.key, self._last_read)
+        if found is None or found.version != self.version:
+            raise self.changed(found)
+
+    def changed(self, found: Status | None) -> FormatError:
+        """The error of a file that is another one now, or gone."""
+        if found is None:
+            return FormatError(f"{self.path} was removed while it was read", hint="run the command again")
+        return SourceChangedError(
+            f"{self.path} was changed while it was read",
+            got=f"{found.size} bytes, ETag {found.version}",
+            wanted=f"{self.size} bytes, ETag {self.version}",
+            hint="run the command again",
+        )

@@ -1,0 +1,120 @@
+"""`gs://bucket/key`: Google Cloud Storage, with the credentials that Google's own tools find."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ckpttools.core.errors import StorageError
+from ckpttools.stores.objects.client import Access
+from ckpttools.stores.objects.errors import Words
+from ckpttools.stores.objects.machine import metadata_headers
+from ckpttools.stores.objects.store import ObjectStore
+
+# Where an emulator answers: of Google's libraries, and of tensorstore.
+_EMULATORS = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
+# What obstore itself takes from the environment.
+_EXPLICIT = (
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_PATH",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "GOOGLE_BEARER_TOKEN",
+)
+_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
+# Kinds of credentials that obstore reads; google-auth reads all.
+_KNOWN_KINDS = ("service_account", "authorized_user")
+_NOBODY = {"skip_signature": True}
+
+
+class GoogleStore(ObjectStore):
+    """The store `gs`."""
+
+    scheme: ClassVar[str] = "gs"
+    words = Words(
+        cloud="Google Cloud Storage",
+        bucket="bucket",
+        list_permission="storage.objects.list (role Storage Object Viewer)",
+        read_permission="storage.objects.get (role Storage Object Viewer)",
+        list_buckets="gcloud storage ls",
+        copy="gcloud storage rsync --recursive DIRECTORY gs://{bucket}/{key}",
+        log_in=f"gcloud auth application-default login; or set {_FILE} to the key file of a service account",
+    )
+
+    def access(self, bucket: str) -> Access:
+        emulator = next((name for name in _EMULATORS if os.environ.get(name)), None)
+        if emulator:
+            return _emulated(os.environ[emulator], emulator)
+        config, identity = _credentials()
+        return Access("GCSStore", config, identity)
+
+
+def _emulated(address: str, variable: str) -> Access:
+    url = address.rstrip("/") if "://" in address else f"http://{address.rstrip('/')}"
+    # Without a signature obstore would ask for tokens all the same.
+    nobody = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    key = json.dumps({"gcs_base_url": url, "disable_oauth": True, **nobody})
+    return Access("GCSStore", {"service_account_key": key}, f"nobody ({variable} is set)", url)
+
+
+def _credentials() -> tuple[dict[str, Any], str]:
+    """What a client is made with, and as whom it asks: application default credentials, in their order.
+
+    Raises:
+        StorageError: a file of credentials is not there, or of no use.
+    """
+    if os.environ.get("GOOGLE_SKIP_SIGNATURE"):
+        return _NOBODY, "nobody (GOOGLE_SKIP_SIGNATURE is set)"
+    explicit = next((name for name in _EXPLICIT if os.environ.get(name)), None)
+    if explicit:
+        return {}, f"who {explicit} says"
+    named, usual = os.environ.get(_FILE), _usual_file()
+    if named or usual.is_file():
+        return _of_file(Path(named) if named else usual)
+    if _is_on_google():
+        return {}, "the service account of this machine"
+    return _NOBODY, f"nobody: no credentials were found ({_FILE}, {usual}, metadata server)"
+
+
+def _usual_file() -> Path:
+    directory = os.environ.get("CLOUDSDK_CONFIG")
+    found = Path(directory) if directory else Path.home() / ".config" / "gcloud"
+    return found / "application_default_credentials.json"
+
+
+def _of_file(path: Path) -> tuple[dict[str, Any], str]:
+    try:
+        content = json.loads(path.read_bytes())
+        kind = content["type"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise StorageError(
+            "these credentials cannot be read", place=path, got=repr(error), hint=GoogleStore.words.log_in
+        ) from error
+    if kind not in _KNOWN_KINDS:
+        return {"credential_provider": _by_google_auth(path, kind)}, f"{kind} of {path}"
+    return {"application_credentials": str(path)}, f"{content.get('client_email', kind)} of {path}"
+
+
+def _by_google_auth(path: Path, kind: str) -> object:
+    try:
+        from obstore.auth.google import GoogleCredentialProvider
+    except ImportError as error:
+        raise StorageError(
+            f"credentials of the kind {kind} are read by the package google-auth, which is not installed",
+            place=path,
+            wanted=" or ".join(_KNOWN_KINDS),
+            hint="pip install google-auth requests",
+        ) from error
+    return GoogleCredentialProvider()
+
+
+def _is_on_google() -> bool:
+    """Whether this is a machine of Google's, which has an identity."""
+    if os.environ.get("GCE_METADATA_HOST"):
+        return True
+    found = metadata_headers("/", {"Metadata-Flavor": "Google"})
+    return found is not None and found.get("Metadata-Flavor") == "Google"
+
+
+STORE = GoogleStore()

@@ -1,0 +1,86 @@
+"""`s3://bucket/key`: Amazon S3 and what speaks like it, with the credentials that AWS's own tools find."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+from ckpttools.core.errors import StorageError
+from ckpttools.stores.objects.client import Access
+from ckpttools.stores.objects.errors import Words
+from ckpttools.stores.objects.store import ObjectStore
+
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+
+
+class AmazonStore(ObjectStore):
+    """The store `s3`."""
+
+    scheme: ClassVar[str] = "s3"
+    words = Words(
+        cloud="Amazon S3",
+        bucket="bucket",
+        list_permission="s3:ListBucket",
+        read_permission="s3:GetObject; and s3:ListBucket, else what is not there is not allowed, too",
+        list_buckets="aws s3 ls",
+        copy="aws s3 sync DIRECTORY s3://{bucket}/{key}",
+        log_in="aws configure; or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    )
+
+    def access(self, bucket: str) -> Access:
+        endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
+        config, identity = _credentials()
+        if endpoint:
+            config["endpoint"] = endpoint
+        region = next(filter(None, map(os.environ.get, _REGIONS)), None)
+        if region:
+            config["region"] = region
+        return Access("S3Store", config, identity, endpoint)
+
+
+def _credentials() -> tuple[dict[str, Any], str]:
+    """What a client is made with, and as whom it asks.
+
+    Raises:
+        StorageError: a profile is not there, or of no use.
+    """
+    if os.environ.get("AWS_SKIP_SIGNATURE"):
+        return {"skip_signature": True}, "nobody (AWS_SKIP_SIGNATURE is set)"
+    # boto3 takes 0.3 s to import, and what it would find here obstore finds as well.
+    key = os.environ.get("AWS_ACCESS_KEY_ID")
+    if key and os.environ.get("AWS_SECRET_ACCESS_KEY") and not os.environ.get("AWS_PROFILE"):
+        return {}, f"{_short(key)} of AWS_ACCESS_KEY_ID"
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+    except ImportError:
+        return {}, "whom obstore found: profiles are read with boto3, which is not installed"
+    try:
+        return _by_boto3(boto3.Session())
+    except BotoCoreError as error:
+        raise StorageError(
+            "the credentials of AWS cannot be read", got=error, hint=AmazonStore.words.log_in
+        ) from error
+
+
+def _by_boto3(session: Any) -> tuple[dict[str, Any], str]:
+    found = session.get_credentials()
+    config = {"region": session.region_name} if session.region_name else {}
+    if found is None:
+        return {**config, "skip_signature": True}, (
+            "nobody: no credentials were found (environment, profiles, web identity, container, instance)"
+        )
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    profile = f", profile {session.profile_name}" if found.method == "shared-credentials-file" else ""
+    identity = f"{_short(found.get_frozen_credentials().access_key)} of {found.method}{profile}"
+    return {**config, "credential_provider": Boto3CredentialProvider(session)}, identity
+
+
+def _short(key: str) -> str:
+    """Enough of an access key to tell whose it is."""
+    return f"{key[:4]}…{key[-4:]}"
+
+
+STORE = AmazonStore()

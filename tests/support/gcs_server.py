@@ -1,0 +1,245 @@
+"""A small Google Cloud Storage on loopback: reading by its XML API, with faults on demand.
+
+Objects are bytes in a dictionary, each with a generation and an ETag that change with every `put`. Requests
+are logged, so that tests can count them.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from typing import NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+_GENERATIONS = count(1_700_000_000_000_000)
+
+
+class Request(NamedTuple):
+    """One request: method, path with query, and the `Range` that was asked for."""
+
+    method: str
+    path: str
+    range: str = ""
+
+
+class Object(NamedTuple):
+    """What a key holds."""
+
+    content: bytes
+    generation: int
+
+    @property
+    def etag(self) -> str:
+        return f'"{self.generation:x}"'
+
+
+@dataclass
+class Fault:
+    """What goes wrong with the next requests whose `METHOD path` matches.
+
+    Attributes:
+        match: regular expression.
+        count: requests that it happens to.
+        status: the answer's status; 0 for the true one.
+        headers: of the answer.
+        body: of the answer.
+        cut: bytes of the body after which the connection is closed.
+        stall: seconds without a byte, in the middle of the body.
+        then: called once the answer has been sent, or cut.
+    """
+
+    match: str = "."
+    count: int = 1
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: str = ""
+    cut: int | None = None
+    stall: float = 0
+    then: Callable[[], object] | None = None
+
+
+class Server:
+    """The server, in threads of this process.
+
+    Attributes:
+        url: where it answers.
+        buckets: bucket -> key -> object.
+        log: all requests.
+        faults: what goes wrong.
+        page: names in one page of a listing.
+        latency: seconds before each answer.
+        heeds_conditions: whether `If-Match` is looked at.
+        most_at_once: the most requests that were answered at the same time.
+    """
+
+    def __init__(self) -> None:
+        self.buckets: dict[str, dict[str, Object]] = {}
+        self.reset()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"owner": self}))
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def reset(self) -> None:
+        """No faults and no log; what is stored stays."""
+        self.log: list[Request] = []
+        self.faults: list[Fault] = []
+        self.page = 1000
+        self.latency = 0.0
+        self.heeds_conditions = True
+        self.most_at_once = 0
+        self._now = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def running(self) -> Iterator[Server]:
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def put(self, bucket: str, key: str, content: bytes) -> None:
+        self.buckets.setdefault(bucket, {})[key] = Object(content, next(_GENERATIONS))
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        with self._lock:
+            self._now += 1
+            self.most_at_once = max(self.most_at_once, self._now)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._now -= 1
+
+    def fault(self, method_and_path: str) -> Fault | None:
+        for each in self.faults:
+            if each.count > 0 and re.search(each.match, method_and_path):
+                each.count -= 1
+                return each
+        return None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    owner: Server
+    protocol_version = "HTTP/1.1"
+    # Else each answer waits for the acknowledgement of its headers: 40 ms.
+    wbufsize = -1
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The log is the owner's."""
+
+    def do_GET(self) -> None:
+        self.owner.log.append(Request(self.command, self.path, self.headers.get("Range", "")))
+        with self.owner.answering():
+            time.sleep(self.owner.latency)
+            self._answer()
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _answer(self) -> None:
+        url = urlsplit(self.path)
+        bucket, _, key = unquote(url.path).lstrip("/").partition("/")
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        fault = self.owner.fault(f"{self.command} {unquote(self.path)}") or Fault()
+        objects = self.owner.buckets.get(bucket)
+        if fault.status:
+            self._send(fault.status, fault.body.encode(), fault.headers, fault)
+        elif objects is None:
+            self._refuse(404, "NoSuchBucket", "The specified bucket does not exist.")
+        elif key:
+            self._send_object(objects.get(key), fault)
+        else:
+            self._send(200, _listing(objects, query, self.owner.page), {}, fault)
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
+        self._send(status, body.encode(), {}, Fault())
+
+    def _send_object(self, found: Object | None, fault: Fault) -> None:
+        if found is None:
+            self._refuse(404, "NoSuchKey", "The specified key does not exist.")
+            return
+        wanted = self.headers.get("If-Match", found.etag)
+        if self.owner.heeds_conditions and wanted != found.etag:
+            self._refuse(412, "PreconditionFailed", "At least one of the pre-conditions did not hold.")
+            return
+        size = len(found.content)
+        headers = {
+            "ETag": found.etag,
+            "x-goog-generation": str(found.generation),
+            "Last-Modified": formatdate(found.generation / 1e6, usegmt=True),
+        }
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if not match:
+            self._send(200, found.content, headers, fault)
+            return
+        start, stop = int(match[1]), min(size, int(match[2] or size) + 1)
+        if start >= size:
+            self._refuse(416, "InvalidRange", "The requested range cannot be satisfied.")
+            return
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+        self._send(206, found.content[start:stop], headers, fault)
+
+    def _send(self, status: int, body: bytes, headers: Mapping[str, str], fault: Fault) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        sent = len(body) if fault.cut is None and not fault.stall else fault.cut or 0
+        if self.command != "HEAD":
+            self.wfile.write(body[:sent])
+            if fault.stall:
+                self.wfile.flush()
+                time.sleep(fault.stall)
+                self.close_connection = True
+        if fault.cut is not None:
+            self.close_connection = True
+        if fault.then:
+            fault.then()
+
+
+def _listing(objects: Mapping[str, Object], query: Mapping[str, str], page: int) -> bytes:
+    prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+    after = query.get("continuation-token") or query.get("start-after", "")
+    names = {key: _entry(key, prefix, delimiter) for key in sorted(objects) if key.startswith(prefix)}
+    entries = [name for name in dict.fromkeys(names.values()) if name > after]
+    shown = entries[:page]
+    parts = [
+        f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+        if name not in objects or (delimiter and name.endswith(delimiter) and name != prefix)
+        else _contents(name, objects[name])
+        for name in shown
+    ]
+    more = f"<NextContinuationToken>{escape(shown[-1])}</NextContinuationToken>" if entries[page:] else ""
+    truncated = "true" if more else "false"
+    return (
+        f"<?xml version='1.0'?><ListBucketResult><IsTruncated>{truncated}</IsTruncated>{more}"
+        f"{''.join(parts)}</ListBucketResult>"
+    ).encode()
+
+
+def _entry(key: str, prefix: str, delimiter: str) -> str:
+    """What a listing names instead of a key: itself, or what it begins with."""
+    rest = key[len(prefix) :]
+    return prefix + rest.partition(delimiter)[0] + delimiter if delimiter and delimiter in rest else key
+
+
+def _contents(key: str, found: Object) -> str:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.generation / 1e6))
+    return (
+        f"<Contents><Key>{escape(key)}</Key><LastModified>{stamp}</LastModified>"
+        f"<ETag>{escape(found.etag)}</ETag><Size>{len(found.content)}</Size></Contents>"
+    )

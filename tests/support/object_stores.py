@@ -1,0 +1,106 @@
+"""Buckets on the servers that fixtures start, filled with directories or dictionaries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from ckpttools.stores import Place, parse
+from ckpttools.stores.objects import gs, s3
+
+_NUMBERS = count()
+# Of the environment, what says who asks and where.
+_VARIABLES = ("GOOGLE_", "GCE_", "CLOUDSDK_", "STORAGE_EMULATOR", "TENSORSTORE_GCS", "AWS_", "AZURE_")
+
+
+def files_in(directory: Path) -> dict[str, bytes]:
+    """All files below a directory, by name."""
+    places = (each for each in directory.rglob("*") if each.is_file())
+    return {str(each.relative_to(directory)): each.read_bytes() for each in places}
+
+
+class Cloud:
+    """One scheme, and a bucket that is filled."""
+
+    scheme: str
+
+    def __init__(self) -> None:
+        self.bucket = f"bucket-{next(_NUMBERS)}"
+
+    def filled(self, files: Mapping[str, bytes]) -> Place:
+        """A new place with these files below it, and others beside it."""
+        number = next(_NUMBERS)
+        self.put({f"{number}/some where/{key}": content for key, content in files.items()})
+        self.put({f"{number}/some": b"x"})
+        return parse(f"{self.scheme}://{self.bucket}/{number}/some where")
+
+    def put(self, files: Mapping[str, bytes]) -> None:
+        """Writes objects of the bucket."""
+        raise NotImplementedError
+
+
+class Google(Cloud):
+    scheme = "gs"
+
+    def __init__(self, server: Any) -> None:
+        super().__init__()
+        self.server = server
+
+    def put(self, files: Mapping[str, bytes]) -> None:
+        for key, content in files.items():
+            self.server.put(self.bucket, key, content)
+
+
+class Amazon(Cloud):
+    scheme = "s3"
+
+    def __init__(self, url: str) -> None:
+        from obstore.store import S3Store
+
+        super().__init__()
+        urlopen(Request(f"{url}/{self.bucket}", method="PUT")).close()
+        self._client = S3Store(self.bucket, endpoint=url, client_options={"allow_http": True})
+
+    def put(self, files: Mapping[str, bytes]) -> None:
+        import obstore
+
+        for key, content in files.items():
+            obstore.put(self._client, key, content, use_multipart=False)
+
+
+@contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """An environment that says this of clouds, and nothing else; what stores know of buckets is forgotten."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.startswith(_VARIABLES):
+                patch.delenv(name)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        for store in (gs.STORE, s3.STORE):
+            patch.setattr(store, "_buckets", {})
+        yield
+
+
+@contextmanager
+def google(server: Any) -> Iterator[Google]:
+    """What `gs://` is, on a server."""
+    server.reset()
+    with environment(STORAGE_EMULATOR_HOST=server.url):
+        yield Google(server)
+    server.reset()
+
+
+@contextmanager
+def amazon(url: str) -> Iterator[Amazon]:
+    """What `s3://` is, on a server."""
+    keys = {"AWS_ACCESS_KEY_ID": "AKIATESTTESTTEST", "AWS_SECRET_ACCESS_KEY": "secret"}
+    with environment(AWS_ENDPOINT_URL=url, AWS_REGION="us-east-1", **keys):
+        yield Amazon(url)

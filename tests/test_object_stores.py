@@ -1,0 +1,462 @@
+"""Object stores: what is asked of them, and how often; what is pinned; what a user hears of their errors."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from contextlib import contextmanager
+
+import pytest
+from support.command_line import ckpt, run, succeed
+from support.gcs_server import Fault
+from support.object_stores import amazon, environment, files_in, google
+from support.places import GOLDEN, HF, ORBAX, TRAINED
+
+from ckpttools.core.errors import FormatError, SourceChangedError, StorageError
+from ckpttools.stores import FileKind, parse
+from ckpttools.stores.objects import az, blocks, client, gs, known, machine, s3
+from ckpttools.testing.stores import StoreTests
+
+SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
+MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
+ZARR = ORBAX / "llama3.1_scanned_zarr2_noocdbt"
+
+
+@pytest.fixture
+def gcs(gcs_server):
+    with google(gcs_server) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def s3_cloud(s3_server):
+    with amazon(s3_server) as cloud:
+        yield cloud
+
+
+@pytest.fixture(params=["gcs", "s3_cloud"])
+def cloud(request):
+    return request.getfixturevalue(request.param)
+
+
+class TestGoogle(StoreTests):
+    @pytest.fixture(autouse=True)
+    def cloud(self, gcs):
+        self.gcs = gcs
+
+    @contextmanager
+    def filled(self, files):
+        yield self.gcs.filled(files)
+
+
+class TestAmazon(StoreTests):
+    @pytest.fixture(autouse=True)
+    def cloud(self, s3_cloud):
+        self.s3 = s3_cloud
+
+    @contextmanager
+    def filled(self, files):
+        yield self.s3.filled(files)
+
+
+class TestCommands:
+    """Whatever reads a checkpoint reads it from a bucket, with the same result as from a directory."""
+
+    def test_a_model_is_converted_to_the_same_bytes(self, cloud, tmp_path):
+        for source, name in ((HF, "local"), (cloud.filled(files_in(HF)), "remote")):
+            run("convert", "hf-to-maxtext", source, tmp_path / name)
+        local, remote = files_in(tmp_path / "local"), files_in(tmp_path / "remote")
+        assert local.keys() == remote.keys()
+        differing = {name for name in local if local[name] != remote[name]}
+        assert differing <= {"0/_CHECKPOINT_METADATA", "0/items/_CHECKPOINT_METADATA"}, "which have the time"
+
+    def test_a_checkpoint_is_converted_back(self, cloud, tmp_path):
+        source = cloud.filled({**files_in(MAXTEXT)})
+        run("convert", "maxtext-to-hf", source, tmp_path / "out", "--like", HF)
+        assert "equal" in run("verify", tmp_path / "out", "--against", HF)
+
+    @pytest.mark.parametrize("source", [SHARDED, TRAINED, ZARR], ids=["safetensors", "ocdbt", "zarr"])
+    @pytest.mark.parametrize(
+        "words", [("inspect", "tree"), ("inspect", "chunks"), ("inspect", "stats"), ("hash",), ("doctor",)]
+    )
+    def test_what_is_said_of_it_is_the_same(self, gcs, source, words):
+        place = gcs.filled(files_in(source))
+        local, remote = (ckpt(*words, each, "--json") for each in (source, place))
+        assert remote.exit_code == local.exit_code
+        assert json.loads(remote.stdout.replace(str(place), str(source))) == json.loads(local.stdout)
+
+    def test_both_sides_may_be_in_buckets(self, cloud):
+        model, run_ = cloud.filled(files_in(SHARDED)), cloud.filled(files_in(MAXTEXT))
+        assert "39 arrays equal" in run("diff", model, run_)
+        assert "equal" in run("verify", run_, "--against", model)
+
+    def test_the_rest(self, cloud, tmp_path):
+        place, manifest = cloud.filled(files_in(TRAINED)), tmp_path / "manifest.json"
+        run("hash", place, "--manifest", manifest)
+        succeed("verify", place, "--manifest", manifest)
+        run("inspect", "report", place, "-o", tmp_path / "page.html")
+        run("select", place, tmp_path / "some", "--keep", "params")
+        succeed("inspect", "tree", f"{place}/1/items")
+
+
+class TestRequests:
+    """How often a store is asked: a listing for what is there, one request for each file's metadata."""
+
+    def asked(self, gcs, *words):
+        gcs.server.log.clear()
+        succeed(*words)
+        return gcs.server.log
+
+    def test_a_sharded_model_takes_one_request_a_shard(self, gcs):
+        place = gcs.filled(files_in(SHARDED))
+        asked = self.asked(gcs, "inspect", "tree", place)
+        assert len(asked) == 1 + 1 + 4 + 1, "listing, index, shards, configuration"
+        assert sum("list-type" in each.path for each in asked) == 1
+
+    def test_a_shard_with_a_long_header_takes_two(self, gcs, monkeypatch):
+        monkeypatch.setattr(blocks, "SIZE", 2 << 10)
+        place = gcs.filled(files_in(SHARDED))
+        asked = self.asked(gcs, "inspect", "tree", place)
+        for number in range(1, 5):
+            assert sum(f"0000{number}%2Dof" in each.path for each in asked) <= 2
+
+    def test_a_step_takes_one_request_a_file(self, gcs):
+        place = gcs.filled(files_in(TRAINED))
+        asked = self.asked(gcs, "inspect", "tree", place)
+        names = [each.path.rpartition("%2F")[2] for each in asked]
+        assert len(asked) == len(set(names)) == 6
+
+    def test_an_item_is_looked_at_with_its_step_and_run(self, gcs):
+        place = gcs.filled(files_in(TRAINED))
+        assert len(self.asked(gcs, "inspect", "tree", f"{place}/1/items")) <= 8
+
+    def test_checking_that_nothing_changed_takes_one_listing(self, gcs):
+        place = gcs.filled(files_in(SHARDED))
+        succeed("inspect", "tree", place)
+        asked = self.asked(gcs, "hash", place)
+        assert [each.method for each in asked if "safetensors" not in each.path] == ["GET"]
+
+    def test_shards_are_opened_at_the_same_time(self, gcs):
+        place = gcs.filled(files_in(SHARDED))
+        gcs.server.latency = 0.1
+        succeed("inspect", "tree", place)
+        assert gcs.server.most_at_once >= 4
+
+    def test_more_objects_than_one_listing_may_have_are_listed_by_directory(self, gcs, monkeypatch):
+        monkeypatch.setattr(known, "_MOST_OBJECTS", 10)
+        place = gcs.filled(files_in(ZARR))
+        gcs.server.page = 7
+        assert run("hash", place) == run("hash", ZARR)
+        assert len(list(place.walk())) == len(files_in(ZARR))
+
+
+class TestListings:
+    def test_a_marker_of_a_directory_is_no_file(self, gcs):
+        place = gcs.filled({"": b"", "d/": b"", "d/file": b"1", "empty": b""})
+        assert {name for name, _ in place.walk()} == {"d/file", "empty"}
+        assert {each.name: each.kind for each in place.entries()} == {
+            "d": FileKind.DIRECTORY,
+            "empty": FileKind.FILE,
+        }
+
+    def test_what_was_listed_is_believed_for_a_moment(self, gcs, monkeypatch):
+        place = gcs.filled({"a": b"1"})
+        assert (place / "a").is_file() and place.is_dir()
+        gcs.put({(place / "b").key.partition("/")[2]: b"2"})
+        assert not (place / "b").exists()
+        monkeypatch.setattr(known, "_BELIEVED", 0.0)
+        monkeypatch.setattr(known, "_TIMES_AS_LONG", 0)
+        other = gcs.filled({"a": b"1"})
+        assert other.is_dir()
+        gcs.put({(other / "b").key.partition("/")[2]: b"2"})
+        assert (other / "b").exists()
+
+    def test_who_may_not_list_may_read_what_is_named(self, gcs):
+        place = gcs.filled({"d/a.json": b"1", "d/b.json": b"2", "d/c.json": b"3"})
+        gcs.server.faults.append(Fault("list-type", count=99, status=403))
+        assert [(place / "d" / f"{name}.json").read_bytes() for name in "abc"] == [b"1", b"2", b"3"]
+
+    def test_a_bucket_is_a_directory_and_nothing_is_above(self, gcs):
+        place = gcs.filled({"a": b"1"})
+        bucket = parse(f"gs://{gcs.bucket}")
+        assert bucket.is_dir() and place in [each / "some where" for each in bucket.iterdir()]
+        with pytest.raises(StorageError, match="cannot list gs://"):
+            parse("gs://").entries()
+
+    @pytest.mark.parametrize("name", ["../x", "a\x01b"])
+    def test_what_cannot_be_a_key_is_not_there(self, gcs, name):
+        place = gcs.filled({"a": b"1"})
+        assert not (place / name).exists()
+
+    def test_keys_may_have_any_letters(self, cloud):
+        names = ["z~%é*.bin", "a b&<c>.json", "ключ", "x?y#z"]
+        place = cloud.filled({name: name.encode() for name in names})
+        assert sorted((place / name).read_bytes().decode() for name, _ in place.walk()) == sorted(names)
+
+
+class TestPinned:
+    """One object, one version: whatever was read of it, and whenever."""
+
+    def changed(self, gcs, place, content):
+        gcs.put({place.key.partition("/")[2]: content})
+
+    def test_an_object_that_changes_between_two_reads_is_refused(self, cloud):
+        file = cloud.filled({"x.bin": bytes(1 << 20)}) / "x.bin"
+        opened = file.open()
+        assert opened.read(0, 1 << 19) == bytes(1 << 19)
+        self.changed(cloud, file, bytes([1]) * (1 << 20))
+        with pytest.raises(SourceChangedError, match="changed while it was read"):
+            opened.read(1 << 19, 1 << 19)
+        with pytest.raises(SourceChangedError):
+            opened.check_unchanged()
+        assert file.open().read(0, 1) == b"\1"
+
+    def test_an_object_that_changes_in_the_middle_of_an_answer_is_refused(self, gcs):
+        file = gcs.filled({"x.bin": bytes(1 << 20)}) / "x.bin"
+        opened = file.open()
+        change = Fault("x.bin", cut=1000, then=lambda: self.changed(gcs, file, bytes([1]) * (1 << 20)))
+        gcs.server.faults.append(change)
+        with pytest.raises(SourceChangedError):
+            opened.read(0, 1 << 20)
+
+    def test_an_object_that_changes_after_it_was_read_is_noticed(self, cloud):
+        file = cloud.filled({"x.bin": b"1234"}) / "x.bin"
+        opened = file.open()
+        assert opened.read(0, 4) == b"1234"
+        opened.check_unchanged()
+        self.changed(cloud, file, b"5678")
+        with pytest.raises(SourceChangedError):
+            opened.check_unchanged()
+
+    def test_an_object_that_is_removed_is_said_to_be(self, gcs):
+        file = gcs.filled({"x.bin": bytes(1 << 20)}) / "x.bin"
+        opened = file.open()
+        gcs.server.buckets[gcs.bucket].clear()
+        with pytest.raises(FormatError, match="was removed"):
+            opened.read(0, 1 << 20)
+
+    def test_a_server_that_takes_no_conditions_is_caught_by_the_etag(self, gcs):
+        file = gcs.filled({"x.bin": bytes(1 << 20)}) / "x.bin"
+        opened = file.open()
+        self.changed(gcs, file, bytes([1]) * (1 << 20))
+        gcs.server.heeds_conditions = False
+        with pytest.raises(SourceChangedError):
+            opened.read(0, 1 << 20)
+
+    def test_a_long_read_is_split_and_whole(self, gcs, monkeypatch):
+        from ckpttools.stores.objects import store
+
+        monkeypatch.setattr(store, "_PART", 1 << 18)
+        content = bytes(range(256)) * (1 << 13)
+        with (gcs.filled({"x.bin": content}) / "x.bin").open() as opened:
+            gcs.server.log.clear()
+            assert opened.read(100, (1 << 21) - 200) == content[100:-100]
+            assert len(gcs.server.log) == 8
+
+    def test_a_conversion_of_what_changes_is_thrown_away(self, gcs, tmp_path):
+        place = gcs.filled(files_in(HF))
+        weights = place / "model.safetensors"
+        content = weights.read_bytes()
+        # The last read of the conversion is not the first of this file.
+        gcs.server.faults.append(Fault("config", then=lambda: self.changed(gcs, weights, content)))
+        done = ckpt("convert", "hf-to-maxtext", place, tmp_path / "out")
+        assert done.exit_code == 3 and "was changed while it was read" in done.output
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(client, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(client, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(client, "RETRIES", 2)
+    monkeypatch.setattr(client, "FIRST_RETRIES", 2)
+
+
+class TestFaults:
+    """What goes wrong now and then is tried again; what goes wrong for good is explained."""
+
+    @pytest.mark.parametrize("kind", ["list-type", "HEAD", "GET .*x.bin"], ids=["list", "head", "get"])
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            {"status": 503, "count": 2},
+            {"status": 429, "count": 2, "headers": {"Retry-After": "1"}},
+            {"stall": 0.5},
+        ],
+        ids=["503", "429", "stall"],
+    )
+    def test_what_passes_is_waited_for(self, gcs, impatient, kind, fault):
+        place = gcs.filled({"x.bin": b"1234"})
+        gcs.server.faults.append(Fault(kind, **fault))
+        assert (place / "x.bin").read_bytes() == b"1234"
+        assert [each.name for each in place.entries()] == ["x.bin"]
+
+    @pytest.mark.parametrize("kind", ["list-type", "GET .*x.bin"])
+    def test_an_answer_that_is_cut_is_gone_on_with(self, gcs, kind):
+        content = bytes(range(256)) * 4096
+        place = gcs.filled({"x.bin": content})
+        gcs.server.faults.append(Fault(kind, cut=100))
+        assert place.is_dir()
+        assert (place / "x.bin").read_bytes() == content
+        if kind != "list-type":
+            assert gcs.server.log[-1].range == f"bytes=100-{len(content) - 1}"
+
+    @pytest.mark.parametrize("kind", ["list-type", "GET .*x.bin"])
+    def test_nothing_is_tried_for_ever(self, gcs, impatient, kind):
+        place = gcs.filled({"x.bin": b"1234"})
+        body = "<Error><Code>SlowDown</Code><Message>Please slow down.</Message></Error>"
+        gcs.server.faults.append(Fault(kind, count=999, status=503, body=body))
+        with pytest.raises(StorageError, match=r"cannot (list|read) gs://") as caught:
+            place.entries()
+            (place / "x.bin").read_bytes()
+        assert caught.value.got == "503 Service Unavailable: Please slow down., tried 3 times"
+        assert "run the command again later" in caught.value.hint
+
+    def test_a_stall_for_ever_is_no_answer(self, gcs, impatient):
+        place = gcs.filled({"x.bin": b"1234"})
+        gcs.server.faults.append(Fault("GET .*x.bin", count=99, stall=1))
+        with pytest.raises(StorageError) as caught:
+            (place / "x.bin").read_bytes()
+        assert caught.value.exit_code == 5
+
+    @pytest.mark.parametrize(("status", "said"), [(401, "401 Unauthorized"), (403, "403 Forbidden")])
+    @pytest.mark.parametrize(("kind", "permission"), [("list-type", "list"), ("GET .*x.bin", "get")])
+    def test_a_missing_permission_is_named(self, gcs, status, said, kind, permission):
+        place = gcs.filled({"x.bin": b"1234"})
+        body = "<Error><Message>You may not.</Message></Error>"
+        gcs.server.faults.append(Fault(kind, count=99, status=status, body=body))
+        with pytest.raises(StorageError, match="not allowed") as caught:
+            place.entries()
+            (place / "x.bin").read_bytes()
+        assert caught.value.got == f"{said}: You may not.; asked as nobody (STORAGE_EMULATOR_HOST is set)"
+        assert f"storage.objects.{permission}" in caught.value.wanted
+        assert "gcloud auth" in caught.value.hint
+
+    def test_a_bucket_that_is_not_there_is_named(self, cloud):
+        for name in ("x", "x.safetensors", ""):
+            done = ckpt("inspect", "tree", f"{cloud.scheme}://no-such-bucket/{name}")
+            assert done.exit_code == 5
+            assert "there is no bucket 'no-such-bucket'" in done.output
+
+    def test_an_object_that_is_not_there_is_named(self, cloud):
+        place = cloud.filled({"a": b""})
+        done = ckpt("inspect", "tree", place / "nope")
+        assert done.exit_code == 5 and f"{place / 'nope'} is not there" in done.output
+
+    def test_no_connection_is_said_soon(self, impatient):
+        with environment(STORAGE_EMULATOR_HOST="127.0.0.1:1"):
+            done = ckpt("inspect", "tree", "gs://bucket/x")
+        assert done.exit_code == 5
+        assert "no connection to http://127.0.0.1:1" in done.output
+        assert "Connection refused" in done.output and "HTTPS_PROXY" in done.output
+
+    def test_no_error_shows_what_the_client_says(self, gcs, impatient):
+        gcs.filled({"a": b""})
+        for status in (301, 400, 404, 409, 418, 451, 500, 507):
+            gcs.server.faults[:] = [Fault(count=99, status=status, body="<html>")]
+            done = ckpt("inspect", "tree", f"gs://{gcs.bucket}/{status}")
+            assert done.exit_code == 5, done.output
+            assert str(status) in done.output and "Debug source" not in done.output
+
+
+class TestWriting:
+    """Nothing can be written yet; that is said before anything is read."""
+
+    @pytest.mark.parametrize(
+        "words", [("convert", "hf-to-maxtext", "{src}", "{dst}"), ("hash", "{src}", "--manifest", "{dst}")]
+    )
+    def test_a_destination_is_refused_with_the_way_round(self, gcs, tmp_path, words):
+        source, target = gcs.filled(files_in(HF)), f"gs://{gcs.bucket}/out"
+        gcs.server.log.clear()
+        done = ckpt(*(word.format(src=source, dst=target) for word in words))
+        assert done.exit_code == 2
+        assert "written to gs://" in done.output and f"rsync --recursive DIRECTORY {target}" in done.output
+        assert not gcs.server.log
+
+    def test_a_copy_to_a_bucket_is_named_in_the_words_of_its_cloud(self):
+        assert "aws s3 sync DIRECTORY s3://b/x/y" in s3.STORE.instead_of_writing("b/x/y")
+        assert "--destination b --destination-path x/y" in az.STORE.instead_of_writing("b/x/y")
+
+
+class TestAccess:
+    """Who asks, by the environment, and where."""
+
+    def test_without_the_package_the_way_to_it_is_said(self, monkeypatch):
+        find = importlib.util.find_spec
+        monkeypatch.setattr(client, "find_spec", lambda name: None if name == "obstore" else find(name))
+        with environment():
+            for scheme in ("gs", "s3", "az"):
+                done = ckpt("inspect", "tree", f"{scheme}://bucket/x")
+                assert done.exit_code == 2
+                assert "pip install 'ckpttools[cloud]'" in done.output
+
+    @pytest.mark.parametrize("variable", ["STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"])
+    def test_an_emulator_is_asked_where_one_is_named(self, gcs_server, variable):
+        gcs_server.put("emulated", "a", b"1")
+        with environment(**{variable: gcs_server.url}):
+            assert parse("gs://emulated/a").read_bytes() == b"1"
+
+    def test_an_account_s_file_is_what_google_s_tools_take(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(gs, "metadata_headers", lambda *_: None)
+        with environment(CLOUDSDK_CONFIG=str(tmp_path)):
+            assert "no credentials were found" in gs.STORE.access("b").identity
+            usual = tmp_path / "application_default_credentials.json"
+            usual.write_text('{"type": "authorized_user"}')
+            assert gs.STORE.access("b").identity == f"authorized_user of {usual}"
+            assert gs.STORE.access("b").config == {"application_credentials": str(usual)}
+        named = tmp_path / "key.json"
+        with environment(GOOGLE_APPLICATION_CREDENTIALS=str(named)):
+            with pytest.raises(StorageError, match="cannot be read"):
+                gs.STORE.access("b")
+            named.write_text('{"type": "service_account", "client_email": "me@project"}')
+            assert gs.STORE.access("b").identity == f"me@project of {named}"
+            named.write_text('{"type": "external_account"}')
+            with pytest.raises(StorageError, match="google-auth"):
+                gs.STORE.access("b")
+
+    def test_a_machine_of_google_s_is_known_by_its_answer(self, tmp_path, monkeypatch):
+        with environment(CLOUDSDK_CONFIG=str(tmp_path)):
+            for headers, identity in (
+                ({"Metadata-Flavor": "Google"}, "service account of this machine"),
+                ({"Server": "EC2ws"}, "nobody"),
+            ):
+                monkeypatch.setattr(gs, "metadata_headers", lambda *_, found=headers: found)
+                assert identity in gs.STORE.access("b").identity
+
+    def test_amazon_s_profiles_are_taken(self, tmp_path):
+        (tmp_path / "credentials").write_text(
+            "[work]\naws_access_key_id = AKIAPROFILE12345\naws_secret_access_key = x\n"
+        )
+        (tmp_path / "config").write_text("[profile work]\nregion = eu-north-1\n")
+        files = {
+            "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials"),
+            "AWS_CONFIG_FILE": str(tmp_path / "config"),
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        with environment(**files, AWS_PROFILE="work"):
+            access = s3.STORE.access("b")
+            assert access.identity == "AKIA…2345 of shared-credentials-file, profile work"
+            assert access.config["region"] == "eu-north-1"
+        with environment(**files):
+            access = s3.STORE.access("b")
+            assert access.config["skip_signature"] and "no credentials were found" in access.identity
+        with environment(**files, AWS_PROFILE="other"), pytest.raises(StorageError, match="cannot be read"):
+            s3.STORE.access("b")
+        with environment(AWS_ACCESS_KEY_ID="AKIAENVIRONMENT1", AWS_SECRET_ACCESS_KEY="x"):
+            assert s3.STORE.access("b").identity == "AKIA…ENT1 of AWS_ACCESS_KEY_ID"
+
+    def test_azure_s_account_is_asked_for(self, monkeypatch):
+        monkeypatch.setattr(az, "metadata_headers", lambda *_: None)
+        monkeypatch.setenv("PATH", "")
+        with environment():
+            done = ckpt("inspect", "tree", "az://container/x")
+            assert done.exit_code == 5 and "export AZURE_STORAGE_ACCOUNT_NAME=NAME" in done.output
+        with environment(AZURE_STORAGE_ACCOUNT="mine"):
+            assert az.STORE.access("c").config["account_name"] == "mine"
+            assert "no credentials were found" in az.STORE.access("c").identity
+        with environment(AZURE_STORAGE_ACCOUNT="mine", AZURE_STORAGE_SAS_TOKEN="x"):
+            assert az.STORE.access("c").identity == "who AZURE_STORAGE_SAS_TOKEN says"
+
+    def test_no_machine_answers_where_there_is_none(self, monkeypatch):
+        monkeypatch.setattr(machine, "_ADDRESS", "127.0.0.1")
+        assert machine.metadata_headers("/", {}) is None
