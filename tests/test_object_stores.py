@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 from contextlib import contextmanager
 
 import pytest
 from support.command_line import ckpt, run, succeed
 from support.gcs_server import Fault
 from support.object_stores import amazon, environment, files_in, google
-from support.places import GOLDEN, HF, ORBAX, TRAINED
+from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
 
 from ckpttools.core.errors import FormatError, SourceChangedError, StorageError
 from ckpttools.stores import FileKind, parse
@@ -75,15 +76,21 @@ class TestCommands:
         run("convert", "maxtext-to-hf", source, tmp_path / "out", "--like", HF)
         assert "equal" in run("verify", tmp_path / "out", "--against", HF)
 
-    @pytest.mark.parametrize("source", [SHARDED, TRAINED, ZARR], ids=["safetensors", "ocdbt", "zarr"])
     @pytest.mark.parametrize(
-        "words", [("inspect", "tree"), ("inspect", "chunks"), ("inspect", "stats"), ("hash",), ("doctor",)]
+        ("source", "commands"),
+        [
+            (SHARDED, ("inspect tree", "inspect stats", "hash", "doctor")),
+            (TRAINED, ("inspect tree", "inspect chunks", "hash", "doctor")),
+            (ZARR, ("inspect chunks", "hash")),
+        ],
+        ids=["safetensors", "ocdbt", "zarr"],
     )
-    def test_what_is_said_of_it_is_the_same(self, gcs, source, words):
+    def test_what_is_said_of_it_is_the_same(self, gcs, source, commands):
         place = gcs.filled(files_in(source))
-        local, remote = (ckpt(*words, each, "--json") for each in (source, place))
-        assert remote.exit_code == local.exit_code
-        assert json.loads(remote.stdout.replace(str(place), str(source))) == json.loads(local.stdout)
+        for words in map(str.split, commands):
+            local, remote = (ckpt(*words, each, "--json") for each in (source, place))
+            assert remote.exit_code == local.exit_code
+            assert json.loads(remote.stdout.replace(str(place), str(source))) == json.loads(local.stdout)
 
     def test_both_sides_may_be_in_buckets(self, cloud):
         model, run_ = cloud.filled(files_in(SHARDED)), cloud.filled(files_in(MAXTEXT))
@@ -97,6 +104,18 @@ class TestCommands:
         run("inspect", "report", place, "-o", tmp_path / "page.html")
         run("select", place, tmp_path / "some", "--keep", "params")
         succeed("inspect", "tree", f"{place}/1/items")
+
+    def test_the_commands_of_the_page_work_as_written(self, gcs, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for name, source in (("models/llama", HF), ("runs/llama/checkpoints", TRAINED)):
+            for key, content in files_in(source).items():
+                gcs.server.put("my-bucket", f"{name}/{key}", content)
+        lines = [line for line in (DOCS / "stores.md").read_text().splitlines() if "$ ckpt" in line]
+        assert len(lines) >= 9
+        for line in lines:
+            done = ckpt(*shlex.split(line)[2:])
+            # The run's weights are other ones than the model's.
+            assert done.exit_code == (1 if "diff" in line else 0), done.output
 
 
 class TestRequests:

@@ -132,6 +132,7 @@ def prepare(
     from ckpttools.api.beside import check_beside
     from ckpttools.digest import manifest as digests
     from ckpttools.run.apart import check_apart
+    from ckpttools.stores.publishing import staging_of
 
     place = parse(destination, is_written=True)
     staging_of(place)  # raises where nothing can be written

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -79,6 +80,19 @@ class DirEntry(NamedTuple):
         return self.kind is FileKind.FILE
 
 
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What reading from a store takes.
+
+    Attributes:
+        requests: reads under way at once that are of use; None where the processors are what limits them.
+        memory: bytes that reading takes at most beside the buffers that it fills.
+    """
+
+    requests: int | None = None
+    memory: int = 0
+
+
 class File(ABC):
     """Bytes that are read by position, from several threads at once: the `ByteSource` of a store.
 
@@ -86,7 +100,8 @@ class File(ABC):
         path: what messages call it, and what `ckpttools.stores.parse` finds it by.
         size: its length in bytes when it was opened.
         version: see `Status`.
-        gap: see `Costs`.
+        gap: bytes that come in the time that one more read takes, latency times bandwidth: what lies between
+            two reads and is shorter is better read, too.
     """
 
     __slots__ = ()
@@ -162,9 +177,11 @@ class Store(ABC):
 
     Attributes:
         scheme: what stands before `://`.
+        costs: of reading.
     """
 
     scheme: ClassVar[str]
+    costs: ClassVar[Costs] = Costs()
 
     @abstractmethod
     def stat(self, key: str) -> Status | None:

@@ -9,18 +9,19 @@ from typing import TypeAlias
 
 SIZE = 256 << 10
 """Bytes of a block. The header of a shard with 1,500 tensors fits into one."""
-# Of all objects together.
-_MOST = 128
+MOST_BYTES = 32 << 20
+"""Bytes of all blocks that are kept."""
 
 Fetch: TypeAlias = Callable[[int, memoryview], None]
 """Fills a buffer with an object's bytes from one on."""
 
 
 class Blocks:
-    """The blocks that were used last, 32 MiB of them."""
+    """The blocks that were used last."""
 
     def __init__(self) -> None:
-        self._blocks: OrderedDict[tuple[str, str, int], memoryview] = OrderedDict()
+        self._blocks: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
+        self._nbytes = 0
         self._lock = threading.Lock()
 
     def read_into(self, name: tuple[str, str], size: int, start: int, out: memoryview, fetch: Fetch) -> None:
@@ -39,25 +40,26 @@ class Blocks:
         missing = [number for number, block in blocks.items() if block is None]
         if missing:
             begin = missing[0] * SIZE
-            fetched = memoryview(bytearray(min(size, (missing[-1] + 1) * SIZE) - begin))
-            fetch(begin, fetched)
+            fetched = bytearray(min(size, (missing[-1] + 1) * SIZE) - begin)
+            fetch(begin, memoryview(fetched))
             for number in missing:
                 at = number * SIZE - begin
-                blocks[number] = self._kept((*name, number), fetched[at : at + SIZE])
+                blocks[number] = self._kept((*name, number), bytes(fetched[at : at + SIZE]))
         for number, block in blocks.items():
             assert block is not None
             begin, end = max(start, number * SIZE), min(stop, (number + 1) * SIZE)
             out[begin - start : end - start] = block[begin - number * SIZE : end - number * SIZE]
 
-    def _taken(self, name: tuple[str, str, int]) -> memoryview | None:
+    def _taken(self, name: tuple[str, str, int]) -> bytes | None:
         with self._lock:
             if name in self._blocks:
                 self._blocks.move_to_end(name)
             return self._blocks.get(name)
 
-    def _kept(self, name: tuple[str, str, int], block: memoryview) -> memoryview:
+    def _kept(self, name: tuple[str, str, int], block: bytes) -> bytes:
         with self._lock:
+            self._nbytes += len(block) - len(self._blocks.get(name, b""))
             self._blocks[name] = block
-            while len(self._blocks) > _MOST:
-                self._blocks.popitem(last=False)
+            while self._nbytes > MOST_BYTES:
+                self._nbytes -= len(self._blocks.popitem(last=False)[1])
         return block
