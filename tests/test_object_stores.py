@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from support.command_line import ckpt, run, succeed
 from support.gcs_server import Fault
-from support.object_stores import amazon, environment, files_in, google
+from support.object_stores import amazon, azure, environment, files_in, google
 from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
 
 from ckpttools.core.errors import FormatError, SourceChangedError, StorageError
@@ -58,6 +58,28 @@ class TestAmazon(StoreTests):
     @contextmanager
     def filled(self, files):
         yield self.s3.filled(files)
+
+
+class TestAzure(StoreTests):
+    @pytest.fixture(autouse=True)
+    def cloud(self, gcs_server):
+        with azure(gcs_server) as self.azure:
+            yield
+
+    @contextmanager
+    def filled(self, files):
+        yield self.azure.filled(files)
+
+    def test_who_may_not_is_told_so(self):
+        place, words = (
+            self.azure.filled({"a": b""}),
+            "Public access is not permitted on this storage account.",
+        )
+        body = f"<Error><Message>{words}</Message></Error>"
+        self.azure.server.faults.append(Fault("comp=list", status=409, body=body))
+        with pytest.raises(StorageError, match="not allowed") as caught:
+            place.entries()
+        assert caught.value.got == f"409 Conflict: {words}; asked as nobody (AZURE_SKIP_SIGNATURE is set)"
 
 
 class TestCommands:

@@ -1,5 +1,6 @@
 """A small Google Cloud Storage on loopback: reading by its XML API, with faults on demand.
 
+Below `/azure` it answers as Azure Blob Storage does, whose listings are other ones.
 Objects are bytes in a dictionary, each with a generation and an ETag that change with every `put`. Requests
 are logged, so that tests can count them.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -150,7 +151,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         url = urlsplit(self.path)
-        bucket, _, key = unquote(url.path).lstrip("/").partition("/")
+        path = unquote(url.path).lstrip("/")
+        in_azure = path.startswith("azure/")
+        bucket, _, key = path.removeprefix("azure/").partition("/")
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         fault = self.owner.fault(f"{self.command} {unquote(self.path)}") or Fault()
         objects = self.owner.buckets.get(bucket)
@@ -161,7 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif key:
             self._send_object(objects.get(key), fault)
         else:
-            self._send(200, _listing(objects, query, self.owner.page), {}, fault)
+            page = _page(objects, query, self.owner.page)
+            self._send(200, (_azure_listing if in_azure else _listing)(*page), {}, fault)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
@@ -179,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {
             "ETag": found.etag,
             "x-goog-generation": str(found.generation),
-            "Last-Modified": formatdate(found.generation / 1e6, usegmt=True),
+            "Last-Modified": _date(found),
         }
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if not match:
@@ -211,35 +215,58 @@ class _Handler(BaseHTTPRequestHandler):
             fault.then()
 
 
-def _listing(objects: Mapping[str, Object], query: Mapping[str, str], page: int) -> bytes:
+def _page(
+    objects: Mapping[str, Object], query: Mapping[str, str], most: int
+) -> tuple[dict[str, Object], list[str], str]:
+    """Objects and what keys have in common before a delimiter; where the next page begins, "" for nowhere."""
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-    after = query.get("continuation-token") or query.get("start-after", "")
-    names = {key: _entry(key, prefix, delimiter) for key in sorted(objects) if key.startswith(prefix)}
-    entries = [name for name in dict.fromkeys(names.values()) if name > after]
-    shown = entries[:page]
+    after = query.get("continuation-token") or query.get("marker", "")
+    names = {_entry(key, prefix, delimiter): key for key in sorted(objects) if key.startswith(prefix)}
+    rest = [name for name in names if name > after]
+    shown = rest[:most]
+    found = {name: objects[name] for name in shown if names[name] == name}
+    return found, [name for name in shown if name not in found], shown[-1] if rest[most:] else ""
+
+
+def _listing(objects: Mapping[str, Object], prefixes: Sequence[str], more: str) -> bytes:
     parts = [
-        f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
-        if name not in objects or (delimiter and name.endswith(delimiter) and name != prefix)
-        else _contents(name, objects[name])
-        for name in shown
+        *(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in prefixes),
+        *(
+            f"<Contents><Key>{escape(name)}</Key><LastModified>{_iso(each)}</LastModified>"
+            f"<ETag>{escape(each.etag)}</ETag><Size>{len(each.content)}</Size></Contents>"
+            for name, each in objects.items()
+        ),
+        f"<IsTruncated>{'true' if more else 'false'}</IsTruncated>",
+        f"<NextContinuationToken>{escape(more)}</NextContinuationToken>" if more else "",
     ]
-    more = f"<NextContinuationToken>{escape(shown[-1])}</NextContinuationToken>" if entries[page:] else ""
-    truncated = "true" if more else "false"
+    return f"<?xml version='1.0'?><ListBucketResult>{''.join(parts)}</ListBucketResult>".encode()
+
+
+def _azure_listing(objects: Mapping[str, Object], prefixes: Sequence[str], more: str) -> bytes:
+    parts = [
+        *(f"<BlobPrefix><Name>{escape(name)}</Name></BlobPrefix>" for name in prefixes),
+        *(
+            f"<Blob><Name>{escape(name)}</Name><Properties><Last-Modified>{_date(each)}</Last-Modified>"
+            f"<Etag>{each.etag.strip(chr(34))}</Etag><Content-Length>{len(each.content)}</Content-Length>"
+            "<Content-Type>application/octet-stream</Content-Type></Properties></Blob>"
+            for name, each in objects.items()
+        ),
+    ]
     return (
-        f"<?xml version='1.0'?><ListBucketResult><IsTruncated>{truncated}</IsTruncated>{more}"
-        f"{''.join(parts)}</ListBucketResult>"
+        f"<?xml version='1.0'?><EnumerationResults><Blobs>{''.join(parts)}</Blobs>"
+        f"<NextMarker>{escape(more)}</NextMarker></EnumerationResults>"
     ).encode()
+
+
+def _date(found: Object) -> str:
+    return formatdate(found.generation / 1e6, usegmt=True)
+
+
+def _iso(found: Object) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.generation / 1e6))
 
 
 def _entry(key: str, prefix: str, delimiter: str) -> str:
     """What a listing names instead of a key: itself, or what it begins with."""
     rest = key[len(prefix) :]
     return prefix + rest.partition(delimiter)[0] + delimiter if delimiter and delimiter in rest else key
-
-
-def _contents(key: str, found: Object) -> str:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.generation / 1e6))
-    return (
-        f"<Contents><Key>{escape(key)}</Key><LastModified>{stamp}</LastModified>"
-        f"<ETag>{escape(found.etag)}</ETag><Size>{len(found.content)}</Size></Contents>"
-    )

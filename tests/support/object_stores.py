@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from ckpttools.stores import Place, parse
-from ckpttools.stores.objects import gs, s3
+from ckpttools.stores.objects import az, gs, s3
 
 _NUMBERS = count()
 # Of the environment, what says who asks and where.
@@ -58,6 +58,12 @@ class Google(Cloud):
             self.server.put(self.bucket, key, content)
 
 
+class Azure(Google):
+    """The same server and its faults, as Azure."""
+
+    scheme = "az"
+
+
 class Amazon(Cloud):
     scheme = "s3"
 
@@ -84,7 +90,7 @@ def environment(**variables: str) -> Iterator[None]:
                 patch.delenv(name)
         for name, value in variables.items():
             patch.setenv(name, value)
-        for store in (gs.STORE, s3.STORE):
+        for store in (az.STORE, gs.STORE, s3.STORE):
             patch.setattr(store, "_buckets", {})
         yield
 
@@ -95,6 +101,16 @@ def google(server: Any) -> Iterator[Google]:
     server.reset()
     with environment(STORAGE_EMULATOR_HOST=server.url):
         yield Google(server)
+    server.reset()
+
+
+@contextmanager
+def azure(server: Any) -> Iterator[Azure]:
+    """What `az://` is, on a server."""
+    server.reset()
+    where = {"AZURE_STORAGE_ENDPOINT": f"{server.url}/azure", "AZURE_STORAGE_ACCOUNT_NAME": "account"}
+    with environment(**where, AZURE_SKIP_SIGNATURE="true"):
+        yield Azure(server)
     server.reset()
 
 

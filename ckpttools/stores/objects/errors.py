@@ -10,6 +10,8 @@ from ckpttools.core.errors import StorageError
 _STATUS = re.compile(r"status code: (\d{3}[^:\n]*)")
 _MESSAGE = re.compile(r"<(?:Message|Details)>(.*?)</(?:Message|Details)>", re.DOTALL)
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|specified bucket does not exist")
+# What Azure answers who is nobody, with 409.
+_NOT_PUBLIC = "Public access is not permitted"
 _UNREACHED = re.compile("error sending request|HttpError|connect error|dns error|TimedOut")
 # The innermost of the reasons for a broken connection.
 _CAUSE = re.compile(r'message: "([^"]+)"|error: "([^"]+)"')
@@ -82,7 +84,7 @@ def explained(error: Exception, asked: Asked) -> StorageError:
     code = int(status[1][:3]) if status else 0
     if code == 404 and _NO_BUCKET.search(text):
         return _no_bucket(asked)
-    if code in (401, 403):
+    if code in (401, 403) or _NOT_PUBLIC in text:
         return _not_allowed(asked, _answer(text))
     if "region" in text.partition("Debug source")[0].lower():
         hint = "set AWS_REGION to the region that the bucket is in"
@@ -92,6 +94,8 @@ def explained(error: Exception, asked: Asked) -> StorageError:
         return _error(asked, f"{_answer(text)}{_tries(text)}", "an answer", hint)
     if not code and _UNREACHED.search(text):
         return _no_connection(asked, text)
+    if code:
+        return _error(asked, f"{_answer(text)}; asked as {asked.identity}", None, asked.words.log_in)
     return _error(asked, _answer(text), None, asked.words.log_in if "redential" in text else None)
 
 
