@@ -129,15 +129,13 @@ class TestCommands:
 
     def test_the_commands_of_the_page_work_as_written(self, gcs, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        for name, source in (("models/llama", HF), ("runs/llama/checkpoints", TRAINED)):
+        for name, source in (("models/llama", HF), ("runs/llama/checkpoints", MAXTEXT)):
             for key, content in files_in(source).items():
                 gcs.server.put("my-bucket", f"{name}/{key}", content)
         lines = [line for line in (DOCS / "stores.md").read_text().splitlines() if "$ ckpt" in line]
         assert len(lines) >= 9
         for line in lines:
-            done = ckpt(*shlex.split(line)[2:])
-            # The run's weights are other ones than the model's.
-            assert done.exit_code == (1 if "diff" in line else 0), done.output
+            succeed(*shlex.split(line)[2:])
 
 
 class TestRequests:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -81,7 +80,7 @@ class Known:
         self._source = source
         self._listings: dict[str, Listing] = {}
         self._unlistable: set[str] = set()
-        self._asked_in: Counter[str] = Counter()
+        self._asked_in: set[str] = set()
         self._lock = threading.Lock()
 
     def forget(self, key: str) -> None:
@@ -134,7 +133,7 @@ class Known:
         above = key.rpartition("/")[0]
         with self._lock:
             is_first = above not in self._asked_in
-            self._asked_in[above] += 1
+            self._asked_in.add(above)
         # Whoever asks for two names in a directory will ask for more.
         if above and not is_first and (listing := self._list_if_allowed(above)):
             return listing.status(key[len(above) + 1 :])
