@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ckpttools.core.errors import StorageError, UsageError
 from ckpttools.stores import FileKind, parse
+from ckpttools.stores.publishing import staging_of
 from ckpttools.testing.stores import StoreTests
 
 NUMBERS = count()
@@ -68,11 +69,17 @@ def test_a_scheme_without_a_store_is_refused_by_name(text):
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_what_is_to_be_written_is_copied_to_where_no_store_is(scheme):
+def test_what_is_to_be_written_is_copied_to_where_nothing_can_be(scheme):
     with pytest.raises(UsageError) as caught:
-        parse(f"{scheme}://b/out", is_written=True)
+        staging_of(parse(f"{scheme}://b/out"))
     assert caught.value.hint.startswith("write to a local directory, then copy that there: ")
     assert caught.value.hint.endswith(f" DIRECTORY {scheme}://b/out")
+
+
+def test_what_is_to_be_written_is_copied_to_where_no_store_is():
+    with pytest.raises(UsageError) as caught:
+        parse("ftp://b/out", is_written=True)
+    assert caught.value.hint == "write to a local directory, then copy that there"
 
 
 def test_an_address_that_pathlib_has_taken_for_a_path_is_refused():

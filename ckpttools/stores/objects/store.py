@@ -78,7 +78,7 @@ class ObjectStore(Store):
     def instead_of_writing(self, key: str) -> str:
         bucket, _, rest = key.partition("/")
         command = self.words.copy.format(bucket=quote(bucket), key=quote(rest))
-        return f"write to a local directory, then copy that: {command}"
+        return f"write to a local directory, then copy that there: {command}"
 
     def status_after(self, key: str, moment: float) -> Status | None:
         """What is at a key, asked for after a moment by the monotonic clock; errors as `stat`."""
