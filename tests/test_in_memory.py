@@ -141,11 +141,11 @@ def test_a_source_in_memory_that_changes_is_noticed(memory):
 
 def test_a_scheme_without_a_store_is_refused_wherever_a_path_stands():
     for words in (
-        ("inspect", "tree", "gs://bucket/run"),
-        ("convert", "hf-to-maxtext", "hf://org/model", "out"),
-        ("convert", "hf-to-maxtext", HF, "s3://bucket/out"),
-        ("diff", HF, "https://host/x"),
-        ("hash", HF, "--manifest", "gs://b/x.json"),
+        ("inspect", "tree", "ftp://host/run"),
+        ("convert", "hf-to-maxtext", "ftp://org/model", "out"),
+        ("convert", "hf-to-maxtext", HF, "ftp://bucket/out"),
+        ("diff", HF, "ftp://host/x"),
+        ("hash", HF, "--manifest", "ftp://b/x.json"),
     ):
         done = ckpt(*words)
         scheme = next(str(word) for word in words if "://" in str(word)).partition("://")[0]

@@ -18,9 +18,10 @@ def check_beside(path: Place, source: Where, destination: Place | None = None) -
         destination: a checkpoint that is written meanwhile.
 
     Raises:
-        UsageError: the file would be part of what is written, or have the name of one of the source's own
-            files.
+        UsageError: nothing can be written there; the file would be part of what is written, or have the name
+            of one of the source's own files.
     """
+    path.check_takes_files()
     real = path.resolve()
     if destination is not None:
         _check_outside(path, real, destination)

@@ -12,6 +12,7 @@ from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import open_tree
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Observer, Receipt
+from ckpttools.stores.base import Costs
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
@@ -52,9 +53,16 @@ class Resources:
         from ckpttools.digest.watching import hashing_bytes
         from ckpttools.plan.plan import build
 
-        reserved = hashing_bytes(tree) if self.manifest else 0
-        plan = build(tree, writer, memory=self.memory, jobs=self.workers, notes=notes, reserved=reserved)
+        costs = _costs(tree)
+        reserved = costs.memory + (hashing_bytes(tree) if self.manifest else 0)
+        jobs = self.jobs or max(self.workers, costs.requests or 0)
+        plan = build(tree, writer, memory=self.memory, jobs=jobs, notes=notes, reserved=reserved)
         return Conversion(plan, writer)
+
+
+def _costs(tree: Tree) -> Costs:
+    """What reading takes where a tree lies."""
+    return parse(tree.metadata.place).store.costs
 
 
 def _cores() -> int:

@@ -125,15 +125,17 @@ def prepare(
         memory, jobs, overwrite, resume, manifest, observe, command: as `Writing`.
 
     Raises:
-        UsageError: the destination overlaps what is read, there is nothing to resume, or the manifest cannot
-            have its name.
+        UsageError: the destination cannot be written or overlaps what is read, there is nothing to resume, or
+            the manifest cannot have its name.
         CheckpointError: as `plan`.
     """
     from ckpttools.api.beside import check_beside
     from ckpttools.digest import manifest as digests
     from ckpttools.run.apart import check_apart
+    from ckpttools.stores.publishing import staging_of
 
     place = parse(destination, is_written=True)
+    staging_of(place)  # raises where nothing can be written
     written = None if manifest is None else parse(manifest, is_written=True)
     read = place_of(source)
     if read is not None:

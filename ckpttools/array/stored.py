@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # A read costs a system call and the interpreter's lock: about 6 us between two busy threads, in which 16 KiB
 # come out of the page cache. Shorter runs are fetched with what lies between them, up to so many times more,
 # or to as much as the reads cost: a column of a large matrix is 16 KiB and more for each element.
+# Sources that are further away say so (`gap`): what they send in the time that a request takes.
 _SHORT_RUN = 16 * 1024
 _MOST_GROWTH = 16
 # Packed elements unpacked at once: their loose bits are a few times their number, outside the scratch.
@@ -65,7 +66,7 @@ class Stored(LazyArray):
         if self._is_packed:
             self._read_packed(region, out, scratch)
             return
-        fetched = _fetched(self.shape, region, self.dtype.itemsize)
+        fetched = _fetched(self.shape, region, self.dtype.itemsize, self._short_run)
         if fetched == region and out.flags.c_contiguous:
             self._read_contiguous(region, out)
             return
@@ -121,11 +122,15 @@ class Stored(LazyArray):
     def read_cost(self, region: Region) -> ReadCost:
         if self._is_packed:
             return ReadCost(-(-region.size * self.stored_bits // 8), count_runs(self.shape, region))
-        return _cost(self.shape, region, self.dtype.itemsize)
+        return _cost(self.shape, region, self.dtype.itemsize, self._short_run)
+
+    @property
+    def _short_run(self) -> int:
+        return getattr(self.source, "gap", _SHORT_RUN)
 
     @property
     def read_kind(self) -> Hashable:
-        return ("stored", self.shape, self.dtype, self.whole_bytes)
+        return ("stored", self.shape, self.dtype, self.whole_bytes, self._short_run)
 
     @property
     def stored_bits(self) -> int:
@@ -139,15 +144,15 @@ class Stored(LazyArray):
         return self.source.path, self.offset + start * self.stored_bits // 8
 
 
-def _fetched(shape: Shape, region: Region, itemsize: int) -> Region:
+def _fetched(shape: Shape, region: Region, itemsize: int, short_run: int = _SHORT_RUN) -> Region:
     """The region, with inner axes made whole where its runs are short: few long reads, cut in memory."""
     runs = count_runs(shape, region)
     if runs <= 1:
         return region
-    most = max(_MOST_GROWTH * region.size * itemsize, _SHORT_RUN * runs)
+    most = max(_MOST_GROWTH * region.size * itemsize, short_run * runs)
     wide, inner = region, itemsize
     for axis in reversed(range(region.rank)):
-        if (wide.stop[axis] - wide.start[axis]) * inner >= _SHORT_RUN:
+        if (wide.stop[axis] - wide.start[axis]) * inner >= short_run:
             break
         wider = wide.replaced(axis, 0, shape[axis])
         if wider.size * itemsize > most:
@@ -157,9 +162,9 @@ def _fetched(shape: Shape, region: Region, itemsize: int) -> Region:
     return wide if count_runs(shape, wide) < runs else region
 
 
-def _cost(shape: Shape, region: Region, itemsize: int) -> ReadCost:
+def _cost(shape: Shape, region: Region, itemsize: int, short_run: int = _SHORT_RUN) -> ReadCost:
     """Of a region of an array that lies in one piece."""
-    fetched = _fetched(shape, region, itemsize)
+    fetched = _fetched(shape, region, itemsize, short_run)
     return ReadCost(fetched.size * itemsize, count_runs(shape, fetched))
 
 

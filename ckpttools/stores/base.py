@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
-from ckpttools.core.errors import FormatError, StorageError
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -79,6 +80,19 @@ class DirEntry(NamedTuple):
         return self.kind is FileKind.FILE
 
 
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What reading from a store takes.
+
+    Attributes:
+        requests: reads under way at once that are of use; None where the processors are what limits them.
+        memory: bytes that reading takes at most beside the buffers that it fills.
+    """
+
+    requests: int | None = None
+    memory: int = 0
+
+
 class File(ABC):
     """Bytes that are read by position, from several threads at once: the `ByteSource` of a store.
 
@@ -86,6 +100,8 @@ class File(ABC):
         path: what messages call it, and what `ckpttools.stores.parse` finds it by.
         size: its length in bytes when it was opened.
         version: see `Status`.
+        gap: bytes that come in the time that one more read takes, latency times bandwidth: what lies between
+            two reads and is shorter is better read, too.
     """
 
     __slots__ = ()
@@ -93,6 +109,7 @@ class File(ABC):
     path: str
     size: int
     version: str
+    gap: ClassVar[int] = 16 << 10
 
     @abstractmethod
     def read_into(self, offset: int, out: Buffer) -> None:
@@ -160,9 +177,11 @@ class Store(ABC):
 
     Attributes:
         scheme: what stands before `://`.
+        costs: of reading.
     """
 
     scheme: ClassVar[str]
+    costs: ClassVar[Costs] = Costs()
 
     @abstractmethod
     def stat(self, key: str) -> Status | None:
@@ -234,9 +253,17 @@ class Store(ABC):
         """What a link says that it leads to, which need not be there; None if this is not a link."""
         return None
 
+    def instead_of_writing(self, key: str) -> str | None:
+        """What to do where nothing can be written; None where it can."""
+        return None
+
     def may_read(self, key: str) -> bool:
         """Whether this user may read what is there, as far as that can be known without reading it."""
         return True
+
+    def why_absent(self, key: str) -> CheckpointError | None:
+        """Why nothing is at a key, where the store knows; None where it does not."""
+        return None
 
 
 def too_large(place: object, size: int, most: int) -> FormatError:

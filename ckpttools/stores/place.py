@@ -276,6 +276,11 @@ class Place:
         """
         return self.store.read(self.key, most)
 
+    def check_takes_files(self) -> None:
+        """Raises UsageError if nothing can be `put` here, whatever is here."""
+        if not isinstance(self.store, Puts):
+            raise self._takes_nothing()
+
     def put(self, content: bytes) -> None:
         """Writes a small file that is here only once it is complete, and durable then.
 
@@ -315,6 +320,7 @@ class Place:
             f"nothing can be written to {self.store.scheme}://",
             place=self,
             wanted="a place that can be written, such as a local directory",
+            hint=self.store.instead_of_writing(self.key),
         )
 
 

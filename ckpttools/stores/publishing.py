@@ -268,6 +268,7 @@ def staging_of(
         f"no checkpoint can be written to {destination.store.scheme}://",
         place=destination,
         wanted="a destination that can be written, such as a local directory",
+        hint=destination.store.instead_of_writing(destination.key),
     )
 
 

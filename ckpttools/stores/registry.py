@@ -20,7 +20,13 @@ Where: TypeAlias = str | os.PathLike[str] | Place
 """What says where something is: a path, `scheme://…`, or a place."""
 
 # Modules of this package with a `STORE`, by the scheme that stands before `://`.
-_BUILT_IN = {"file": "local.store", "memory": "memory"}
+_BUILT_IN = {
+    "file": "local.store",
+    "memory": "memory",
+    "http": "web.http",
+    "https": "web.https",
+    "hf": "web.hub",
+}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 # `pathlib` makes `gs:/bucket` of `gs://bucket`.
 _JOINED = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)(.+)", re.DOTALL)
@@ -28,7 +34,6 @@ _JOINED = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)(.+)", re.DOTALL)
 _COPIED_BY = {
     "gs": ("gcloud storage cp -r {} .", "gcloud storage cp -r DIRECTORY {}"),
     "s3": ("aws s3 cp --recursive {} .", "aws s3 cp --recursive DIRECTORY {}"),
-    "hf": ("hf download REPO --local-dir DIRECTORY", "hf upload REPO DIRECTORY"),
 }
 
 

@@ -23,6 +23,7 @@ from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.metadata import SavedLeaf, key_impls
 from ckpttools.formats.orbax.options import HELP, OPTIONS, STORAGE
 from ckpttools.formats.orbax.steps import OrbaxItem
+from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import occurrences
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
@@ -58,7 +59,8 @@ class Orbax:
             place=str(item.directory),
         )
         leaves = _Leaves(item.directory, _arrays(item, document, options))
-        return Tree({each.path: leaves.leaf(each) for each in saved}, metadata)
+        found = at_once(item.directory.store, leaves.leaf, saved)
+        return Tree({each.path: leaf for each, leaf in zip(saved, found, strict=True)}, metadata)
 
     def shardings(self, tree: Tree) -> Mapping[Path, Sharding]:
         from ckpttools.formats.orbax.sharding import stored_shardings

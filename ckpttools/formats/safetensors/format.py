@@ -29,6 +29,7 @@ from ckpttools.formats.safetensors.header import (
     refuse_disguise,
     without_duplicates,
 )
+from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import File, is_inside, occurrences
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
@@ -80,7 +81,7 @@ class SafetensorsFormat:
         _require_room(found, options)
         named = None if found.index is None else _weight_map(found.folder / found.index)
         names = found.files if named is None else _shards(found, named)
-        files = [_opened(found.folder, name, options) for name in names]
+        files = at_once(found.folder.store, lambda name: _opened(found.folder, name, options), names)
         _check_once(files)
         if named is not None:
             _check_index(named, files, found.folder / str(found.index))
@@ -202,15 +203,13 @@ def _require_room(found: _WeightsLocation, options: ReadOptions) -> None:
         require_room(occurrences(b".safetensors", index), 2 * index.size, index.path)
         index.close()
         return
-    tensors, nbytes = 0, 0
-    for name in found.files:
-        source = (found.folder / name).open()
-        try:
+
+    def sizes(name: str) -> tuple[int, int]:
+        with (found.folder / name).open() as source:
             length = header_length(source, options.max_header_bytes)
-            tensors += occurrences(b'"data_offsets"', source, 8 + length)
-        finally:
-            source.close()
-        nbytes += length
+            return occurrences(b'"data_offsets"', source, 8 + length), length
+
+    tensors, nbytes = map(sum, zip(*at_once(found.folder.store, sizes, found.files), strict=True))
     require_room(tensors, nbytes, found.folder)
 
 
@@ -303,7 +302,8 @@ def _shards(found: _WeightsLocation, named: Mapping[str, str]) -> tuple[str, ...
     for name in names:
         _check_inside(name, index)
     # Symbolic links are followed: in the Hugging Face cache every file is one, to a blob elsewhere.
-    missing = [name for name in names if not _is_file(found.folder / name)]
+    there = at_once(found.folder.store, lambda name: _is_file(found.folder / name), names)
+    missing = [name for name, is_there in zip(names, there, strict=True) if not is_there]
     if missing:
         _refuse_missing(missing, index, "all files that the index names")
     return names

@@ -20,6 +20,7 @@ from ckpttools.formats.orbax.entries import Files
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.zarr.options import COMPRESSION, HELP
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
+from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 
 
@@ -47,7 +48,8 @@ class Zarr3:
         require_room(len(names), 0, path)
         metadata = Metadata(format=self.name, custom=attributes, place=str(path))
         # To what finds arrays a name is one key; the root has none.
-        found: dict[Path, Leaf] = {name: arrays.array((_joined(name),) if name else ()) for name in names}
+        keys: list[Path] = [(_joined(name),) if name else () for name in names]
+        found: dict[Path, Leaf] = dict(zip(names, at_once(path.store, arrays.array, keys), strict=True))
         if described is None:
             return Tree(found, metadata)
         named = Tree({(_joined(name),): array for name, array in found.items()}, metadata)

@@ -1,0 +1,25 @@
+"""Many small questions to one store, several at once where each takes its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from ckpttools.stores.base import Store
+
+_Item = TypeVar("_Item")
+_Answer = TypeVar("_Answer")
+
+
+def at_once(store: Store, function: Callable[[_Item], _Answer], items: Iterable[_Item]) -> list[_Answer]:
+    """What `map` gives: one after the other on a disk, in threads where a store says so (`Costs.requests`).
+
+    The first error in the order of the items is raised, and what is not begun then is left out.
+    """
+    waiting = list(items)
+    threads = min(store.costs.requests or 1, len(waiting))
+    if threads <= 1:
+        return list(map(function, waiting))
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(function, waiting))
