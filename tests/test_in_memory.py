@@ -141,10 +141,10 @@ def test_a_source_in_memory_that_changes_is_noticed(memory):
 
 def test_a_scheme_without_a_store_is_refused_wherever_a_path_stands():
     for words in (
-        ("inspect", "tree", "ftp://bucket/run"),
-        ("convert", "hf-to-maxtext", "hf://org/model", "out"),
+        ("inspect", "tree", "ftp://host/run"),
+        ("convert", "hf-to-maxtext", "ftp://org/model", "out"),
         ("convert", "hf-to-maxtext", HF, "ftp://bucket/out"),
-        ("diff", HF, "https://host/x"),
+        ("diff", HF, "ftp://host/x"),
         ("hash", HF, "--manifest", "ftp://b/x.json"),
     ):
         done = ckpt(*words)

@@ -323,9 +323,9 @@ class TestWhatItIs:
     def test_a_name_on_the_hub(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         told = run("convert", "hf-to-maxtext", "Qwen/Qwen3-0.6B", "out", code=5)
-        assert "fetched first: hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B" in told
+        assert "a model on the Hugging Face Hub is named hf://Qwen/Qwen3-0.6B" in told
         (tmp_path / "runs").mkdir()
-        assert "hf download" not in run("convert", "hf-to-maxtext", "runs/new", "out", code=5)
+        assert "hf://" not in run("convert", "hf-to-maxtext", "runs/new", "out", code=5)
 
     def test_a_pipeline_of_diffusers(self, model, tmp_path):
         place = tmp_path / "flux"

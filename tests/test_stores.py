@@ -58,9 +58,7 @@ def test_a_local_place_has_the_names_that_pathlib_gives_it(first, second, is_abs
     assert place / (place / below).relative_to(place) == place / below
 
 
-@pytest.mark.parametrize(
-    "text", ["ftp://b/x", "ftp://b", "hf://org/model", "https://host/x", "FTP://b", "odd+1://x"]
-)
+@pytest.mark.parametrize("text", ["ftp://host/x", "FTP://host", "odd+1://x"])
 def test_a_scheme_without_a_store_is_refused_by_name(text):
     scheme = text.partition("://")[0]
     with pytest.raises(UsageError, match=f"no store for {scheme}://".replace("+", r"\+")) as caught:

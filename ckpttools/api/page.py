@@ -104,6 +104,7 @@ def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
 
 def _check(output: Place, source: Place | None, overwrite: bool) -> None:
     """Refuses before anything is read."""
+    output.check_takes_files()
     if output.is_dir():
         raise DestinationExistsError(f"{output} is a directory", wanted="the name of a file")
     if source is not None and output.exists() and _is_part(output.resolve(), source.resolve()):

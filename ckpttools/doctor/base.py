@@ -82,8 +82,9 @@ def mending(inventory: Inventory, fix: str) -> str:
 
 
 def pasted(path: Place) -> str:
-    """A path quoted for a command line."""
-    return quote(f"./{path}" if str(path).startswith("-") else str(path))
+    """A path quoted for a command line that works on local files."""
+    local = path.as_local("LOCAL_COPY")
+    return quote(f"./{local}" if local.startswith("-") else local)
 
 
 def set_aside(path: Place) -> str:

@@ -31,7 +31,8 @@ class _ForeignFiles:
 
 
 def _fetched(path: Place, file: Place) -> str:
-    fresh = quote(f"{str(path).removesuffix(path.suffix) if path == file else path}-safetensors")
+    named = path.as_local()
+    fresh = quote(f"{named.removesuffix(path.suffix) if path == file else named}-safetensors")
     command = f"hf download REPO --include '*.safetensors' '*.json' 'tokenizer*' --local-dir {fresh}"
     return f"fetch the model's own weights: {command}"
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from shlex import quote
-
-from ckpttools.core.errors import FormatError, StorageError
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Unfinished, begun_at, unfinished_at
 
 
-def absent(place: Place) -> StorageError:
+def absent(place: Place) -> CheckpointError:
     """The error of a place at which there is nothing."""
+    known = place.store.why_absent(place.key)
+    if known is not None:
+        return known
     left = begun_at(place)
     hint = f"check the spelling of the path{_fetched(place)}" if left is None else next_step(left)
     return StorageError(f"{place} is not there", hint=hint)
@@ -21,8 +22,7 @@ def _fetched(place: Place) -> str:
     is_relative = str(place) == "/".join(place.parts)
     if not is_relative or len(place.parts) != 2 or place.parts[0] == ".." or place.parent.exists():
         return ""
-    command = f"hf download {quote(str(place))} --local-dir {quote(place.name)}"
-    return f"; a model on the Hugging Face Hub is fetched first: {command}"
+    return f"; a model on the Hugging Face Hub is named hf://{place}"
 
 
 def refuse_interrupted(place: Place) -> None:

@@ -219,7 +219,7 @@ def _nothing_below(path: Place) -> str:
     if (path / "config.json").is_file():
         return (
             "there is the config.json of a model, and not its weights: copy its *.safetensors files, too, or "
-            "fetch them: hf download REPO --include '*.safetensors' --local-dir " + quote(str(path))
+            "fetch them: hf download REPO --include '*.safetensors' --local-dir " + quote(path.as_local())
         )
     return "`ckpt formats` lists what can be read"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
-from ckpttools.core.errors import FormatError, StorageError
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -260,6 +260,10 @@ class Store(ABC):
     def may_read(self, key: str) -> bool:
         """Whether this user may read what is there, as far as that can be known without reading it."""
         return True
+
+    def why_absent(self, key: str) -> CheckpointError | None:
+        """Why nothing is at a key, where the store knows; None where it does not."""
+        return None
 
 
 def too_large(place: object, size: int, most: int) -> FormatError:

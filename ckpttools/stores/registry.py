@@ -7,7 +7,6 @@ import re
 from functools import cache
 from importlib import import_module
 from pathlib import PurePosixPath
-from shlex import quote
 from typing import TypeAlias
 
 from ckpttools.core.errors import UsageError
@@ -26,14 +25,13 @@ _BUILT_IN = {
     "gs": "objects.gs",
     "s3": "objects.s3",
     "az": "objects.az",
+    "http": "web.http",
+    "https": "web.https",
+    "hf": "web.hub",
 }
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 # `pathlib` makes `gs:/bucket` of `gs://bucket`.
 _JOINED = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)(.+)", re.DOTALL)
-# Commands that copy a directory from a store of that scheme, and to it.
-_COPIED_BY = {
-    "hf": ("hf download REPO --local-dir DIRECTORY", "hf upload REPO DIRECTORY"),
-}
 
 
 def parse(where: Where, *, is_written: bool = False) -> Place:
@@ -78,7 +76,7 @@ def _store(scheme: str) -> Store | None:
 def _refuse_joined(text: str) -> None:
     """Raises UsageError if a path was an address before `pathlib` took it for a path."""
     match = _JOINED.fullmatch(text)
-    if match and (match[1] in _COPIED_BY or match[1] in _BUILT_IN) and not os.path.lexists(f"{match[1]}:"):
+    if match and match[1] in _BUILT_IN and not os.path.lexists(f"{match[1]}:"):
         raise UsageError(
             f"{text} was {match[1]}://{match[2]} before it was made a path",
             wanted="the text itself: pathlib joins the slashes",
@@ -86,15 +84,10 @@ def _refuse_joined(text: str) -> None:
 
 
 def _no_store(scheme: str, text: str, is_written: bool) -> UsageError:
-    commands = _COPIED_BY.get(scheme.lower())
-    hint = (
-        "write to a local directory, then copy that there" if is_written else "copy it to a local directory"
-    )
-    if commands is not None:
-        hint += f": {commands[is_written].format(quote(text))}"
+    written, read = "write to a local directory, then copy that there", "copy it to a local directory"
     return UsageError(
         f"no store for {scheme}:// is installed",
         place=text,
         wanted="a local path, or a package that brings such a store (entry point `ckpttools.stores`)",
-        hint=hint,
+        hint=written if is_written else read,
     )

@@ -302,7 +302,8 @@ def _shards(found: _WeightsLocation, named: Mapping[str, str]) -> tuple[str, ...
     for name in names:
         _check_inside(name, index)
     # Symbolic links are followed: in the Hugging Face cache every file is one, to a blob elsewhere.
-    missing = [name for name in names if not _is_file(found.folder / name)]
+    there = at_once(found.folder.store, lambda name: _is_file(found.folder / name), names)
+    missing = [name for name, is_there in zip(names, there, strict=True) if not is_there]
     if missing:
         _refuse_missing(missing, index, "all files that the index names")
     return names

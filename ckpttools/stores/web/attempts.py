@@ -1,0 +1,118 @@
+"""How often a request is made again, after how long, and when that has to end."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+from ckpttools.core.errors import StorageError
+
+# What came before a body was cut counts as progress from so many bytes on.
+_PROGRESS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """What is waited for.
+
+    Attributes:
+        connect: seconds until there is a connection.
+        stall: seconds without a byte, before the first and after each.
+        attempts: at one read that bring it no further.
+        first_wait: seconds before the second attempt at most; twice as long before each after it.
+        longest_wait: seconds that a server may ask for with `Retry-After`.
+        failures: attempts of the process that may fail beyond one for each ten that did not.
+    """
+
+    connect: float = 10
+    stall: float = 30
+    attempts: int = 6
+    first_wait: float = 0.5
+    longest_wait: float = 120
+    failures: int = 100
+
+
+class Budget:
+    """Counts the attempts of a process, so that they end where most of them fail."""
+
+    def __init__(self, failures: int) -> None:
+        self._lock = threading.Lock()
+        self._failures = failures
+        self.failed = self.answered = 0
+
+    def succeeded(self) -> None:
+        with self._lock:
+            self.answered += 1
+
+    def allows_another(self) -> bool:
+        """Whether there may be one more attempt after one that failed."""
+        with self._lock:
+            self.failed += 1
+            return self.failed <= self._failures + self.answered // 10
+
+
+class Attempts:
+    """The attempts at one read.
+
+    Args:
+        place: what is read, for messages.
+        patience: when they end.
+        budget: of all reads.
+    """
+
+    def __init__(self, place: str, patience: Patience, budget: Budget) -> None:
+        self.place = place
+        self.patience = patience
+        self._budget = budget
+        self._made = 0
+
+    def succeeded(self) -> None:
+        self._budget.succeeded()
+
+    def cut(self, received: int, got: str) -> None:
+        """As `failed`, of an answer that ended early; one that brought the read so many bytes on is free."""
+        if received < _PROGRESS:
+            self.failed(got)
+
+    def failed(self, got: str, asked: float | None = None, most: int | None = None) -> None:
+        """Waits until there may be another attempt.
+
+        Args:
+            got: what came of this one.
+            asked: seconds that the server asks to wait.
+            most: attempts that make sense after such a failure, where that is fewer than usual.
+
+        Raises:
+            StorageError: there may be none.
+        """
+        self._made += 1
+        most = min(most or self.patience.attempts, self.patience.attempts)
+        if asked is not None and asked > self.patience.longest_wait:
+            raise self._error(f"{got}, and the request to come back in {asked:,.0f} s", "try again then")
+        if self._made >= most:
+            times = f", {self._made} times" if self._made > 1 else ""
+            raise self._error(got + times, "check the address and the network, then run the command again")
+        if not self._budget.allows_another():
+            budget = self._budget
+            got = f"{got}; {budget.failed} requests failed and {budget.answered} did not"
+            raise self._error(got, "the server or the network is not fit for it now: run the command later")
+        backoff = self.patience.first_wait * 2 ** (self._made - 1) * random.uniform(0.5, 1)
+        time.sleep(max(asked or 0, backoff))
+
+    def _error(self, got: str, hint: str) -> StorageError:
+        return StorageError(f"cannot read {self.place}", got=got, hint=hint)
+
+
+def seconds_asked(text: str | None) -> float | None:
+    """What `Retry-After` asks for, a number of seconds or a date; None if it says nothing of use."""
+    if not text:
+        return None
+    if text.strip().isdecimal():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,234 @@
+"""Requests over a pool of connections: made again where that may help, errors in our words."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from urllib.parse import urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+from urllib3 import exceptions as failures
+from urllib3.response import BaseHTTPResponse
+
+from ckpttools.core.errors import StorageError
+from ckpttools.stores.web.attempts import Attempts, Budget, Patience, seconds_asked
+
+Headers = Callable[[str], Mapping[str, str]]
+"""What a request to a URL says of who asks: not the same to every host."""
+
+_AGAIN = frozenset((408, 429, 500, 502, 503, 504))
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_MOST_REDIRECTS = 10
+# Connections to one host that are kept.
+CONNECTIONS = 32
+# What is read of an answer that is not wanted, so that its connection can be used again.
+_SMALL = 64 << 10
+# A server that is not there will not be there in a moment either.
+_ABSENT = 2
+_ALWAYS = {"User-Agent": "ckpttools", "Accept-Encoding": "identity"}
+_FAILURES = (failures.HTTPError, OSError)
+
+
+class Client:
+    """A pool of connections and what is waited for; used by many threads at once."""
+
+    def __init__(self, patience: Patience | None = None) -> None:
+        self.patience = patience or Patience()
+        self._budget = Budget(self.patience.failures)
+        self._pools: dict[str, urllib3.PoolManager] = {}
+
+    def attempts(self, place: str) -> Attempts:
+        """What counts the attempts at one read."""
+        return Attempts(place, self.patience, self._budget)
+
+    def request(
+        self, method: str, url: str, headers: Mapping[str, str], attempts: Attempts
+    ) -> BaseHTTPResponse:
+        """The answer to one request, its body unread, whatever its status; redirects are not followed.
+
+        Raises:
+            StorageError: there is none, or the server is busy or broken at each attempt.
+        """
+        patience = self.patience
+        timeout = urllib3.Timeout(connect=patience.connect, read=patience.stall)
+        while True:
+            try:
+                response = self._pool(url).request(
+                    method,
+                    url,
+                    headers={**_ALWAYS, **headers},
+                    timeout=timeout,
+                    redirect=False,
+                    retries=False,
+                    preload_content=False,
+                    decode_content=False,
+                )
+            except _FAILURES as error:
+                attempts.failed(described(error, patience), most=_attempts_worth(error))
+                continue
+            if response.status not in _AGAIN:
+                attempts.succeeded()
+                return response
+            asked = seconds_asked(response.headers.get("Retry-After"))
+            discard(response)
+            attempts.failed(status_text(response), asked)
+
+    def follow(
+        self,
+        method: str,
+        url: str,
+        headers: Headers,
+        attempts: Attempts,
+        check: Callable[[BaseHTTPResponse], None] = lambda response: None,
+    ) -> tuple[BaseHTTPResponse, str]:
+        """The answer at the end of all redirects, and its URL; errors as `request`.
+
+        Args:
+            method, url, attempts: as `request`.
+            headers: of the request to each URL.
+            check: called with each answer, and raises what is wrong with it.
+
+        Raises:
+            StorageError: the redirects do not end, or lead from https to http.
+        """
+        for _ in range(_MOST_REDIRECTS):
+            response = self.request(method, url, headers(url), attempts)
+            check(response)
+            target = response.headers.get("Location")
+            if response.status not in _REDIRECTS or not target:
+                return response, url
+            discard(response)
+            target = urljoin(url, target)
+            if urlsplit(target).scheme not in ("https", urlsplit(url).scheme):
+                got = f"a redirect to {urlsplit(target).scheme}://{urlsplit(target).netloc}"
+                raise StorageError(f"cannot read {attempts.place}", got=got, wanted="one that stays safe")
+            url = target
+        raise StorageError(f"cannot read {attempts.place}", got=f"more than {_MOST_REDIRECTS} redirects")
+
+    def whole(
+        self, url: str, headers: Headers, attempts: Attempts, most: int
+    ) -> tuple[BaseHTTPResponse, str, bytes]:
+        """The answer to a GET, its URL and its body, of so many bytes at most; the rest as `follow`."""
+        while True:
+            response, found = self.follow("GET", url, headers, attempts)
+            try:
+                with closing(response):
+                    body = response.read(most + 1)
+            except _FAILURES as error:
+                attempts.failed(described(error, self.patience))
+                continue
+            if len(body) > most:
+                raise StorageError(
+                    f"cannot read {attempts.place}", got=f"an answer of more than {most} bytes"
+                )
+            return response, found, body
+
+    def _pool(self, url: str) -> urllib3.PoolManager:
+        """Connections to a host, through the proxy that the environment names, as other tools have it."""
+        address = urlsplit(url)
+        proxy = getproxies().get(address.scheme, "")
+        if proxy and proxy_bypass(address.netloc):
+            proxy = ""
+        if proxy not in self._pools:
+            self._pools[proxy] = _through(proxy) if proxy else urllib3.PoolManager(maxsize=CONNECTIONS)
+        return self._pools[proxy]
+
+
+def _through(proxy: str) -> urllib3.PoolManager:
+    login = urlsplit(proxy)
+    headers = None
+    if login.username:
+        headers = urllib3.make_headers(proxy_basic_auth=f"{login.username}:{login.password or ''}")
+    return urllib3.ProxyManager(proxy, proxy_headers=headers, maxsize=CONNECTIONS)
+
+
+class Logins:
+    """Who the user is at which host: `~/.netrc`, or the file that NETRC names."""
+
+    @cached_property
+    def _file(self) -> netrc.netrc | None:
+        try:
+            return netrc.netrc(os.environ.get("NETRC"))
+        except FileNotFoundError:
+            return None
+        except (OSError, netrc.NetrcParseError) as error:
+            raise StorageError("cannot read the logins in ~/.netrc", got=error) from error
+
+    def __call__(self, url: str) -> Mapping[str, str]:
+        """The header that says it; none where there is none for the host."""
+        host = urlsplit(url).hostname or ""
+        found = self._file.authenticators(host) if self._file else None
+        return urllib3.make_headers(basic_auth=f"{found[0]}:{found[2]}") if found else {}
+
+
+@contextmanager
+def closing(response: BaseHTTPResponse) -> Iterator[None]:
+    """Gives the connection back if the body was read to its end; else it is closed."""
+    try:
+        yield
+    finally:
+        if not response.closed:
+            response.close()
+        response.release_conn()
+
+
+def discard(response: BaseHTTPResponse) -> None:
+    """Does without the body of an answer."""
+    try:
+        if (response.length_remaining or 0) <= _SMALL:
+            response.read(_SMALL)
+    except _FAILURES:
+        response.close()
+    with closing(response):
+        return
+
+
+def status_text(response: BaseHTTPResponse) -> str:
+    """The status of an answer, as the server says it."""
+    return " ".join(filter(None, (f"status {response.status}", response.reason)))
+
+
+def described(error: Exception, patience: Patience) -> str:
+    """Why there is no answer, or no more of it; without addresses, which may have been signed."""
+    if isinstance(error, failures.ProxyError) and error.original_error is not None:
+        return f"at the proxy: {described(error.original_error, patience)}"
+    if isinstance(error, failures.NameResolutionError):
+        return "no host of this name"
+    # urllib3 derives a refused connection from one that took too long.
+    if isinstance(error, failures.TimeoutError | TimeoutError) and not _is_absent(error):
+        if isinstance(error, failures.ConnectTimeoutError):
+            return f"no connection in {patience.connect:g} s"
+        return f"nothing more for {patience.stall:g} s"
+    if isinstance(error, failures.IncompleteRead):
+        return "an answer that ends too early"
+    if isinstance(error, failures.LocationValueError):
+        return "no address that can be asked"
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"a certificate that is not trusted: {cause.verify_message}"
+        if isinstance(cause, failures.IncompleteRead):
+            return "an answer that ends too early"
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror.lower() if cause.strerror[1:2].islower() else cause.strerror
+    return "a connection that breaks" if isinstance(error, failures.ProtocolError) else type(error).__name__
+
+
+def _causes(error: Exception) -> tuple[object, ...]:
+    return (error, error.__cause__, *error.args)
+
+
+def _attempts_worth(error: Exception) -> int | None:
+    if isinstance(error, failures.LocationValueError):
+        return 1
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _causes(error)):
+        return 1
+    return _ABSENT if _is_absent(error) else None
+
+
+def _is_absent(error: Exception) -> bool:
+    return isinstance(error, failures.NewConnectionError)

@@ -1,0 +1,335 @@
+"""Files behind HTTP, read by ranges; of two states of a file no bytes are ever mixed."""
+
+from __future__ import annotations
+
+import re
+import threading
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from urllib3 import exceptions as failures
+from urllib3.response import BaseHTTPResponse
+
+from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
+from ckpttools.stores.base import Costs, File, Store
+from ckpttools.stores.web.attempts import Attempts
+from ckpttools.stores.web.client import Client, closing, described, discard, status_text
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+# The header of a shard of two thousand tensors, read with the 8 bytes that say how long it is.
+HEAD = 256 << 10
+# Whoever looks into a document reads all of it, some several times. The index of 91,000 tensors has 9 MB.
+_DOCUMENT, _LARGEST_DOCUMENT = ".json", 16 << 20
+_KEPT = 32 << 20
+# What may come of a server that sends files whole only and is not asked for.
+_MOST_WASTED = 1 << 20
+# A call to urllib3, which makes a buffer of so many bytes.
+_AT_ONCE = 1 << 20
+# What 100 MB/s bring in 20 ms.
+GAP = 2 << 20
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_EXPIRED = frozenset((400, 401, 403, 404, 410))
+
+
+class Validator(NamedTuple):
+    """What a server says by which a file can be told from another state of it.
+
+    Attributes:
+        etag: as it is sent; "" without one.
+        modified: `Last-Modified`; "" without it.
+    """
+
+    etag: str = ""
+    modified: str = ""
+
+    @classmethod
+    def of(cls, response: BaseHTTPResponse) -> Validator:
+        headers = response.headers
+        return cls(headers.get("ETag") or "", headers.get("Last-Modified") or "")
+
+    @property
+    def version(self) -> str:
+        """One text for both; "" where the server says nothing."""
+        return self.etag.removeprefix("W/") or self.modified
+
+    def differs(self, other: Validator) -> bool:
+        """Whether both cannot be of the same state."""
+        if self.etag and other.etag:
+            return self.etag.removeprefix("W/") != other.etag.removeprefix("W/")
+        return bool(self.modified and other.modified) and self.modified != other.modified
+
+    def condition(self) -> Mapping[str, str]:
+        """The header by which a range is sent of this state alone; a weak ETag may not stand in it."""
+        condition = self.modified if self.etag.startswith("W/") else self.etag or self.modified
+        return {"If-Range": condition} if condition else {}
+
+
+class _Pinned(NamedTuple):
+    """What the next answer has to be from.
+
+    Attributes:
+        address: where redirects led to last, which may have been signed and be of use for some minutes only.
+        validator: of what was found there, or at any address of a file that is not named by its content.
+    """
+
+    address: str | None
+    validator: Validator | None
+
+
+class Kept:
+    """The last beginnings of files and small files that were read, so that they are asked for once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._nbytes = 0
+
+    def get(self, name: tuple[str, str]) -> bytes:
+        """What is kept of a file, from its start on; empty if nothing is."""
+        with self._lock:
+            if name in self._found:
+                self._found.move_to_end(name)
+            return self._found.get(name, b"")
+
+    def put(self, name: tuple[str, str], content: bytes) -> None:
+        with self._lock:
+            self._nbytes += len(content) - len(self._found.pop(name, b""))
+            self._found[name] = content
+            while self._nbytes > _KEPT:
+                self._nbytes -= len(self._found.popitem(last=False)[1])
+
+
+class WebStore(Store):
+    """A store behind HTTP.
+
+    Attributes:
+        client: makes its requests.
+        kept: what is kept of its files.
+        is_named_by_content: whether an address always leads to the same bytes, whatever ETag a mirror gives
+            them.
+    """
+
+    # 16 requests at once reached 1 GB/s on loopback at a latency of 20 ms, 64 no more.
+    costs: ClassVar[Costs] = Costs(requests=16, memory=_KEPT + 16 * _AT_ONCE)
+    is_named_by_content: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.client = Client()
+        self.kept = Kept()
+
+    @abstractmethod
+    def url(self, key: str) -> str:
+        """Where a file is asked for; it may be sent on from there."""
+
+    @abstractmethod
+    def headers(self, url: str) -> Mapping[str, str]:
+        """What a request to a URL says of who asks."""
+
+    @abstractmethod
+    def refusal(self, key: str, response: BaseHTTPResponse) -> CheckpointError:
+        """The error of an answer that brings nothing."""
+
+    def check_answer(self, file: WebFile, response: BaseHTTPResponse) -> None:
+        """Raises SourceChangedError if an answer on the way to a file shows that it is another by now."""
+        return
+
+    def is_unchanged(self, file: WebFile) -> bool:
+        """Whether a file is what it was; errors as `Store.stat`."""
+        return True
+
+    def forget(self, key: str) -> None:
+        """Forgets what was known of a file that has changed."""
+        return
+
+
+class WebFile(File):
+    """A file behind HTTP, as it was when it was looked at; see `File`."""
+
+    gap: ClassVar[int] = GAP
+    __slots__ = ("_pinned", "key", "path", "size", "store", "version")
+
+    def __init__(
+        self, store: WebStore, key: str, size: int, version: str, validator: Validator | None = None
+    ) -> None:
+        """
+        Args:
+            store: where it is.
+            key: its key there.
+            size: bytes.
+            version: see `Status`.
+            validator: what every answer has to say; None for what the first one says.
+        """
+        self.path = store.spelled(key)
+        self.store, self.key = store, key
+        self.size, self.version = size, version
+        self._pinned = _Pinned(None, validator)
+
+    def __repr__(self) -> str:
+        return f"WebFile({self.path!r})"
+
+    def read_into(self, offset: int, out: Buffer) -> None:
+        target = memoryview(out).cast("B")
+        stop = offset + len(target)
+        if stop > self.size:
+            wanted = f"{len(target)} bytes that end at byte {stop}"
+            raise FormatError(f"{self.path} ends too early", got=f"{self.size} bytes", wanted=wanted)
+        if not target:
+            return
+        head = self._head(offset, stop)
+        if stop <= len(head):
+            target[:] = memoryview(head)[offset:stop]
+        else:
+            self._fill(offset, target)
+
+    def check_unchanged(self) -> None:
+        if not self.store.is_unchanged(self):
+            self.store.forget(self.key)
+            raise self.changed("another version of it")
+
+    def changed(self, got: str) -> SourceChangedError:
+        """The error of a file that is not what it was."""
+        return SourceChangedError(
+            f"{self.path} was changed while it was read",
+            got=got,
+            wanted=f"the file as it was when it was looked at first: {self.size} bytes, {self.version}",
+            hint="wait until nothing writes to it, then run the command again",
+        )
+
+    def _head(self, offset: int, stop: int) -> bytes:
+        """What is kept of the file's beginning; it is read now if a header or a document is being read."""
+        name = self.key, self.version
+        head = self.store.kept.get(name)
+        if stop <= len(head):
+            return head
+        length = min(self.size, HEAD)
+        is_document = self.key.endswith(_DOCUMENT) and self.size <= _LARGEST_DOCUMENT
+        if is_document:
+            length = self.size
+        if len(head) < length and stop <= length and (offset == 0 or is_document):
+            made = bytearray(length)
+            self._fill(0, memoryview(made))
+            head = bytes(made)
+            # Without a version another state of the file could not be told from this one.
+            if self.version:
+                self.store.kept.put(name, head)
+        return head
+
+    def _fill(self, offset: int, target: memoryview) -> None:
+        """Reads a range; one that ends too early is asked for again from the byte on at which it ended."""
+        attempts = self.store.client.attempts(self.path)
+        done = 0
+        while done < len(target):
+            response, skipped = self._answer(offset + done, offset + len(target), attempts)
+            before, got = done, "an answer that ends too early"
+            try:
+                with closing(response):
+                    _skip(response, skipped)
+                    while done < len(target) and (count := response.readinto(target[done:][:_AT_ONCE])):
+                        done += count
+            except (failures.HTTPError, OSError) as error:
+                got = described(error, self.store.client.patience)
+            if done < len(target):
+                attempts.cut(done - before, got)
+
+    def _answer(self, start: int, stop: int, attempts: Attempts) -> tuple[BaseHTTPResponse, int]:
+        """An answer whose body has the bytes from `start` on, after so many that are not wanted."""
+        response, pinned = self._asked(start, stop, attempts)
+        try:
+            if response.status == 206:
+                self._check_range(response, start, pinned)
+                return response, 0
+            if response.status == 200:
+                self._check_whole(response, start, stop, pinned)
+                return response, start
+            if response.status in (412, 416):
+                raise self._changed_to(response)
+            raise self._refused(response)
+        except CheckpointError:
+            response.close()
+            raise
+
+    def _asked(self, start: int, stop: int, attempts: Attempts) -> tuple[BaseHTTPResponse, _Pinned]:
+        """The answer to a GET of a range, where the file was found last or, at need, at a new address."""
+        client, store, pinned = self.store.client, self.store, self._pinned
+        if pinned.address is not None:
+            headers = self._headers(pinned.address, start, stop, pinned)
+            response = client.request("GET", pinned.address, headers, attempts)
+            if response.status not in _EXPIRED:
+                return response, pinned
+            discard(response)
+        again = _Pinned(None, None if store.is_named_by_content else pinned.validator)
+        response, address = client.follow(
+            "GET",
+            store.url(self.key),
+            lambda url: self._headers(url, start, stop, again),
+            attempts,
+            lambda answer: store.check_answer(self, answer),
+        )
+        return response, again._replace(address=address)
+
+    def _headers(self, url: str, start: int, stop: int, pinned: _Pinned) -> Mapping[str, str]:
+        condition = pinned.validator.condition() if pinned.validator else {}
+        return {"Range": f"bytes={start}-{stop - 1}", **condition, **self.store.headers(url)}
+
+    def _check_range(self, response: BaseHTTPResponse, start: int, pinned: _Pinned) -> None:
+        stated = response.headers.get("Content-Range", "")
+        match = _CONTENT_RANGE.fullmatch(stated.strip())
+        if match is None or int(match[1]) != start or response.headers.get("Content-Encoding"):
+            raise StorageError(
+                f"{self.path}: the server sends something else than it was asked for",
+                got=f"Content-Range: {stated}",
+                wanted=f"bytes {start}-…/{self.size}",
+                hint="a proxy may have changed it; fetch the file and name the copy",
+            )
+        self._check_same(response, int(match[3]) if match[3] != "*" else self.size, pinned)
+
+    def _check_whole(self, response: BaseHTTPResponse, start: int, stop: int, pinned: _Pinned) -> None:
+        """An answer without a range: of another file, or of a server that knows none."""
+        length = response.headers.get("Content-Length", "")
+        self._check_same(response, int(length) if length.isdecimal() else self.size, pinned)
+        if start + self.size - stop > _MOST_WASTED or response.headers.get("Content-Encoding"):
+            raise StorageError(
+                f"{self.path} cannot be read by ranges",
+                got="the whole file in answer to the request for a part of it",
+                wanted="a server that knows ranges (`Accept-Ranges: bytes`), as nginx, Apache and Caddy do",
+                hint="fetch the file and name the copy, or have another server serve it",
+            )
+
+    def _check_same(self, response: BaseHTTPResponse, size: int, pinned: _Pinned) -> None:
+        found = Validator.of(response)
+        first = pinned.validator or found
+        if found.differs(first):
+            raise self._changed_to(response)
+        if size != self.size:
+            if not (first.version and found.version):
+                raise self._changed_to(response)
+            raise StorageError(
+                f"{self.path}: the server contradicts itself on the length of the file",
+                got=f"{size} bytes",
+                wanted=f"{self.size} bytes, as it said before of the same version",
+                hint="a proxy may have changed the file; fetch it and name the copy",
+            )
+        self._pinned = _Pinned(pinned.address, first)
+
+    def _changed_to(self, response: BaseHTTPResponse) -> SourceChangedError:
+        self.store.forget(self.key)
+        stated = response.headers.get("Content-Range", "").rpartition("/")[2]
+        size = stated if response.status != 200 else response.headers.get("Content-Length", "")
+        version = Validator.of(response).version
+        return self.changed(", ".join(filter(None, (f"{size} bytes" if size else "", version))) or "another")
+
+    def _refused(self, response: BaseHTTPResponse) -> CheckpointError:
+        if response.status in (404, 410):
+            self.store.forget(self.key)
+            hint = "it was removed after it had been looked at; see what is there now"
+            return FormatError(f"{self.path} is gone", got=status_text(response), hint=hint)
+        return self.store.refusal(self.key, response)
+
+
+def _skip(response: BaseHTTPResponse, nbytes: int) -> None:
+    while nbytes > 0 and (data := response.read(min(nbytes, _AT_ONCE))):
+        nbytes -= len(data)

@@ -1,0 +1,344 @@
+"""Files of any web server: http://host/path. Keys are addresses without their scheme.
+
+HTTP has no directories. What is one here is what the server makes a page of names for or, without such a
+page, a path below which there are files with the names that those of a model have.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Container, Iterable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
+from urllib.parse import quote, urlsplit
+
+from urllib3.response import BaseHTTPResponse
+
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
+from ckpttools.stores.at_once import at_once
+from ckpttools.stores.base import DirEntry, FileKind, Status, is_inside
+from ckpttools.stores.web.client import Logins, discard, status_text
+from ckpttools.stores.web.file import Validator, WebFile, WebStore
+from ckpttools.stores.web.listing import names_in
+
+_INDEX = "model.safetensors.index.json"
+# What is looked for where a server does not say what is in a directory: files of models and of Orbax items.
+MODEL_NAMES = (
+    _INDEX,
+    "model.safetensors",
+    "config.json",
+    "generation_config.json",
+    "quantization_config.json",
+    "preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "manifest.ocdbt",
+    "_METADATA",
+    "_CHECKPOINT_METADATA",
+)
+# What was found out is not asked again for so many seconds. Opening a checkpoint asks for the same names
+# again and again; what was opened is looked at again, whatever is remembered here, when it has been read.
+_REMEMBERED = 60.0
+_LARGEST_PAGE = 64 << 20
+_FILE_SUFFIX = re.compile(r".\.[A-Za-z]{2,}$")
+_HUB = frozenset(("huggingface.co", "www.huggingface.co", "hf.co"))
+# Servers that answer no HEAD answer with these.
+_NO_HEAD = frozenset((400, 403, 405, 501))
+_FOUND = frozenset((200, 206, 416))
+_NOTHING = frozenset((401, 403, 404, 410))
+
+
+class _Looked(NamedTuple):
+    """What was at a key.
+
+    Attributes:
+        status: None if nothing was.
+        validator: of a file.
+        time: when it was looked at, by the clock that only goes on.
+    """
+
+    status: Status | None
+    validator: Validator
+    time: float
+
+
+class _Directory(NamedTuple):
+    """Names in a directory.
+
+    Attributes:
+        kinds: by name.
+        is_complete: whether there are no others.
+        time: as `_Looked`.
+    """
+
+    kinds: Mapping[str, FileKind]
+    is_complete: bool
+    time: float
+
+
+class HttpStore(WebStore):
+    """Files of web servers, read by ranges.
+
+    Args:
+        scheme: "http" or "https".
+    """
+
+    def __init__(self, scheme: str) -> None:
+        super().__init__()
+        self.scheme = scheme  # type: ignore[misc]  # one class for both
+        self._logins = Logins()
+        self._looked: dict[str, _Looked] = {}
+        self._directories: dict[str, _Directory] = {}
+
+    def url(self, key: str) -> str:
+        host, _, path = key.partition("/")
+        return f"{self.scheme}://{host}/{quote(path, safe=_SAFE)}"
+
+    def headers(self, url: str) -> Mapping[str, str]:
+        return self._logins(url)
+
+    def stat(self, key: str) -> Status | None:
+        return self._look(key).status
+
+    def list(self, key: str) -> Iterable[DirEntry]:
+        found = self.stat(key)
+        if found is None or found.kind is not FileKind.DIRECTORY:
+            got = "a file" if found else "nothing of this name"
+            raise StorageError(f"cannot list {self.spelled(key)}", got=got)
+        kinds = self._directory(key).kinds
+        if not kinds:
+            raise StorageError(
+                f"cannot list {self.spelled(key)}",
+                got="a server that does not say what is in it, and no file of the names that models have",
+                wanted=f"a page of its names, or {_INDEX} or config.json in it",
+                hint=f"name a file in it, such as {self.spelled(key)}/model.safetensors",
+            )
+        return [DirEntry(name, kind) for name, kind in kinds.items()]
+
+    def open(self, key: str, found: Status | None = None) -> WebFile:
+        looked = self._look(key)
+        status = looked.status
+        if status is None or status.kind is not FileKind.FILE:
+            got = "a directory" if status else "nothing of this name"
+            raise FormatError(f"cannot look at {self.spelled(key)}", got=got)
+        return WebFile(self, key, status.size, status.version, looked.validator)
+
+    def instead_of_writing(self, key: str) -> str:
+        return "write to a local directory, and copy that to where the server has its files"
+
+    def is_unchanged(self, file: WebFile) -> bool:
+        now = self._asked(file.key).status
+        return now is not None and (now.size, now.version) == (file.size, file.version)
+
+    def forget(self, key: str) -> None:
+        self._looked.pop(key, None)
+        self._directories.pop(_above(key), None)
+
+    def refusal(self, key: str, response: BaseHTTPResponse) -> CheckpointError:
+        place, got = self.spelled(key), status_text(response)
+        if response.status not in (401, 403, 407):
+            return StorageError(f"cannot read {place}", got=got)
+        host = urlsplit(self.url(key)).hostname
+        return StorageError(
+            f"{place} may not be read",
+            got=got + ("" if self.headers(self.url(key)) else f", without a login for {host}"),
+            hint=f"if it needs a login, write it into ~/.netrc: machine {host} login NAME password WORD",
+        )
+
+    def _look(self, key: str) -> _Looked:
+        """What is at a key, as far as possible by what is known of the directory that it would be in."""
+        found = self._looked.get(key)
+        if found is None or found.time + _REMEMBERED < time.monotonic():
+            _check(key, self.spelled(key))
+            found = self._found(key)
+            self._looked[key] = found
+        return found
+
+    def _found(self, key: str) -> _Looked:
+        above = self._looked.get(_above(key))
+        if "/" not in key or above is None:
+            return self._asked(key)
+        if above.status is None or above.status.kind is not FileKind.DIRECTORY:
+            return _nothing()
+        directory = self._directory(_above(key))
+        kind = directory.kinds.get(key.rpartition("/")[2])
+        if kind is FileKind.DIRECTORY:
+            return _looked(Status(kind))
+        if kind is FileKind.FILE:
+            return self._asked(key, is_file=True)
+        return _nothing() if directory.is_complete else self._guessed(key)
+
+    def _asked(self, key: str, is_file: bool = False) -> _Looked:
+        """What the server says now of a key that somebody has named.
+
+        Raises:
+            StorageError: it does not tell.
+        """
+        response, url = self._answer(key, _NO_HEAD)
+        if "/" not in key or (url.endswith("/") and response.status in (200, 401, 403)):
+            return _looked(Status(FileKind.DIRECTORY))
+        if response.status in _FOUND:
+            if not is_file and _is_page(response, key) and self._listed(key) is not None:
+                return _looked(Status(FileKind.DIRECTORY))
+            return self._file(key, response)
+        # Buckets say 403 of what is not there to those who may not list them.
+        may_be = not is_file and not _FILE_SUFFIX.search(key.rpartition("/")[2])
+        if response.status in _NOTHING and may_be and self._directory(key).kinds:
+            return _looked(Status(FileKind.DIRECTORY))
+        if response.status in (404, 410):
+            return _nothing()
+        raise self.refusal(key, response)
+
+    def _guessed(self, key: str) -> _Looked:
+        """The same of a key that nobody has named; errors as `_asked`."""
+        response, _ = self._answer(key, frozenset((405, 501)))
+        # Applications and logins have a page for every name.
+        is_page = _is_page(response, key)
+        if response.status in _FOUND and not is_page:
+            return self._file(key, response)
+        if response.status in _NOTHING or is_page:
+            return _nothing()
+        raise self.refusal(key, response)
+
+    def _answer(self, key: str, no_head: Container[int]) -> tuple[BaseHTTPResponse, str]:
+        """What the server says of a file without sending it, and at which address in the end.
+
+        Args:
+            key: of the file.
+            no_head: statuses upon which its first byte is asked for: that tells length and version, too.
+        """
+        attempts = self.client.attempts(self.spelled(key))
+        response, url = self.client.follow("HEAD", self.url(key), self.headers, attempts)
+        discard(response)
+        is_told = response.status != 200 or _size(response) is not None
+        if url.endswith("/") or (response.status not in no_head and is_told):
+            return response, url
+        ranged = {"Range": "bytes=0-0"}
+        response, url = self.client.follow(
+            "GET", self.url(key), lambda url: {**ranged, **self.headers(url)}, attempts
+        )
+        response.close()
+        return response, url
+
+    def _file(self, key: str, response: BaseHTTPResponse) -> _Looked:
+        size, validator = _size(response), Validator.of(response)
+        if size is None or response.headers.get("Content-Encoding"):
+            raise StorageError(
+                f"{self.spelled(key)} cannot be read by ranges",
+                got="an answer that does not say how long the file is",
+                wanted="a server that sends files as they are (`Content-Length`, `Accept-Ranges: bytes`)",
+                hint="fetch the file and name the copy, or have another server serve it",
+            )
+        status = Status(FileKind.FILE, size, validator.version, modified=_nanoseconds(validator.modified))
+        return _looked(status, validator)
+
+    def _directory(self, key: str) -> _Directory:
+        found = self._directories.get(key)
+        if found is not None and found.time + _REMEMBERED >= time.monotonic():
+            return found
+        if self._listed(key) is None:
+            self._directories[key] = _Directory(self._named(key), False, time.monotonic())
+        return self._directories[key]
+
+    def _listed(self, key: str) -> Mapping[str, FileKind] | None:
+        """The names in a directory, if the server has a page of them; also kept."""
+        url, attempts = self.url(key), self.client.attempts(self.spelled(key))
+        wants = {"Accept": "application/json, text/html;q=0.9, */*;q=0.1"}
+        response, found, page = self.client.whole(
+            url if url.endswith("/") else f"{url}/",
+            lambda url: {**wants, **self.headers(url)},
+            attempts,
+            _LARGEST_PAGE,
+        )
+        kinds = names_in(page.decode(errors="replace"), found) if response.status == 200 else None
+        if kinds is not None:
+            self._directories[key] = _Directory(kinds, True, time.monotonic())
+        return kinds
+
+    def _named(self, key: str) -> Mapping[str, FileKind]:
+        """Those names of a model's files that are there, and the shards that its index names."""
+        start = f"{key}/"
+        found = at_once(self, lambda name: self._guessed(start + name), MODEL_NAMES)
+        there = {name: looked for name, looked in zip(MODEL_NAMES, found, strict=True) if looked.status}
+        self._looked |= {start + name: looked for name, looked in there.items()}
+        shards = self._shards(start + _INDEX) if _INDEX in there else []
+        return dict.fromkeys((*there, *shards), FileKind.FILE)
+
+    def _shards(self, key: str) -> Iterable[str]:
+        """Names in an index; none if it is none, which is told by who reads it for what it says."""
+        try:
+            shards = set(json.loads(self.read(key))["weight_map"].values())
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return []
+        return sorted(
+            name for name in shards if isinstance(name, str) and is_inside(name) and "/" not in name
+        )
+
+
+# Keys are written as addresses are, with what stands for another letter in them.
+_SAFE = "/%:@!$&'()*+,;=~"
+
+
+def _looked(status: Status | None, validator: Validator | None = None) -> _Looked:
+    return _Looked(status, validator or Validator(), time.monotonic())
+
+
+def _nothing() -> _Looked:
+    return _looked(None)
+
+
+def _check(key: str, place: str) -> None:
+    """Raises UsageError if a key is no address of a file."""
+    host, _, path = key.partition("/")
+    if not host or "@" in host or "?" in key or "#" in key:
+        raise UsageError(
+            f"{place.partition('?')[0]} cannot be read as it is written",
+            wanted="https://host/path, without a query, a fragment or a login",
+            hint="fetch the file and name the copy; a login is read from ~/.netrc",
+        )
+    parts = path.split("/")
+    if host in _HUB and len(parts) >= 2 and "resolve" not in parts:
+        raise UsageError(
+            f"{place} is a page of the Hugging Face Hub, not a directory",
+            hint=f"name the model: hf://{'/'.join(parts[:2])}",
+        )
+
+
+def _above(key: str) -> str:
+    return key.rpartition("/")[0]
+
+
+def _is_page(response: BaseHTTPResponse, key: str) -> bool:
+    is_html = response.headers.get("Content-Type", "").startswith("text/html")
+    return is_html and not key.endswith((".html", ".htm"))
+
+
+def _size(response: BaseHTTPResponse) -> int | None:
+    """The length of the file that an answer is about; None if it does not say."""
+    text = response.headers.get("Content-Length", "")
+    if response.status in (206, 416):
+        text = response.headers.get("Content-Range", "").rpartition("/")[2]
+    return int(text) if text.isdecimal() else None
+
+
+def _nanoseconds(date: str) -> int | None:
+    try:
+        return int(parsedate_to_datetime(date).timestamp()) * 10**9
+    except (TypeError, ValueError):
+        return None
+
+
+STORE = HttpStore("http")

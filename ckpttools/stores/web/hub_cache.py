@@ -1,0 +1,83 @@
+"""Files of the hub that are in the cache of `huggingface_hub` already."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckpttools.core.errors import StorageError
+from ckpttools.stores.base import File
+from ckpttools.stores.local.file import LocalFile
+from ckpttools.stores.web.snapshot import Entry, Snapshot
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class CachedFile(File):
+    """A file of the hub that is read from its local copy."""
+
+    __slots__ = ("_copy", "path", "size", "version")
+
+    def __init__(self, path: str, version: str, copy: LocalFile) -> None:
+        self.path = path
+        self.size, self.version = copy.size, version
+        self._copy = copy
+
+    def read_into(self, offset: int, out: Buffer) -> None:
+        self._copy.read_into(offset, out)
+
+    def remember_head(self, nbytes: int) -> None:
+        self._copy.remember_head(nbytes)
+
+    def check_unchanged(self) -> None:
+        self._copy.check_unchanged()
+
+    def close(self) -> None:
+        self._copy.close()
+
+
+def cached_file(place: str, repo: str, path: str, commit: str, entry: Entry) -> CachedFile | None:
+    """The copy of a file; None where there is none that is whole.
+
+    Args:
+        place: what messages call it.
+        repo, path, commit: which file.
+        entry: what it has to be.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo, path, revision=commit)
+    if not isinstance(found, str) or _entry(Path(found)).size != entry.size:
+        return None
+    return CachedFile(place, entry.version, LocalFile.at(found))
+
+
+def cached_snapshot(repo: str, revision: str) -> Snapshot:
+    """What the cache has of a revision, where the hub may not be asked.
+
+    Raises:
+        StorageError: nothing.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError as error:
+        raise StorageError(
+            f"hf://{repo}@{revision} is not in the cache",
+            got="HF_HUB_OFFLINE is set, so the hub is not asked",
+            hint=f"unset it, or fetch the model first: hf download {repo} --revision {revision}",
+        ) from error
+    found = (Path(above) / name for above, _, names in os.walk(folder) for name in names)
+    return Snapshot(folder.name, {path.relative_to(folder).as_posix(): _entry(path) for path in found})
+
+
+def _entry(path: Path) -> Entry:
+    """A file of the cache: mostly a link to one with the name that the hub gives the content."""
+    real = path.resolve()
+    status = real.stat()
+    version = real.name if path.is_symlink() else str(status.st_mtime_ns)
+    return Entry(status.st_size, version)

@@ -1,0 +1,88 @@
+"""Names in a directory, from the page that a server makes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+from ckpttools.stores.base import FileKind
+
+# Titles of such pages: nginx, Apache, lighttpd and Python's http.server have the first two.
+_TITLE = re.compile(r"(?i)\s*(index of|directory listing|files within|listing of)\b")
+
+
+def names_in(page: str, url: str) -> Mapping[str, FileKind] | None:
+    """What is in the directory of which a server has made a page; None if it is another page.
+
+    Args:
+        page: JSON, as nginx (`autoindex_format json`) and Caddy make it, or HTML.
+        url: where it is from.
+    """
+    if page.lstrip().startswith("["):
+        return _from_json(page)
+    parser = _Page()
+    parser.feed(page)
+    if not any(_TITLE.match(title) for title in parser.titles):
+        return None
+    return dict(filter(None, (_below(url, link) for link in parser.links)))
+
+
+def plain_name(text: str) -> str:
+    """A name as it stands in a key: decoded, but for what means something else in an address."""
+    try:
+        name = unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        return text
+    return re.sub(r"[%?#]", lambda letter: quote(letter[0]), name)
+
+
+def _from_json(page: str) -> Mapping[str, FileKind] | None:
+    try:
+        found = json.loads(page)
+    except (ValueError, RecursionError):
+        return None
+    entries = [each for each in found if isinstance(each, dict) and isinstance(each.get("name"), str)]
+    if len(entries) != len(found):
+        return None
+    return {plain_name(quote(each["name"].rstrip("/"))): _kind(each) for each in entries if each["name"]}
+
+
+def _kind(entry: Mapping[str, Any]) -> FileKind:
+    is_directory = entry.get("type") == "directory" or entry.get("is_dir") or entry["name"].endswith("/")
+    return FileKind.DIRECTORY if is_directory else FileKind.FILE
+
+
+def _below(base: str, link: str) -> tuple[str, FileKind] | None:
+    """What a link leads to, if that is directly below; not the parent, nor the same page in another order."""
+    try:
+        there, here = urlsplit(urljoin(base, link)), urlsplit(base)
+    except ValueError:
+        return None
+    if there.netloc != here.netloc or there.query or not there.path.startswith(here.path):
+        return None
+    name, slash, rest = there.path[len(here.path) :].partition("/")
+    if not name or rest:
+        return None
+    return plain_name(name), FileKind.DIRECTORY if slash else FileKind.FILE
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.titles: list[str] = []
+        self._is_title = False
+
+    def handle_starttag(self, tag: str, attrs: Iterable[tuple[str, str | None]]) -> None:
+        self._is_title = tag in ("title", "h1")
+        if tag == "a":
+            self.links += [value for name, value in attrs if name == "href" and value]
+
+    def handle_data(self, data: str) -> None:
+        if self._is_title:
+            self.titles.append(data)
+            self._is_title = False

@@ -1,0 +1,523 @@
+"""http://, https:// and hf:// as sources: what works on a local directory, whatever the server does to it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+from support.command_line import ckpt, ended, run, succeed
+from support.hf_models import write_llama
+from support.places import DOCS, GOLDEN
+from support.web_server import COMMIT, LISTINGS, cut, stall, stating, status, web_server
+
+import ckpttools
+from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError, UsageError
+from ckpttools.stores import Place, parse
+from ckpttools.stores.web import attempts as attempting
+from ckpttools.stores.web import http as plain
+from ckpttools.stores.web import hub, hub_cache
+from ckpttools.stores.web.client import Client
+from ckpttools.testing.stores import StoreTests
+
+SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
+NUMBERS = count()
+PATIENCE = attempting.Patience(attempts=4, first_wait=0.001)
+# What a busy machine takes to answer is not to be taken for a stall elsewhere.
+SHORT = replace(PATIENCE, stall=0.3)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with web_server() as web:
+        web.add("llama", SHARDED)
+        web.add("hub/org/llama", SHARDED)
+        yield web
+
+
+@pytest.fixture(autouse=True)
+def fresh(server, monkeypatch, tmp_path):
+    """Stores that know nothing yet, a server without faults, nobody logged in and an empty cache."""
+    files = dict(server.files)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://{server.address}")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub_cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no_token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for module in (plain, hub):
+        made = type(module.STORE)(*(["http"] if module is plain else []))
+        made.client = Client(PATIENCE)
+        monkeypatch.setattr(module, "STORE", made)
+    ckpttools.stores.registry._store.cache_clear()
+    server.log.clear()
+    yield
+    server.files, server.faults, server.gated = files, [], set()
+    server.ranges = server.etags = True
+    server.listing, server.signed, server.expired = LISTINGS["by_python"], 0, 0
+    server.delay = server.most_at_once = server.nbytes = 0
+    ckpttools.stores.registry._store.cache_clear()
+
+
+@pytest.fixture
+def url(server):
+    return f"http://{server.address}/llama"
+
+
+HUB = "hf://org/llama"
+BOTH = pytest.mark.parametrize("where", ["http", "hf"])
+
+
+def source(where, server):
+    return HUB if where == "hf" else f"http://{server.address}/llama"
+
+
+def placed(file: str, where: str, server, times: int = 1) -> Place:
+    """A file of 1,000 different bytes on the server, so many times."""
+    content = bytes(range(250)) * 4 * times
+    server.files[f"{'hub/org/llama' if where == 'hf' else 'llama'}/{file}"] = content
+    return parse(source(where, server)) / file
+
+
+class TestHttp(StoreTests):
+    @pytest.fixture(autouse=True)
+    def served(self, server):
+        self.server = server
+
+    @contextmanager
+    def filled(self, files):
+        root = f"made-{next(NUMBERS)}"
+        self.server.files |= {f"{root}/{name}": content for name, content in files.items()}
+        yield parse(f"http://{self.server.address}/{root}")
+
+
+class TestHub(StoreTests):
+    @pytest.fixture(autouse=True)
+    def served(self, server):
+        self.server = server
+
+    @contextmanager
+    def filled(self, files):
+        repo = f"org/made-{next(NUMBERS)}"
+        self.server.files |= {f"hub/{repo}/{name}": content for name, content in files.items()}
+        yield parse(f"hf://{repo}")
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """All files, but for when they were made."""
+    found = (path for path in directory.rglob("*") if path.is_file())
+    return {
+        path.relative_to(directory).as_posix(): re.sub(rb'(?<=nsecs": )\d+', b"0", path.read_bytes())
+        for path in found
+    }
+
+
+class TestCommands:
+    @BOTH
+    def test_a_model_becomes_what_it_becomes_from_a_local_directory(self, server, tmp_path, where):
+        run("convert", "hf-to-maxtext", SHARDED, tmp_path / "local")
+        run("convert", "hf-to-maxtext", source(where, server), tmp_path / "far")
+        assert contents(tmp_path / "far") == contents(tmp_path / "local")
+        assert len(server.asked("GET .*model.safetensors.index.json")) == 1
+        assert len(server.asked("GET .*/config.json")) == 1
+        # By ranges from where they lie: a header, then what the tasks read.
+        assert server.nbytes < 3 * sum(path.stat().st_size for path in SHARDED.iterdir())
+        # What was made is read from there as well, also where nothing is above the step.
+        server.add("made" if where == "http" else "hub/org/made", tmp_path / "far" / "0")
+        made = source(where, server).replace("llama", "made")
+        assert run("hash", made) == run("hash", tmp_path / "local")
+
+    @BOTH
+    def test_every_command_that_reads_reads_it(self, server, tmp_path, where):
+        far = source(where, server)
+        assert "parameters" in run_plainly("inspect", "tree", far)
+        assert json.loads(run_plainly("inspect", "tree", far, "--json"))["path"] == far
+        for words in (("stats",), ("chunks",), ("report", "-o", tmp_path / "page.html")):
+            run_plainly("inspect", words[0], far, *words[1:])
+        assert run("hash", far).split()[0] == run("hash", SHARDED).split()[0]
+        ended("diff", far, SHARDED)
+        run("convert", "hf-to-maxtext", SHARDED, tmp_path / "out")
+        run("verify", tmp_path / "out", "--against", far)
+        assert "model-00001-of-00004" not in run_plainly("doctor", far)
+
+    def test_a_file_an_index_or_a_directory_may_be_named(self, server, url):
+        assert len(ckpttools.open(url).arrays) == len(
+            ckpttools.open(f"{url}/model.safetensors.index.json").arrays
+        )
+        assert 0 < len(ckpttools.open(f"{url}/model-00001-of-00004.safetensors").arrays) < 39
+        assert 0 < len(ckpttools.open(f"{HUB}/model-00001-of-00004.safetensors").arrays) < 39
+
+    def test_an_orbax_item_is_read_too(self, server):
+        item = GOLDEN / "llama3.1" / "maxtext_scanned"
+        server.add("run", item)
+        server.add("hub/org/run", item)
+        expected = run("hash", item).split()[0]
+        assert run("hash", f"http://{server.address}/run").split()[0] == expected
+        assert run("hash", "hf://org/run").split()[0] == expected
+
+    @BOTH
+    def test_nothing_is_written_there_and_nothing_read_before_that_is_said(self, server, tmp_path, where):
+        far = source(where, server)
+        for words in (
+            ("convert", "hf-to-maxtext", SHARDED, f"{far}/new"),
+            ("convert", "hf-to-maxtext", far, f"{far}/new"),
+            ("hash", far, "--manifest", f"{far}/manifest.json"),
+            ("inspect", "report", far, "-o", f"{far}/page.html"),
+            ("convert", "hf-to-maxtext", SHARDED, tmp_path / "out", "--manifest", f"{far}/manifest.json"),
+        ):
+            done = ckpt(*words)
+            assert done.exit_code == 2
+            assert "can be written to" in done.output and "write to a local directory" in done.output
+        assert server.log == [] and not (tmp_path / "out").exists()
+
+    def test_a_name_on_the_hub_gets_a_hint(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert "named hf://org/llama" in ckpt("convert", "hf-to-maxtext", "org/llama", "out").output
+
+
+def run_plainly(*words):
+    return succeed(*words).output
+
+
+class TestRequests:
+    @BOTH
+    def test_a_shard_takes_two_requests_and_all_else_one(self, server, tmp_path, where):
+        write_llama(tmp_path / "model", shards=12)
+        server.add("llama" if where == "http" else "hub/org/llama", tmp_path / "model")
+        server.files = {path: data for path, data in server.files.items() if "-of-00004" not in path}
+        run_plainly("inspect", "tree", source(where, server))
+        assert len(server.asked("safetensors( |$)")) == 24
+        assert len(server.asked("GET .*(json|/llama/$)( |$)")) == (3 if where == "http" else 2)
+        assert len(server.log) < 24 + 12
+
+    def test_headers_are_asked_for_at_once(self, server, tmp_path):
+        write_llama(tmp_path / "model", shards=12)
+        server.add("hub/org/llama", tmp_path / "model")
+        server.files = {path: data for path, data in server.files.items() if "-of-00004" not in path}
+        server.delay = 0.05
+        ckpttools.inspect(HUB)
+        assert server.most_at_once >= 8
+
+    def test_of_a_large_file_the_header_alone_is_read(self, server, tmp_path):
+        write_llama(tmp_path / "model", vocab_size=40_000)
+        server.add("hub/org/large", tmp_path / "model")
+        server.nbytes = 0
+        ckpttools.inspect("hf://org/large")
+        assert server.nbytes < 300_000 < len(server.files["hub/org/large/model.safetensors"])
+
+
+class TestFaults:
+    @BOTH
+    @pytest.mark.parametrize(
+        ("act", "times"),
+        [
+            (status(503), 3),
+            (status(500), 1),
+            (status(429, Retry_After="0"), 3),
+            (cut(10), 3),
+            (cut(0), 3),
+            (stall(0.5), 1),
+            (stall(0.5, 10), 1),
+            (stating(Content_Length="2000"), 1),
+        ],
+        ids=["503", "500", "429", "cut", "cut at once", "stalls", "stalls in between", "too long"],
+    )
+    def test_what_goes_away_is_waited_for(self, server, where, act, times):
+        file = placed("data.bin", where, server).open()
+        file.store.client = Client(SHORT)
+        server.fault("GET .*data.bin", act, times)
+        assert file.read(7, 900) == (bytes(range(250)) * 4)[7:907]
+        assert all(fault.times == 0 for fault in server.faults)
+
+    @BOTH
+    def test_a_body_is_resumed_at_the_byte_at_which_it_ended(self, server, where):
+        file = placed("data.bin", where, server).open()
+        server.fault("GET .*data.bin", cut(300))
+        file.read(0, 999)  # its beginning, with the rest of the file
+        assert [line.rpartition("=")[2] for line in server.asked("bytes=")] == ["0-999", "300-999"]
+
+    @BOTH
+    @pytest.mark.parametrize("act", [status(503), cut(5), stall(0.5)], ids=["503", "cut", "stalls"])
+    def test_what_does_not_go_away_ends(self, server, where, act):
+        file = placed("data.bin", where, server).open()
+        file.store.client = Client(SHORT)
+        server.fault("GET .*data.bin", act, 10_000)
+        with pytest.raises(StorageError, match=r"cannot read .*data.bin") as caught:
+            file.read(1, 900)
+        assert "4 times" in caught.value.got and caught.value.hint
+
+    def test_a_server_may_not_ask_to_wait_for_hours(self, server):
+        place = placed("data.bin", "http", server)
+        server.fault("HEAD", status(429, Retry_After="7200"), 9)
+        with pytest.raises(StorageError) as caught:
+            place.stat()
+        assert "7,200 s" in caught.value.got
+
+    def test_all_attempts_of_a_process_have_a_bound(self, server, monkeypatch):
+        place = placed("data.bin", "http", server)
+        patience = attempting.Patience(attempts=1000, first_wait=0, failures=20)
+        place.store.client = Client(patience)
+        server.fault("HEAD", status(503), 10_000)
+        with pytest.raises(StorageError) as caught:
+            place.stat()
+        assert len(server.log) == 21 and "21 requests failed" in caught.value.got
+
+    @BOTH
+    def test_a_server_without_ranges_is_told(self, server, where):
+        server.ranges = False
+        small, large = placed("config.json", where, server), placed("model.bin", where, server, 3000)
+        assert len(small.read_bytes()) == 1000
+        with pytest.raises(StorageError, match="cannot be read by ranges") as caught:
+            large.open().read(0, 100)
+        assert "ranges" in caught.value.wanted and caught.value.hint
+
+    @pytest.mark.parametrize("etags", [True, False])
+    def test_a_file_that_changes_between_two_reads_is_refused(self, server, etags):
+        server.etags = etags
+        place = placed("data.bin", "http", server)
+        file = place.open()
+        assert file.read(1, 10)
+        server.files["llama/data.bin"] = b"x" * (1000 if etags else 1001)
+        with pytest.raises(SourceChangedError, match="was changed"):
+            file.read(11, 10)
+        with pytest.raises(SourceChangedError, match="was changed"):
+            file.check_unchanged()
+        assert place.open().read(11, 10) == b"x" * 10, "who begins again gets the new one"
+
+    def test_a_server_that_takes_no_condition_is_found_out_by_what_it_answers(self, server):
+        file = placed("data.bin", "http", server).open()
+        server.fault("GET .*data.bin", stating(ETag='"another"'))
+        with pytest.raises(SourceChangedError, match="was changed"):
+            file.read(1, 900)
+
+    def test_a_file_that_changes_within_a_read_is_refused(self, server):
+        file = placed("data.bin", "http", server).open()
+
+        def changed(handler):
+            server.files["llama/data.bin"] = b"x" * 1000
+
+        server.fault("GET .*data.bin", cut(300))
+        server.fault("GET .*data.bin", changed)
+        with pytest.raises(SourceChangedError):
+            file.read(1, 990)
+
+    def test_a_conversion_of_what_changes_is_refused(self, server, url, tmp_path):
+        planned = ckpttools.hf_to_maxtext.plan(url, tmp_path / "out")
+        server.files["llama/model-00001-of-00004.safetensors"] = bytes(120_304)
+        with pytest.raises(SourceChangedError):
+            planned.run()
+        assert not (tmp_path / "out").exists()
+
+    @BOTH
+    @pytest.mark.parametrize(
+        ("act", "told"),
+        [
+            (stating(Content_Range="bytes 5-904/1000"), "something else than it was asked for"),
+            (stating(Content_Range="bytes 1-900/5000"), "contradicts itself on the length"),
+            (stating(Content_Range="lines 1-900"), "something else than it was asked for"),
+            (stating(Content_Encoding="gzip"), "something else than it was asked for"),
+        ],
+        ids=["offset", "length", "unit", "compressed"],
+    )
+    def test_lies_are_noticed(self, server, where, act, told):
+        file = placed("data.bin", where, server).open()
+        server.fault("GET .*data.bin", act, 9)
+        with pytest.raises(StorageError, match=told):
+            file.read(1, 900)
+
+    def test_a_file_that_goes_is_told(self, server):
+        file = placed("data.bin", "http", server).open()
+        del server.files["llama/data.bin"]
+        with pytest.raises(FormatError, match="is gone"):
+            file.read(1, 900)
+
+    def test_nobody_there_is_told_at_once(self):
+        for address, got in (
+            ("http://127.0.0.1:9/x", "connection refused"),
+            ("http://no.host.invalid/x", "no host of this name"),
+        ):
+            with pytest.raises(StorageError, match=f"cannot read {address}") as caught:
+                parse(address).stat()
+            assert caught.value.got == f"{got}, 2 times"
+
+    def test_redirects_in_a_circle_end(self, server, url):
+        server.fault("HEAD", status(302, Location="/llama/x"), 99)
+        with pytest.raises(StorageError) as caught:
+            parse(f"{url}/x").stat()
+        assert "redirects" in caught.value.got
+
+
+class TestHttpDirectories:
+    @pytest.mark.parametrize("listing", LISTINGS)
+    def test_pages_of_names_are_understood(self, server, url, listing):
+        server.listing = LISTINGS[listing]
+        server.files["llama/a b/c d.txt"] = server.files["llama/50% off#1.txt"] = b"x"
+        entries = {entry.name: entry.is_dir for entry in parse(url).entries()}
+        assert entries == {path.name: False for path in SHARDED.iterdir()} | {
+            "a b": True,
+            "50%25 off%231.txt": False,
+        }
+        assert all(place.is_dir() or len(place.read_bytes()) for place in parse(url).iterdir())
+
+    def test_without_a_page_the_names_of_a_model_are_tried(self, server, url):
+        server.listing = None
+        names = {entry.name for entry in parse(url).entries()}
+        assert names == {path.name for path in SHARDED.iterdir()}
+        assert run("hash", url).split()[0] == run("hash", SHARDED).split()[0]
+
+    def test_without_any_it_is_told_what_to_name(self, server, url):
+        server.listing, server.files = None, {}
+        assert not parse(url).exists()
+        server.fault("(HEAD|GET) /closed$", status(301, Location="/closed/"), 9)
+        server.fault("/closed/$", status(403), 99)
+        with pytest.raises(StorageError, match="cannot list") as caught:
+            parse(f"http://{server.address}/closed").entries()
+        assert "model.safetensors" in caught.value.hint
+
+    def test_a_site_with_a_page_for_every_name_has_no_model(self, server):
+        page = 200, {"Content-Type": "text/html"}, b"<title>Log in"
+        server.fault("/closed", status(302, Location="/login/"), 999)
+        server.fault("/login", lambda handler: page, 999)
+        with pytest.raises(StorageError, match="cannot list"):
+            parse(f"http://{server.address}/closed").entries()
+
+    def test_a_web_page_is_no_directory(self, server, url):
+        server.fault("/page", lambda handler: (200, {"Content-Type": "text/html"}, b"<title>Welcome"), 9)
+        assert parse(f"http://{server.address}/page").is_file()
+
+    def test_a_server_without_head_is_asked_for_a_byte(self, server):
+        place = placed("data.bin", "http", server)
+        server.fault("HEAD", status(405), 9)
+        assert place.stat().size == 1000
+
+    def test_what_may_not_be_read_is_told(self, server, url):
+        server.fault("llama/x.safetensors", status(403), 9)
+        with pytest.raises(StorageError, match="may not be read") as caught:
+            parse(f"{url}/x.safetensors").stat()
+        assert "without a login" in caught.value.got and "netrc" in caught.value.hint
+
+    def test_a_login_is_sent_to_its_host_alone(self, server, url, tmp_path):
+        (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password word")
+        sent = []
+        server.files["llama/x.safetensors"] = b"x"
+        server.fault("x.safetensors", lambda handler: sent.append(handler.headers.get("Authorization")), 9)
+        port = server.address.partition(":")[2]
+        server.fault("y.safetensors", status(302, Location=f"http://localhost:{port}/llama/x.safetensors"), 9)
+        for file in ("x", "y"):
+            parse(f"{url}/{file}.safetensors").stat()
+        assert sent == ["Basic bWU6d29yZA==", None]
+
+    @pytest.mark.parametrize(
+        ("address", "told"),
+        [
+            ("https://huggingface.co/org/name", "hf://org/name"),
+            ("https://huggingface.co/org/name/tree/main", "hf://org/name"),
+            ("https://host/x.safetensors?signature=abc", "without a query"),
+            ("https://me:word@host/x", "netrc"),
+        ],
+    )
+    def test_addresses_that_are_meant_otherwise(self, address, told):
+        with pytest.raises(UsageError) as caught:
+            parse(address).stat()
+        assert told in str(caught.value) and "abc" not in str(caught.value)
+
+
+class TestRepositories:
+    def test_a_revision_is_pinned_to_its_commit(self, server):
+        for revision in ("main", COMMIT, "refs/pr/1", "refs%2Fpr%2F1"):
+            place = parse(f"hf://org/llama@{revision}/config.json")
+            assert place.is_file()
+            assert str(place.resolve()) == f"hf://org/llama@{COMMIT}/config.json"
+        assert len(server.asked("/revision/")) == 2
+
+    def test_a_signed_address_is_kept_and_renewed_when_it_has_expired(self, server):
+        file = placed("data.safetensors", "hf", server).open()
+        for start in (1, 2, 3):
+            file.read(start, 900)
+        assert server.signed == 1
+        server.expired = 1
+        assert file.read(1, 900) == (bytes(range(250)) * 4)[1:901]
+        assert server.signed == 2 and len(server.asked("GET /signed")) == 5
+
+    def test_the_hub_s_own_name_of_the_content_is_compared(self, server):
+        file = placed("data.safetensors", "hf", server).open()
+        server.files["hub/org/llama/data.safetensors"] = b"x" * 1000
+        with pytest.raises(SourceChangedError):
+            file.read(1, 900)
+
+    def test_the_token_is_sent_to_the_hub_alone(self, server, monkeypatch):
+        server.gated = {"org/llama"}
+        monkeypatch.setenv("HF_TOKEN", server.secret)
+        assert placed("data.safetensors", "hf", server).open().read(0, 1000)
+
+    @pytest.mark.parametrize(
+        ("address", "token", "told"),
+        [
+            ("hf://org/llama/config.json", None, ["is gated", "hf auth login", "accept the terms at", "401"]),
+            ("hf://org/llama/config.json", "other", ["is gated", "accept the terms at", "403"]),
+            ("hf://org/nothing", None, ["no model org/nothing, or it is private", "hf auth login"]),
+            ("hf://org/llama@v9", None, ["has no revision v9", "commits/main"]),
+            ("hf://org/llama/no.json", None, ["nothing of this name", f"tree/{COMMIT}"]),
+            ("hf://gpt2", None, ["names no model", "hf://org/name"]),
+            ("hf://datasets/org/name", None, ["names no model"]),
+        ],
+    )
+    def test_what_cannot_be_read_is_explained(self, server, monkeypatch, address, token, told):
+        server.gated = {"org/llama"}
+        if token:
+            monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(CheckpointError) as caught:
+            parse(address).open().read(0, 100)
+        assert all(each in str(caught.value) for each in told), caught.value
+        assert token != "other" or "hf auth login" not in str(caught.value)
+        done = ckpt("inspect", "tree", address.removesuffix("/config.json"))
+        assert done.exit_code in (2, 5), done.output
+        assert all(each in done.output for each in told[:1] if "nothing" not in each)
+
+    def test_what_is_in_the_cache_is_read_from_there(self, server, tmp_path):
+        cached(tmp_path / "hub_cache", SHARDED, "config.json", "model-00001-of-00004.safetensors")
+        assert run("hash", HUB).split()[0] == run("hash", SHARDED).split()[0]
+        assert not server.asked("config.json") and not server.asked("00001-of") and server.asked("00002-of")
+        file = parse(HUB) / "config.json"
+        assert isinstance(opened := file.open(), hub_cache.CachedFile) and parse(opened.path) == file
+
+    def test_a_copy_that_is_not_whole_is_not_taken(self, server, tmp_path):
+        folder = cached(tmp_path / "hub_cache", SHARDED, "config.json")
+        (folder / "config.json").resolve().write_bytes(b"{")
+        assert (parse(HUB) / "config.json").read_bytes() == (SHARDED / "config.json").read_bytes()
+
+    def test_offline_the_cache_is_all_there_is(self, server, tmp_path, monkeypatch):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        with pytest.raises(StorageError, match="not in the cache") as caught:
+            parse("hf://org/other").exists()
+        assert "HF_HUB_OFFLINE" in caught.value.got
+        cached(tmp_path / "hub_cache", SHARDED, *(path.name for path in SHARDED.iterdir()))
+        assert run("hash", HUB).split()[0] == run("hash", SHARDED).split()[0]
+        assert server.log == []
+
+
+def test_the_commands_of_the_page_work_as_they_are_written(server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    server.add("hub/meta-llama/Llama-3.1-8B", SHARDED)
+    lines = re.findall(r"^\$ ckpt (.*)$", (DOCS / "stores-web.md").read_text(), re.MULTILINE)
+    assert len(lines) > 10
+    for line in lines:
+        run_plainly(*shlex.split(line.replace("https://models.example.org", f"http://{server.address}")))
+
+
+def cached(cache: Path, model: Path, *names: str) -> Path:
+    """Files of a model as huggingface_hub keeps them; the directory of their names."""
+    root = cache / "models--org--llama"
+    (folder := root / "snapshots" / COMMIT).mkdir(parents=True)
+    (root / "blobs").mkdir()
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text(COMMIT)
+    for each in names:
+        (root / "blobs" / f"blob-{each}").write_bytes((model / each).read_bytes())
+        (folder / each).symlink_to(f"../../blobs/blob-{each}")
+    return folder
