@@ -10,7 +10,7 @@ from ckpttools.array.tree import dotted
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.region import Shape
 from ckpttools.core.text import some
-from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, pasted, told
+from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, on_disk, told
 from ckpttools.doctor.chunk_files import POINTER, bad_chunks
 from ckpttools.doctor.inventory import ListedItem
 from ckpttools.doctor.probing import is_directory
@@ -55,7 +55,7 @@ def _files(database: Entries, item: ListedItem) -> Iterator[Finding]:
             yield Finding(ERROR, str(path), what, _UNREAD, _FETCH)
             continue
         if not path.may_read():
-            do = f"chmod u+r {pasted(path)}"
+            do = f"chmod u+r {on_disk(path)}"
             yield Finding(ERROR, str(path), "no permission to read it", _UNREAD, do, command=do)
         beyond = [end for end in found if end > size]
         if beyond:
@@ -164,4 +164,4 @@ def _flavour(item: ListedItem, names: Sequence[str]) -> Iterator[Finding]:
 
 
 def _edited(item: ListedItem, field: str, wrong: str, right: str) -> str:
-    return f"""sed -i.bak 's/"{field}": *{wrong}/"{field}": {right}/' {pasted(item.path / TREE_FILE)}"""
+    return f"""sed -i.bak 's/"{field}": *{wrong}/"{field}": {right}/' {on_disk(item.path / TREE_FILE)}"""

@@ -82,16 +82,20 @@ def mending(inventory: Inventory, fix: str) -> str:
 
 
 def pasted(path: Place) -> str:
-    """A path quoted for a command line that works on local files."""
-    local = path.as_local("LOCAL_COPY")
-    return quote(f"./{local}" if local.startswith("-") else local)
+    """A path quoted for a command line of `ckpt`."""
+    return quote(f"./{path}" if str(path).startswith("-") else str(path))
+
+
+def on_disk(path: Place) -> str:
+    """A path quoted for a command that works on local files only."""
+    return pasted(path) if path.as_local() == str(path) else "LOCAL_COPY"
 
 
 def set_aside(path: Place) -> str:
     """The command that renames a file without replacing another."""
     names = (path.with_name(f"{path.name}.aside{number or ''}") for number in count())
     free = next(each for each in names if not each.lexists())
-    return f"mv -n {pasted(path)} {pasted(free)}"
+    return f"mv -n {on_disk(path)} {on_disk(free)}"
 
 
 def told(error: CheckpointError, place: Place, level: str = ERROR, why: str = "") -> Finding:

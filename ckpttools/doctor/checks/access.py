@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.core.errors import StorageError
-from ckpttools.doctor.base import ERROR, Check, Finding, pasted
+from ckpttools.doctor.base import ERROR, Check, Finding, on_disk
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.stores.place import Place
 
@@ -36,7 +36,7 @@ def _leads_somewhere(path: Place) -> bool:
 
 
 def _finding(path: Place, what: str, bits: str) -> Finding:
-    return Finding(ERROR, str(path), what, "nothing in it can be read", f"chmod u+{bits} {pasted(path)}")
+    return Finding(ERROR, str(path), what, "nothing in it can be read", f"chmod u+{bits} {on_disk(path)}")
 
 
 CHECK = Check("access", "files and directories that may not be read, links to nothing", _look)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.core.errors import CheckpointError
-from ckpttools.doctor.base import INFO, WARNING, Check, Finding, pasted, told
+from ckpttools.doctor.base import INFO, WARNING, Check, Finding, on_disk, told
 from ckpttools.doctor.inventory import Inventory, json_or_error
 from ckpttools.formats.adapters import ADAPTER, MERGE, MERGING, adapter_in
 from ckpttools.stores.place import Place
@@ -30,7 +30,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 def _without(folder: Place) -> Finding:
     why = "conversions to and from MaxText, and transformers, take the family and sizes of the model from it"
-    command = f"hf download REPO {_CONFIG} --local-dir {pasted(folder)}"
+    command = f"hf download REPO {_CONFIG} --local-dir {on_disk(folder)}"
     do = f"fetch it: {command}; other commands do not need it"
     return Finding(WARNING, str(folder), f"no {_CONFIG} beside the weights", why, do, command=command)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from ckpttools.doctor.base import INFO, WARNING, Check, Finding, pasted
+from ckpttools.doctor.base import INFO, WARNING, Check, Finding, on_disk
 from ckpttools.doctor.inventory import SET_ASIDE, Inventory
 from ckpttools.formats.interrupted import next_step
 from ckpttools.formats.orbax.steps import IN_PROGRESS
@@ -43,7 +43,7 @@ def _why(place: Place) -> str:
 
 
 def _left(place: Place, what: str) -> Finding:
-    remove: str | None = f"rm -r {pasted(place)}"
+    remove: str | None = f"rm -r {on_disk(place)}"
     left = unfinished_at(place)
     if left and left.replaced:
         do, remove = next_step(left), None

@@ -10,7 +10,19 @@ from shlex import quote
 
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.text import some
-from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, Fix, mending, pasted, set_aside, told
+from ckpttools.doctor.base import (
+    ERROR,
+    INFO,
+    WARNING,
+    Check,
+    Finding,
+    Fix,
+    mending,
+    on_disk,
+    pasted,
+    set_aside,
+    told,
+)
 from ckpttools.doctor.inventory import INDEX, SAFETENSORS, Inventory, Weights, json_or_error
 from ckpttools.doctor.new_files import write_new
 from ckpttools.doctor.probing import is_file
@@ -50,7 +62,7 @@ def _folder(inventory: Inventory, weights: Weights) -> Iterator[Finding]:
 def _missing(place: Place, names: Sequence[str], wanted: str) -> Finding:
     what = f"{len(names)} weight files missing: {_some(names)}"
     folder = place if place.is_dir() else place.parent
-    do = f"fetch them: hf download REPO --include {quote(names[0])} --local-dir {pasted(folder)}"
+    do = f"fetch them: hf download REPO --include {quote(names[0])} --local-dir {on_disk(folder)}"
     return Finding(ERROR, str(place), what, f"{wanted}; their tensors cannot be read", do)
 
 
