@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import struct
-import subprocess
-import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.measured import measured, within
 from support.orbax_items import LITTLE, write_item, zarr2, zarr3
 
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
@@ -34,41 +32,6 @@ from ckpttools.testing.models import LlamaSizes, write_llama
 
 MIB = 1 << 20
 EVERYTHING = os.environ.get("CKPTTOOLS_MEMORY") == "all"
-RUN = """
-import atexit, sys
-from ckpttools.run.memory import peak_bytes
-atexit.register(lambda: print("peak", peak_bytes(), file=sys.stderr))
-from ckpttools.cli.main import main
-main()
-"""
-
-
-@dataclass
-class Ended:
-    """How a command ended: its exit code, its peak in bytes, what it said on stderr."""
-
-    code: int
-    peak: int
-    said: str
-
-    @property
-    def hint(self):
-        """The number that the refusal names, in MiB."""
-        return int(re.search(r"try --memory (\d+)MiB$", self.said, re.MULTILINE)[1])
-
-
-def within(*words, mib, limit=""):
-    """Runs a command with so much memory."""
-    return measured(*words, "--memory", f"{mib}MiB", "--no-progress", limit=limit)
-
-
-def measured(*words, limit=""):
-    """Runs a command."""
-    command = [sys.executable, "-c", limit + RUN, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said, _, peak = done.stderr.rpartition("peak ")
-    assert "Traceback" not in said, said
-    return Ended(done.returncode, int(peak or 0), said)
 
 
 def write_tiny(path, count):

@@ -6,12 +6,15 @@ import importlib.util
 import json
 import shlex
 from contextlib import contextmanager
+from random import randbytes
 
 import pytest
 from support.command_line import ckpt, run, succeed
 from support.gcs_server import Fault
+from support.measured import within
 from support.object_stores import amazon, azure, environment, files_in, google
 from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
+from support.safetensors_files import packed
 
 from ckpttools.core.errors import FormatError, SourceChangedError, StorageError
 from ckpttools.stores import FileKind, parse
@@ -499,3 +502,20 @@ class TestAccess:
     def test_no_machine_answers_where_there_is_none(self, monkeypatch):
         monkeypatch.setattr(machine, "_ADDRESS", "127.0.0.1")
         assert machine.metadata_headers("/", {}) is None
+
+
+@pytest.mark.parametrize("words", ["hash", "inspect stats", "convert to-safetensors"])
+def test_the_peak_of_a_process_stays_within_the_memory(gcs, tmp_path, words):
+    """Answers under way and blocks that are kept count, too."""
+    tensors = {f"w{number}": ("F32", [1 << 22], randbytes(1 << 24)) for number in range(6)}
+    local = tmp_path / "model.safetensors"
+    local.write_bytes(packed(tensors))
+    source = gcs.filled({"model.safetensors": local.read_bytes()})
+    to = [tmp_path / "out"] if words.startswith("convert") else []
+    refused = within(*words.split(), source, *to, mib=100)
+    assert refused.code == 4, refused.said
+    assert refused.peak <= 100 << 20
+    assert refused.hint >= within(*words.split(), local, *to, mib=70).hint + (gs.STORE.costs.memory >> 20)
+    ended = within(*words.split(), source, *to, mib=refused.hint)
+    assert ended.code == 0, ended.said
+    assert ended.peak <= refused.hint << 20

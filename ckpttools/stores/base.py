@@ -111,6 +111,11 @@ class File(ABC):
     version: str
     gap: ClassVar[int] = 16 << 10
 
+    @property
+    def costs(self) -> Costs:
+        """What reading takes; that of its store."""
+        return Costs()
+
     @abstractmethod
     def read_into(self, offset: int, out: Buffer) -> None:
         """Fills `out` with the bytes from `offset` on.

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import FormatError, SourceChangedError
-from ckpttools.stores.base import File, Status
+from ckpttools.stores.base import Costs, File, Status
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -29,6 +29,10 @@ class ObjectFile(File):
         self.size = found.size
         self.version = found.version
         self._last_read = time.monotonic()
+
+    @property
+    def costs(self) -> Costs:
+        return self.store.costs
 
     def read_into(self, offset: int, out: Buffer) -> None:
         target = memoryview(out).cast("B")

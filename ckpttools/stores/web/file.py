@@ -171,6 +171,10 @@ class WebFile(File):
     def __repr__(self) -> str:
         return f"WebFile({self.path!r})"
 
+    @property
+    def costs(self) -> Costs:
+        return self.store.costs
+
     def read_into(self, offset: int, out: Buffer) -> None:
         target = memoryview(out).cast("B")
         stop = offset + len(target)

@@ -1,0 +1,44 @@
+"""Commands as processes of their own that tell their peak of resident memory (`VmHWM`) when they end."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+
+RUN = """
+import atexit, sys
+from ckpttools.run.memory import peak_bytes
+atexit.register(lambda: print("peak", peak_bytes(), file=sys.stderr))
+from ckpttools.cli.main import main
+main()
+"""
+
+
+@dataclass
+class Ended:
+    """How a command ended: its exit code, its peak in bytes, what it said on stderr."""
+
+    code: int
+    peak: int
+    said: str
+
+    @property
+    def hint(self):
+        """The number that the refusal names, in MiB."""
+        return int(re.search(r"try --memory (\d+)MiB$", self.said, re.MULTILINE)[1])
+
+
+def within(*words, mib, limit=""):
+    """Runs a command with so much memory."""
+    return measured(*words, "--memory", f"{mib}MiB", "--no-progress", limit=limit)
+
+
+def measured(*words, limit=""):
+    """Runs a command."""
+    command = [sys.executable, "-c", limit + RUN, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said, _, peak = done.stderr.rpartition("peak ")
+    assert "Traceback" not in said, said
+    return Ended(done.returncode, int(peak or 0), said)
