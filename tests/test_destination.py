@@ -14,6 +14,8 @@ from support.command_line import ckpt
 from support.mounts import while_mounted
 from support.places import FIXTURES
 
+from ckpttools.core.errors import StorageError
+from ckpttools.formats.orbax.entries import Files
 from ckpttools.formats.registry import open_tree, strangers_in
 from ckpttools.stores import parse
 from ckpttools.testing.models import LlamaSizes, write_llama
@@ -408,6 +410,24 @@ KEYS = {
 def strangers_at(top):
     where = parse(top)
     return strangers_in(where, open_tree(where))
+
+
+def test_a_document_that_cannot_be_read_is_not_called_a_strangers(place, tmp_path, monkeypatch):
+    """Which files belong to an array is not known then: exit code 5, as for any other error of the system."""
+    words = ("convert", "to-zarr3", place / "hf", tmp_path / "zarr")
+    assert ckpt(*words).exit_code == 0
+    original = Files.read
+
+    def failing(files, entry):
+        if entry.file.startswith("model.norm"):
+            raise StorageError(f"cannot read {entry.file}", got="Input/output error")
+        return original(files, entry)
+
+    directory = parse(tmp_path / "zarr")
+    tree = open_tree(directory)
+    monkeypatch.setattr(Files, "read", failing)
+    with pytest.raises(StorageError, match="cannot read"):
+        list(strangers_in(directory, tree))
 
 
 class TestDirectoriesAbove:

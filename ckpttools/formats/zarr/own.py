@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ckpttools.array.tree import Tree
+from ckpttools.core.errors import StorageError
 from ckpttools.formats.orbax.entries import Entries, Files
 from ckpttools.formats.zarr.chunks import ChunkTable, chunk_tables, key_below
 from ckpttools.formats.zarr.zarr2 import DOCUMENT as ZARR2_DOCUMENT
@@ -74,9 +75,17 @@ def own_files(entries: Entries, arrays: Iterable[str]) -> OwnFiles:
     Args:
         entries: of a directory in which every key is a file.
         arrays: their names.
+
+    Raises:
+        StorageError: the document of one cannot be read, so it is not known which files are its own.
     """
-    tables = chunk_tables(entries).tables
-    known = {name: tables[name] for name in arrays if name in tables}
+    found = chunk_tables(entries)
+    arrays = list(arrays)
+    for name in arrays:
+        fault = found.faults.get(name)
+        if isinstance(fault, StorageError):
+            raise fault
+    known = {name: found.tables[name] for name in arrays if name in found.tables}
     return OwnFiles({key for table in known.values() for key in _keys(table)}, known.keys())
 
 
