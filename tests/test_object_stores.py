@@ -519,3 +519,33 @@ def test_the_peak_of_a_process_stays_within_the_memory(gcs, tmp_path, words):
     ended = within(*words.split(), source, *to, mib=refused.hint)
     assert ended.code == 0, ended.said
     assert ended.peak <= refused.hint << 20
+
+
+@pytest.mark.parametrize("key", ["logs//x", "logs/../x"])
+def test_an_object_whose_name_cannot_be_read_is_in_the_way_of_nothing_else(gcs, key):
+    place = gcs.filled({**files_in(SHARDED), key: b"x"})
+    assert run("hash", place).split()[0] == run("hash", SHARDED).split()[0]
+    with pytest.raises(StorageError) as caught:
+        (place / "logs").entries()
+    assert "rename that object" in caught.value.hint
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:9000", "not a url", "http://[x"])
+def test_an_endpoint_that_is_none_is_told(endpoint):
+    keys = {"AWS_ACCESS_KEY_ID": "AKIATESTTESTTEST", "AWS_SECRET_ACCESS_KEY": "secret"}
+    with (
+        environment(AWS_ENDPOINT_URL=endpoint, **keys),
+        pytest.raises(StorageError, match="endpoint") as caught,
+    ):
+        parse("s3://bucket/x").stat()
+    assert "AWS_ENDPOINT_URL" in caught.value.hint
+
+
+def test_the_login_of_an_endpoint_is_not_shown():
+    keys = {"AWS_ACCESS_KEY_ID": "AKIATESTTESTTEST", "AWS_SECRET_ACCESS_KEY": "secret"}
+    with (
+        environment(AWS_ENDPOINT_URL="http://me:word@127.0.0.1:9", **keys),
+        pytest.raises(StorageError) as caught,
+    ):
+        parse("s3://bucket/x").stat()
+    assert "word" not in str(caught.value) and "127.0.0.1:9" in str(caught.value)

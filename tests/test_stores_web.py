@@ -58,7 +58,7 @@ def fresh(server, monkeypatch, tmp_path):
     server.log.clear()
     yield
     server.files, server.faults, server.gated = files, [], set()
-    server.ranges = server.etags = True
+    server.ranges = server.etags = server.versions = True
     server.listing, server.signed, server.expired = LISTINGS["by_python"], 0, 0
     server.delay = server.most_at_once = server.nbytes = 0
     ckpttools.stores.registry._store.cache_clear()
@@ -211,6 +211,22 @@ class TestRequests:
         assert server.nbytes < 300_000 < len(server.files["hub/org/large/model.safetensors"])
 
 
+def cut_from(start: int):
+    """Refuses ranges from a byte on."""
+
+    def act(handler):
+        match = re.match(r"bytes=(\d+)", handler.headers.get("Range", ""))
+        return (403, {}, b"") if match and int(match[1]) > start else None
+
+    return act
+
+
+def begun_again():
+    """As another process begins, which knows nothing."""
+    plain.STORE._looked.clear()
+    plain.STORE._directories.clear()
+
+
 class TestFaults:
     @BOTH
     @pytest.mark.parametrize(
@@ -330,6 +346,34 @@ class TestFaults:
         with pytest.raises(StorageError, match=told):
             file.read(1, 900)
 
+    @pytest.mark.parametrize("code", [403, 503])
+    def test_a_shard_of_which_nobody_tells_is_not_missing(self, server, url, code):
+        server.fault("(HEAD|GET) .*model-00002", status(code), 99)
+        done = ckpt("inspect", "tree", url)
+        assert done.exit_code == 5 and "missing" not in done.output
+
+    def test_other_weights_are_not_read_where_nobody_tells_of_those_that_are_meant(self, server, url):
+        server.files["llama/model.safetensors"] = server.files["llama/model-00001-of-00004.safetensors"]
+        server.fault("(HEAD|GET) .*/model.safetensors( |$)", status(503), 99)
+        done = ckpt("hash", url)
+        assert done.exit_code and "cannot read" in done.output
+
+    def test_what_has_no_version_is_not_gone_on_with(self, server, url, tmp_path):
+        server.versions = False
+        server.fault("GET .*00003-of", cut_from(60_000), 999)
+        words = "convert", "hf-to-maxtext", url, tmp_path / "out", "--jobs", "1"
+        run(*words, code=5)
+        assert (tmp_path / "out.partial").exists()
+        server.faults = []
+        for path, content in list(server.files.items()):
+            if path.startswith("llama/") and path.endswith(".safetensors"):
+                start = 8 + int.from_bytes(content[:8], "little")
+                server.files[path] = content[:start] + bytes(len(content) - start)
+        begun_again()
+        assert "it cannot be gone on with" in run(*words, code=2)
+        run(*words, "--overwrite")
+        run("verify", tmp_path / "out", "--against", url)
+
     def test_a_file_that_goes_is_told(self, server):
         file = placed("data.bin", "http", server).open()
         del server.files["llama/data.bin"]
@@ -363,6 +407,18 @@ class TestHttpDirectories:
             "50%25 off%231.txt": False,
         }
         assert all(place.is_dir() or len(place.read_bytes()) for place in parse(url).iterdir())
+
+    @pytest.mark.parametrize("kind", ["html", "json"])
+    def test_names_that_are_none_are_left_out(self, server, url, kind):
+        if kind == "html":
+            links = "%2e%2e/", "%2e/", "..%2f..%2fx", "a%2fb", "%00", "http://[x", "good"
+            page = "<title>Index of /</title>" + "".join(f'<a href="{link}">x</a>' for link in links)
+        else:
+            page = json.dumps(
+                [{"name": name} for name in ("..", ".", "a/b", "../x", "\ud800", "", "/", "good")]
+            )
+        server.fault("GET /odd/$", lambda handler: (200, {"Content-Type": "text/html"}, page.encode()), 9)
+        assert [entry.name for entry in parse(f"http://{server.address}/odd").entries()] == ["good"]
 
     def test_without_a_page_the_names_of_a_model_are_tried(self, server, url):
         server.listing = None
@@ -412,6 +468,66 @@ class TestHttpDirectories:
             parse(f"{url}/{file}.safetensors").stat()
         assert sent == ["Basic bWU6d29yZA==", None]
 
+    def test_a_login_for_all_hosts_is_sent_to_none(self, server, url, tmp_path):
+        (tmp_path / "netrc").write_text("default login me password word")
+        sent = []
+        server.fault("HEAD", lambda handler: sent.append(handler.headers.get("Authorization")))
+        placed("data.bin", "http", server).stat()
+        assert sent == [None]
+
+    def test_a_login_may_have_any_letters(self, server, url, tmp_path):
+        (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password ж", encoding="utf-8")
+        sent = []
+        server.fault("HEAD", lambda handler: sent.append(handler.headers.get("Authorization")))
+        placed("data.bin", "http", server).stat()
+        assert sent == ["Basic bWU60LY="]
+
+    @pytest.mark.parametrize(
+        "content", [b"machine 127.0.0.1 login me password two words", b"machine x login y password \xff"]
+    )
+    def test_of_logins_that_cannot_be_read_nothing_is_shown(self, server, url, tmp_path, content):
+        (tmp_path / "netrc").write_bytes(content)
+        with pytest.raises(StorageError, match="cannot read the logins") as caught:
+            parse(url).stat()
+        assert "words" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("proxy", "got"), [("socks5://x:1", "socks5"), ("http://me:word@[x", "no address")]
+    )
+    def test_a_proxy_that_cannot_be_used_is_told(self, monkeypatch, proxy, got):
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", proxy)
+        with pytest.raises(StorageError, match="proxy") as caught:
+            parse("http://models.invalid/x").stat()
+        assert got in caught.value.got and "word" not in str(caught.value)
+
+    def test_a_proxy_is_named_with_its_login_or_without_a_scheme(self, server, monkeypatch):
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        sent = []
+        server.fault("HEAD", lambda handler: sent.append(handler.headers.get("Proxy-Authorization")), 9)
+        for proxy in (f"http://me:w%40rd@{server.address}", server.address):
+            monkeypatch.setenv("http_proxy", proxy)
+            parse(f"http://models.invalid/llama/{len(sent)}.safetensors").exists()
+        assert sent == ["Basic bWU6d0ByZA==", None]
+
+    @pytest.mark.parametrize("target", ["http://[x", "http://me:word@[x/y"])
+    def test_addresses_that_are_none_are_told(self, server, url, target):
+        server.fault("HEAD", status(302, Location=target))
+        for address in (f"{url}/x.safetensors", "http://[x/y"):
+            with pytest.raises(StorageError, match="cannot read") as caught:
+                parse(address).stat()
+            assert "no address" in caught.value.got and "word" not in str(caught.value)
+
+    def test_numbers_that_are_none_are_told(self, server, url):
+        server.fault("HEAD", stating(Content_Length="9" * 5000), 9)
+        file = placed("data.bin", "http", server).open()
+        assert file.size == 1000, "asked for by a range instead"
+        server.fault("GET", stating(Content_Range=f"bytes 1-900/{'9' * 5000}"), 9)
+        with pytest.raises(StorageError, match="something else"):
+            file.read(1, 900)
+
     @pytest.mark.parametrize(
         ("address", "told"),
         [
@@ -424,7 +540,8 @@ class TestHttpDirectories:
     def test_addresses_that_are_meant_otherwise(self, address, told):
         with pytest.raises(UsageError) as caught:
             parse(address).stat()
-        assert told in str(caught.value) and "abc" not in str(caught.value)
+        assert told in str(caught.value) and not re.search("abc|word@", str(caught.value))
+        assert not re.search("abc|word@", ckpt("convert", "hf-to-maxtext", SHARDED, address).output)
 
 
 class TestRepositories:
@@ -465,6 +582,9 @@ class TestRepositories:
             ("hf://org/llama/no.json", None, ["nothing of this name", f"tree/{COMMIT}"]),
             ("hf://gpt2", None, ["names no model", "hf://org/name"]),
             ("hf://datasets/org/name", None, ["names no model"]),
+            ("hf://org/na--me", None, ["names no model"]),
+            ("hf://org/na?me", None, ["names no model"]),
+            ("hf://org/..", None, ["names no model"]),
         ],
     )
     def test_what_cannot_be_read_is_explained(self, server, monkeypatch, address, token, told):
@@ -490,6 +610,26 @@ class TestRepositories:
         folder = cached(tmp_path / "hub_cache", SHARDED, "config.json")
         (folder / "config.json").resolve().write_bytes(b"{")
         assert (parse(HUB) / "config.json").read_bytes() == (SHARDED / "config.json").read_bytes()
+
+    def test_offline_links_to_nothing_are_files_that_are_not_there(self, server, tmp_path, monkeypatch):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        folder = cached(tmp_path / "hub_cache", SHARDED, *(path.name for path in SHARDED.iterdir()))
+        (folder / "model-00001-of-00004.safetensors").resolve().unlink()
+        done = ckpt("inspect", "tree", HUB)
+        assert done.exit_code == 3 and "is missing" in done.output
+
+    @pytest.mark.parametrize("link", ["/api/models/org/llama/tree/more", "http://[x"])
+    def test_where_the_hub_says_more_is_found_or_told(self, server, link):
+        more = json.dumps([{"type": "file", "path": path, "size": 1} for path in ("good", "\ud800", "../x")])
+        server.fault("org/llama/tree/more", lambda handler: (200, {}, more.encode()))
+        server.fault("org/llama/tree/c0", stating(Link=f'<{link}>; rel="next"'))
+        if link.startswith("/"):
+            assert {"good"} == {entry.name for entry in parse(HUB).entries()} - set(
+                server.names("hub/org/llama")
+            )
+        else:
+            with pytest.raises(StorageError, match="cannot read"):
+                parse(HUB).entries()
 
     def test_offline_the_cache_is_all_there_is(self, server, tmp_path, monkeypatch):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

@@ -104,6 +104,7 @@ class WebServer:
         listing: makes the page of a directory; None where there is none.
         ranges: whether it knows them.
         etags: whether it has them.
+        versions: whether it has anything by which a file can be told from another state of it.
         faults: see `Fault`; those that are used up go.
         log: "METHOD /path", with the range where one was asked for.
         gated, secret: repositories that are read with the token alone.
@@ -118,6 +119,7 @@ class WebServer:
     listing: Callable[[list[str], str], tuple[str, str]] | None = by_python
     ranges: bool = True
     etags: bool = True
+    versions: bool = True
     faults: list[Fault] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     gated: set[str] = field(default_factory=set)
@@ -230,6 +232,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"Last-Modified": formatdate(len(content), usegmt=True)} | (
             {"ETag": etag} if web.etags else {}
         )
+        headers = headers if web.versions else {}
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         condition = self.headers.get("If-Range", etag)
         if not match or not web.ranges or (condition not in headers.values() and condition != etag):

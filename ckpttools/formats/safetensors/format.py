@@ -216,7 +216,10 @@ def _require_room(found: _WeightsLocation, options: ReadOptions) -> None:
 def _is_file(path: Place) -> bool:
     try:
         return path.is_file()
-    except StorageError:  # neither "yes" nor "no", as of a name that is too long
+    except StorageError:
+        # Of a disk neither "yes" nor "no", as of a name that is too long. Elsewhere nobody has answered.
+        if path.store.scheme != "file":
+            raise
         return False
 
 

@@ -43,6 +43,7 @@ class AzureStore(ObjectStore):
         copy="az storage blob upload-batch --auth-mode login --source DIRECTORY --destination {bucket} "
         "--destination-path {key}",
         log_in="az login; or set AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_SAS_TOKEN",
+        endpoint="AZURE_STORAGE_ENDPOINT",
     )
 
     def access(self, bucket: str) -> Access:

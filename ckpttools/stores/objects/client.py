@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.errors import FormatError, StorageError, UsageError
 from ckpttools.stores.base import FileKind, Status
-from ckpttools.stores.objects.errors import Asked, Words, explained, is_broken_off, is_changed, is_no_object
+from ckpttools.stores.objects.errors import (
+    Asked,
+    Words,
+    explained,
+    is_broken_off,
+    is_changed,
+    is_no_key,
+    is_no_object,
+)
 
 Object: TypeAlias = tuple[str, Status]
 """The rest of an object's key, and what it is."""
@@ -29,6 +38,8 @@ _LISTED_AGAIN = 3
 _NAMES_TO_A_PAGE = 1000
 # How versions of objects begin that have no ETag.
 _BY_TIME = "changed "
+_ENDPOINT = re.compile(r"https?://[^\s\[\]]*(\[[0-9A-Fa-f:.]+\][^\s\[\]]*)?")
+_LOGIN = re.compile(r"(?<=//)[^/@]*(?=@)")
 _Answer = TypeVar("_Answer")
 
 
@@ -65,6 +76,16 @@ class Bucket:
     def __init__(self, name: str, place: str, access: Access, words: Words) -> None:
         self._name, self._place = name, place
         self._access = access
+        self._endpoint = _LOGIN.sub("…", access.endpoint)
+        # obstore panics at others.
+        if access.endpoint and not _ENDPOINT.fullmatch(access.endpoint):
+            raise StorageError(
+                "the endpoint that the environment names is no address",
+                place=place,
+                got=self._endpoint,
+                wanted="http://HOST:PORT or https://HOST",
+                hint=f"correct {words.endpoint}",
+            )
         self._words = words
         self._has_answered = False
 
@@ -79,15 +100,24 @@ class Bucket:
         return _status(found)
 
     def objects_below(self, key: str, most: int | None = None) -> Sequence[Object] | None:
-        """All objects below a key; None if they are more than `most`. Errors as `head`."""
+        """All objects below a key; None if they are more than `most`, or one has a name that cannot be read.
+        Errors as `head`.
+        """
         import obstore
+        from obstore.exceptions import BaseError
 
         def listed(client: Any) -> list[Object] | None:
             found: list[Object] = []
-            for page in obstore.list(client, key or None, chunk_size=_NAMES_TO_A_PAGE):
-                if most is not None and len(found) + len(page) > most:
-                    return None
-                found += _below(key, page)
+            try:
+                for page in obstore.list(client, key or None, chunk_size=_NAMES_TO_A_PAGE):
+                    if most is not None and len(found) + len(page) > most:
+                        return None
+                    found += _below(key, page)
+            except BaseError as error:
+                # Directory by directory that object is in nobody's way but in its own.
+                if most is None or not is_no_key(error):
+                    raise
+                return None
             return found
 
         try:
@@ -157,7 +187,7 @@ class Bucket:
                 raise ObjectChangedError from error
             place = f"{self._place}/{key}" if key else self._place
             access = self._access
-            asked = Asked(doing, place, self._name, access.identity, access.endpoint, self._words)
+            asked = Asked(doing, place, self._name, access.identity, self._endpoint, self._words)
             raise explained(error, asked) from error
         self._has_answered = True
         return answer

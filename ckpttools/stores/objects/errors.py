@@ -28,6 +28,7 @@ class Words:
         list_buckets: the command that lists buckets.
         copy: the command that copies what is in a local directory to a place.
         log_in: how one says who one is.
+        endpoint: what names other servers.
     """
 
     cloud: str
@@ -37,6 +38,7 @@ class Words:
     list_buckets: str
     copy: str
     log_in: str
+    endpoint: str
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ def is_broken_off(error: Exception) -> bool:
     return "response body" in str(error)
 
 
+def is_no_key(error: Exception) -> bool:
+    """Whether a listing has an object whose name obstore does not take."""
+    return "Encountered object with invalid path" in str(error)
+
+
 def explained(error: Exception, asked: Asked) -> StorageError:
     """What obstore raised, in our words."""
     text = str(error)
@@ -94,6 +101,9 @@ def explained(error: Exception, asked: Asked) -> StorageError:
         return _error(asked, f"{_answer(text)}{_tries(text)}", "an answer", hint)
     if not code and _UNREACHED.search(text):
         return _no_connection(asked, text)
+    if is_no_key(error):
+        hint = "rename that object: no part of its name may be empty, `.` or `..`, or have control characters"
+        return _error(asked, _answer(text), None, hint)
     if code:
         return _error(asked, f"{_answer(text)}; asked as {asked.identity}", None, asked.words.log_in)
     return _error(asked, _answer(text), None, asked.words.log_in if "redential" in text else None)

@@ -40,6 +40,7 @@ class GoogleStore(ObjectStore):
         list_buckets="gcloud storage ls",
         copy="gcloud storage rsync --recursive DIRECTORY gs://{bucket}/{key}",
         log_in=f"gcloud auth application-default login; or set {_FILE} to the key file of a service account",
+        endpoint="STORAGE_EMULATOR_HOST",
     )
 
     def access(self, bucket: str) -> Access:

@@ -26,6 +26,7 @@ class AmazonStore(ObjectStore):
         list_buckets="aws s3 ls",
         copy="aws s3 sync DIRECTORY s3://{bucket}/{key}",
         log_in="aws configure; or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        endpoint="AWS_ENDPOINT_URL",
     )
 
     def access(self, bucket: str) -> Access:

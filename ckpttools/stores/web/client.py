@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import netrc
 import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
@@ -96,6 +97,7 @@ class Client:
         Raises:
             StorageError: the redirects do not end, or lead from https to http.
         """
+        _check_address(url, attempts.place)
         for _ in range(_MOST_REDIRECTS):
             response = self.request(method, url, headers(url), attempts)
             check(response)
@@ -103,9 +105,9 @@ class Client:
             if response.status not in _REDIRECTS or not target:
                 return response, url
             discard(response)
-            target = urljoin(url, target)
+            target = joined(url, target, attempts.place)
             if urlsplit(target).scheme not in ("https", urlsplit(url).scheme):
-                got = f"a redirect to {urlsplit(target).scheme}://{urlsplit(target).netloc}"
+                got = f"a redirect to {urlsplit(target).scheme}://{urlsplit(target).hostname or ''}"
                 raise StorageError(f"cannot read {attempts.place}", got=got, wanted="one that stays safe")
             url = target
         raise StorageError(f"cannot read {attempts.place}", got=f"more than {_MOST_REDIRECTS} redirects")
@@ -132,6 +134,7 @@ class Client:
         """Connections to a host, through the proxy that the environment names, as other tools have it."""
         address = urlsplit(url)
         proxy = getproxies().get(address.scheme, "")
+        proxy = f"http://{proxy}" if proxy and "://" not in proxy else proxy
         if proxy and proxy_bypass(address.netloc):
             proxy = ""
         if proxy not in self._pools:
@@ -139,12 +142,51 @@ class Client:
         return self._pools[proxy]
 
 
+def _check_address(url: str, place: str) -> None:
+    """Raises StorageError if nobody can be asked for an address."""
+    try:
+        urlsplit(url)
+    except ValueError as error:
+        raise StorageError(
+            f"cannot read {place}", got="no address that can be asked", hint="check the address"
+        ) from error
+
+
+def joined(url: str, target: str, place: str) -> str:
+    """The address to which a server sends on; raises StorageError if that is none."""
+    try:
+        address = urljoin(url, target)
+        urlsplit(address)
+    except ValueError as error:
+        raise StorageError(f"cannot read {place}", got="a reference to what is no address") from error
+    return address
+
+
 def _through(proxy: str) -> urllib3.PoolManager:
-    login = urlsplit(proxy)
+    try:
+        login = urlsplit(proxy)
+    except ValueError as error:
+        raise _no_proxy("what is no address") from error
+    if login.scheme not in ("http", "https"):
+        raise _no_proxy(f"{login.scheme}://…")
     headers = None
     if login.username:
-        headers = urllib3.make_headers(proxy_basic_auth=f"{login.username}:{login.password or ''}")
+        words = f"{unquote(login.username)}:{unquote(login.password or '')}"
+        headers = {"proxy-authorization": _basic(words)}
     return urllib3.ProxyManager(proxy, proxy_headers=headers, maxsize=CONNECTIONS)
+
+
+def _no_proxy(got: str) -> StorageError:
+    return StorageError(
+        "the proxy that the environment names cannot be used",
+        got=got,
+        wanted="http://HOST:PORT",
+        hint="correct HTTPS_PROXY and HTTP_PROXY, or name the host in NO_PROXY",
+    )
+
+
+def _basic(login: str) -> str:
+    return f"Basic {base64.b64encode(login.encode()).decode()}"
 
 
 class Logins:
@@ -156,14 +198,25 @@ class Logins:
             return netrc.netrc(os.environ.get("NETRC"))
         except FileNotFoundError:
             return None
-        except (OSError, netrc.NetrcParseError) as error:
-            raise StorageError("cannot read the logins in ~/.netrc", got=error) from error
+        # What it found there may be part of a password.
+        except netrc.NetrcParseError as error:
+            raise _no_logins(f"line {error.lineno} cannot be understood") from error
+        except UnicodeDecodeError as error:
+            raise _no_logins("bytes that are not UTF-8") from error
+        except OSError as error:
+            raise _no_logins(error) from error
 
     def __call__(self, url: str) -> Mapping[str, str]:
         """The header that says it; none where there is none for the host."""
         host = urlsplit(url).hostname or ""
-        found = self._file.authenticators(host) if self._file else None
-        return urllib3.make_headers(basic_auth=f"{found[0]}:{found[2]}") if found else {}
+        # `default` would go to whatever host a server redirects to.
+        found = self._file.hosts.get(host) if self._file else None
+        return {"Authorization": _basic(f"{found[0]}:{found[2]}")} if found else {}
+
+
+def _no_logins(got: object) -> StorageError:
+    wanted = "lines such as: machine HOST login NAME password WORD"
+    return StorageError("cannot read the logins in ~/.netrc", got=got, wanted=wanted)
 
 
 @contextmanager

@@ -31,7 +31,8 @@ _MOST_WASTED = 1 << 20
 _AT_ONCE = 1 << 20
 # What 100 MB/s bring in 20 ms.
 GAP = 2 << 20
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
+_LENGTH = re.compile(r"[0-9]{1,18}")
 _EXPIRED = frozenset((400, 401, 403, 404, 410))
 
 
@@ -66,6 +67,11 @@ class Validator(NamedTuple):
         """The header by which a range is sent of this state alone; a weak ETag may not stand in it."""
         condition = self.modified if self.etag.startswith("W/") else self.etag or self.modified
         return {"If-Range": condition} if condition else {}
+
+
+def length_in(text: str) -> int | None:
+    """The number of bytes that a header says; None where it says none."""
+    return int(text) if _LENGTH.fullmatch(text.strip()) else None
 
 
 class _Pinned(NamedTuple):
@@ -147,10 +153,14 @@ class WebStore(Store):
 
 
 class WebFile(File):
-    """A file behind HTTP, as it was when it was looked at; see `File`."""
+    """A file behind HTTP, as it was when it was looked at; see `File`.
+
+    Attributes:
+        has_version: whether the server says by what another state of it can be told.
+    """
 
     gap: ClassVar[int] = GAP
-    __slots__ = ("_pinned", "key", "path", "size", "store", "version")
+    __slots__ = ("_pinned", "has_version", "key", "path", "size", "store", "version")
 
     def __init__(
         self, store: WebStore, key: str, size: int, version: str, validator: Validator | None = None
@@ -166,6 +176,7 @@ class WebFile(File):
         self.path = store.spelled(key)
         self.store, self.key = store, key
         self.size, self.version = size, version
+        self.has_version = bool(version if validator is None else validator.version)
         self._pinned = _Pinned(None, validator)
 
     def __repr__(self) -> str:
@@ -218,7 +229,7 @@ class WebFile(File):
             self._fill(0, memoryview(made))
             head = bytes(made)
             # Without a version another state of the file could not be told from this one.
-            if self.version:
+            if self.has_version:
                 self.store.kept.put(name, head)
         return head
 
@@ -293,8 +304,8 @@ class WebFile(File):
 
     def _check_whole(self, response: BaseHTTPResponse, start: int, stop: int, pinned: _Pinned) -> None:
         """An answer without a range: of another file, or of a server that knows none."""
-        length = response.headers.get("Content-Length", "")
-        self._check_same(response, int(length) if length.isdecimal() else self.size, pinned)
+        length = length_in(response.headers.get("Content-Length", ""))
+        self._check_same(response, self.size if length is None else length, pinned)
         if start + self.size - stop > _MOST_WASTED or response.headers.get("Content-Encoding"):
             raise StorageError(
                 f"{self.path} cannot be read by ranges",

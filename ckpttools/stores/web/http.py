@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import time
 from collections.abc import Container, Iterable, Mapping
 from email.utils import parsedate_to_datetime
@@ -20,7 +21,7 @@ from ckpttools.core.errors import CheckpointError, FormatError, StorageError, Us
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import DirEntry, FileKind, Status, is_inside
 from ckpttools.stores.web.client import Logins, discard, status_text
-from ckpttools.stores.web.file import Validator, WebFile, WebStore
+from ckpttools.stores.web.file import Validator, WebFile, WebStore, length_in
 from ckpttools.stores.web.listing import names_in
 
 _INDEX = "model.safetensors.index.json"
@@ -110,6 +111,13 @@ class HttpStore(WebStore):
     def headers(self, url: str) -> Mapping[str, str]:
         return self._logins(url)
 
+    def spelled(self, key: str) -> str:
+        """Without what may be a secret, in addresses that are refused."""
+        host, slash, path = key.partition("/")
+        login, _, host = host.rpartition("@")
+        path, query, _ = path.partition("?")
+        return f"{self.scheme}://{'…@' * bool(login)}{host}{slash}{path}{'?…' * bool(query)}"
+
     def stat(self, key: str) -> Status | None:
         return self._look(key).status
 
@@ -140,8 +148,13 @@ class HttpStore(WebStore):
         return "write to a local directory, and copy that to where the server has its files"
 
     def is_unchanged(self, file: WebFile) -> bool:
-        now = self._asked(file.key).status
-        return now is not None and (now.size, now.version) == (file.size, file.version)
+        status, validator, _ = self._asked(file.key)
+        is_told = bool(file.has_version or validator.version)
+        return (
+            status is not None
+            and status.size == file.size
+            and (status.version == file.version or not is_told)
+        )
 
     def forget(self, key: str) -> None:
         self._looked.pop(key, None)
@@ -242,7 +255,10 @@ class HttpStore(WebStore):
                 wanted="a server that sends files as they are (`Content-Length`, `Accept-Ranges: bytes`)",
                 hint="fetch the file and name the copy, or have another server serve it",
             )
-        status = Status(FileKind.FILE, size, validator.version, modified=_nanoseconds(validator.modified))
+        # Where the server tells none, nobody knows at the next look whether the file is what it was: what
+        # is done of a conversion then is done again.
+        version = validator.version or f"of no version that the server tells ({secrets.token_hex(4)})"
+        status = Status(FileKind.FILE, size, version, modified=_nanoseconds(validator.modified))
         return _looked(status, validator)
 
     def _directory(self, key: str) -> _Directory:
@@ -331,7 +347,7 @@ def _size(response: BaseHTTPResponse) -> int | None:
     text = response.headers.get("Content-Length", "")
     if response.status in (206, 416):
         text = response.headers.get("Content-Range", "").rpartition("/")[2]
-    return int(text) if text.isdecimal() else None
+    return length_in(text)
 
 
 def _nanoseconds(date: str) -> int | None:

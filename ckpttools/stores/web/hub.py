@@ -7,6 +7,7 @@ is pushed meanwhile, nothing is read of two states.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -16,9 +17,10 @@ from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.stores.base import DirEntry, File, Status, is_inside
-from ckpttools.stores.web.client import status_text
+from ckpttools.stores.web.client import joined, status_text
 from ckpttools.stores.web.file import WebFile, WebStore
 from ckpttools.stores.web.hub_cache import cached_file, cached_snapshot
+from ckpttools.stores.web.listing import is_text
 from ckpttools.stores.web.snapshot import Entry, Snapshot
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ _LARGEST_ANSWER = 64 << 20
 _MOST_PAGES = 1000
 _COMMIT_DIGITS = frozenset("0123456789abcdef")
 # What hf:// names elsewhere and is no model.
+# What the hub takes for a name of an organisation or model.
+_HUB_NAME = re.compile(r"(?!.*(?:--|\.\.|\.git$))\w(?:[\w.-]{0,94}\w)?", re.ASCII)
 _OTHERS = frozenset(("datasets", "spaces", "buckets", "kernels", "models"))
 
 
@@ -53,7 +57,8 @@ class _Name(NamedTuple):
         org, _, rest = key.partition("/")
         named, _, path = rest.partition("/")
         name, at, revision = named.partition("@")
-        if not org or not name or org in _OTHERS or "@" in org or (at and not revision):
+        is_named = _HUB_NAME.fullmatch(org) and _HUB_NAME.fullmatch(name) and org not in _OTHERS
+        if not is_named or (at and not revision):
             raise UsageError(
                 f"hf://{key} names no model",
                 got=f"something else of the hub: {org}" if org in _OTHERS else None,
@@ -221,8 +226,9 @@ class HubStore(WebStore):
                 return Snapshot(commit, files)
             said, url = self._said(name, url)
             for each in said if isinstance(said, list) else ():
-                if isinstance(each, dict) and each.get("type") == "file" and is_inside(str(each.get("path"))):
-                    files[str(each["path"])] = _entry(each)
+                path = str(each.get("path")) if isinstance(each, dict) else ""
+                if is_inside(path) and is_text(path) and each.get("type") == "file":
+                    files[path] = _entry(each)
         raise StorageError(f"cannot list {self.spelled(name.repo)}", got=f"more than {_MOST_PAGES} pages")
 
     def _said(self, name: _Name, url: str) -> tuple[Any, str | None]:
@@ -240,7 +246,7 @@ class HubStore(WebStore):
             raise StorageError(
                 f"cannot read {place}", got="an answer that is no JSON", hint="is HF_ENDPOINT a hub?"
             ) from error
-        return said, _next_page(response)
+        return said, _next_page(url, response)
 
     def _page(self, name: _Name) -> str:
         return f"{self._endpoint}/{name.repo}"
@@ -279,12 +285,12 @@ def _entry(said: Mapping[str, Any]) -> Entry:
     return Entry(size if isinstance(size, int) else 0, str(of.get("oid", "")))
 
 
-def _next_page(response: BaseHTTPResponse) -> str | None:
-    """The address in `Link: <…>; rel="next"`."""
+def _next_page(url: str, response: BaseHTTPResponse) -> str | None:
+    """The address in `Link: <…>; rel="next"` of the answer from another."""
     for link in response.headers.get("Link", "").split(","):
         address, _, relation = link.partition(";")
         if 'rel="next"' in relation:
-            return address.strip().strip("<>")
+            return joined(url, address.strip().strip("<>"), url)
     return None
 
 

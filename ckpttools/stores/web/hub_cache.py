@@ -72,7 +72,9 @@ def cached_snapshot(repo: str, revision: str) -> Snapshot:
             hint=f"unset it, or fetch the model first: hf download {repo} --revision {revision}",
         ) from error
     found = (Path(above) / name for above, _, names in os.walk(folder) for name in names)
-    return Snapshot(folder.name, {path.relative_to(folder).as_posix(): _entry(path) for path in found})
+    # A link whose blob was removed leads to nothing, as does one in a circle.
+    there = (path for path in found if path.is_file())
+    return Snapshot(folder.name, {path.relative_to(folder).as_posix(): _entry(path) for path in there})
 
 
 def _entry(path: Path) -> Entry:

@@ -9,10 +9,12 @@ from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from ckpttools.stores.base import FileKind
+from ckpttools.stores.base import FileKind, is_inside
 
 # Titles of such pages: nginx, Apache, lighttpd and Python's http.server have the first two.
 _TITLE = re.compile(r"(?i)\s*(index of|directory listing|files within|listing of)\b")
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def names_in(page: str, url: str) -> Mapping[str, FileKind] | None:
@@ -48,7 +50,18 @@ def _from_json(page: str) -> Mapping[str, FileKind] | None:
     entries = [each for each in found if isinstance(each, dict) and isinstance(each.get("name"), str)]
     if len(entries) != len(found):
         return None
-    return {plain_name(quote(each["name"].rstrip("/"))): _kind(each) for each in entries if each["name"]}
+    named = ((each, each["name"].rstrip("/")) for each in entries)
+    return {plain_name(quote(name)): _kind(each) for each, name in named if is_name(name)}
+
+
+def is_name(text: str) -> bool:
+    """Whether this can be the name of one thing directly in a directory, and be shown and asked for."""
+    return is_inside(text) and "/" not in text and is_text(text)
+
+
+def is_text(text: str) -> bool:
+    """Whether it can be written: half a surrogate pair, which JSON may have, cannot."""
+    return not _HALF.search(text)
 
 
 def _kind(entry: Mapping[str, Any]) -> FileKind:
@@ -67,7 +80,8 @@ def _below(base: str, link: str) -> tuple[str, FileKind] | None:
     name, slash, rest = there.path[len(here.path) :].partition("/")
     if not name or rest:
         return None
-    return plain_name(name), FileKind.DIRECTORY if slash else FileKind.FILE
+    plain = plain_name(name)
+    return (plain, FileKind.DIRECTORY if slash else FileKind.FILE) if is_name(plain) else None
 
 
 class _Page(HTMLParser):
