@@ -12,7 +12,6 @@ from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import open_tree
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Observer, Receipt
-from ckpttools.stores.base import Costs
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
@@ -52,17 +51,13 @@ class Resources:
         # What these import takes memory before it is known whether there is enough.
         from ckpttools.digest.watching import hashing_bytes
         from ckpttools.plan.plan import build
+        from ckpttools.plan.reading import reading_costs
 
-        costs = _costs(tree)
+        costs = reading_costs(tree.arrays.values())
         reserved = costs.memory + (hashing_bytes(tree) if self.manifest else 0)
         jobs = self.jobs or max(self.workers, costs.requests or 0)
         plan = build(tree, writer, memory=self.memory, jobs=jobs, notes=notes, reserved=reserved)
         return Conversion(plan, writer)
-
-
-def _costs(tree: Tree) -> Costs:
-    """What reading takes where a tree lies."""
-    return parse(tree.metadata.place).store.costs
 
 
 def _cores() -> int:

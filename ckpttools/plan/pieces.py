@@ -6,10 +6,9 @@ are the two ways to cut one; both tile it exactly, in C order of their pieces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from math import prod
 
 from ckpttools.array.fingerprint import nodes
@@ -20,9 +19,9 @@ from ckpttools.core.budget import BASE_BYTES, does_not_fit
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape, grid_cells, split_to
 from ckpttools.plan.plan import BYTES_PER_NODE
+from ckpttools.plan.reading import reading_costs
 from ckpttools.plan.task import LARGEST_TASK
 from ckpttools.plan.tiles import tile_shape
-from ckpttools.stores.base import File
 
 Item = tuple[LazyArray, ...]
 Cut = Callable[[Item, int], Iterator[Region]]
@@ -82,20 +81,13 @@ def fitted(items: Sequence[Item], *, memory: int, jobs: int, scratch: int, reser
     scratch = max([scratch, *(array.scratch_bytes for item in items for array in item)])
     pages = sum(rounded_up(1) for _ in max(items, key=len, default=()))
     arrays = [array for item in items for array in item]
-    reserved += _reading_bytes(arrays)
+    reserved += reading_costs(arrays).memory
     base = BASE_BYTES + nodes(arrays) * BYTES_PER_NODE + len(items) * _BYTES_PER_ITEM + reserved
     for count, most in _choices(jobs):
         peak = base + count * (most + pages + rounded_up(scratch) + _WAITING_BYTES)
         if peak <= memory:
             return ScanMemory(count, most, most + pages, scratch, peak)
     raise does_not_fit("looking at these arrays does not fit into the memory allowed", memory, peak)
-
-
-def _reading_bytes(arrays: Iterable[LazyArray]) -> int:
-    """What the stores in which the arrays lie take for reading, beside the buffers; an array lies in one."""
-    files = (file for array in arrays for file in islice(array.sources(), 1) if isinstance(file, File))
-    found = {(type(file), file.costs) for file in files}
-    return sum(costs.memory for _, costs in found)
 
 
 def _choices(jobs: int) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
@@ -26,7 +27,7 @@ def files_in(directory: Path) -> dict[str, bytes]:
     return {str(each.relative_to(directory)): each.read_bytes() for each in places}
 
 
-class Cloud:
+class Cloud(ABC):
     """One scheme, and a bucket that is filled."""
 
     scheme: str
@@ -41,9 +42,9 @@ class Cloud:
         self.put({f"{number}/some": b"x"})
         return parse(f"{self.scheme}://{self.bucket}/{number}/some where")
 
+    @abstractmethod
     def put(self, files: Mapping[str, bytes]) -> None:
         """Writes objects of the bucket."""
-        raise NotImplementedError
 
 
 class Google(Cloud):

@@ -289,7 +289,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = name.removeprefix(f"hub/{repo}/")
         entry = {"type": "file", "oid": digest("sha1", content), "size": len(content), "path": path}
         if path.endswith(".safetensors"):
-            entry["lfs"] = {"oid": digest("sha256", content), "size": len(content)}
+            entry["lfs"] = {"oid": hub_name(path, content), "size": len(content)}
         return entry
 
     def resolved(self, repo: str, commit: str, path: str) -> tuple[int, dict[str, str], bytes]:
@@ -308,6 +308,11 @@ class _Handler(BaseHTTPRequestHandler):
             f"http://localhost:{web.address.partition(':')[2]}/signed/{web.signed}/{quote(f'{repo}/{path}')}"
         )
         return 302, {"Location": there, "X-Linked-Etag": f'"{entry["lfs"]["oid"]}"'}, b""
+
+
+def hub_name(path: str, content: bytes) -> str:
+    """What the hub, and its cache, call a content."""
+    return digest("sha256" if path.endswith(".safetensors") else "sha1", content)
 
 
 @cache

@@ -73,6 +73,8 @@ class SafetensorsFormat:
         try:
             _find(path)
         except CheckpointError as error:
+            if isinstance(error, StorageError) and path.exists():
+                raise  # nobody has told what is there
             return error.message
         return None
 

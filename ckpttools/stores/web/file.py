@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import threading
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -14,6 +12,7 @@ from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
 from ckpttools.stores.base import Costs, File, Store
+from ckpttools.stores.kept import Kept
 from ckpttools.stores.web.attempts import Attempts
 from ckpttools.stores.web.client import Client, closing, described, discard, status_text
 
@@ -86,35 +85,12 @@ class _Pinned(NamedTuple):
     validator: Validator | None
 
 
-class Kept:
-    """The last beginnings of files and small files that were read, so that they are asked for once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: OrderedDict[tuple[str, str], bytes] = OrderedDict()
-        self._nbytes = 0
-
-    def get(self, name: tuple[str, str]) -> bytes:
-        """What is kept of a file, from its start on; empty if nothing is."""
-        with self._lock:
-            if name in self._found:
-                self._found.move_to_end(name)
-            return self._found.get(name, b"")
-
-    def put(self, name: tuple[str, str], content: bytes) -> None:
-        with self._lock:
-            self._nbytes += len(content) - len(self._found.pop(name, b""))
-            self._found[name] = content
-            while self._nbytes > _KEPT:
-                self._nbytes -= len(self._found.popitem(last=False)[1])
-
-
 class WebStore(Store):
     """A store behind HTTP.
 
     Attributes:
         client: makes its requests.
-        kept: what is kept of its files.
+        kept: the beginnings of files and small files that were read last, by key and version.
         is_named_by_content: whether an address always leads to the same bytes, whatever ETag a mirror gives
             them.
     """
@@ -125,7 +101,7 @@ class WebStore(Store):
 
     def __init__(self) -> None:
         self.client = Client()
-        self.kept = Kept()
+        self.kept: Kept[tuple[str, str]] = Kept(_KEPT)
 
     @abstractmethod
     def url(self, key: str) -> str:

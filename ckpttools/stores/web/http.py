@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Container, Iterable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from urllib3.response import BaseHTTPResponse
@@ -91,15 +91,12 @@ class _Directory(NamedTuple):
 
 
 class HttpStore(WebStore):
-    """Files of web servers, read by ranges.
+    """Files of web servers, read by ranges."""
 
-    Args:
-        scheme: "http" or "https".
-    """
+    scheme: ClassVar[str] = "http"
 
-    def __init__(self, scheme: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.scheme = scheme  # type: ignore[misc]  # one class for both
         self._logins = Logins()
         self._looked: dict[str, _Looked] = {}
         self._directories: dict[str, _Directory] = {}
@@ -357,4 +354,4 @@ def _nanoseconds(date: str) -> int | None:
         return None
 
 
-STORE = HttpStore("http")
+STORE = HttpStore()

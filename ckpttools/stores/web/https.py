@@ -1,5 +1,14 @@
 """The same as `http.py`, over TLS."""
 
+from typing import ClassVar
+
 from ckpttools.stores.web.http import HttpStore
 
-STORE = HttpStore("https")
+
+class HttpsStore(HttpStore):
+    """The store `https`."""
+
+    scheme: ClassVar[str] = "https"
+
+
+STORE = HttpsStore()

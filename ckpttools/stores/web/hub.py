@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 _LARGEST_ANSWER = 64 << 20
 _MOST_PAGES = 1000
 _COMMIT_DIGITS = frozenset("0123456789abcdef")
-# What hf:// names elsewhere and is no model.
 # What the hub takes for a name of an organisation or model.
 _HUB_NAME = re.compile(r"(?!.*(?:--|\.\.|\.git$))\w(?:[\w.-]{0,94}\w)?", re.ASCII)
+# What hf:// names elsewhere and is no model.
 _OTHERS = frozenset(("datasets", "spaces", "buckets", "kernels", "models"))
 
 

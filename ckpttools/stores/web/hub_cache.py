@@ -49,9 +49,15 @@ def cached_file(place: str, repo: str, path: str, commit: str, entry: Entry) -> 
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(repo, path, revision=commit)
-    if not isinstance(found, str) or _entry(Path(found)).size != entry.size:
+    if not isinstance(found, str) or not _is_copy(Path(found), entry):
         return None
     return CachedFile(place, entry.version, LocalFile.at(found))
+
+
+def _is_copy(path: Path, entry: Entry) -> bool:
+    """Whether a file of the cache is what the hub lists; what a link leads to is named by its content."""
+    found = _entry(path)
+    return found == entry if path.is_symlink() else found.size == entry.size
 
 
 def cached_snapshot(repo: str, revision: str) -> Snapshot:
