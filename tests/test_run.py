@@ -277,7 +277,7 @@ def test_writes_of_any_alignment_land_where_they_should(tmp_path, monkeypatch, m
     size = 5 << 20
     rng = np.random.default_rng(0)
     truth = np.zeros(size, np.uint8)
-    files = LocalDataFiles(tmp_path, {"a/data": size})
+    files = LocalDataFiles(tmp_path, {"a/data": size}, {})
     with Scratch(4 << 20).take((4 << 20,), np.dtype("u1")) as block:
         for offset, start, length in [(0, 0, 2 << 20), (4096 * 600, 1, 1 << 20), (3_500_001, 0, 1_500_000)]:
             piece = block[start : start + length]
@@ -291,7 +291,7 @@ def test_writes_of_any_alignment_land_where_they_should(tmp_path, monkeypatch, m
 
 def test_nothing_is_written_over_what_an_earlier_run_appended(tmp_path):
     """Its tasks ended in any order."""
-    files = LocalDataFiles(tmp_path, {})
+    files = LocalDataFiles(tmp_path, {}, {})
     for stop in (150, 10, 100):
         files.extend("data-00000", stop)
     assert files.append("data", 1000, b"more") == ("data-00000", 150)
@@ -300,7 +300,7 @@ def test_nothing_is_written_over_what_an_earlier_run_appended(tmp_path):
 
 def test_a_chunk_is_all_that_its_file_holds(tmp_path):
     """Also where a run that was interrupted left a longer one."""
-    files = LocalDataFiles(tmp_path, {})
+    files = LocalDataFiles(tmp_path, {}, {})
     for data in (b"longer", b"short"):
         files.write_whole("c/0", data)
     assert (tmp_path / "c" / "0").read_bytes() == b"short"

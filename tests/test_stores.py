@@ -66,12 +66,11 @@ def test_a_scheme_without_a_store_is_refused_by_name(text):
     assert "local directory" in caught.value.hint
 
 
-@pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_what_is_to_be_written_is_copied_to_where_nothing_can_be(scheme):
+@pytest.mark.parametrize("where", ["https://host/out", "hf://org/out"])
+def test_what_is_to_be_written_is_copied_to_where_nothing_can_be(where):
     with pytest.raises(UsageError) as caught:
-        staging_of(parse(f"{scheme}://b/out"))
-    assert caught.value.hint.startswith("write to a local directory, then copy that there: ")
-    assert caught.value.hint.endswith(f" DIRECTORY {scheme}://b/out")
+        staging_of(parse(where))
+    assert caught.value.hint.startswith("write to a local directory")
 
 
 def test_what_is_to_be_written_is_copied_to_where_no_store_is():

@@ -26,11 +26,13 @@ class Resources:
         memory: bytes resident at most.
         jobs: parallel workers; None for as many as suit the work, at most 16.
         manifest: whether the output is hashed while it is written, which takes memory for every array.
+        destination: where it is written; None for a local directory.
     """
 
     memory: int = DEFAULT_MEMORY
     jobs: int | None = None
     manifest: bool = False
+    destination: Place | None = None
 
     @property
     def workers(self) -> int:
@@ -55,8 +57,11 @@ class Resources:
 
         costs = reading_costs(tree.arrays.values())
         reserved = costs.memory + (hashing_bytes(tree) if self.manifest else 0)
-        jobs = self.jobs or max(self.workers, costs.requests or 0)
-        plan = build(tree, writer, memory=self.memory, jobs=jobs, notes=notes, reserved=reserved)
+        streams = self.destination.store.streams if self.destination else None
+        jobs = self.jobs or max(self.workers, costs.requests or 0, streams.files if streams else 0)
+        plan = build(
+            tree, writer, memory=self.memory, jobs=jobs, notes=notes, reserved=reserved, streams=streams
+        )
         return Conversion(plan, writer)
 
 

@@ -88,6 +88,8 @@ def describe(plan: Plan, source: Place, destination: Place) -> PlanReport:
 
 def made_above(destination: Place) -> Iterator[str]:
     """A remark about missing directories above a destination: they may be a typing error."""
+    if destination.store.streams:
+        return  # in a bucket there are none
     missing = [place for place in destination.absolute().parents if not place.exists()]
     if missing:
         yield f"{missing[-1]} does not exist and is created"

@@ -147,7 +147,7 @@ def prepare(
     if written is not None:
         check_beside(written, read or "", place)
         digests.check_manifest_name(written, overwrite=overwrite)
-    resources = Resources(parse_size(memory), jobs, manifest=written is not None)
+    resources = Resources(parse_size(memory), jobs, written is not None, place)
     with allowing(resources.memory):
         conversion = plan(resources)
     return Prepared(conversion, place, overwrite, written, observe, command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ckpttools.api.conversion import Conversion, Resources
@@ -92,6 +93,7 @@ def plan_save(
 ) -> Conversion:
     """What `save` with these arguments would do; its `run(destination)` does it."""
     place = None if destination is None else parse(destination, is_written=True)
+    resources = replace(resources or Resources(), destination=place)
     return plan_tree(tree, writer_for(tree, format, place, **options), resources)
 
 

@@ -166,12 +166,14 @@ class Layout:
             those of single chunks, are not in here.
         links: files that are there already and get another name below the checkpoint's root, by that name.
         remarks: what the user should know of this layout.
+        heads: the first bytes of data files, which are no array's.
     """
 
     placements: Mapping[TreePath, Placement]
     files: Mapping[str, int]
     links: Mapping[str, ByteSource] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    heads: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -238,7 +240,8 @@ class Writer(Protocol):
         """
 
     def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """Writes everything but the arrays' bytes, which are in their places: headers, index, metadata.
+        """Writes everything but the data files: index, metadata. What makes readers take it for a checkpoint
+        is written last, in one file or two.
 
         Args:
             directory: the checkpoint's root.

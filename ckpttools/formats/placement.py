@@ -251,6 +251,11 @@ class Placement:
         if joined:
             yield joined
 
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        """File and offset of the first byte that the region has, where chunks are stored as they are."""
+        first = next(self._raw_runs(region))
+        return first.file, first.offset
+
     def _raw_runs(self, region: Region) -> Iterator[ByteRun]:
         shape = [region.shape[axis] for axis in self.order]
         for index in self.cells(region):

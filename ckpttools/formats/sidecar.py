@@ -120,11 +120,13 @@ class Beside:
             return layout
         extra = _WRITER.layout(carried, most)
         files = {self._place(name): size for name, size in extra.files.items()}
+        heads = {self._place(name): head for name, head in extra.heads.items()}
         placements = {(*_PREFIX, *path): self._placed(place) for path, place in extra.placements.items()}
         return replace(
             layout,
             placements={**layout.placements, **placements},
             files={**layout.files, **files},
+            heads={**layout.heads, **heads},
         )
 
     def _apart(self, tree: Tree) -> tuple[Tree, Tree]:
@@ -158,14 +160,12 @@ class Beside:
             FormatError: a file that goes along is not what it was when it was opened.
             StorageError: it cannot be read.
         """
-        own, carried = self._apart(tree)
+        own, _ = self._apart(tree)
         place = directory / self.directory
         for name, file in self.companions.files.items():
             (place / name).write_bytes(read_file(file))
         for name, content in self.made.items():
             (place / name).write_bytes(content)
-        if carried:
-            _WRITER.finish(place, carried, _WRITER.layout(carried, 1), {})
         self.writer.finish(directory, own, self._without_companions(layout), extents)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -18,7 +18,9 @@ from ckpttools.core.region import ceil_div
 from ckpttools.core.wording import option, place
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.formats.placement import Referenced
+from ckpttools.plan.streamed import cut_in_order, groups, in_order, most_groups
 from ckpttools.plan.task import LARGEST_TASK, Task, cut
+from ckpttools.stores.base import Streams
 from ckpttools.stores.registry import parse
 
 _SMALLEST_TASK = 1 << 20
@@ -53,6 +55,8 @@ class Plan:
         scratch_bytes: temporary bytes that each worker owns.
         notes: what the user should know.
         reserved: bytes of the memory that something else takes meanwhile.
+        streams: how files are written where that goes from the first byte to the last; None where tasks may
+            be done in any order.
     """
 
     tree: Tree
@@ -64,6 +68,14 @@ class Plan:
     scratch_bytes: int
     notes: Notes = field(default_factory=Notes)
     reserved: int = 0
+    streams: Streams | None = None
+
+    @property
+    def groups(self) -> Iterable[Sequence[int]]:
+        """The numbers of tasks that one worker does, in order: those of a file that is streamed, else one."""
+        if self.streams is None:
+            return ((number,) for number in range(len(self.tasks)))
+        return groups(self.tasks, self.layout, self.streams.file_bytes)
 
     @property
     def bytes_in(self) -> int:
@@ -140,7 +152,14 @@ class Plan:
 
 
 def build(
-    tree: Tree, writer: Writer, *, memory: int, jobs: int, notes: Notes | None = None, reserved: int = 0
+    tree: Tree,
+    writer: Writer,
+    *,
+    memory: int,
+    jobs: int,
+    notes: Notes | None = None,
+    reserved: int = 0,
+    streams: Streams | None = None,
 ) -> Plan:
     """Plans writing `tree` with `writer`.
 
@@ -151,25 +170,31 @@ def build(
         jobs: workers at a time; fewer are planned where the memory is too small for so many.
         notes: what the user should know.
         reserved: bytes of the memory that something else takes meanwhile.
+        streams: how files are written; None where they are written at any offset.
 
     Raises:
         MemoryBudgetError: the memory is too small even for one worker with the smallest tasks.
         FormatError: chunks of the source are missing.
     """
     refuse_incomplete(tree.arrays.values(), tree.metadata.place)
-    jobs, most, layout = _fitted(tree, writer, memory, jobs, reserved)
+    jobs, most, layout = _fitted(tree, writer, memory, jobs, reserved, streams)
     written = _written(tree, layout)
     share = min(most, _share(sum(array.nbytes for array in written.values()), jobs))
     tasks = [
         task
         for path, array in written.items()
         for placement in (layout.placements[path],)
-        for task in cut(path, array, placement, most if placement.codec else share)
+        for task in (cut_in_order if streams else cut)(
+            path, array, placement, most if placement.codec else share
+        )
     ]
-    tasks.sort(key=lambda task: task.locality)
+    tasks = in_order(tasks, layout) if streams else sorted(tasks, key=lambda task: task.locality)
     buffer = max((task.bytes_out for task in tasks), default=0)
     scratch = _scratch_bytes(tree, layout)
-    return Plan(tree, layout, tuple(tasks), jobs, memory, buffer, scratch, notes or Notes(), reserved)
+    reserved += jobs * streams.memory if streams else 0
+    return Plan(
+        tree, layout, tuple(tasks), jobs, memory, buffer, scratch, notes or Notes(), reserved, streams
+    )
 
 
 def _share(nbytes: int, jobs: int) -> int:
@@ -177,15 +202,19 @@ def _share(nbytes: int, jobs: int) -> int:
     return max(_SMALLEST_SHARE, ceil_div(nbytes, _TASKS_PER_WORKER * jobs))
 
 
-def _fitted(tree: Tree, writer: Writer, memory: int, jobs: int, reserved: int) -> tuple[int, int, Layout]:
+def _fitted(
+    tree: Tree, writer: Writer, memory: int, jobs: int, reserved: int, streams: Streams | None
+) -> tuple[int, int, Layout]:
     """Workers, bytes of a task and a layout that stay within the memory; few, large tasks first."""
     layout = writer.layout(tree, LARGEST_TASK)
     encodes = any(placement.codec for placement in layout.placements.values())
+    if streams:
+        jobs = max(1, min(jobs, most_groups(layout, streams.file_bytes)))
     least = 0
     for count, most in _choices(jobs):
         # Chunks that are encoded are made whole: a smaller task then means smaller chunks.
         layout = writer.layout(tree, most) if encodes else layout
-        needed = reserved + _needed(tree, layout, count, most)
+        needed = reserved + _needed(tree, layout, count, most) + (count * streams.memory if streams else 0)
         if needed <= memory:
             return count, most, layout
         # Many small tasks can take more than a few large ones.

@@ -6,15 +6,18 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
+
+import numpy as np
 
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, spelled
-from ckpttools.core.errors import SourceChangedError
-from ckpttools.core.region import Shape
+from ckpttools.core.errors import SourceChangedError, UsageError
+from ckpttools.core.region import Region, Shape
 from ckpttools.formats.base import Extents, Writer
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
@@ -26,7 +29,7 @@ from ckpttools.run.making import make
 from ckpttools.run.memory import peak_bytes
 from ckpttools.run.threads import start_some
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import DataFiles, Purpose, Staging, Work, staging_of
+from ckpttools.stores.publishing import DataFiles, Purpose, Sink, Staging, Work, staging_of
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.unchanged import check_unchanged
 
@@ -116,6 +119,13 @@ def _checked(plan: Plan, writer: Writer, destination: Place, staging: Staging) -
     own, source = fingerprint(plan, writer), plan.tree.metadata.place
     if source:
         check_apart(source, destination)
+    if destination.store.streams and plan.streams is None:
+        raise UsageError(
+            "the plan was made for a place where files are written at any offset",
+            place=destination,
+            wanted="a plan for this place",
+            hint="give the destination where the plan is made, too",
+        )
     check_unread(plan.sources, staging.taken)
     staging.check(own, plan.layout.nbytes)
     return own
@@ -160,12 +170,13 @@ def _made(plan: Plan, writer: Writer, work: Work, observe: Observer, watch: Watc
     bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
     observe(Started(plan, len(done), bytes_done))
     unlinked = link_files(plan.layout, work.content)
-    with closing(work.data_files(plan.layout.files)) as files:
+    with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
         run = _Execution(plan, files, work, observe, watch)
         extents = run.work(done)
         observe(Publishing())
         try:
             check_unchanged(plan.sources)
+            files.write_heads()
             writer.finish(work.content, plan.tree, plan.layout, extents)
         except SourceChangedError:
             # What was read, or is copied at the end, is not what was planned. One that is only away for now,
@@ -173,6 +184,14 @@ def _made(plan: Plan, writer: Writer, work: Work, observe: Observer, watch: Watc
             work.discard()
             raise
     return _Done(len(done), bytes_done, run.counts), unlinked
+
+
+_Group: TypeAlias = tuple[int, Sequence[int]]
+"""The number of a group, and those of its tasks."""
+
+
+def _see_nothing(path: Path, region: Region, values: np.ndarray) -> None:
+    """Watches what is only rehearsed."""
 
 
 class _Execution:
@@ -201,7 +220,8 @@ class _Execution:
         for entry in done:
             self._note(entry)
         finished = {entry.task for entry in done}
-        todo = iter([number for number in range(len(self._plan.tasks)) if number not in finished])
+        groups = enumerate(self._plan.groups)
+        todo = iter([(number, tasks) for number, tasks in groups if not finished.issuperset(tasks)])
         workers: list[threading.Thread] = []
         syncer: list[threading.Thread] = []
         try:
@@ -250,23 +270,49 @@ class _Execution:
         if self._error is not None:
             raise self._error
 
-    def _start(self, todo: Iterator[int]) -> threading.Thread:
+    def _start(self, todo: Iterator[_Group]) -> threading.Thread:
         scratch, buffer = Scratch(self._plan.scratch_bytes), Scratch(self._plan.buffer_bytes)
         return self._thread(lambda: self._worker(todo, scratch, buffer))
 
-    def _worker(self, todo: Iterator[int], scratch: Scratch, buffer: Scratch) -> None:
+    def _worker(self, todo: Iterator[_Group], scratch: Scratch, buffer: Scratch) -> None:
         while not self._stop.is_set():
             with self._lock:
-                number = next(todo, None)
-            if number is None:
+                group = next(todo, None)
+            if group is None:
+                return
+            entries: list[FinishedTask] = []
+            with closing(self._files.passes(group[0])) as sinks:
+                for sink in sinks:
+                    entries = list(self._entries(group, sink, scratch, buffer))
+                    if len(entries) < len(group[1]):
+                        return
+            with self._lock:
+                for entry in entries:
+                    self._note(entry)
+                self._finished += entries
+                self._tell(group[1][-1])
+
+    def _entries(
+        self, group: _Group, sink: Sink, scratch: Scratch, buffer: Scratch
+    ) -> Iterator[FinishedTask]:
+        """Does the tasks of a group, as long as nothing has gone wrong elsewhere.
+
+        What is told of the last is left to whoever notes that all are done.
+        """
+        for number in group[1]:
+            if self._stop.is_set():
                 return
             task = self._plan.tasks[number]
-            chunks = make(self._plan, task, self._files, buffer, scratch, self._watch)
-            entry = FinishedTask(number, chunks, scratch.take_counts())
-            with self._lock:
-                self._note(entry)
-                self._finished.append(entry)
-                self._observe(TaskDone(task.bytes_in, task.bytes_out))
+            watch = _see_nothing if sink.is_rehearsal else self._watch
+            chunks = make(self._plan, task, sink, buffer, scratch, watch)
+            yield FinishedTask(number, chunks, scratch.take_counts())
+            if not sink.is_rehearsal and number != group[1][-1]:
+                with self._lock:
+                    self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        task = self._plan.tasks[number]
+        self._observe(TaskDone(task.bytes_in, task.bytes_out))
 
     def _note(self, entry: FinishedTask) -> None:
         path = self._plan.tasks[entry.task].path

@@ -14,13 +14,13 @@ from ckpttools.formats.placement import Appended, ChunkFiles, Placement, Range
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
 from ckpttools.run.events import Watch
-from ckpttools.stores.publishing import DataFiles
+from ckpttools.stores.publishing import Sink
 
 
 def make(
     plan: Plan,
     task: Task,
-    files: DataFiles,
+    files: Sink,
     buffer: Scratch,
     scratch: Scratch,
     watch: Watch = lambda path, region, values: None,
@@ -30,7 +30,7 @@ def make(
     Args:
         plan: the one the task is of.
         task: what to make.
-        files: where it goes.
+        files: what takes it.
         buffer: has `plan.buffer_bytes`.
         scratch: has `plan.scratch_bytes`.
         watch: sees what is made.
@@ -55,7 +55,7 @@ def make(
         return _write_encoded(task, placement, placement.codec.encode, values, files, scratch)
 
 
-def _write_raw(task: Task, placement: Placement, memory: np.ndarray, files: DataFiles) -> None:
+def _write_raw(task: Task, placement: Placement, memory: np.ndarray, files: Sink) -> None:
     data = memory.reshape(-1).view(np.uint8).data
     address = memory.ctypes.data
     loose = placement.chunk_nbytes if isinstance(placement.home, ChunkFiles) else None
@@ -69,7 +69,7 @@ def _write_encoded(
     placement: Placement,
     encode: Callable[[memoryview], bytes],
     values: np.ndarray,
-    files: DataFiles,
+    files: Sink,
     scratch: Scratch,
 ) -> Mapping[Shape, Range]:
     """Encodes and writes every chunk of the region, which is made of whole chunks."""
@@ -85,7 +85,7 @@ def _write_encoded(
     return places
 
 
-def _place(placement: Placement, index: Shape, encoded: bytes, files: DataFiles) -> Range:
+def _place(placement: Placement, index: Shape, encoded: bytes, files: Sink) -> Range:
     match placement.home:
         case Appended(series, most):
             return Range(*files.append(series, most, encoded), len(encoded))

@@ -93,6 +93,22 @@ class Costs:
     memory: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """How a store is written in which a file is written from its first byte to its last.
+
+    Attributes:
+        memory: bytes that writing a file takes, beside what is written.
+        file_bytes: of a data file that is large enough for few requests and small enough to be written
+            again.
+        files: that are of use at a time.
+    """
+
+    memory: int
+    file_bytes: int
+    files: int
+
+
 class File(ABC):
     """Bytes that are read by position, from several threads at once: the `ByteSource` of a store.
 
@@ -183,10 +199,12 @@ class Store(ABC):
     Attributes:
         scheme: what stands before `://`.
         costs: of reading.
+        streams: how checkpoints are written; None where files can be written at any offset, or not at all.
     """
 
     scheme: ClassVar[str]
     costs: ClassVar[Costs] = Costs()
+    streams: ClassVar[Streams | None] = None
 
     @abstractmethod
     def stat(self, key: str) -> Status | None:

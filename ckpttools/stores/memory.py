@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -301,8 +301,8 @@ class MemoryWork:
     def records(self) -> Sequence[Record]:
         return self.begun.records
 
-    def data_files(self, sizes: Mapping[str, int]) -> MemoryDataFiles:
-        return MemoryDataFiles(self.content, sizes)
+    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> MemoryDataFiles:
+        return MemoryDataFiles(self.content, sizes, heads)
 
     def enter(self, records: Iterable[Record]) -> None:
         self.begun.records += records
@@ -324,12 +324,22 @@ class MemoryWork:
 class MemoryDataFiles:
     """Data files in memory; see `ckpttools.stores.publishing.DataFiles`."""
 
-    def __init__(self, content: Place, sizes: Mapping[str, int]) -> None:
+    is_rehearsal: ClassVar[bool] = False
+
+    def __init__(self, content: Place, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> None:
         self._content = content
+        self._heads = heads
         self._series = Series()
         self._lock = threading.Lock()
         for name, size in sizes.items():
             self._grown(name, size)
+
+    def passes(self, group: int) -> Generator[MemoryDataFiles]:
+        yield self
+
+    def write_heads(self) -> None:
+        for name, head in self._heads.items():
+            (self._content / name).write_at(0, head)
 
     def _grown(self, name: str, size: int) -> tuple[MemoryStore, str]:
         place = self._content / name

@@ -11,32 +11,28 @@
 `ckpttools.stores.local` does this with a directory beside the destination and one rename, `memory` with a
 dictionary.
 
-**On an object store** there is no rename, no lock, and an object is written from its first byte to its last.
-The same protocol holds with other means, in one file for all such stores:
+**In a bucket** there is no rename and no lock, and an object is written from its first byte to its last. The
+same protocol holds with other means (`ckpttools.stores.objects.staging`):
 
-* `content` is the final prefix itself. A reader goes by what is put last, so what is there before is only
-  bytes: for Orbax data files, index, `manifest.ocdbt`, metadata, the item's commit file, the step's commit
-  file, in this order (Orbax itself lists a step without its commit files). `content` is therefore a store of
-  its own that keeps what `write` gives it, which are small files, until `publish` puts them: commit files
-  last, everything else before them.
-* The layout must cut data into files of limited size, and `write` be called for each of these by one thread,
-  from its beginning to its end: a group of tasks is one object, a write a part of its upload. Nothing asks a
-  store for that yet. `sync` ends the uploads of files that are full and returns when they are there; others
-  are begun again by the next run. `append` and `write_whole` make an object each.
-* The journal is objects below `<destination>.partial/`: one for each call of `enter`, numbered, put under the
-  condition that there is none (`if-none-match: *`). The first is the purpose. The lock is such an object,
-  too, which names its owner and is put again every few seconds under the condition that it is unchanged
-  (`if-match`); whoever finds one that has not changed for a minute takes it over in the same way.
-* What is replaced cannot be moved away: `publish` deletes its commit file first, then what the new checkpoint
-  does not have; `check` says so, and refuses without `overwrite`. `check_replaced` is asked before, as
-  everywhere.
-* `conclude` deletes the journal, then the lock.
+* `Store.streams` says so, and how large an object should be. The plan then cuts tasks that write each file in
+  order (`ckpttools.plan.streamed`): all tasks of a file are a group, which one worker does. A group is
+  entered when its objects are complete: work goes on object by object. Every object is marked with its plan.
+* `content` is the final key itself, where nothing is yet. It is a store of its own that keeps what `write`
+  gives it, which are small files, until `publish` puts them: the last two, which say that step and item are
+  complete, when all others are there. Until then readers find no checkpoint. Nothing is put over an object
+  that somebody else has written.
+* What is to be replaced stays until all is complete beside it, below `<destination>.partial/content/`. Then
+  it is deleted, and the cloud copies the new one to its place, the last two files last. A conversion that is
+  stopped meanwhile goes on with that.
+* The journal is objects below `<destination>.partial/journal/`, each put once. The lock is an object that its
+  owner puts again every few seconds, on the condition that it is unchanged (`objects/lock.py`).
+* `conclude` deletes the journal, then the lock, then what says that all is done.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
@@ -48,6 +44,9 @@ if TYPE_CHECKING:
 
 PLAN_MARK = ".ckpttools-plan"
 """File in a checkpoint that is being published: the fingerprint of its plan. The last thing to leave it."""
+
+SUFFIX, JOURNAL = ".partial", "journal"
+"""In buckets: what is appended to the name of a destination, and below that the name of the journal."""
 
 Record: TypeAlias = Sequence[object]
 """A finished task in terms of JSON: its number comes first; the rest is known only to its writer."""
@@ -98,8 +97,15 @@ class Series:
                 self._ends[series] = max(self._ends.get(series, (0, 0)), (int(number), end))
 
 
-class DataFiles(Protocol):
-    """The data files of a checkpoint that grows, written by several threads."""
+class Sink(Protocol):
+    """What takes the bytes of a group of tasks.
+
+    Attributes:
+        is_rehearsal: whether they are only looked at, and will be asked for once more.
+    """
+
+    @property
+    def is_rehearsal(self) -> bool: ...
 
     def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
         """Writes all of `data` at `offset`.
@@ -113,6 +119,9 @@ class DataFiles(Protocol):
 
         Raises:
             StorageError, NoSpaceError: the store reports an error.
+
+        Where the store streams files (`Store.streams`), those of a file come in order of their offsets, and
+        what lies between two is filled with zeros.
         """
 
     def write_whole(self, name: str, data: bytes) -> None:
@@ -130,6 +139,26 @@ class DataFiles(Protocol):
             The file and the offset that the data got.
         """
 
+
+class DataFiles(Protocol):
+    """The data files of a checkpoint that grows, written by several threads."""
+
+    def passes(self, group: int) -> Generator[Sink]:
+        """Takes the bytes of a group of tasks, which are made once for every sink.
+
+        When all sinks have been given, the group is written; durable after `sync`. Whoever gives up before
+        closes the generator: of a file that is streamed nothing remains then.
+
+        Args:
+            group: its number, the same in every run of a plan.
+
+        Raises:
+            StorageError, NoSpaceError: the store reports an error.
+        """
+
+    def write_heads(self) -> None:
+        """Writes the first bytes of files that have such, where that was not done; errors as `passes`."""
+
     def extend(self, name: str, end: int) -> None:
         """Takes note of what an earlier run appended, so that nothing is written over it.
 
@@ -139,7 +168,7 @@ class DataFiles(Protocol):
         """
 
     def sync(self) -> None:
-        """Returns when everything written so far is durable; errors as `write`."""
+        """Returns when everything written so far is durable; errors as `passes`."""
 
     def close(self) -> None:
         """Gives back what writing took. What was not synced may be lost."""
@@ -160,8 +189,12 @@ class Work(Protocol):
     def records(self) -> Sequence[Record]:
         """What an earlier run of this plan has entered."""
 
-    def data_files(self, sizes: Mapping[str, int]) -> DataFiles:
+    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> DataFiles:
         """The data files, each of its full size, those of an earlier run with what they hold.
+
+        Args:
+            sizes: bytes of each.
+            heads: the first bytes of some, which no task writes.
 
         Raises:
             StorageError, NoSpaceError: they cannot be made.

@@ -1,4 +1,4 @@
-"""A small Google Cloud Storage on loopback: reading by its XML API, with faults on demand.
+"""A small Google Cloud Storage on loopback: its XML API, with faults on demand; writing: `gcs_writes`.
 
 Below `/azure` it answers as Azure Blob Storage does, whose listings are other ones.
 Objects are bytes in a dictionary, each with a generation and an ETag that change with every `put`. Requests
@@ -16,9 +16,12 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
+from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from support.gcs_writes import Upload, written
 
 _GENERATIONS = count(1_700_000_000_000_000)
 
@@ -36,6 +39,8 @@ class Object(NamedTuple):
 
     content: bytes
     generation: int
+    meta: Mapping[str, str] = {}
+    changed: float = 0
 
     @property
     def etag(self) -> str:
@@ -79,10 +84,14 @@ class Server:
         latency: seconds before each answer.
         heeds_conditions: whether `If-Match` is looked at.
         most_at_once: the most requests that were answered at the same time.
+        uploads: those in parts that are not complete.
+        writing: held while something is written.
     """
 
     def __init__(self) -> None:
         self.buckets: dict[str, dict[str, Object]] = {}
+        self.uploads: dict[str, Upload] = {}
+        self.writing = threading.Lock()
         self.reset()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"owner": self}))
         self._server.daemon_threads = True
@@ -109,8 +118,12 @@ class Server:
             self._server.shutdown()
             self._server.server_close()
 
-    def put(self, bucket: str, key: str, content: bytes) -> None:
-        self.buckets.setdefault(bucket, {})[key] = Object(content, next(_GENERATIONS))
+    def put(
+        self, bucket: str, key: str, content: bytes, meta: Mapping[str, str] = MappingProxyType({})
+    ) -> Object:
+        made = Object(content, next(_GENERATIONS), meta, time.time())
+        self.buckets.setdefault(bucket, {})[key] = made
+        return made
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -147,18 +160,22 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(self.owner.latency)
             self._answer()
 
-    do_HEAD = do_GET  # noqa: N815
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
 
     def _answer(self) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path).lstrip("/")
         in_azure = path.startswith("azure/")
         bucket, _, key = path.removeprefix("azure/").partition("/")
-        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
         fault = self.owner.fault(f"{self.command} {unquote(self.path)}") or Fault()
         objects = self.owner.buckets.get(bucket)
         if fault.status:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self._send(fault.status, fault.body.encode(), fault.headers, fault)
+        elif self.command not in ("GET", "HEAD"):
+            answer = written(self.owner, self, bucket, key, query)
+            self._send(answer.status, answer.body.encode(), answer.headers, fault)
         elif objects is None:
             self._refuse(404, "NoSuchBucket", "The specified bucket does not exist.")
         elif key:
@@ -166,6 +183,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             page = _page(objects, query, self.owner.page)
             self._send(200, (_azure_listing if in_azure else _listing)(*page), {}, fault)
+
+    def _vendor(self) -> str:
+        return "ms" if self.path.startswith("/azure/") else "goog"
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
@@ -184,6 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
             "ETag": found.etag,
             "x-goog-generation": str(found.generation),
             "Last-Modified": _date(found),
+            **{f"x-{self._vendor()}-meta-{name}": value for name, value in found.meta.items()},
         }
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if not match:
@@ -259,11 +280,11 @@ def _azure_listing(objects: Mapping[str, Object], prefixes: Sequence[str], more:
 
 
 def _date(found: Object) -> str:
-    return formatdate(found.generation / 1e6, usegmt=True)
+    return formatdate(found.changed, usegmt=True)
 
 
 def _iso(found: Object) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.generation / 1e6))
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.changed))
 
 
 def _entry(key: str, prefix: str, delimiter: str) -> str:

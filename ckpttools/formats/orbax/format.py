@@ -109,10 +109,16 @@ class Orbax:
         return OrbaxWriter(
             as_step,
             item or as_read or "items",
-            target_data_file_bytes=target_data_file_size,
+            target_data_file_bytes=target_data_file_size or _suitable_file_bytes(target, how["ocdbt"]),
             references=shared,
             **how,
         )
+
+
+def _suitable_file_bytes(target: Target, ocdbt: bool) -> int | None:
+    """At which size a store would have data files begun anew, where the user says nothing."""
+    streams = target.destination.store.streams if target.destination else None
+    return streams.file_bytes if streams and ocdbt else None
 
 
 FORMAT = Orbax()

@@ -1,7 +1,6 @@
 """Writing safetensors: one file, or shards and the index that Hugging Face's libraries read.
 
-Every tensor has its place before the first byte is read, so tasks may run in any order; headers and index
-come last, so an interrupted write leaves nothing that could be taken for a checkpoint.
+Every tensor has its place before the first byte is read, so tasks may run in any order. The index comes last.
 """
 
 from __future__ import annotations
@@ -57,17 +56,16 @@ class SafetensorsWriter:
                 chunk = tuple(max(1, length) for length in array.shape)
                 home = DataFile(shard.file, len(shard.header) + start)
                 placements[path] = Placement(array.shape, array.dtype.itemsize, chunk, home)
-        return Layout(placements, {shard.file: shard.nbytes for shard in shards})
+        files = {shard.file: shard.nbytes for shard in shards}
+        return Layout(placements, files, heads={shard.file: shard.header for shard in shards})
 
     def companions_at(self, tree: Tree, is_model: bool) -> str:
         """As `HoldsCompanions.companions_at`: where transformers looks for them, if it is a model."""
         return "" if is_model else COMPANIONS
 
     def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """As `Writer.finish`: the headers, then the index if there is more than one file."""
+        """As `Writer.finish`: the index, if there is more than one file."""
         shards = self._shards(tree)
-        for shard in shards:
-            (directory / shard.file).write_at(0, shard.header)
         if len(shards) > 1:
             document = _index(shards, flat.names(tree, self.separator), tree)
             text = json.dumps(document, indent=2, sort_keys=True) + "\n"

@@ -434,8 +434,8 @@ class LocalWork:
     def records(self) -> Sequence[Record]:
         return self.journal.records
 
-    def data_files(self, sizes: Mapping[str, int]) -> LocalDataFiles:
-        return LocalDataFiles(self.staging.content, sizes)
+    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
+        return LocalDataFiles(self.staging.content, sizes, heads)
 
     def enter(self, records: Iterable[Record]) -> None:
         self.journal.enter(records)

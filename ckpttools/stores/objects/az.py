@@ -39,9 +39,8 @@ class AzureStore(ObjectStore):
         bucket="container",
         list_permission="to list blobs (role Storage Blob Data Reader)",
         read_permission="to read blobs (role Storage Blob Data Reader)",
+        write_permission="to write and delete blobs (role Storage Blob Data Contributor)",
         list_buckets="az storage container list --auth-mode login --output table",
-        copy="az storage blob upload-batch --auth-mode login --source DIRECTORY --destination {bucket} "
-        "--destination-path {key}",
         log_in="az login; or set AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_SAS_TOKEN",
         endpoint="AZURE_STORAGE_ENDPOINT",
     )

@@ -94,7 +94,7 @@ class Bucket:
         import obstore
 
         try:
-            found = self._ask("cannot look at", key, lambda client: obstore.head(client, key))
+            found = self.ask("cannot look at", key, lambda client: obstore.head(client, key))
         except FileNotFoundError:
             return None
         return _status(found)
@@ -157,7 +157,7 @@ class Bucket:
                 raise ObjectChangedError
             return memoryview(answer.bytes())
 
-        content = self._ask("cannot read", key, read)
+        content = self.ask("cannot read", key, read)
         if len(content) != len(out):
             raise FormatError(f"{self._place}/{key} ends too early", got=f"{start + len(content)} bytes")
         out[:] = content
@@ -172,9 +172,9 @@ class Bucket:
                         raise
             return listed(client)
 
-        return self._ask("cannot list", key, again)
+        return self.ask("cannot list", key, again)
 
-    def _ask(self, doing: str, key: str, question: Callable[[Any], _Answer]) -> _Answer:
+    def ask(self, doing: str, key: str, question: Callable[[Any], _Answer]) -> _Answer:
         """The answer to a question; errors as `read_into`."""
         from obstore.exceptions import BaseError
 

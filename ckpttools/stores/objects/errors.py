@@ -24,9 +24,8 @@ class Words:
     Attributes:
         cloud: its name.
         bucket: what it calls a bucket.
-        list_permission, read_permission: what one must be allowed.
+        list_permission, read_permission, write_permission: what one must be allowed.
         list_buckets: the command that lists buckets.
-        copy: the command that copies what is in a local directory to a place.
         log_in: how one says who one is.
         endpoint: what names other servers.
     """
@@ -35,8 +34,8 @@ class Words:
     bucket: str
     list_permission: str
     read_permission: str
+    write_permission: str
     list_buckets: str
-    copy: str
     log_in: str
     endpoint: str
 
@@ -70,8 +69,10 @@ def is_no_object(error: Exception) -> bool:
 
 
 def is_changed(error: Exception) -> bool:
-    """Whether an object is not the one that was asked for; also in the middle of an answer."""
-    return "precondition failure" in str(error)
+    """Whether an object is not the one that was asked for, also in the middle of an answer; or is there."""
+    from obstore.exceptions import AlreadyExistsError
+
+    return isinstance(error, AlreadyExistsError) or "precondition failure" in str(error)
 
 
 def is_broken_off(error: Exception) -> bool:
@@ -126,7 +127,9 @@ def _no_bucket(asked: Asked) -> StorageError:
 
 def _not_allowed(asked: Asked, answer: str) -> StorageError:
     words = asked.words
-    permission = words.list_permission if "list" in asked.doing else words.read_permission
+    permission = {"list": words.list_permission, "write": words.write_permission}.get(
+        asked.doing.rpartition(" ")[2], words.read_permission
+    )
     return StorageError(
         f"{asked.doing} {asked.place}: not allowed",
         got=f"{answer}; asked as {asked.identity}",

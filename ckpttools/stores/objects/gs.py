@@ -37,8 +37,8 @@ class GoogleStore(ObjectStore):
         bucket="bucket",
         list_permission="storage.objects.list (role Storage Object Viewer)",
         read_permission="storage.objects.get (role Storage Object Viewer)",
+        write_permission="storage.objects.create, storage.objects.delete (role Storage Object User)",
         list_buckets="gcloud storage ls",
-        copy="gcloud storage rsync --recursive DIRECTORY gs://{bucket}/{key}",
         log_in=f"gcloud auth application-default login; or set {_FILE} to the key file of a service account",
         endpoint="STORAGE_EMULATOR_HOST",
     )

@@ -84,8 +84,10 @@ class Known:
         self._lock = threading.Lock()
 
     def forget(self, key: str) -> None:
-        """Believes no listing any more that tells of a key."""
+        """Believes no listing any more that tells of a key, or of one below."""
         with self._lock:
+            for each in [each for each in self._listings if each.startswith(f"{key}/")]:
+                del self._listings[each]
             for above in _and_above(key):
                 self._listings.pop(above, None)
 

@@ -23,8 +23,8 @@ class AmazonStore(ObjectStore):
         bucket="bucket",
         list_permission="s3:ListBucket",
         read_permission="s3:GetObject; and s3:ListBucket, else what is not there is not allowed, too",
+        write_permission="s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload",
         list_buckets="aws s3 ls",
-        copy="aws s3 sync DIRECTORY s3://{bucket}/{key}",
         log_in="aws configure; or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         endpoint="AWS_ENDPOINT_URL",
     )

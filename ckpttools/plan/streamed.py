@@ -1,0 +1,151 @@
+"""Tasks for files that are written from their first byte to their last, each task after the one before it.
+
+An object in a bucket is such a file. Its tasks are a group: one worker does them in order, and they are done
+when the object is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from math import prod
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Path, spelled
+from ckpttools.core.errors import MemoryBudgetError
+from ckpttools.core.region import Region, Shape, ceil_div, grid_cell, grid_index
+from ckpttools.formats.base import Layout
+from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
+from ckpttools.plan.task import Task
+
+
+def boxes(shape: Sequence[int], most: int, stride: int | None = None) -> Iterator[Region]:
+    """Tiles a grid by boxes, in C order: each holds the cells that come next.
+
+    Args:
+        shape: cells along each axis.
+        most: cells of a box at most.
+        stride: no box has cells from before and from after a multiple of so many cells; None for no such
+            limit.
+    """
+    position, total = 0, prod(shape)
+    while position < total:
+        limit = min(most, total - position)
+        if stride is not None:
+            limit = min(limit, stride - position % stride)
+        start = grid_index(shape, position)
+        axis, inner = len(shape), 1
+        while axis and start[axis - 1] == 0 and inner * shape[axis - 1] <= limit:
+            axis -= 1
+            inner *= shape[axis]
+        stop = list(shape)
+        if axis:
+            axis -= 1
+            length = min(shape[axis] - start[axis], limit // inner)
+            stop[:axis] = [each + 1 for each in start[:axis]]
+            stop[axis] = start[axis] + length
+            inner *= length
+        yield Region(start, tuple(stop))
+        position += inner
+
+
+def cut_in_order(path: Path, array: LazyArray, placement: Placement, most: int) -> Iterator[Task]:
+    """The array as tasks whose buffers hold at most `most` bytes, in the order of the bytes that they write.
+
+    Raises:
+        MemoryBudgetError: not even one element fits, or not one chunk where chunks are encoded.
+    """
+    if array.size == 0:
+        return
+    itemsize = array.dtype.itemsize
+    for region in _regions(path, array.shape, placement, most):
+        bytes_in = ceil_div(region.size * array.stored_bits, 8)
+        yield Task(path, region, bytes_in, region.size * itemsize, array.first_byte(region))
+
+
+def _regions(path: Path, shape: Shape, placement: Placement, most: int) -> Iterator[Region]:
+    """Parts of an array, none of which needs bytes of a file that come before those of another before it."""
+    least = placement.chunk_nbytes if placement.codec else placement.itemsize
+    if most < least:
+        raise MemoryBudgetError(
+            "a chunk that must be encoded whole does not fit" if placement.codec else "no element fits",
+            place=spelled(path),
+            got=f"{least} bytes",
+            wanted=f"at most {most}",
+        )
+    home = placement.home
+    stride = home.per_file if isinstance(home, DataFile) else None
+    for cells in boxes([placement.grid[axis] for axis in placement.order], _cells(placement, most), stride):
+        region = _covered(shape, placement, cells)
+        if region.size * placement.itemsize <= most:
+            yield region
+        else:
+            inside = boxes(region.shape, most // placement.itemsize)
+            yield from (part.shifted(region.start) for part in inside)
+
+
+def _cells(placement: Placement, most: int) -> int:
+    """Chunks of a task at most."""
+    return max(1, most // placement.chunk_nbytes)
+
+
+def _covered(shape: Shape, placement: Placement, cells: Region) -> Region:
+    """What chunks cover of an array; their indices have the axes in the order of the placement."""
+    first, last = [0] * len(shape), [0] * len(shape)
+    for axis, start, stop in zip(placement.order, cells.start, cells.stop, strict=True):
+        first[axis], last[axis] = start, stop - 1
+    return Region(
+        grid_cell(shape, placement.chunk, first).start, grid_cell(shape, placement.chunk, last).stop
+    )
+
+
+def in_order(tasks: Iterable[Task], layout: Layout) -> list[Task]:
+    """Tasks by what they write: file, and place in it; appended chunks stay in the order that they have."""
+    return sorted(tasks, key=lambda task: _first_byte(task, layout.placements[task.path]))
+
+
+def _first_byte(task: Task, placement: Placement) -> tuple[str, int]:
+    if isinstance(placement.home, Appended):
+        return placement.home.file, 0
+    if placement.codec is None:
+        return placement.first_byte(task.region)
+    first = next(placement.cells(task.region))
+    return placement.chunk_range(first).file, 0
+
+
+def groups(tasks: Sequence[Task], layout: Layout, most: int) -> Iterator[Sequence[int]]:
+    """The numbers of the tasks that belong to one object each.
+
+    Args:
+        tasks: as `in_order` sorts them.
+        layout: where they write.
+        most: bytes of chunks, before they are encoded, that are appended to one object.
+    """
+
+    def file(number: int) -> str:
+        task = tasks[number]
+        return _first_byte(task, layout.placements[task.path])[0]
+
+    for _, numbers in groupby(range(len(tasks)), key=file):
+        group: list[int] = []
+        nbytes = 0
+        for number in numbers:
+            task = tasks[number]
+            is_appended = isinstance(layout.placements[task.path].home, Appended)
+            if group and is_appended and nbytes + task.bytes_out > most:
+                yield group
+                group, nbytes = [], 0
+            group.append(number)
+            nbytes += task.bytes_out
+        yield group
+
+
+def most_groups(layout: Layout, most: int) -> int:
+    """About how many groups there are: more workers than that are of no use."""
+    appended = chunks = 0
+    for placement in layout.placements.values():
+        if isinstance(placement.home, Appended):
+            appended += placement.nbytes
+        elif isinstance(placement.home, ChunkFiles):
+            chunks += prod(placement.grid)
+    return len(layout.files) + chunks + ceil_div(appended, most)

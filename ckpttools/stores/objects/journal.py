@@ -1,0 +1,152 @@
+"""What is done of a conversion to a bucket: objects below `<destination>.partial/journal/`, each put once.
+
+plan              whose work it is, and where it is written
+done-RUN-NUMBER   tasks that are finished
+linked-NUMBER     a file that is about to be copied there from elsewhere in the bucket
+publishing        all is written, beside what it is going to replace, whose place it takes now
+published         the checkpoint has its name; what its objects are
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from ckpttools.stores.objects.client import Bucket
+from ckpttools.stores.objects.writing import delete, put, read
+from ckpttools.stores.publishing import Purpose, Record
+
+PLAN, PUBLISHING, PUBLISHED = "plan", "publishing", "published"
+_DONE, _LINKED = "done-", "linked-"
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The journal of one destination, as it was when it was read.
+
+    Attributes:
+        bucket, key: where it is.
+        purpose: whose work it is; None where none is noted, or it cannot be read.
+        is_beside: whether the checkpoint grows beside the destination, which it will replace.
+        records: of the finished tasks.
+        linked: names of files that were, or may have been, copied from elsewhere.
+        publishing: whether what was replaced may be gone.
+        published: the objects of the checkpoint (size and ETag by name), if it has its name; it is then the
+            last that goes of the journal.
+        is_there: whether anything of a journal is.
+    """
+
+    bucket: Bucket
+    key: str
+    purpose: Purpose | None = None
+    is_beside: bool = False
+    records: Sequence[Record] = ()
+    linked: frozenset[str] = frozenset()
+    publishing: bool = False
+    published: Mapping[str, Sequence[Any]] | None = None
+    is_there: bool = False
+
+    @property
+    def grows_there(self) -> bool:
+        """Whether what has the destination's name is not complete."""
+        return self.published is None and (self.publishing or not self.is_beside)
+
+    @classmethod
+    def read(cls, bucket: Bucket, key: str) -> Journal:
+        """What is noted. Raises StorageError where the store reports an error."""
+        names = [name for name, _ in bucket.objects_below(key) or ()]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            contents = pool.map(lambda name: read(bucket, f"{key}/{name}"), names)
+            found = {
+                name: _parsed(each[0]) for name, each in zip(names, contents, strict=True) if each is not None
+            }
+        begun: Any = found.get(PLAN)
+        published: Any = found.get(PUBLISHED)
+        records = [record for name, each in found.items() if name.startswith(_DONE) for record in each or ()]
+        linked = {str(each) for name, each in found.items() if name.startswith(_LINKED)}
+        try:
+            purpose = Purpose(**(begun or published)["purpose"]) if begun or published else None
+        except (KeyError, TypeError):
+            purpose = None
+        return cls(
+            bucket,
+            key,
+            purpose,
+            bool(begun and begun.get("is_beside")),
+            records,
+            frozenset(linked),
+            PUBLISHING in found,
+            published.get("objects") if isinstance(published, dict) else None,
+            bool(names),
+        )
+
+    def begin(self, purpose: Purpose, is_beside: bool) -> Journal:
+        """Notes whose work this is; errors as `read`."""
+        self._put(PLAN, {"purpose": asdict(purpose), "is_beside": is_beside})
+        return Journal(self.bucket, self.key, purpose, is_beside, is_there=True)
+
+    def note_publishing(self) -> None:
+        """Notes that what is replaced goes now; errors as `read`."""
+        self._put(PUBLISHING, True)
+
+    def note_published(self, inventory: Mapping[str, Sequence[Any]]) -> None:
+        """Notes that all is done but to remove the journal; errors as `read`."""
+        purpose = asdict(self.purpose) if self.purpose else None
+        self._put(PUBLISHED, {"purpose": purpose, "objects": inventory})
+
+    def note_link(self, name: str) -> None:
+        """Notes that a file is copied, which has no mark of the plan; errors as `read`."""
+        self._put(f"{_LINKED}{uuid.uuid4().hex}", name)
+
+    def _put(self, name: str, content: object) -> None:
+        put(self.bucket, f"{self.key}/{name}", json.dumps(content).encode())
+
+    def remove(self) -> None:
+        """Removes all but the last word, so that what is left at any moment says what is still to be done.
+
+        Raises:
+            StorageError: the store reports an error.
+        """
+        names = {name for name, _ in self.bucket.objects_below(self.key) or ()}
+        rest = sorted(names - {PLAN, PUBLISHING, PUBLISHED})
+        remove = partial(delete, self.bucket)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(lambda name: remove([f"{self.key}/{name}"]), rest))
+        remove([f"{self.key}/{name}" for name in (PLAN, PUBLISHING) if name in names])
+
+    def remove_last(self) -> None:
+        """Removes what says that the checkpoint has its name; errors as `remove`."""
+        delete(self.bucket, [f"{self.key}/{PUBLISHED}"])
+
+
+class Entries:
+    """Enters what a run finishes.
+
+    Args:
+        journal: where.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._run = uuid.uuid4().hex[:12]
+        self._count = 0
+
+    def enter(self, records: Iterable[Record]) -> None:
+        """Notes that tasks are done; errors as `Journal.read`."""
+        journal, name = self._journal, f"{_DONE}{self._run}-{self._count:06d}"
+        put(journal.bucket, f"{journal.key}/{name}", json.dumps(list(records)).encode())
+        self._count += 1
+
+
+def _parsed(content: bytes) -> Any:
+    """What an object says; None for what was not written here."""
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None

@@ -1,0 +1,38 @@
+"""Which objects the cloud itself can copy to another key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckpttools.stores.base import File
+from ckpttools.stores.objects.file import ObjectFile
+
+if TYPE_CHECKING:
+    from ckpttools.stores.objects.store import ObjectStore
+
+# What Amazon S3 copies in one request.
+_LARGEST_COPY = 5 << 30
+
+
+@dataclass(frozen=True)
+class CopyTrials:
+    """See `ckpttools.stores.base.LinkTrials`: nothing has to be tried.
+
+    Attributes:
+        store: where to.
+        bucket: its name.
+    """
+
+    store: ObjectStore
+    bucket: str
+
+    def refusal(self, source: File) -> str | None:
+        """Why an object cannot be copied, in the store's words; None if it can."""
+        if not isinstance(source, ObjectFile) or source.store is not self.store:
+            return f"it is not in {self.store.words.cloud}"
+        if source.key.partition("/")[0] != self.bucket:
+            return f"it is in another {self.store.words.bucket}"
+        if source.size > _LARGEST_COPY:
+            return "objects of more than 5 GiB are not copied in one request"
+        return None

@@ -1,0 +1,210 @@
+"""Whose a destination is: an object that its owner writes again every few seconds.
+
+It is written on the condition that it is new, or still the one that was written last: so of two processes one
+has it. Whoever finds one that has not been written for a minute, by the clock of the bucket, takes it over;
+at once, if it says that a process of this machine wrote it which is not there any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from ckpttools.core.errors import StorageError
+from ckpttools.stores.objects.client import Bucket
+from ckpttools.stores.objects.writing import TakenError, Version, delete, put, read
+from ckpttools.stores.publishing import LockedError
+
+RENEWED_SECONDS = 10.0
+EXPIRED_SECONDS = 60.0
+
+
+# Those of this process, which is not gone when one of them is given back.
+_HELD: set[str] = set()
+
+
+class Lock:
+    """A destination that is this process's, as long as this object is in a `with` statement.
+
+    Args:
+        bucket, key: the object.
+        place: the destination, for messages.
+    """
+
+    def __init__(self, bucket: Bucket, key: str, place: str) -> None:
+        self._bucket, self._key, self._place = bucket, key, place
+        self._owner = {"owner": uuid.uuid4().hex, **_process()}
+        self._renewed = 0.0
+        self._version: Version = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._is_lost = False
+
+    def __enter__(self) -> Lock:
+        """Takes it.
+
+        Raises:
+            LockedError: another process has it.
+            StorageError: the store reports an error.
+        """
+        asked = _now()
+        try:
+            self._version = put(self._bucket, self._key, self._content())
+        except TakenError:
+            self._version = self._taken_over()
+        self._renewed = asked
+        _HELD.add(self._owner["owner"])
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        _HELD.discard(self._owner["owner"])
+        # What stays says that this process is gone once it is.
+        with suppress(StorageError):
+            self.release()
+
+    def release(self) -> None:
+        """Gives it back. Raises StorageError where that fails; then it is taken over later."""
+        found = read(self._bucket, self._key)
+        if found and self._is_mine(found[0]):
+            delete(self._bucket, [self._key])
+
+    def check(self) -> None:
+        """Raises StorageError where it may be another process's by now."""
+        if self._is_lost or _now() - self._renewed > EXPIRED_SECONDS:
+            raise StorageError(
+                f"{self._place} is not this process's any more",
+                got=f"another process took over, or nothing could be written for {EXPIRED_SECONDS:.0f} s",
+                wanted="one process that writes it",
+                hint="run the same command again: it goes on from what is done",
+            )
+
+    def renew(self) -> None:
+        """Writes a sign of life. Raises StorageError where that fails, or another process has taken over."""
+        with self._lock:
+            asked = _now()
+            try:
+                self._version = put(self._bucket, self._key, self._content(), instead_of=self._version)
+            except TakenError:
+                # Or an answer was lost, and what is there is what this process wrote last.
+                found = read(self._bucket, self._key)
+                self._is_lost = found is None or not self._is_mine(found[0])
+                self._version = found[1] if found else {}
+            if not self._is_lost:
+                self._renewed = asked
+        self.check()
+
+    def _keep(self) -> None:
+        while not self._stop.wait(RENEWED_SECONDS):
+            try:
+                self.renew()
+            except StorageError:
+                # The next try, or whoever asks whether the lock is still held, will know.
+                if self._is_lost:
+                    return
+
+    def _taken_over(self) -> Version:
+        found = read(self._bucket, self._key)
+        if found is None:
+            # It was given back just now.
+            return self._put_or_refuse(None)
+        content, version = found
+        owner = _parsed(content)
+        age = None if _is_gone(owner) else self._age()
+        if age is not None and age < EXPIRED_SECONDS:
+            by = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
+            raise LockedError(
+                "another process is writing this checkpoint",
+                place=self._place,
+                got=f"{by}, last seen {age:.0f} s ago",
+                hint=f"wait until it is done; if it is gone, run this again in {EXPIRED_SECONDS:.0f} s",
+            )
+        return self._put_or_refuse(version)
+
+    def _put_or_refuse(self, instead_of: Version | None) -> Version:
+        try:
+            return put(self._bucket, self._key, self._content(), instead_of=instead_of)
+        except TakenError:
+            raise LockedError("another process is writing this checkpoint", place=self._place) from None
+
+    def _age(self) -> float:
+        """Seconds since the lock was written, by the clock of the bucket."""
+        probe = f"{self._key}-{self._owner['owner']}"
+        put(self._bucket, probe, b"")
+        try:
+            now, then = self._bucket.head(probe), self._bucket.head(self._key)
+        finally:
+            delete(self._bucket, [probe])
+        if now is None or then is None or now.modified is None or then.modified is None:
+            return 0.0
+        return max(0.0, (now.modified - then.modified) / 1e9)
+
+    def _is_mine(self, content: bytes) -> bool:
+        return _parsed(content).get("owner") == self._owner["owner"]
+
+    def _content(self) -> bytes:
+        # Another content each time, so that its ETag is another one.
+        return json.dumps({**self._owner, "written": time.time_ns()}).encode()
+
+
+def _now() -> float:
+    """Seconds, those in which the machine was suspended as well."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _process() -> dict[str, str]:
+    """What tells this process from others, on this machine and elsewhere."""
+    pid = os.getpid()
+    where = {"host": socket.gethostname(), "boot": _boot(), "space": _space()}
+    return {**where, "pid": str(pid), "began": _began(pid)}
+
+
+def _space() -> str:
+    """Within what numbers of processes mean something: a container has its own."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _began(pid: int) -> str:
+    """When a process began, in the system's ticks; "" if it is not there, or cannot be looked at."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _is_gone(owner: dict[str, str]) -> bool:
+    """Whether it is known that an owner is not there any more: one of this machine."""
+    here = _process()
+    is_here = bool(here["boot"]) and all(owner.get(name) == here[name] for name in ("host", "boot", "space"))
+    pid = owner.get("pid", "")
+    if not is_here or not pid.isdigit():
+        return False
+    is_other = _began(int(pid)) != owner.get("began")
+    return is_other or (pid == here["pid"] and owner.get("owner") not in _HELD)
+
+
+def _parsed(content: bytes) -> dict[str, str]:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}

@@ -1,0 +1,323 @@
+"""How a checkpoint grows in a bucket: see "On an object store" in `ckpttools.stores.publishing`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ckpttools.core.errors import DestinationExistsError, UsageError
+from ckpttools.core.wording import option
+from ckpttools.stores.base import FileKind
+from ckpttools.stores.objects.client import Bucket, Object
+from ckpttools.stores.objects.data_files import ObjectDataFiles
+from ckpttools.stores.objects.journal import Entries, Journal
+from ckpttools.stores.objects.lock import Lock
+from ckpttools.stores.objects.pending import PendingFiles
+from ckpttools.stores.objects.writing import TakenError, copy, delete, mark, put, read
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import JOURNAL, SUFFIX, Purpose, Record, check_name
+
+if TYPE_CHECKING:
+    from ckpttools.stores.objects.store import ObjectStore
+
+_LOCK = "lock"
+_CONTENT = "content"
+_AT_ONCE = 16
+# What says that a checkpoint is there is small, and goes before what is large.
+_SMALL = 1 << 20
+
+
+@dataclass(frozen=True)
+class ObjectStaging:
+    """A destination in a bucket; see `ckpttools.stores.publishing.Staging`.
+
+    Attributes:
+        store: the one that has the bucket.
+        bucket: the bucket.
+        key: of the destination, in the store.
+        rest: the same in the bucket.
+        overwrite, check_replaced: as of `Publishes.staging`.
+    """
+
+    store: ObjectStore
+    bucket: Bucket
+    key: str
+    rest: str
+    overwrite: bool
+    check_replaced: Callable[[], None]
+
+    @property
+    def partial(self) -> str:
+        """Key in the bucket of what there is beside the checkpoint as long as it grows."""
+        return self.rest + SUFFIX
+
+    @property
+    def taken(self) -> tuple[Place, Place]:
+        return Place(self.store, self.key), Place(self.store, self.key + SUFFIX)
+
+    @property
+    def place(self) -> str:
+        return self.store.spelled(self.key)
+
+    def check(self, plan: str, nbytes: int) -> None:
+        check_name(self.taken[0])
+        if not self.rest:
+            raise UsageError(
+                f"{self.place} is a whole {self.store.words.bucket}",
+                wanted="a name in it, which a checkpoint can be given",
+                hint=f"choose one: {self.place}/NAME",
+            )
+        journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
+        is_begun = journal.purpose is not None and journal.purpose.plan == plan
+        if not is_begun or (journal.is_beside and not journal.publishing):
+            self._check_taken(journal)
+
+    def _check_taken(self, journal: Journal) -> None:
+        """Raises DestinationExistsError if something is there that may not be replaced."""
+        status = self.bucket.head(self.rest)
+        if status is not None and status.kind is FileKind.FILE:
+            raise DestinationExistsError(f"{self.place} is an object", hint="choose another destination")
+        if not self.objects(self.rest):
+            return
+        if journal.purpose is not None and not journal.is_beside and journal.published is None:
+            return  # what is there is the beginning of another conversion: `opened` says so
+        self.check_replaced()
+        if not self.overwrite:
+            raise DestinationExistsError(
+                f"{self.place} exists",
+                wanted="a new name, below which there is nothing",
+                hint=f"choose another destination, or allow its replacement with {option('overwrite', True)}",
+            )
+
+    def objects(self, key: str) -> Sequence[Object]:
+        """All objects below a key of the bucket, as they are now."""
+        return self.bucket.objects_below(key) or ()
+
+    @contextmanager
+    def opened(self, purpose: Purpose, nbytes: int = 0) -> Iterator[ObjectWork]:
+        with Lock(self.bucket, f"{self.partial}/{_LOCK}", self.place) as lock:
+            try:
+                journal = self._begun(Journal.read(self.bucket, f"{self.partial}/{JOURNAL}"), purpose)
+                yield ObjectWork(self, lock, journal, purpose)
+            finally:
+                for key in (self.key, self.key + SUFFIX):
+                    self.store.forget(key)
+
+    def _begun(self, journal: Journal, purpose: Purpose) -> Journal:
+        """The journal of this plan, with what was done of it or empty."""
+        is_ours = journal.purpose is not None and journal.purpose.plan == purpose.plan
+        if journal.published is not None:
+            if is_ours and self.inventory() == journal.published:
+                return journal
+            if is_ours and not self.overwrite:
+                raise self._changed()
+            self.conclude(journal)
+            journal.remove_last()
+            journal = Journal(self.bucket, journal.key)
+        elif is_ours:
+            return journal
+        if journal.is_there:
+            self._give_up(journal, purpose)
+        self._check_taken(Journal(self.bucket, journal.key))
+        is_beside = bool(self.objects(self.rest))
+        return journal.begin(purpose, is_beside)
+
+    def _changed(self) -> DestinationExistsError:
+        return DestinationExistsError(
+            f"{self.place} was changed since a stopped conversion put it there",
+            hint=f"to keep it as it is, delete {self.place}{SUFFIX}; to make it again, use "
+            f"{option('overwrite', True)}",
+        )
+
+    def inventory(self) -> Mapping[str, Sequence[object]]:
+        """Size and version of each object of the destination."""
+        return {name: [found.size, found.version] for name, found in self.objects(self.rest)}
+
+    def _give_up(self, journal: Journal, purpose: Purpose) -> None:
+        """Removes what another conversion has begun, if that is allowed.
+
+        Raises:
+            UsageError: it is not.
+        """
+        partial = self.place + SUFFIX
+        begun = journal.purpose
+        if begun is None and not journal.is_there:
+            return
+        if not self.overwrite:
+            what = "another conversion" if begun else "a conversion, and its journal cannot be read"
+            same = begun and begun.command and replace(begun, plan=purpose.plan) == purpose
+            raise UsageError(
+                f"{partial} holds the beginning of {what}",
+                got=f"{begun.source}, plan {begun.plan[:12]}" if begun else None,
+                wanted=f"{purpose.source}, plan {purpose.plan[:12]}",
+                hint=(
+                    "its source is not what it was then; "
+                    if same
+                    else f"to go on with it, run: {begun.command}; "
+                    if begun and begun.command
+                    else ""
+                )
+                + f"to give it up, discard it with {option('overwrite', True)}",
+            )
+        if journal.publishing:
+            raise UsageError(
+                f"{partial} holds a complete checkpoint that was about to take the place of {self.place}",
+                got=begun.source if begun else None,
+                wanted="that conversion brought to its end first",
+                hint=f"run: {begun.command}" if begun and begun.command else f"copy or delete {partial}",
+            )
+        self.discard(journal)
+        journal.remove()
+
+    def conclude(self, journal: Journal) -> None:
+        """Removes what tells of a conversion whose checkpoint has its name, all but the last word."""
+        if journal.is_beside:
+            content = self.content(journal)
+            names = [f"{content}/{name}" for name, _ in self.objects(content)]
+            each_of(names, lambda key: delete(self.bucket, [key]))
+        journal.remove()
+
+    def content(self, journal: Journal) -> str:
+        """Where the checkpoint of a journal grows: a key of the bucket."""
+        return f"{self.partial}/{_CONTENT}" if journal.is_beside else self.rest
+
+    def discard(self, journal: Journal) -> None:
+        """Deletes what was written by the plan of a journal, and nothing else."""
+        plan, content = journal.purpose.plan if journal.purpose else None, self.content(journal)
+
+        def delete_ours(name: str) -> None:
+            key = f"{content}/{name}"
+            if journal.is_beside or name in journal.linked or (plan and mark(self.bucket, key) == plan):
+                delete(self.bucket, [key])
+
+        each_of([name for name, _ in self.objects(content)], delete_ours)
+
+
+@dataclass
+class ObjectWork:
+    """A destination in a bucket that is this process's; see `ckpttools.stores.publishing.Work`.
+
+    Attributes:
+        staging: the destination.
+        lock: held.
+        journal: as it was when the work was taken up.
+        purpose: what for.
+    """
+
+    staging: ObjectStaging
+    lock: Lock
+    journal: Journal
+    purpose: Purpose
+    pending: PendingFiles = field(init=False)
+    entries: Entries = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pending = PendingFiles(self.staging.store, self._note_link)
+        self.entries = Entries(self.journal)
+
+    @property
+    def _bucket(self) -> Bucket:
+        return self.staging.bucket
+
+    @property
+    def _content(self) -> str:
+        return self.staging.content(self.journal)
+
+    @property
+    def content(self) -> Place:
+        name = self.staging.key.partition("/")[0]
+        return Place(self.pending, f"{name}/{self._content}")
+
+    def _note_link(self, key: str) -> None:
+        self.journal.note_link(key.removeprefix(f"{self.content.key}/"))
+
+    @property
+    def is_complete(self) -> bool:
+        return self.journal.published is not None
+
+    @property
+    def records(self) -> Sequence[Record]:
+        # What an earlier run wrote is looked for in the bucket, not in what was known of it before.
+        self.staging.store.forget(self.content.key)
+        return self.journal.records
+
+    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> ObjectDataFiles:
+        return ObjectDataFiles(self._bucket, self._content, sizes, heads, self.purpose.plan, self.lock.check)
+
+    def enter(self, records: Iterable[Record]) -> None:
+        self.lock.check()
+        self.entries.enter(records)
+
+    def discard(self) -> None:
+        self.lock.renew()
+        self.staging.discard(self.journal)
+        self.journal.remove()
+        self.journal = self.journal.begin(self.purpose, self.journal.is_beside)
+        self.entries = Entries(self.journal)
+
+    def publish(self) -> None:
+        self.lock.renew()
+        if not self.journal.is_beside:
+            self.pending.put_all(self._put)
+        else:
+            if not self.journal.publishing:
+                self.staging._check_taken(Journal(self._bucket, self.journal.key))
+                self.pending.put_all(self._put)
+                self.journal.note_publishing()
+            self._replace()
+        self.lock.renew()
+        self.journal.note_published(self.staging.inventory())
+
+    def _put(self, key: str, content: bytes) -> None:
+        """Puts one of the small files, where nothing is yet but what an earlier run of this plan put."""
+        _, _, rest = key.partition("/")
+        self.lock.check()
+        try:
+            put(self._bucket, rest, content, plan=self.purpose.plan)
+        except TakenError:
+            found = read(self._bucket, rest)
+            if found and mark(self._bucket, rest) == self.purpose.plan:
+                # It tells when it was made.
+                put(self._bucket, rest, content, instead_of=found[1], plan=self.purpose.plan)
+                return
+            raise DestinationExistsError(
+                f"{self.staging.store.spelled(key)} was written by somebody else meanwhile",
+                wanted="a destination that nothing else is written to",
+                hint="delete it, or choose another destination; then run the same command again",
+            ) from None
+
+    def _replace(self) -> None:
+        """What was there goes; what is complete beside it is copied there, the small files last."""
+        old = sorted(self.staging.objects(self.staging.rest), key=_small_first)
+        for name, _ in old:
+            delete(self._bucket, [f"{self.staging.rest}/{name}"])
+        self.lock.renew()
+        last = [key.removeprefix(f"{self.content.key}/") for key in self.pending.files]
+        names = {name for name, _ in self.staging.objects(self._content)}
+        each_of(sorted(names - set(last)), self._move)
+        for name in last:
+            self._move(name)
+
+    def _move(self, name: str) -> None:
+        self.lock.check()
+        copy(self._bucket, f"{self._content}/{name}", f"{self.staging.rest}/{name}")
+
+    def conclude(self) -> None:
+        self.staging.conclude(self.journal)
+        # Whoever takes over here finds that nothing is left to do.
+        self.lock.release()
+        self.journal.remove_last()
+
+
+def each_of(names: Sequence[str], do: Callable[[str], None]) -> None:
+    """Does something for each name, several at a time; raises the first error."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(do, names))
+
+
+def _small_first(found: Object) -> tuple[bool, int, int]:
+    name, status = found
+    return status.size > _SMALL, name.count("/"), status.size

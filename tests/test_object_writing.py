@@ -1,0 +1,296 @@
+"""Writing to buckets: the same content as in a directory, visible once it is complete, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import unquote
+
+import pytest
+from support.command_line import ckpt, run
+from support.gcs_server import Fault
+from support.object_stores import amazon, azure, files_in, google
+from support.places import GOLDEN, HF, TRAINED
+
+import ckpttools
+from ckpttools.core.errors import DestinationExistsError, StorageError
+from ckpttools.stores import parse
+from ckpttools.stores.objects import lock as locking
+from ckpttools.stores.publishing import LockedError, Purpose
+
+MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
+SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
+STAMPED = re.compile(r"(^|/)_CHECKPOINT_METADATA$")
+WRITERS = {
+    "orbax": ("hf-to-maxtext", HF),
+    "unscanned": ("hf-to-maxtext", HF, "--no-scan"),
+    "zstd": ("hf-to-maxtext", HF, "--compression", "zstd"),
+    "no-ocdbt": ("hf-to-maxtext", HF, "--no-ocdbt"),
+    "hf": ("maxtext-to-hf", MAXTEXT, "--like", HF, "--max-shard-size", "60KB"),
+    "zarr3": ("to-zarr3", TRAINED),
+    "zarr3-zstd": ("to-zarr3", TRAINED, "--compression", "zstd"),
+    "safetensors": ("to-safetensors", TRAINED),
+}
+
+
+@pytest.fixture
+def gcs(gcs_server):
+    with google(gcs_server) as cloud:
+        yield cloud
+
+
+@pytest.fixture(params=["gs", "s3", "az"])
+def cloud(request):
+    server = request.getfixturevalue("s3_server" if request.param == "s3" else "gcs_server")
+    with {"gs": google, "s3": amazon, "az": azure}[request.param](server) as found:
+        found.filled({"a": b""})  # a bucket is there once something is in it
+        yield found
+
+
+@pytest.fixture
+def target(gcs):
+    gcs.filled({"a": b""})
+    return f"gs://{gcs.bucket}/runs/out"
+
+
+class TestConversions:
+    @pytest.mark.parametrize("writer", WRITERS)
+    def test_the_arrays_are_those_of_a_local_conversion(self, cloud, tmp_path, writer):
+        kind, source, *options = WRITERS[writer]
+        there = f"{cloud.scheme}://{cloud.bucket}/new/{writer}"
+        run("convert", kind, source, there, *options)
+        run("convert", kind, source, tmp_path / "out", *options)
+        digest = run("hash", tmp_path / "out").split()[0]
+        assert run("hash", there).split()[0] == digest
+        small = {name for name in files_in(tmp_path / "out") if not re.search(r"d/|\.safetensors$", name)}
+        for name in small - {name for name in small if STAMPED.search(name)}:
+            place = parse(there) / name
+            if "/c/" not in f"/{name}":
+                assert place.exists(), name
+        assert ckpt("doctor", there).exit_code == 0
+        beside = [entry.name for entry in parse(f"{cloud.scheme}://{cloud.bucket}/new").entries()]
+        assert beside == [writer], "nothing is left beside it"
+
+    @pytest.mark.parametrize("words", [("strip-optimizer",), ("unstack",), ("select", "--keep", "params")])
+    def test_other_commands_write_there_too(self, cloud, tmp_path, words):
+        source, there = cloud.filled(files_in(TRAINED)), f"{cloud.scheme}://{cloud.bucket}/other"
+        command, *options = words
+        run(command, source, there, *options)
+        run(command, TRAINED, tmp_path / "out", *options)
+        assert run("hash", there).split()[0] == run("hash", tmp_path / "out").split()[0]
+
+    def test_what_is_in_the_same_bucket_is_copied_there_by_the_cloud(self, gcs, target):
+        source = gcs.filled(files_in(TRAINED))
+        gcs.server.log.clear()
+        run("stack", gcs.filled(files_in(GOLDEN / "llama3.1" / "maxtext_unscanned")), target)
+        assert any(each.method == "PUT" and "linked-" in unquote(each.path) for each in gcs.server.log)
+        assert run("hash", target)
+        assert source.exists()
+
+    def test_a_manifest_is_put_there(self, gcs, target):
+        manifest = f"gs://{gcs.bucket}/manifest.json"
+        run("convert", "hf-to-maxtext", HF, target, "--manifest", manifest)
+        assert "equal" in run("verify", target, "--manifest", manifest)
+
+    def test_objects_are_cut_where_the_store_would_have_it(self, gcs, target, monkeypatch):
+        from ckpttools.stores.base import Streams
+        from ckpttools.stores.objects import gs
+
+        monkeypatch.setattr(type(gs.STORE), "streams", Streams(1 << 20, 50_000, 8))
+        run("convert", "hf-to-maxtext", HF, target)
+        data = [found.size for name, found in parse(target).walk() if "/d/data" in name]
+        assert len(data) > 3 and max(data) < 150_000
+
+
+class TestDestinations:
+    def test_what_is_there_is_not_replaced_unasked(self, gcs, target):
+        run("convert", "hf-to-maxtext", HF, target)
+        before = dict(gcs.server.buckets[gcs.bucket])
+        done = ckpt("convert", "hf-to-maxtext", SHARDED, target)
+        assert done.exit_code == 2 and "exists" in done.output and "--overwrite" in done.output
+        assert gcs.server.buckets[gcs.bucket] == before
+
+    def test_what_is_replaced_is_there_until_the_new_is_complete(self, gcs, target):
+        run("convert", "hf-to-maxtext", HF, target)
+        old, seen = dict(gcs.server.buckets[gcs.bucket]), []
+
+        def look():
+            there = gcs.server.buckets[gcs.bucket]
+            seen.append(all(there.get(name) == found for name, found in old.items()))
+
+        gcs.server.faults.append(Fault("(POST|PUT) .*content/0/items/d/data", count=99, then=look))
+        run("convert", "hf-to-maxtext", HF, target, "--no-scan", "--overwrite")
+        assert seen and all(seen)
+        assert "unstacked" in ckpt("inspect", "tree", target).output
+        assert [entry.name for entry in parse(f"gs://{gcs.bucket}/runs").entries()] == ["out"]
+
+    @pytest.mark.parametrize("name", ["notes.txt", "0/items/mine"])
+    def test_what_is_somebody_else_s_is_not_replaced(self, gcs, target, name):
+        run("convert", "hf-to-maxtext", HF, target)
+        gcs.server.put(gcs.bucket, f"runs/out/{name}", b"mine")
+        done = ckpt("convert", "hf-to-maxtext", HF, target, "--overwrite")
+        assert done.exit_code == 2, done.output
+        assert gcs.server.buckets[gcs.bucket][f"runs/out/{name}"].content == b"mine"
+
+    def test_a_bucket_and_an_object_are_no_destinations(self, gcs, target):
+        gcs.server.put(gcs.bucket, "runs/out", b"mine")
+        assert ckpt("convert", "hf-to-maxtext", HF, target).exit_code == 2
+        done = ckpt("convert", "hf-to-maxtext", HF, f"gs://{gcs.bucket}")
+        assert done.exit_code == 2 and "a whole bucket" in done.output
+        done = ckpt("convert", "hf-to-maxtext", HF, "gs://no-such-bucket/x")
+        assert done.exit_code == 5 and "no bucket" in done.output
+
+    def test_source_and_destination_are_apart(self, gcs):
+        source = gcs.filled(files_in(TRAINED))
+        for there in (source, source / "out", source.parent):
+            assert ckpt("strip-optimizer", source, there, "--overwrite").exit_code == 2
+
+    def test_who_may_not_write_is_told_which_permission_is_missing(self, gcs, target):
+        body = "<Error><Code>AccessDenied</Code><Message>Access denied.</Message></Error>"
+        gcs.server.faults.append(Fault("(PUT|POST) ", count=99, status=403, body=body))
+        done = ckpt("convert", "hf-to-maxtext", HF, target)
+        assert done.exit_code == 5 and "storage.objects.create" in done.output
+
+
+class TestInterrupted:
+    """Any request may be the last: the same command goes on, and what it makes is the same."""
+
+    @pytest.mark.parametrize("writer", ["orbax", "zstd", "hf", "zarr3"])
+    @pytest.mark.parametrize("is_replacing", [False, True])
+    def test_any_failing_request(self, gcs, target, writer, is_replacing):
+        kind, source, *options = WRITERS[writer]
+        place = parse(target)
+        if is_replacing:
+            run("convert", kind, source, target, *options, "--jobs", "1")
+            options = [*options, "--overwrite"]
+        expected = run("convert", kind, source, f"{target}-0", *options, "--jobs", "2") and None
+        expected = run("hash", f"{target}-0").split()[0]
+        count = len([each for each in gcs.server.log if each.method in ("PUT", "POST", "DELETE")])
+        rng = random.Random(f"{writer} {is_replacing}")
+        for _ in range(12):
+            at = rng.randrange(count)
+            done = self._stopped(gcs, at, kind, source, target, *options, "--jobs", "2")
+            if done.exit_code == 0 or "exists" in done.output:
+                assert run("hash", target).split()[0] == expected
+                break
+            assert done.exit_code == 5, done.output
+            if any(name.endswith("out/commit_success.txt") for name, _ in self._walk(place)):
+                assert run("hash", target).split()[0] == expected
+        if done.exit_code:
+            run("convert", kind, source, target, *options, "--jobs", "2")
+        assert run("hash", target).split()[0] == expected
+        names = {name for name, _ in place.walk()}
+        assert names == {name for name, _ in parse(f"{target}-0").walk()}
+        assert not any(key.startswith("runs/out.partial") for key in gcs.server.buckets[gcs.bucket])
+        assert not gcs.server.uploads
+
+    def _stopped(self, gcs, at, *words):
+        """Runs a command; from one request that writes on, a bad gateway answers."""
+        left = [at]
+        original = gcs.server.fault
+
+        def fault(method_and_path):
+            if method_and_path.split(" ")[0] in ("PUT", "POST", "DELETE"):
+                left[0] -= 1
+                if left[0] < 0:
+                    return Fault(status=400, body="<Error><Message>no more</Message></Error>")
+            return original(method_and_path)
+
+        gcs.server.fault = fault
+        try:
+            return ckpt("convert", *words)
+        finally:
+            del gcs.server.fault
+
+    def _walk(self, place):
+        return place.walk() if place.exists() else ()
+
+    def test_another_conversion_is_not_mixed_with_it(self, gcs, target):
+        self._stopped(gcs, 8, "hf-to-maxtext", HF, target)
+        done = ckpt("convert", "hf-to-maxtext", HF, target, "--no-scan")
+        assert done.exit_code == 2 and "beginning of another conversion" in done.output, done.output
+        run("convert", "hf-to-maxtext", HF, target, "--no-scan", "--overwrite")
+        run("convert", "hf-to-maxtext", HF, f"{target}-0", "--no-scan")
+        assert run("hash", target) == run("hash", f"{target}-0")
+        assert {name for name, _ in parse(target).walk()} == {name for name, _ in parse(f"{target}-0").walk()}
+
+    def test_a_checkpoint_that_grows_is_told_from_one_that_is_complete(self, gcs, target):
+        self._stopped(gcs, 8, "hf-to-maxtext", HF, target)
+        done = ckpt("inspect", "tree", target)
+        assert done.exit_code != 0 and "interrupted" in done.output, done.output
+
+    def test_killed_at_any_moment(self, gcs, target, tmp_path):
+        words = ["convert", "hf-to-maxtext", str(HF), target, "--jobs", "2"]
+        gcs.server.latency = 0.01
+        environment = {**os.environ, "STORAGE_EMULATOR_HOST": gcs.server.url}
+        rng = random.Random(1)
+        for _ in range(3):
+            process = subprocess.Popen([sys.executable, "-m", "ckpttools", *words], env=environment)
+            started = len(gcs.server.log)
+            while len(gcs.server.log) == started and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0, 0.5))
+            process.kill()
+            process.wait()
+        gcs.server.latency = 0
+        # Uploads in parts that nobody has ended stay: the cloud deletes them, or `doctor` names them.
+        done = ckpt(*words)
+        assert done.exit_code == 0 or "exists" in done.output, "it was complete before"
+        run("convert", "hf-to-maxtext", HF, f"{target}-0")
+        assert run("hash", target) == run("hash", f"{target}-0")
+        assert not any(key.startswith("runs/out.partial") for key in gcs.server.buckets[gcs.bucket])
+
+
+class TestTwoWriters:
+    def test_one_of_two_at_a_time(self, cloud):
+        there = f"{cloud.scheme}://{cloud.bucket}/two"
+
+        def convert(_):
+            try:
+                return ckpttools.hf_to_maxtext(HF, there).tasks > 0
+            except (LockedError, DestinationExistsError):
+                return False
+
+        with ThreadPoolExecutor(3) as pool:
+            assert sum(pool.map(convert, range(3))) == 1
+        assert run("hash", there)
+
+    def test_who_was_away_for_long_has_lost_it(self, gcs, target, monkeypatch):
+        monkeypatch.setattr(locking, "EXPIRED_SECONDS", 1)
+        monkeypatch.setattr(locking, "RENEWED_SECONDS", 60)
+        staging = parse(target).store.staging(parse(target).key, False, lambda: None)
+        with staging.opened(Purpose("plan")) as first:
+            time.sleep(2.1)
+            with staging.opened(Purpose("plan")) as second:
+                second.enter([[0, [], {}]])
+                with pytest.raises(StorageError, match="not this process's any more"):
+                    first.enter([[1, [], {}]])
+                with pytest.raises(StorageError):
+                    first.publish()
+            assert not parse(target).exists()
+
+    def test_a_process_of_this_machine_that_is_gone_has_not(self, gcs, target):
+        staging = parse(target).store.staging(parse(target).key, False, lambda: None)
+        key = "runs/out.partial/lock"
+        script = (
+            "from ckpttools.stores.objects.lock import _process; print(__import__('json').dumps(_process()))"
+        )
+        gone = subprocess.check_output([sys.executable, "-c", script])
+        gcs.server.put(gcs.bucket, key, gone)
+        with staging.opened(Purpose("plan")):
+            pass
+        gcs.server.put(gcs.bucket, key, json.dumps({**json.loads(gone), "host": "elsewhere"}).encode())
+        with pytest.raises(LockedError, match="another process") as caught, staging.opened(Purpose("plan")):
+            pass
+        assert "on elsewhere, last seen" in caught.value.got
+
+    def test_an_answer_that_was_lost_is_no_loss(self, gcs, target):
+        gcs.server.faults.append(Fault("PUT .*lock", count=1, cut=0))
+        run("convert", "hf-to-maxtext", HF, target)
+        assert run("hash", target)

@@ -1,0 +1,136 @@
+"""Plans for files that are written from their first byte to their last."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.trees import lazy
+
+from ckpttools.array.tree import Metadata, Tree
+from ckpttools.codecs.zstd import Zstd
+from ckpttools.core.errors import MemoryBudgetError
+from ckpttools.core.region import Region
+from ckpttools.formats.orbax.write import OrbaxWriter
+from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
+from ckpttools.formats.safetensors.write import SafetensorsWriter
+from ckpttools.formats.zarr.write import ZarrWriter
+from ckpttools.plan.plan import build
+from ckpttools.plan.streamed import boxes, cut_in_order
+from ckpttools.stores.base import Streams
+from ckpttools.testing.strategies import chunk_shapes, lazy_arrays
+
+STREAMS = Streams(memory=1 << 20, file_bytes=1 << 16, files=4)
+HOMES = (
+    DataFile("d/data", 64),
+    DataFile("d/data", 0, per_file=1),
+    DataFile("d/data", 0, per_file=3),
+    ChunkFiles(lambda index: "c/" + "/".join(map(str, index))),
+)
+
+
+@settings(max_examples=300)
+@given(
+    shape=st.lists(st.integers(1, 5), max_size=4),
+    most=st.integers(1, 30),
+    stride=st.none() | st.integers(1, 9),
+)
+def test_boxes_tile_the_grid_in_its_order(shape, most, stride):
+    position = 0
+    for box in boxes(shape, most, stride):
+        cells = sorted(_position(shape, index) for index in _indices(box))
+        assert cells == list(range(position, position + box.size)), "the cells that come next"
+        assert 1 <= len(cells) <= most
+        assert stride is None or cells[0] // stride == cells[-1] // stride
+        position += len(cells)
+    assert position == prod(shape)
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_tasks_write_each_file_from_its_beginning_to_its_end(data):
+    array = data.draw(lazy_arrays())[0]
+    chunk = data.draw(chunk_shapes(array.shape))
+    placement = Placement(array.shape, array.dtype.itemsize, chunk, data.draw(st.sampled_from(HOMES)))
+    most = data.draw(st.integers(placement.itemsize, 4096))
+    runs = defaultdict(list)
+    seen = 0
+    for task in cut_in_order(("a",), array, placement, most):
+        assert task.bytes_out <= most
+        seen += task.region.size
+        for run in placement.runs(task.region):
+            runs[run.file].append((run.offset, run.offset + run.nbytes))
+        files = {run.file for run in placement.runs(task.region)}
+        assert len(files) == 1 or isinstance(placement.home, ChunkFiles)
+    assert seen == array.size
+    for each in runs.values():
+        assert all(stop <= start for (_, stop), (start, _) in pairwise(each))
+    assert sum(stop - start for each in runs.values() for start, stop in each) == array.nbytes
+
+
+def test_what_does_not_fit_is_refused():
+    array = lazy(np.zeros((4, 4), np.float32))
+    placement = Placement((4, 4), array.dtype.itemsize, (4, 4), Appended("d", 99), Zstd(3))
+    with pytest.raises(MemoryBudgetError, match="encoded whole"):
+        list(cut_in_order(("a",), array, placement, placement.chunk_nbytes - 1))
+
+
+@settings(max_examples=50)
+@given(arrays=st.lists(lazy_arrays(), min_size=1, max_size=6), data=st.data())
+def test_each_task_is_in_one_group_and_each_file_too(arrays, data):
+    writer = data.draw(
+        st.sampled_from(
+            [
+                OrbaxWriter(target_data_file_bytes=4096),
+                OrbaxWriter(compression=Zstd(3)),
+                OrbaxWriter(ocdbt=False),
+                ZarrWriter(),
+                ZarrWriter(compression=Zstd(3)),
+                SafetensorsWriter(max_shard_bytes=4096),
+            ]
+        )
+    )
+    is_held = {
+        "orbax": lambda a: a.dtype.zarr3 and a.size,
+        "zarr3": lambda a: a.dtype.zarr3,
+        "safetensors": lambda a: a.dtype.safetensors and not a.dtype.packed,
+    }[writer.name]
+    tree = Tree({(f"a{n}",): a for n, (a, *_) in enumerate(arrays) if is_held(a)}, Metadata())
+    plan = build(tree, writer, memory=1 << 30, jobs=3, streams=STREAMS)
+    groups = [list(group) for group in plan.groups]
+    assert sorted(number for group in groups for number in group) == list(range(len(plan.tasks)))
+    assert groups == [list(group) for group in plan.groups], "the same numbers in every run"
+    owner = {}
+    for number, group in enumerate(groups):
+        for task in (plan.tasks[each] for each in group):
+            placement = plan.layout.placements[task.path]
+            if placement.codec is None:
+                for run in placement.runs(task.region):
+                    assert owner.setdefault(run.file, number) == number
+    assert plan.projected_peak >= plan.jobs * STREAMS.memory
+
+
+def test_no_more_workers_than_files():
+    array = lazy(np.zeros(64, np.float32))
+    tree = Tree({("a",): array}, Metadata())
+    assert build(tree, SafetensorsWriter(), memory=1 << 30, jobs=9, streams=STREAMS).jobs == 1
+
+
+def _indices(box: Region):
+    if not box.rank:
+        yield ()
+        return
+    for index in _indices(Region(box.start[1:], box.stop[1:])):
+        yield from ((first, *index) for first in range(box.start[0], box.stop[0]))
+
+
+def _position(shape, index):
+    position = 0
+    for length, place in zip(shape, index, strict=True):
+        position = position * length + place
+    return position
