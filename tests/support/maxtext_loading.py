@@ -14,6 +14,7 @@ PATHS = (
     "other/checkpoints/3/default",
     "other/checkpoints/3",
     "bare",
+    "bare/items",
     "v1/4",
     "v1/4/items",
     "copied/item",

@@ -48,11 +48,25 @@ def led_to(setting: str, text: str, version: Version) -> Led:
     """
     place = parse(text)
     key = _key(text, version)
-    if place.store.scheme not in _READ:
-        return Led(None, key, (_other_store(place),))
+    if problem := unread(setting, text):
+        return Led(None, key, (problem,))
     find = _by_v0 if version.orbax == "v0" else _by_v1
     found = find(place, setting)
     return Led(found, key) if isinstance(found, Place) else Led(None, key, (found,))
+
+
+def unread(setting: str, text: str) -> Problem | None:
+    """Why MaxText does not read a path, whatever is there; None if it does."""
+    place = parse(text)
+    if place.store.scheme not in _READ:
+        return _other_store(place)
+    if text.startswith("~"):
+        return Problem(f"MaxText does not expand ~ in {setting}={text}", "write the whole path")
+    if place.store.scheme == "file" and not text.startswith("/"):
+        return Problem(
+            f"Orbax refuses relative paths, as {setting}={text} is one", f"set {setting}={place.absolute()}"
+        )
+    return None
 
 
 def step_number(item: Place) -> int | None:
@@ -77,30 +91,27 @@ def _other_store(place: Place) -> Problem:
     )
 
 
-def _absent(place: Place, setting: str) -> Problem:
-    if str(place).startswith("~"):
-        return Problem(f"{place} is not there: MaxText does not expand ~", "write the whole path")
+def _absent(place: Place, setting: str, api: str) -> Problem:
     near = next((above for above in place.parents[:2] if above.is_dir()), None)
-    return Problem(f"nothing is at {place}", _other_item(near, setting) or "check its spelling")
+    return Problem(f"nothing is at {place}", _other_item(near, setting, api) or "check its spelling")
 
 
 def _by_v0(place: Place, setting: str) -> Place | Problem:
     """The item at a path that must be its own: Orbax adds nothing to it and cuts nothing off."""
     if not place.is_dir():
-        return _absent(place, setting)
+        return _absent(place, setting, "v0")
     if not is_item(place):
-        return _no_item(place, setting)
+        return _no_item(place, setting, "v0")
     return place if is_committed(place) else _uncommitted(place)
 
 
 def _by_v1(place: Place, setting: str) -> Place | Problem:
-    """The item below the step that a path means."""
+    """The item below the step that a path means, or the step itself where it is bare."""
     root = place.parent if place.name == ITEM else place
     item = root / ITEM if (root / ITEM).is_dir() else root
-    if not root.is_dir() or (place.name == ITEM and not place.is_dir()):
-        return _absent(place, setting)
     if not is_item(item):
-        return _no_item(place, setting)
+        there = place.is_dir()
+        return _no_item(item, setting, "v1") if there else _absent(place, setting, "v1")
     if not is_committed(root):
         return _uncommitted(root)
     return _refused_by_v1(root, item) or item
@@ -117,7 +128,7 @@ def _refused_by_v1(root: Place, item: Place) -> Problem | None:
     if has_metadata(root.parent):
         return Problem(
             f"Orbax refuses {root}: it lies in a step, beside {CHECKPOINT_FILE}, and is not called {ITEM}",
-            f"rewrite it: `ckpt strip-optimizer {quote(str(root))} DST`; or copy the directory elsewhere",
+            rewritten(root),
         )
     if not has_metadata(root) and item != root and has_metadata(item):
         return Problem(
@@ -140,9 +151,14 @@ def _doctor(place: Place) -> str:
     return f"`ckpt doctor {quote(str(place))}` says more"
 
 
-def _no_item(place: Place, setting: str) -> Problem:
+def rewritten(item: Place) -> str:
+    """How an item under another name becomes one that MaxText finds."""
+    return f"`ckpt convert to-orbax {quote(str(item))} DST --item {ITEM}` writes one that is found"
+
+
+def _no_item(place: Place, setting: str, api: str) -> Problem:
     """Of a directory that is no item: what it is instead."""
-    instead = _other_item(place, setting)
+    instead = _other_item(place, setting, api)
     if instead:
         return Problem(f"{place} is not the directory of an item: there is no {TREE_FILE} in it", instead)
     if any(entry.name.endswith(".safetensors") for entry in place.entries()):
@@ -154,20 +170,29 @@ def _no_item(place: Place, setting: str) -> Problem:
     return Problem(f"{place} is no checkpoint of Orbax: there is no {TREE_FILE} in it", _doctor(place))
 
 
-def _other_item(place: Place | None, setting: str) -> str | None:
+def _other_item(place: Place | None, setting: str, api: str) -> str | None:
     """Which path would have been one, above or below."""
     found = described(place) if place is not None and place.is_dir() else None
     match found:
         case OrbaxItem(directory=directory):
             return f"set {setting}={directory}"
-        case Step(items=(only,)):
-            return f"set {setting}={only.directory}"
-        case Step(items=items) if items:
-            return "set it to one of " + ", ".join(str(each.directory) for each in items)
-        case OrbaxRun() as run if (latest := seen_in(run.path)).latest is not None:
-            inner = Step(latest.steps[latest.latest or 0])
-            return f"set {setting}={inner.items[0].directory}" if inner.items else None
+        case Step() as step if step.items:
+            return _item_of(step, setting, api)
+        case OrbaxRun() as run if (seen := seen_in(run.path)).latest is not None:
+            step = Step(seen.steps[seen.latest])
+            return _item_of(step, setting, api) if step.items else None
     return None
+
+
+def _item_of(step: Step, setting: str, api: str) -> str:
+    """Which item of a step can be named, or made."""
+    names = {item.directory.name: item.directory for item in step.items}
+    if api == "v0" and len(names) > 1 and ITEM not in names:
+        return "set it to one of " + ", ".join(map(str, names.values()))
+    item = names.get(ITEM) or next(iter(names.values()))
+    if api == "v1" and item != step.path and item.name != ITEM:
+        return rewritten(item)
+    return f"set {setting}={item}"
 
 
 def reason_of(error: CheckpointError) -> Problem:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpttools.core.text import plural
-from ckpttools.formats.orbax.steps import Step, is_item
-from ckpttools.maxtext.loading.paths import Led
+from ckpttools.formats.orbax.steps import Step, directories, is_item
+from ckpttools.maxtext.loading.paths import Led, rewritten, unread
 from ckpttools.maxtext.loading.report import Problem, Tried
 from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, ITEM, Seen, seen_in
 from ckpttools.maxtext.loading.settings import Settings
@@ -87,8 +87,13 @@ def _on_this_host(settings: Settings, notes: list[str]) -> Seen | None:
         )
         return None
     notes.append(f"{place} was looked at on this host alone: a step must be on the others, too")
-    seen = seen_in(place)
-    return replace(seen, steps={number: each for number, each in seen.steps.items() if Step(each).is_one})
+    # On GPUs each process has a directory below, named by its number.
+    found = [seen_in(each) for each in (place, *directories(place))]
+    whole = [
+        replace(each, steps={n: step for n, step in each.steps.items() if Step(step).is_one})
+        for each in found
+    ]
+    return next((each for each in whole if each.steps), found[0])
 
 
 def _chosen(seen: Sequence[Seen], settings: Settings) -> OwnRun:
@@ -102,19 +107,21 @@ def _chosen(seen: Sequence[Seen], settings: Settings) -> OwnRun:
     if best.latest is None:
         return OwnRun(tried)
     step = best.steps[best.latest]
+    problems = [*_finished(best.latest, settings)]
+    base = settings.text("base_output_directory")
+    if base and (problem := unread("base_output_directory", base)):
+        problems.append(problem)
     names = EMERGENCY_ITEMS if _is_local(settings) else (ITEM,)
     item = next((step / name for name in names if is_item(step / name)), None)
     led = Led(item, problems=() if item is not None else (_no_item(step, names),))
-    return OwnRun(tried, led, tuple(_finished(best.latest, settings)))
+    return OwnRun(tried, led, tuple(problems))
 
 
 def _no_item(step: Place, names: Sequence[str]) -> Problem:
     there = ", ".join(item.directory.name for item in Step(step).items)
     what = f"{step} is the latest step to Orbax, and there is no whole item {' or '.join(names)} in it"
     if there:
-        return Problem(
-            f"{what}, but {there}", "name that item as load_full_state_path, with another run_name"
-        )
+        return Problem(f"{what}, but {there}", f"{rewritten(Step(step).items[0].directory)}")
     return Problem(
         what, f"move {step} away to go on from the step before it; `ckpt doctor` says what it lacks"
     )
