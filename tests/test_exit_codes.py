@@ -56,8 +56,8 @@ FILES = {
 ALL = CHECKPOINTS | FILES
 # What SRC is where nothing is wrong with it.
 GOOD = {"hf-to-maxtext": "HF", "stack": "UNSCANNED", "strip-optimizer": "RUN"}
-# Commands that open nothing, and one that makes what it opens.
-OTHERS = {"demo", "families show", "formats"}
+# Commands that open nothing, one that makes what it opens, and one that says what MaxText would not open.
+OTHERS = {"demo", "families show", "formats", "resolve"}
 
 
 class Place:

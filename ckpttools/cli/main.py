@@ -31,6 +31,7 @@ _COMMANDS = {
     "hash": in_module("hash", "hash_command", "Digests that no format or layout changes."),
     "inspect": in_module("inspect", "inspect", "Look into a checkpoint without loading it."),
     "remap": in_module("remap", "remap", "Arrays under other names, by rules or by a function."),
+    "resolve": in_module("resolve", "resolve", "What a MaxText run would load."),
     "select": in_module("select", "select", "Some arrays of a checkpoint."),
     "stack": in_module("scan", "stack", "Layers one by one to stacks for jax.lax.scan."),
     "strip-optimizer": in_module("strip", "strip_optimizer", "Parameters of a training checkpoint."),

@@ -1,0 +1,68 @@
+"""What a run of MaxText would load, before it is started: one call, one report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ckpttools.maxtext.loading.command import Command, merged, parsed
+from ckpttools.maxtext.loading.configuration import settings_of
+from ckpttools.maxtext.loading.report import Resolution
+from ckpttools.maxtext.loading.resolving import resolution
+from ckpttools.maxtext.loading.versions import NEWEST, version_called
+from ckpttools.stores.registry import Where
+
+_TRAINERS = ("pre_train.train", "train.py")
+
+
+def resolve(*command: Where, maxtext: str = NEWEST, **settings: Any) -> Resolution:
+    """Which checkpoint a run of MaxText would load, by which rule, and what it would not find.
+
+        ckpttools.resolve(base_output_directory="gs://bucket/out", run_name="llama")
+        ckpttools.resolve("base.yml", "run_name=llama", load_parameters_path="gs://bucket/base/0/items")
+
+    Nothing of MaxText is run, and no array is read. Variables of the environment count as they do for it:
+    `M_RUN_NAME` and the like, and `JOBSET_NAME`.
+
+    Args:
+        command: as it is given to MaxText's trainer: a configuration file, then settings `NAME=VALUE`; Python
+            and the trainer's name may stand before them.
+        maxtext: version whose rules are followed: "0.2.5" or "e591f30".
+        settings: of MaxText, beside those of the command; those of a group as a mapping, `lora={…}`.
+
+    Raises:
+        UsageError: a word of the command is no setting.
+        UnknownNameError: the rules of this version are not known.
+        StorageError: a file of the configuration is not there; a place cannot be looked at.
+        FormatError, ConfigError: a file is no configuration.
+    """
+    version = version_called(maxtext)
+    read = parsed(list(map(str, command)))
+    said = _with(read, settings)
+    made = resolution(settings_of(said, os.environ), version, os.environ)
+    return _told_of_program(made, read.program)
+
+
+def _with(command: Command, settings: Mapping[str, Any]) -> Command:
+    return Command(command.program, command.file, merged(command.overrides, _plain(settings)))
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as YAML has them: paths are text."""
+    return {name: _value(each) for name, each in settings.items()}
+
+
+def _value(said: Any) -> Any:
+    if isinstance(said, Mapping):
+        return _plain(said)
+    return str(said) if isinstance(said, os.PathLike) else said
+
+
+def _told_of_program(made: Resolution, program: str | None) -> Resolution:
+    """With a note where another program than the trainer is run."""
+    if program is None or program.endswith(_TRAINERS):
+        return made
+    note = f"these are the rules of MaxText's pre-training; {program} may have others"
+    return replace(made, notes=(*made.notes, note))

@@ -1,0 +1,104 @@
+"""`ckpt resolve`: what a run of MaxText would load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import click
+
+from ckpttools.cli.options import json_option
+from ckpttools.cli.output import labelled, print_json, show, width
+from ckpttools.core.text import printable
+from ckpttools.maxtext.loading.versions import NEWEST, VERSIONS
+
+if TYPE_CHECKING:
+    from ckpttools.maxtext.loading.report import Resolution, Setting
+
+_NOT_LOADED = 1
+_COLUMN = 11
+_COLOURS = {"loads": "green", "fails": "red", "scratch": "yellow", "unknown": "yellow"}
+
+
+@click.command(short_help="What a run of MaxText would load, and what it would miss.")
+@click.argument("words", metavar="[--] [CONFIG.yml] [NAME=VALUE]...", nargs=-1)
+@click.option(
+    "--maxtext",
+    type=click.Choice(list(VERSIONS)),
+    default=NEWEST,
+    show_default=True,
+    help="Version of MaxText whose rules are followed: a release, or a commit of its main.",
+)
+@json_option
+def resolve(words: tuple[str, ...], maxtext: str, as_json: bool) -> None:
+    """Tell which checkpoint a run of MaxText would load, by which rule, and what it would not find.
+
+    Write what you would write after `python3 -m maxtext.trainers.pre_train.train`, or all of it: a
+    configuration file, then settings. MaxText's own rules are followed, in its order: the latest step of the
+    run itself; load_parameters_path or load_full_state_path; else random parameters. Then the checkpoint is
+    looked into: its kind, layers and sizes are compared with the settings. Variables of the environment such
+    as M_RUN_NAME count as they do for MaxText. No array is read.
+
+    Exit codes: 0 what is named will be loaded; 1 it will not, or training would start with random parameters.
+
+    \b
+    Example:
+      ckpt resolve base_output_directory=gs://bucket/out run_name=llama
+      ckpt resolve load_parameters_path=gs://bucket/llama/0/items model_name=llama3.1-8b
+      ckpt resolve -- base.yml run_name=llama lora.enable_lora=true lora.lora_restore_path=gs://bucket/adapter
+    """
+    from ckpttools.api.resolve import resolve as find
+
+    if not words:
+        raise click.UsageError(
+            "Nothing is said of a run: name a configuration or settings, as in the example."
+        )
+    found = find(*words, maxtext=maxtext)
+    if as_json:
+        print_json(found)
+    else:
+        show(_lines(found))
+    if not found.loads:
+        click.get_current_context().exit(_NOT_LOADED)
+
+
+def _lines(found: Resolution) -> Iterator[str]:
+    yield from _head(found, f"MaxText {found.maxtext}")
+    for each in found.tried:
+        rule = "the run's own steps" if each.rule == "resume" else each.rule
+        yield from _labelled("looked", f"{rule}: {f'{each.path}: ' if each.path else ''}{each.found}")
+    yield from _details(found)
+    if found.adapter is not None:
+        yield ""
+        yield from _head(found.adapter, "LoRA")
+        yield from _details(found.adapter)
+    if found.settings:
+        yield ""
+        yield from (f"  {printable(_setting(each))}" for each in found.settings)
+
+
+def _head(found: Resolution, before: str) -> Iterator[str]:
+    yield click.style(f"{before}: {printable(found.verdict)}", bold=True, fg=_COLOURS[found.outcome])
+    if found.path:
+        yield from _labelled("from", found.path)
+
+
+def _details(found: Resolution) -> Iterator[str]:
+    for do, problems in groupby(found.problems, key=lambda each: each.do):
+        for problem in problems:
+            yield from _labelled("problem", problem.what)
+        if do:
+            yield from _labelled("next", do)
+    for note in found.notes:
+        yield from _labelled("note", note)
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    return labelled(f"  {label}", printable(text), _COLUMN, width(), whole_words=True)
+
+
+def _setting(setting: Setting) -> str:
+    value = "" if setting.value is None else setting.value
+    value = str(value).lower() if isinstance(value, bool) else value
+    return f"{setting.name}={value}  ({setting.source})"

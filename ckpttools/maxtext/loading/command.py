@@ -1,0 +1,158 @@
+"""The words of a MaxText command: program, configuration file, settings as key=value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from ckpttools.core.errors import ConfigError, FormatError, UsageError
+from ckpttools.stores.place import Place
+
+_SETTING = re.compile(r"[A-Za-z_][\w.]*=")
+_SUFFIX = ".yml"
+_PROGRAM = re.compile(r"python[\d.]*|.*\.py|(maxtext|MaxText)(\.\w+)+")
+# As deep as any configuration is.
+_DEEPEST = 50
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, read.
+
+    Attributes:
+        program: the module or script that it runs; None where none is named.
+        file: the configuration; None for MaxText's own base.yml.
+        overrides: the other words: setting -> value, groups nested.
+    """
+
+    program: str | None = None
+    file: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+def parsed(words: Sequence[str]) -> Command:
+    """A command as MaxText reads it.
+
+    Args:
+        words: `base.yml key=value …`, with or without `python3 -m maxtext.….train` before it.
+
+    Raises:
+        UsageError: a word is neither a file nor a setting.
+        FormatError: a value is no YAML.
+    """
+    program, rest = _without_program(list(words))
+    file = rest.pop(0) if rest and not _SETTING.match(rest[0]) and rest[0].endswith(_SUFFIX) else None
+    overrides: dict[str, Any] = {}
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if not equals or not _SETTING.match(word):
+            raise _no_setting(word)
+        _put(overrides, name.split("."), value_of(word, value))
+    return Command(program, file, overrides)
+
+
+def _without_program(words: list[str]) -> tuple[str | None, list[str]]:
+    program = None
+    while words and (_PROGRAM.fullmatch(words[0].rpartition("/")[2]) or words[0] in ("-m", "-u")):
+        word = words.pop(0)
+        program = program if word.startswith("-") or word.rpartition("/")[2].startswith("python") else word
+    return program, words
+
+
+def _no_setting(word: str) -> UsageError:
+    if word.endswith((".yaml", ".json", ".toml")):
+        return UsageError(
+            f"{word} is no configuration for MaxText",
+            wanted=f"a file whose name ends in {_SUFFIX}, before all settings",
+        )
+    return UsageError(
+        f"{word} is no setting",
+        wanted="a configuration file NAME.yml first, then settings as NAME=VALUE",
+        hint=f"if this is a checkpoint: load_parameters_path={word}",
+    )
+
+
+def value_of(word: str, text: str) -> Any:
+    """The value of a setting.
+
+    Raises:
+        FormatError: it is no YAML.
+    """
+    try:
+        return load_yaml(text)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise FormatError("the value of a setting is no YAML", place=word, got=reason) from error
+
+
+def _put(into: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    *above, last = keys
+    for key in above:
+        below = into.setdefault(key, {})
+        into = below if isinstance(below, dict) else into.setdefault(key, {})
+    into[last] = value
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no annotations
+    """YAML as OmegaConf reads it: 1e-3 is a number, a date is text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+|[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)"),
+    list("-+0123456789."),
+)
+
+
+def load_yaml(text: str) -> Any:
+    """The value of a YAML text, as OmegaConf reads it.
+
+    Raises:
+        yaml.YAMLError: it is none.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except (RecursionError, ValueError, TypeError) as error:
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error
+
+
+def read_yaml(path: Place) -> dict[str, Any]:
+    """The settings in a YAML file.
+
+    Raises:
+        StorageError: it is not there, or cannot be read.
+        FormatError: it is no YAML.
+        ConfigError: it has no settings.
+    """
+    path.stat()
+    try:
+        document = load_yaml(path.read_bytes().decode())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise FormatError("not a YAML file", place=path, got=" ".join(str(error).split())) from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(
+            "no configuration for MaxText", place=path, got=type(document).__name__, wanted="NAME: VALUE"
+        )
+    return {str(name): value for name, value in document.items()}
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """Two configurations as one: groups one by one, everything else from `above` where both have it."""
+    made = dict(below)
+    for name, value in above.items():
+        inner = made.get(name)
+        if isinstance(inner, Mapping) and isinstance(value, Mapping) and depth < _DEEPEST:
+            made[name] = merged(inner, value, depth + 1)
+        else:
+            made[name] = value
+    return made

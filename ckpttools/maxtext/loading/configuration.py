@@ -1,0 +1,190 @@
+"""From a command and the files that it names to settings, in the order in which MaxText merges them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from ckpttools.core.errors import ConfigError
+from ckpttools.maxtext.loading.command import Command, merged, read_yaml, value_of
+from ckpttools.maxtext.loading.report import Problem, Setting
+from ckpttools.maxtext.loading.settings import DEFAULTS, LORA, Settings
+from ckpttools.maxtext.loading.sizes import MODELS, architecture
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
+
+_BASE_CONFIG, _BASE_FILE = "base_config", "base.yml"
+_OWN_FILES = "src/maxtext/configs/"
+_PREFIX = "M_"
+COMMAND_LINE = "command line"
+# Longer chains are circles.
+_LONGEST_CHAIN = 16
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Settings of one origin.
+
+    Attributes:
+        source: what it is called.
+        values: groups nested.
+    """
+
+    source: str
+    values: Mapping[str, Any]
+
+
+def settings_of(command: Command, environment: Mapping[str, str]) -> Settings:
+    """The settings of a run.
+
+    Args:
+        command: what is run.
+        environment: of the process that runs it; `M_RUN_NAME` sets run_name.
+
+    Raises:
+        StorageError: a file is not there, or cannot be read.
+        FormatError, ConfigError: it is no configuration.
+    """
+    notes: list[str] = []
+    path = parse(command.file) if command.file else None
+    files = _files(path, notes) if path else []
+    said = Layer(COMMAND_LINE, command.overrides)
+    model = _model([*files, said], path)
+    contradictions = list(_said_twice(model, said, files))
+    env = _environment(environment, [*files, model, said])
+    contradictions += _said_in_environment(env, model, said)
+    found: dict[str, Setting] = {}
+    for layer in (*files, _weaker(model, said), said, env):
+        found |= {name: Setting(name, value, layer.source) for name, value in flat(layer.values)}
+    known = {name: each for name, each in found.items() if name in DEFAULTS or f"{LORA}.{name}" in DEFAULTS}
+    odd = [name for name, each in known.items() if isinstance(each.value, str) and "${" in each.value]
+    notes += [f"{name} has ${{…}} in it, which is not worked out here: its default is taken" for name in odd]
+    plain = {name: each for name, each in known.items() if name not in odd}
+    return Settings(plain, path is not None, tuple(contradictions), tuple(notes))
+
+
+def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Settings by name, those of the one group that matters with its name before theirs."""
+    for name, value in values.items():
+        if name == LORA and isinstance(value, Mapping):
+            yield from ((f"{LORA}.{inner}", each) for inner, each in value.items())
+        else:
+            yield name, value
+
+
+def _files(path: Place, notes: list[str]) -> list[Layer]:
+    """A file and those that it is based on, the deepest first."""
+    layers: list[Layer] = []
+    place: Place | None = path
+    while place is not None:
+        if not place.exists() and (own := _own(place)) is not None:
+            place = own
+        elif not place.exists() and _is_base(place):
+            notes.append(f"{place} is not there: taken for MaxText's own")
+            break
+        values = read_yaml(place)
+        layers.insert(0, Layer(str(place), values))
+        if len(layers) > _LONGEST_CHAIN:
+            raise ConfigError("files are based on each other in a circle", place=path, got=place)
+        below = values.get(_BASE_CONFIG)
+        place = _based_on(place, below) if isinstance(below, str) and below else None
+    return layers
+
+
+def _based_on(file: Place, below: str) -> Place:
+    """The file that `base_config` names: beside the other, or in MaxText."""
+    if "://" in below or below.startswith("/"):
+        return parse(below)
+    beside = file.parent / below
+    own = _configs()
+    return own / below if not beside.is_file() and own is not None else beside
+
+
+def _own(place: Place) -> Place | None:
+    """The file of an installed MaxText that is meant by a path of its sources."""
+    own = _configs()
+    name = str(place).partition(_OWN_FILES)[2] or (place.name if _is_base(place) else "")
+    return own / name if own is not None and name and (own / name).is_file() else None
+
+
+def _is_base(place: Place) -> bool:
+    return place.name == _BASE_FILE
+
+
+@cache
+def _configs() -> Place | None:
+    """Where the configurations of an installed MaxText are; None without one."""
+    spec = find_spec("maxtext")
+    homes = spec.submodule_search_locations if spec else None
+    found = [parse(str(home)) / "configs" for home in homes or ()]
+    return next((each for each in found if each.is_dir()), None)
+
+
+def _model(layers: list[Layer], path: Place | None) -> Layer:
+    """What the model says, which stands above files and below what is said beside them."""
+    values: dict[str, Any] = {}
+    for layer in layers:
+        values = merged(values, layer.values)
+    name = values.get("model_name")
+    if not isinstance(name, str) or name == DEFAULTS["model_name"]:
+        return Layer("model", {})
+    name = architecture(name)
+    homes = [path.parent, path.parent.parent] if path else []
+    homes += [own] if (own := _configs()) is not None else []
+    for home in homes:
+        if (file := home / "models" / f"{name}.yml").is_file():
+            return Layer(str(file), read_yaml(file))
+    return Layer(f"model {name}", MODELS.get(name, {}))
+
+
+def _weaker(model: Layer, said: Layer) -> Layer:
+    """The model without what the command line says."""
+    return Layer(model.source, {name: each for name, each in model.values.items() if name not in said.values})
+
+
+def _may_override(*layers: Layer) -> bool:
+    return any(layer.values.get("override_model_config") is True for layer in layers)
+
+
+def _said_twice(model: Layer, said: Layer, files: list[Layer]) -> Iterator[Problem]:
+    """Settings of the model that the command line has otherwise."""
+    twice = [
+        name for name, value in model.values.items() if name in said.values and said.values[name] != value
+    ]
+    if twice and not _may_override(said, *files):
+        yield Problem(
+            f"{', '.join(twice)}: the model says otherwise ({model.source}), and MaxText refuses both",
+            "leave them out, or add override_model_config=true",
+        )
+
+
+def _environment(environment: Mapping[str, str], layers: list[Layer]) -> Layer:
+    """What variables of the environment say of settings that are known."""
+    names = {*DEFAULTS, *(name for layer in layers for name in layer.values)}
+    found = {
+        name: environment[variable]
+        for name in names
+        if (variable := f"{_PREFIX}{name.upper()}") in environment and "." not in name
+    }
+    typed = {
+        name: text if isinstance(DEFAULTS.get(name), str) else value_of(f"{_PREFIX}{name.upper()}", text)
+        for name, text in found.items()
+    }
+    return Layer("environment", typed)
+
+
+def _said_in_environment(env: Layer, model: Layer, said: Layer) -> Iterator[Problem]:
+    for name in env.values:
+        if name in said.values:
+            yield Problem(
+                f"{name} is set on the command line and by {_PREFIX}{name.upper()}, and MaxText refuses both",
+                "leave one out",
+            )
+        elif name in model.values and not _may_override(said):
+            yield Problem(
+                f"{name} is set by the model and by {_PREFIX}{name.upper()}, and MaxText refuses both",
+                "leave the variable out, or add override_model_config=true",
+            )

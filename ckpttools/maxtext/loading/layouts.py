@@ -1,0 +1,97 @@
+"""Layouts that one version of MaxText writes and another does not read: found by loading with each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from shlex import quote
+
+from ckpttools.array.tree import Path, spelled
+from ckpttools.core.text import plural
+from ckpttools.maxtext.layers import key_of_layers
+from ckpttools.maxtext.layout import AUXILIARY, COLLECTION, GLOBAL, LAYERS, LOCAL, PARAMS
+from ckpttools.maxtext.loading.report import Problem, Wanted
+from ckpttools.maxtext.loading.settings import DEFAULTS
+from ckpttools.maxtext.loading.versions import Version
+from ckpttools.maxtext.view import MaxTextView
+
+# A variable of a class of its own in newer versions; in other models a bias of the same name is a parameter.
+_ROUTER = ("DeepSeekMoeBlock_0", "MoeBlock_0", "gate", "bias")
+# What linear attention alone has, in models whose layers newer versions stack by kind.
+_DECAY = "A_log"
+
+
+def unread_layouts(
+    view: MaxTextView, wanted: Wanted, version: Version, model: str, where: str
+) -> Iterator[Problem]:
+    """What of a checkpoint another version has written otherwise than this one reads it.
+
+    Args:
+        view: of the checkpoint.
+        wanted: what of it is read.
+        version: of MaxText.
+        model: its name, as the settings have it.
+        where: place of the checkpoint.
+    """
+    if wanted == "parameters":
+        rules = _NEWER if version.learned_variables else _OLDER
+        for unread in rules:
+            yield from unread(view, version, where)
+    yield from _linear_attention(view, version, model, where)
+
+
+def _beside_parameters(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
+    beside = [path for path in view.homes.values() if path[:2] == AUXILIARY]
+    if beside:
+        yield Problem(
+            f"{plural(len(beside), 'array')} of the model: load_parameters_path does not look where "
+            f"{spelled(beside[0])} is",
+            f"`ckpt strip-optimizer {quote(where)} DST` puts it among the parameters",
+        )
+
+
+def _router_on_the_scan_axis(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
+    stacks = {key for key, axes in view.stacked_keys.items() if axes}
+    for inner, home in view.homes.items():
+        is_stacked = key_of_layers(inner, stacks) is not None
+        if inner[-4:] == _ROUTER and is_stacked and _is_plain(home) and home not in view.on_first_axis:
+            shape = view.parameters[inner].shape
+            yield Problem(
+                f"{spelled(inner)} has its layers last, {shape}: MaxText {version.name} wants {shape[::-1]}",
+                f"`ckpt unstack {quote(where)} DST` and scan_layers=false",
+            )
+
+
+def _is_plain(home: Path) -> bool:
+    return home[:2] == (PARAMS, PARAMS)
+
+
+def _in_a_collection(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
+    beside = [path for path in view.homes.values() if str(path[1:2]).find(COLLECTION) >= 0]
+    if beside:
+        yield Problem(
+            f"MaxText {version.name} does not look into {spelled(beside[0][:2])}, and misses "
+            f"{plural(len(beside), 'array')} of the model there",
+            "take a newer MaxText",
+        )
+
+
+_NEWER: tuple[Callable[[MaxTextView, Version, str], Iterator[Problem]], ...] = (
+    _beside_parameters,
+    _router_on_the_scan_axis,
+)
+_OLDER = (_in_a_collection,)
+
+
+def _linear_attention(view: MaxTextView, version: Version, model: str, where: str) -> Iterator[Problem]:
+    """Models of linear and full attention in turn: positions of the cycle, or kinds of layers."""
+    stacks = sorted(spelled(key) for key in view.stacked_keys if key[:1] == (LAYERS,))
+    if not stacks or model == DEFAULTS["model_name"] or not any(path[-1] == _DECAY for path in view.decoder):
+        return
+    by_kind = any(name.endswith((LOCAL, GLOBAL)) for name in stacks)
+    wants_kinds = model.startswith(version.stacked_by_kind)
+    if by_kind != wants_kinds:
+        wanted = f"{LAYERS}/{LOCAL} and {LAYERS}/{GLOBAL}" if wants_kinds else f"{LAYERS}/layer_N"
+        yield Problem(
+            f"layers are stacked below {', '.join(stacks)}, and MaxText {version.name} looks for {wanted}",
+            f"`ckpt unstack {quote(where)} DST` and scan_layers=false",
+        )

@@ -1,0 +1,202 @@
+"""What a path in a setting leads to: the item that is read, or why MaxText finds none there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from shlex import quote
+
+from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE
+from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, described, has_metadata, is_item
+from ckpttools.maxtext.loading.report import Problem
+from ckpttools.maxtext.loading.runs import ITEM, is_committed, seen_in
+from ckpttools.maxtext.loading.versions import Version
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
+
+_INDICATOR = "orbax.checkpoint"
+# Stores that MaxText reads itself; memory is for tests of those who call this from Python.
+_READ = ("file", "gs", "memory")
+_KEYS = ("model", "model_params")
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """Where a path leads.
+
+    Attributes:
+        item: directory whose arrays are read; None if MaxText finds none.
+        key: what the parameters are under in it.
+        problems: why it fails.
+    """
+
+    item: Place | None
+    key: str = "params"
+    problems: tuple[Problem, ...] = ()
+
+
+def led_to(setting: str, text: str, version: Version) -> Led:
+    """What MaxText reads for a path.
+
+    Args:
+        setting: that has it.
+        text: the path as it is given.
+        version: of MaxText.
+
+    Raises:
+        CheckpointError: it cannot be looked at.
+    """
+    place = parse(text)
+    key = _key(text, version)
+    if problem := unread(setting, text):
+        return Led(None, key, (problem,))
+    find = _by_v0 if version.orbax == "v0" else _by_v1
+    found = find(place, setting)
+    return Led(found, key) if isinstance(found, Place) else Led(None, key, (found,))
+
+
+def unread(setting: str, text: str) -> Problem | None:
+    """Why MaxText does not read a path, whatever is there; None if it does."""
+    place = parse(text)
+    if place.store.scheme not in _READ:
+        return _other_store(place)
+    if text.startswith("~"):
+        return Problem(f"MaxText does not expand ~ in {setting}={text}", "write the whole path")
+    if place.store.scheme == "file" and not text.startswith("/"):
+        return Problem(
+            f"Orbax refuses relative paths, as {setting}={text} is one", f"set {setting}={place.absolute()}"
+        )
+    return None
+
+
+def step_number(item: Place) -> int | None:
+    """The step that an item is of, by the name of its directory or the one above."""
+    own = Step(item).number
+    return own if own is not None else Step(item.parent).number
+
+
+def _key(text: str, version: Version) -> str:
+    cut = text.rstrip("/").removesuffix(f"/{ITEM}") if version.orbax == "v1" else text
+    name = cut.rpartition("/")[2]
+    return name if name in _KEYS else "params"
+
+
+def _other_store(place: Place) -> Problem:
+    scheme = place.store.scheme
+    return Problem(
+        f"MaxText reads local paths and gs://, and not {scheme}://",
+        f"copy it to a directory or a bucket, such as with `ckpt convert to-orbax {quote(str(place))} DST`"
+        if scheme in ("s3", "az")
+        else f"convert it first: `ckpt convert hf-to-maxtext {quote(str(place))} DST`",
+    )
+
+
+def _absent(place: Place, setting: str, api: str) -> Problem:
+    near = next((above for above in place.parents[:2] if above.is_dir()), None)
+    return Problem(f"nothing is at {place}", _other_item(near, setting, api) or "check its spelling")
+
+
+def _by_v0(place: Place, setting: str) -> Place | Problem:
+    """The item at a path that must be its own: Orbax adds nothing to it and cuts nothing off."""
+    if not place.is_dir():
+        return _absent(place, setting, "v0")
+    if not is_item(place):
+        return _no_item(place, setting, "v0")
+    return place if is_committed(place) else _uncommitted(place)
+
+
+def _by_v1(place: Place, setting: str) -> Place | Problem:
+    """The item below the step that a path means, or the step itself where it is bare."""
+    root = place.parent if place.name == ITEM else place
+    item = root / ITEM if (root / ITEM).is_dir() else root
+    if not is_item(item):
+        there = place.is_dir()
+        return _no_item(item, setting, "v1") if there else _absent(place, setting, "v1")
+    if not is_committed(root):
+        return _uncommitted(root)
+    return _refused_by_v1(root, item) or item
+
+
+def _refused_by_v1(root: Place, item: Place) -> Problem | None:
+    """Why Orbax's newer API does not take a directory in which there is an item."""
+    if (root / _INDICATOR).is_file():
+        if item == root or not has_metadata(root):
+            return Problem(
+                f"{root} has {_INDICATOR} and no {CHECKPOINT_FILE} with an item {ITEM}", _doctor(root)
+            )
+        return None
+    if has_metadata(root.parent):
+        return Problem(
+            f"Orbax refuses {root}: it lies in a step, beside {CHECKPOINT_FILE}, and is not called {ITEM}",
+            rewritten(root),
+        )
+    if not has_metadata(root) and item != root and has_metadata(item):
+        return Problem(
+            f"{root} has no {CHECKPOINT_FILE}, and its item has one: Orbax takes it for a run",
+            _doctor(root),
+        )
+    return None
+
+
+def _uncommitted(place: Place) -> Problem:
+    if place.store.scheme != "gs":
+        return Problem(f"{place} is an unfinished save, as its name says", "take an earlier step")
+    return Problem(
+        f"there is no {COMMIT_FILE} in {place}: on gs:// Orbax takes it for unfinished",
+        f"{_doctor(place)}; if the copy is complete, put the files of that name beside the others",
+    )
+
+
+def _doctor(place: Place) -> str:
+    return f"`ckpt doctor {quote(str(place))}` says more"
+
+
+def rewritten(item: Place) -> str:
+    """How an item under another name becomes one that MaxText finds."""
+    return f"`ckpt convert to-orbax {quote(str(item))} DST --item {ITEM}` writes one that is found"
+
+
+def _no_item(place: Place, setting: str, api: str) -> Problem:
+    """Of a directory that is no item: what it is instead."""
+    instead = _other_item(place, setting, api)
+    if instead:
+        return Problem(f"{place} is not the directory of an item: there is no {TREE_FILE} in it", instead)
+    if any(entry.name.endswith(".safetensors") for entry in place.entries()):
+        return Problem(
+            f"{place} holds weights of Hugging Face",
+            f"convert them, `ckpt convert hf-to-maxtext {quote(str(place))} DST`, or set "
+            "source_checkpoint_layout=safetensors_dynamic",
+        )
+    return Problem(f"{place} is no checkpoint of Orbax: there is no {TREE_FILE} in it", _doctor(place))
+
+
+def _other_item(place: Place | None, setting: str, api: str) -> str | None:
+    """Which path would have been one, above or below."""
+    found = described(place) if place is not None and place.is_dir() else None
+    match found:
+        case OrbaxItem(directory=directory):
+            return f"set {setting}={directory}"
+        case Step() as step if step.items:
+            return _item_of(step, setting, api)
+        case OrbaxRun() as run if (seen := seen_in(run.path)).latest is not None:
+            step = Step(seen.steps[seen.latest])
+            return _item_of(step, setting, api) if step.items else None
+    return None
+
+
+def _item_of(step: Step, setting: str, api: str) -> str:
+    """Which item of a step can be named, or made."""
+    names = {item.directory.name: item.directory for item in step.items}
+    if api == "v0" and len(names) > 1 and ITEM not in names:
+        return "set it to one of " + ", ".join(map(str, names.values()))
+    item = names.get(ITEM) or next(iter(names.values()))
+    if api == "v1" and item != step.path and item.name != ITEM:
+        return rewritten(item)
+    return f"set {setting}={item}"
+
+
+def reason_of(error: CheckpointError) -> Problem:
+    """An error of opening as a problem."""
+    text = " ".join(error.message.split())
+    where = f" ({error.place})" if error.place and isinstance(error, FormatError) else ""
+    return Problem(f"{text}{where}", error.hint)

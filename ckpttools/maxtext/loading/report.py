@@ -1,0 +1,105 @@
+"""What is found out about a run of MaxText before it starts, as frozen dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Outcome = Literal["loads", "fails", "scratch", "unknown"]
+Rule = Literal[
+    "resume",
+    "load_parameters_path",
+    "load_full_state_path",
+    "safetensors",
+    "safetensors_dynamic",
+    "lora_restore_path",
+    "none",
+]
+Wanted = Literal["full state", "parameters", "adapter", "nothing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One of MaxText's settings, as the run would have it.
+
+    Attributes:
+        name: "run_name"; of a group, "lora.lora_restore_path".
+        value: as it is written in YAML.
+        source: where it is said: a file, "command line", "environment", "model"; "default" where nowhere.
+    """
+
+    name: str
+    value: object
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why MaxText would fail, or load something else than what is named.
+
+    Attributes:
+        what: a sentence.
+        do: the next step; None where that depends on what is wanted.
+    """
+
+    what: str
+    do: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A rule that MaxText goes through, in its order.
+
+    Attributes:
+        rule: its name.
+        path: where it looks; None where it looks nowhere.
+        found: what is there, or why it is not looked at.
+    """
+
+    rule: Rule
+    path: str | None
+    found: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Resolution:
+    """What a run would load.
+
+    Attributes:
+        maxtext: version whose rules these are.
+        outcome: "loads" what is named; "fails", or loads something else, as `problems` say; "scratch":
+            nothing is named or found, so training starts with random parameters; "unknown": it depends on
+            disks that cannot be looked at from here.
+        verdict: the same in one sentence.
+        rule: the one that decides.
+        path: the directory whose arrays are read; None where there is none.
+        step: of the checkpoint, where its directory says it.
+        wanted: what of it is read.
+        tried: all rules in MaxText's order.
+        problems: why it would fail; empty if the outcome is "loads".
+        notes: what is worth knowing beside that.
+        settings: those that matter here and are not at their defaults.
+        adapter: what becomes of LoRA's adapters; None without `lora.lora_restore_path`.
+    """
+
+    maxtext: str
+    outcome: Outcome
+    verdict: str
+    rule: Rule
+    path: str | None
+    step: int | None
+    wanted: Wanted
+    tried: tuple[Tried, ...]
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    adapter: Resolution | None = None
+
+    @property
+    def loads(self) -> bool:
+        """Whether what is named will be loaded, adapters included."""
+        return self.outcome == "loads" and (self.adapter is None or self.adapter.loads)
+
+    def __repr__(self) -> str:
+        problems = "".join(f"\n  {each.what}" for each in self.problems)
+        return f"<Resolution by MaxText {self.maxtext}: {self.verdict}{problems}>"

@@ -1,0 +1,199 @@
+"""MaxText's rules in its order, from settings to what is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ckpttools.core.errors import CheckpointError, StorageError
+from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.loading.paths import Led, led_to, reason_of, step_number
+from ckpttools.maxtext.loading.report import Outcome, Problem, Resolution, Rule, Tried, Wanted
+from ckpttools.maxtext.loading.resuming import own_run
+from ckpttools.maxtext.loading.settings import Settings, refusals
+from ckpttools.maxtext.loading.versions import Version
+from ckpttools.maxtext.loading.weights import looked_at
+from ckpttools.stores.registry import parse
+
+NOTHING = "nothing found: training starts from step 0 with random parameters"
+_PATHS: tuple[Rule, ...] = ("load_parameters_path", "load_full_state_path")
+_OF_HUGGING_FACE = ("safetensors", "safetensors_dynamic")
+_WHAT: Mapping[Rule, str] = {
+    "resume": "{step} of the run itself",
+    "load_parameters_path": "the parameters of {step}",
+    "load_full_state_path": "the full state of {step}",
+    "safetensors": "weights of Hugging Face, through checkpoint_conversion_fn",
+    "safetensors_dynamic": "weights of Hugging Face, converted on the fly",
+    "lora_restore_path": "adapters of {step}",
+    "none": "nothing",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a rule leads to, before the checkpoint is opened."""
+
+    rule: Rule
+    wanted: Wanted
+    led: Led
+
+
+def resolution(settings: Settings, version: Version, environment: Mapping[str, str]) -> Resolution:
+    """What a run would load.
+
+    Args:
+        settings: of the run.
+        version: of MaxText.
+        environment: of the process that runs it.
+
+    Raises:
+        CheckpointError: a place cannot be looked at.
+    """
+    blank = Resolution(
+        version.name, "fails", "", "none", None, None, "nothing", (), (), settings.notes, settings.that_matter
+    )
+    if problems := tuple(refusals(settings, version)):
+        return replace(blank, verdict="refuses these settings, whatever there is", problems=problems)
+    run = own_run(settings, environment)
+    made = replace(blank, tried=(run.tried,), notes=(*blank.notes, *run.notes))
+    if run.led is not None:
+        others = [
+            Tried(name, text, "not looked at: the run itself goes first")
+            for name, text in _explicit(settings)
+        ]
+        made = _opened(_Found("resume", "full state", run.led), settings, version, made)
+        made = replace(made, tried=(*made.tried, *others), problems=(*run.problems, *made.problems))
+    elif (named := _named(settings, version)) is not None:
+        path = next(text for _, text in _explicit(settings))
+        made = replace(made, tried=(*made.tried, Tried(named.rule, path, _found_text(named.led, path))))
+        made = _opened(named, settings, version, made)
+    adapter = _adapter(settings, version, blank, made.rule == "resume")
+    made = replace(made, adapter=adapter, notes=(*made.notes, *_unused(settings)))
+    return _judged(made, run.is_hidden)
+
+
+def _judged(made: Resolution, is_hidden: bool) -> Resolution:
+    """With outcome and verdict."""
+    outcome: Outcome
+    if made.problems:
+        outcome = "fails"
+    elif is_hidden:
+        outcome = "unknown"
+    else:
+        outcome = "loads" if made.path else "scratch"
+    return replace(made, outcome=outcome, verdict=_verdict(made, outcome))
+
+
+def _verdict(made: Resolution, outcome: Outcome) -> str:
+    what = _WHAT[made.rule].format(step="a checkpoint" if made.step is None else f"step {made.step}")
+    return {
+        "loads": f"loads {what}",
+        "scratch": NOTHING,
+        "unknown": "what is loaded depends on the disks of the hosts, which are not seen from here",
+        "fails": f"finds {what}, but cannot use what is there"
+        if made.path
+        else "does not find what is named",
+    }[outcome]
+
+
+def _explicit(settings: Settings) -> Iterator[tuple[Rule, str]]:
+    """The paths that are set, in MaxText's order."""
+    yield from ((name, text) for name in _PATHS if (text := settings.text(name)))
+
+
+def _found_text(led: Led, path: str) -> str:
+    if led.item is None:
+        return "not found"
+    return "found" if led.item == parse(path) else f"the item is {led.item}"
+
+
+def _named(settings: Settings, version: Version) -> _Found | None:
+    """What the paths in the settings lead to; None where there are none."""
+    rule, text = next(_explicit(settings), (None, ""))
+    layout = settings.text("source_checkpoint_layout")
+    if rule is None:
+        return None
+    if layout == "safetensors_dynamic":
+        return _Found("safetensors_dynamic", "parameters", _huggingface(text))
+    if layout == "safetensors" and rule == "load_full_state_path":
+        return _Found("safetensors", "full state", _converted(text, settings, version))
+    wanted: Wanted = "parameters" if rule == "load_parameters_path" else "full state"
+    return _Found(rule, wanted, led_to(rule, text, version))
+
+
+def _huggingface(text: str) -> Led:
+    """Weights of Hugging Face: only whether there are any."""
+    place = parse(text)
+    there = place.is_dir() and any(entry.name.endswith(".safetensors") for entry in place.entries())
+    if there or place.is_file():
+        return Led(place)
+    return Led(None, problems=(Problem(f"there are no safetensors in {text}", "check its spelling"),))
+
+
+def _converted(text: str, settings: Settings, version: Version) -> Led:
+    """The same, for a function of the user's."""
+    led = _huggingface(text)
+    problems = list(led.problems)
+    if not settings.text("checkpoint_conversion_fn"):
+        do = "name a function, as `ckpttools.family_conversion_fn` makes one"
+        problems.append(Problem("source_checkpoint_layout=safetensors needs checkpoint_conversion_fn", do))
+    if version.orbax == "v0" and not settings.flag("enable_orbax_v1"):
+        what = f"MaxText {version.name} reads safetensors only with enable_orbax_v1=true"
+        problems.append(Problem(what, "set it, or convert the weights first"))
+    return replace(led, problems=tuple(problems))
+
+
+def _opened(found: _Found, settings: Settings, version: Version, blank: Resolution) -> Resolution:
+    """With what is in the checkpoint that a rule leads to."""
+    item, problems, notes = found.led.item, list(found.led.problems), list(blank.notes)
+    is_orbax = found.rule not in _OF_HUGGING_FACE
+    if item is not None and is_orbax:
+        try:
+            looked = looked_at(open_tree(item), found.wanted, found.led.key, settings, version)
+        except StorageError:
+            raise
+        except CheckpointError as error:
+            problems.append(reason_of(error))
+        else:
+            problems += looked.problems
+            notes += looked.notes
+    return replace(
+        blank,
+        rule=found.rule,
+        path=None if item is None else str(item),
+        step=step_number(item) if item is not None and is_orbax else None,
+        wanted=found.wanted,
+        problems=tuple(problems),
+        notes=tuple(notes),
+    )
+
+
+def _adapter(settings: Settings, version: Version, blank: Resolution, is_resumed: bool) -> Resolution | None:
+    """What becomes of `lora.lora_restore_path`."""
+    text = settings.text("lora.lora_restore_path")
+    if not text:
+        return None
+    blank = replace(blank, rule="lora_restore_path", wanted="adapter", notes=(), settings=())
+    if not settings.flag("lora.enable_lora"):
+        problem = Problem(
+            "lora.lora_restore_path is not looked at: lora.enable_lora is false", "set it to true"
+        )
+        return replace(blank, verdict="does not look for adapters", problems=(problem,))
+    # Both versions read it by Orbax's older API.
+    led = led_to("lora.lora_restore_path", text, replace(version, orbax="v0"))
+    made = _judged(_opened(_Found("lora_restore_path", "adapter", led), settings, version, blank), False)
+    notes = ("they replace the adapters of the step that is resumed",) if is_resumed else ()
+    return replace(made, notes=(*made.notes, *notes))
+
+
+def _unused(settings: Settings) -> Iterator[str]:
+    for name, where in (
+        ("lora_input_adapters_path", "the inference engine"),
+        ("hf_lora_adapter_path", "the converters"),
+    ):
+        if settings.text(name):
+            yield f"{name} is for {where} of MaxText; training does not look at it"
+    if not settings.flag("pure_nnx"):
+        yield "pure_nnx is false: Linen's trainer looks in the same places, and wants all arrays of its state"
+    if settings.flag("enable_diloco"):
+        yield "with enable_diloco the state has further parts, which were not looked for"

@@ -1,0 +1,139 @@
+"""The first rule: a run that has a step goes on with it, whatever else is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckpttools.core.text import plural
+from ckpttools.formats.orbax.steps import Step, directories, is_item
+from ckpttools.maxtext.loading.paths import Led, rewritten, unread
+from ckpttools.maxtext.loading.report import Problem, Tried
+from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, ITEM, Seen, seen_in
+from ckpttools.maxtext.loading.settings import Settings
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
+
+_JOB = "JOBSET_NAME"
+_OUTPUT = "maxtext_output"
+_MULTI_TIER, _EMERGENCY = "enable_multi_tier_checkpointing", "enable_emergency_checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRun:
+    """What is found of a run's own checkpoints.
+
+    Attributes:
+        tried: where was looked.
+        led: the item that MaxText goes on with; None where the run has no step yet.
+        problems: why going on fails, whatever is in it.
+        notes: what else is worth knowing.
+        is_hidden: whether there may be more where nobody can look from here.
+    """
+
+    tried: Tried
+    led: Led | None = None
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+    is_hidden: bool = False
+
+
+def own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
+    """The run's own checkpoints, as the manager that MaxText makes would list them.
+
+    Args:
+        settings: of the run.
+        environment: of the process that runs it.
+
+    Raises:
+        StorageError: a directory may not be looked into.
+    """
+    notes: list[str] = []
+    if not (_is_local(settings) or settings.flag("enable_checkpointing")):
+        return OwnRun(Tried("resume", None, "not looked for: enable_checkpointing is false"))
+    name = settings.text("run_name") or environment.get(_JOB, "")
+    local = _on_this_host(settings, notes) if _is_local(settings) else None
+    seen = [] if local is None else [local]
+    if not settings.flag(_MULTI_TIER):
+        if not name:
+            found = f"run_name is empty: MaxText makes a new one of model and time, unless {_JOB} is set"
+            return OwnRun(Tried("resume", None, found), notes=tuple(notes))
+        seen.append(seen_in(_checkpoints(name, settings, notes)))
+    is_hidden = _is_local(settings) and local is None
+    return replace(_chosen(seen, settings), notes=tuple(notes), is_hidden=is_hidden)
+
+
+def _is_local(settings: Settings) -> bool:
+    return settings.flag(_MULTI_TIER) or settings.flag(_EMERGENCY)
+
+
+def _checkpoints(name: str, settings: Settings, notes: list[str]) -> Place:
+    base = settings.text("base_output_directory")
+    if not base:
+        notes.append(
+            f"base_output_directory is not set: MaxText takes {_OUTPUT} where it is started, which was taken "
+            "to be here"
+        )
+    place = parse(base) if base else parse(_OUTPUT).absolute()
+    return place / name / "checkpoints"
+
+
+def _on_this_host(settings: Settings, notes: list[str]) -> Seen | None:
+    """What the local disk has; None where it is not here."""
+    place = parse(settings.text("local_checkpoint_directory"))
+    if not place.is_dir():
+        notes.append(
+            f"{place} is not here: each host has its own, and a step there goes before older ones elsewhere"
+        )
+        return None
+    notes.append(f"{place} was looked at on this host alone: a step must be on the others, too")
+    # On GPUs each process has a directory below, named by its number.
+    found = [seen_in(each) for each in (place, *directories(place))]
+    whole = [
+        replace(each, steps={n: step for n, step in each.steps.items() if Step(step).is_one})
+        for each in found
+    ]
+    return next((each for each in whole if each.steps), found[0])
+
+
+def _chosen(seen: Sequence[Seen], settings: Settings) -> OwnRun:
+    """The latest step of all places."""
+    if not seen:
+        return OwnRun(Tried("resume", settings.text("local_checkpoint_directory"), "not here"))
+    several = len(seen) > 1
+    shown = "; ".join(f"{each.directory}: {each.text}" if several else each.text for each in seen)
+    best = max(seen, key=lambda each: -1 if each.latest is None else each.latest)
+    tried = Tried("resume", str(best.directory), shown)
+    if best.latest is None:
+        return OwnRun(tried)
+    step = best.steps[best.latest]
+    problems = [*_finished(best.latest, settings)]
+    base = settings.text("base_output_directory")
+    if base and (problem := unread("base_output_directory", base)):
+        problems.append(problem)
+    names = EMERGENCY_ITEMS if _is_local(settings) else (ITEM,)
+    item = next((step / name for name in names if is_item(step / name)), None)
+    led = Led(item, problems=() if item is not None else (_no_item(step, names),))
+    return OwnRun(tried, led, tuple(problems))
+
+
+def _no_item(step: Place, names: Sequence[str]) -> Problem:
+    there = ", ".join(item.directory.name for item in Step(step).items)
+    what = f"{step} is the latest step to Orbax, and there is no whole item {' or '.join(names)} in it"
+    if there:
+        return Problem(f"{what}, but {there}", f"{rewritten(Step(step).items[0].directory)}")
+    return Problem(
+        what, f"move {step} away to go on from the step before it; `ckpt doctor` says what it lacks"
+    )
+
+
+def _finished(step: int, settings: Settings) -> Iterator[Problem]:
+    """Whether the run has reached its last step already."""
+    steps = settings.number("steps")
+    if steps == -1:
+        steps = settings.number("learning_rate_schedule_steps")
+    if steps is not None and 0 <= steps <= step + 1:
+        yield Problem(
+            f"{plural(step + 1, 'step')} of {int(steps):,} are done, so MaxText refuses to start",
+            f"set steps to more than {step + 1}, or another run_name",
+        )

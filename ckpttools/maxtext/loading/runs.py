@@ -1,0 +1,85 @@
+"""Which step of a run Orbax takes for the latest: by names and commit files, not by what is in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckpttools.core.text import plural
+from ckpttools.formats.orbax.metadata import COMMIT_FILE
+from ckpttools.formats.orbax.steps import IN_PROGRESS, Step, directories
+from ckpttools.stores.at_once import at_once
+from ckpttools.stores.place import Place
+
+ITEM = "items"
+EMERGENCY_ITEMS = ("state", "default")
+_STEP = re.compile(r"0|[1-9][0-9]*")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A directory of steps as Orbax lists it.
+
+    Attributes:
+        directory: above the steps.
+        steps: those that it takes for finished, by number.
+        passed_over: name of what looks like a step and is not listed -> why.
+    """
+
+    directory: Place
+    steps: Mapping[int, Place]
+    passed_over: Mapping[str, str]
+
+    @property
+    def latest(self) -> int | None:
+        return max(self.steps, default=None)
+
+    @property
+    def text(self) -> str:
+        """What there is, in a line."""
+        if not self.steps and not self.passed_over:
+            return "no step is there" if self.directory.is_dir() else "not there"
+        listed = "no finished step"
+        if self.steps:
+            listed = f"{plural(len(self.steps), 'step')}, the latest {self.latest}"
+        skipped = [f"{name} is passed over: {reason}" for name, reason in self.passed_over.items()]
+        return "; ".join([listed, *skipped])
+
+
+def commits_by_file(place: Place) -> bool:
+    """Whether Orbax takes a directory here for finished only with a commit file; the scheme alone decides."""
+    return place.store.scheme == "gs"
+
+
+def is_committed(directory: Place) -> bool:
+    """Whether Orbax takes a directory for finished."""
+    if commits_by_file(directory):
+        return (directory / COMMIT_FILE).is_file()
+    return IN_PROGRESS not in directory.name
+
+
+def seen_in(directory: Place) -> Seen:
+    """What Orbax's manager lists in a directory.
+
+    Raises:
+        StorageError: it may not be looked into.
+    """
+    steps: dict[int, Place] = {}
+    passed: dict[str, str] = {}
+    found = directories(directory)
+    for place, reason in zip(found, at_once(directory.store, _why_not, found), strict=True):
+        if reason is None:
+            steps[int(place.name)] = place
+        elif Step(place).number is not None:
+            passed[place.name] = reason
+    return Seen(directory, steps, passed)
+
+
+def _why_not(place: Place) -> str | None:
+    """Why a directory is not listed as a step; None for one that is."""
+    if IN_PROGRESS in place.name:
+        return "an unfinished save"
+    if not _STEP.fullmatch(place.name):
+        return "a name that Orbax does not take for a step"
+    return None if is_committed(place) else f"no {COMMIT_FILE}"

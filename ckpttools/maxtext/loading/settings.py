@@ -1,0 +1,239 @@
+"""The settings that decide what a run loads, and what MaxText refuses of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ckpttools.core.errors import did_you_mean
+from ckpttools.maxtext.loading.report import Problem, Setting
+from ckpttools.maxtext.loading.sizes import KNOWN_NAMES
+from ckpttools.maxtext.loading.versions import Version
+
+DEFAULT = "default"
+LORA = "lora"
+# What MaxText's base.yml has; the type of each is that of its value, and None stands for a number.
+_BASE: Mapping[str, object] = {
+    "run_name": "",
+    "base_output_directory": "",
+    "load_parameters_path": "",
+    "load_full_state_path": "",
+    "enable_checkpointing": True,
+    "enable_multi_tier_checkpointing": False,
+    "enable_emergency_checkpoint": False,
+    "local_checkpoint_directory": "",
+    "local_checkpoint_period": 0,
+    "multi_tier_checkpointing_backup_interval_minutes": None,
+    "multi_tier_checkpointing_backup_interval_steps": None,
+    "source_checkpoint_layout": "orbax",
+    "checkpoint_conversion_fn": "",
+    "checkpoint_todelete_subdir": "",
+    "enable_orbax_v1": False,
+    "steps": 150_001,
+    "learning_rate_schedule_steps": -1,
+    "pure_nnx": True,
+    "enable_diloco": False,
+    "ici_pipeline_parallelism": 1,
+    "dcn_pipeline_parallelism": 1,
+    "lora_input_adapters_path": "",
+    "hf_lora_adapter_path": "",
+    "lora.enable_lora": False,
+    "lora.lora_rank": 0,
+    "lora.lora_alpha": 0.0,
+    "lora.lora_restore_path": "",
+}
+_MODEL: Mapping[str, object] = {
+    "model_name": "default",
+    "override_model_config": False,
+    "scan_layers": True,
+    "param_scan_axis": 1,
+    "global_parameter_scale": 1,
+}
+SIZES: Mapping[str, object] = {
+    "base_emb_dim": 2048,
+    "base_num_query_heads": 16,
+    "base_num_kv_heads": 16,
+    "head_dim": 128,
+    "base_mlp_dim": 7168,
+    "base_num_decoder_layers": 16,
+    "vocab_size": 32_000,
+    "num_experts": 1,
+}
+"""Those of the model, as they are where nothing says otherwise."""
+DEFAULTS: Mapping[str, object] = {**_BASE, **_MODEL, **SIZES}
+"""Name of a setting -> its value in MaxText's own configuration."""
+LAYOUTS = ("orbax", "safetensors", "safetensors_dynamic")
+# As pydantic reads them.
+_WORDS = {
+    **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
+    **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is said, and MaxText's defaults for the rest.
+
+    Attributes:
+        said: by name.
+        has_file: whether a configuration file is named, so that the defaults are meant as much.
+        contradictions: what MaxText refuses about the ways in which it is said.
+        notes: how names were understood.
+    """
+
+    said: Mapping[str, Setting]
+    has_file: bool = False
+    contradictions: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Setting:
+        return self.said.get(name) or Setting(name, DEFAULTS[name], DEFAULT)
+
+    def text(self, name: str) -> str:
+        """A text; "" where it is none."""
+        value = self[name].value
+        return value if isinstance(value, str) and value.lower() != "none" else ""
+
+    def flag(self, name: str) -> bool:
+        """Whether a switch is on; its default where the value is none of a switch."""
+        value = _WORDS.get(str(self[name].value).lower())
+        return bool(DEFAULTS[name]) if value is None else value
+
+    def number(self, name: str) -> float | None:
+        """A number; None where it is none."""
+        value = self[name].value
+        try:
+            return float(str(value)) if value is not None else None
+        except ValueError:
+            return None
+
+    def is_said(self, name: str) -> bool:
+        """Whether a setting is said at all, or a file stands for all of them."""
+        return name in self.said or self.has_file
+
+    @property
+    def that_matter(self) -> tuple[Setting, ...]:
+        """Those that decide what is loaded and are not at their defaults, in order."""
+        said = [self.said[name] for name in DEFAULTS if name in self.said and name not in SIZES]
+        return tuple(each for each in said if each.value != DEFAULTS[each.name])
+
+
+def refusals(settings: Settings, version: Version) -> Iterator[Problem]:
+    """What MaxText refuses before it looks anywhere.
+
+    Args:
+        settings: of the run.
+        version: of MaxText.
+    """
+    yield from settings.contradictions
+    yield from _wrong_types(settings)
+    yield from _wrong_names(settings, version)
+    if settings.text("load_parameters_path") and settings.text("load_full_state_path"):
+        yield Problem(
+            "At most one of `load_parameters_path` or `load_full_state_path` should be set",
+            "leave one out: parameters begin a new run, the full state goes on with its optimizer",
+        )
+    yield from _without_checkpointing(settings, version)
+    yield from _local_directories(settings)
+    if not version.renames_before_deletion and settings.text("checkpoint_todelete_subdir"):
+        yield Problem(
+            f"MaxText {version.name} refuses checkpoint_todelete_subdir",
+            "set checkpoint_todelete_full_path instead",
+        )
+
+
+def _wrong_types(settings: Settings) -> Iterator[Problem]:
+    for setting in settings.said.values():
+        wanted = DEFAULTS.get(setting.name)
+        problem = _wrong_type(setting, wanted)
+        if problem and not (setting.name == "run_name" and setting.value is None):
+            yield Problem(
+                f"{setting.name}={_shown(setting.value)} ({setting.source}): {problem}", _instead(setting)
+            )
+
+
+def _wrong_type(setting: Setting, wanted: object) -> str | None:
+    value = setting.value
+    if isinstance(wanted, bool):
+        return None if str(value).lower() in _WORDS else "MaxText wants true or false"
+    if isinstance(wanted, str) and not isinstance(value, str):
+        nullable = setting.name in ("checkpoint_conversion_fn", "checkpoint_todelete_subdir")
+        return None if nullable and value is None else "MaxText wants text"
+    if isinstance(wanted, int | float):
+        try:
+            float(str(value))
+        except ValueError:
+            return "MaxText wants a number"
+    return None
+
+
+def _instead(setting: Setting) -> str:
+    if setting.value is None:
+        return "leave it out, or quote the empty text for YAML too: " + f"{setting.name}='\"\"'"
+    if isinstance(DEFAULTS.get(setting.name), str):
+        return f"quote it for YAML too: {setting.name}='\"{setting.value}\"'"
+    return "check its spelling"
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _wrong_names(settings: Settings, version: Version) -> Iterator[Problem]:
+    for setting in settings.said.values():
+        if f"{LORA}.{setting.name}" in DEFAULTS:
+            yield Problem(
+                f"MaxText has no setting {setting.name} at the top", f"write it as {LORA}.{setting.name}"
+            )
+    layout = settings.text("source_checkpoint_layout")
+    if layout not in LAYOUTS:
+        yield Problem(
+            f"MaxText knows no source_checkpoint_layout={layout}", f"take one of {', '.join(LAYOUTS)}"
+        )
+    name = settings.text("model_name")
+    if name in version.absent_models or name not in KNOWN_NAMES:
+        near = did_you_mean(name, KNOWN_NAMES - version.absent_models)
+        yield Problem(f"MaxText {version.name} knows no model_name={name}", near)
+
+
+def _without_checkpointing(settings: Settings, version: Version) -> Iterator[Problem]:
+    if settings.flag("enable_checkpointing"):
+        return
+    names = ["load_full_state_path"]
+    if version.parameters_need_checkpointing:
+        names.append("load_parameters_path")
+    for name in names:
+        if settings.text(name):
+            yield Problem(
+                f"MaxText {version.name} refuses {name} together with enable_checkpointing=false",
+                "set enable_checkpointing=true",
+            )
+
+
+def _local_directories(settings: Settings) -> Iterator[Problem]:
+    for name in ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint"):
+        if not settings.flag(name):
+            continue
+        if not settings.text("local_checkpoint_directory"):
+            yield Problem(f"{name} needs local_checkpoint_directory", "set it to the disk of each host")
+        if (settings.number("local_checkpoint_period") or 0) <= 0:
+            yield Problem(f"{name} needs local_checkpoint_period above 0", "set it to a number of steps")
+    if settings.flag("enable_multi_tier_checkpointing"):
+        yield from _backup_intervals(settings)
+
+
+def _backup_intervals(settings: Settings) -> Iterator[Problem]:
+    minutes, steps = (
+        settings.number(f"multi_tier_checkpointing_backup_interval_{unit}") for unit in ("minutes", "steps")
+    )
+    if (minutes is None) == (steps is None):
+        yield Problem(
+            "enable_multi_tier_checkpointing needs multi_tier_checkpointing_backup_interval_minutes or "
+            "multi_tier_checkpointing_backup_interval_steps, and not both",
+            "set one of them",
+        )
+    elif steps is not None and steps < (settings.number("local_checkpoint_period") or 0):
+        yield Problem(
+            "multi_tier_checkpointing_backup_interval_steps must not be smaller than local_checkpoint_period",
+            "make it larger",
+        )

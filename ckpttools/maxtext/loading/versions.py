@@ -1,0 +1,78 @@
+"""The versions of MaxText whose rules are known, and in what they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ckpttools.core.errors import UnknownNameError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of MaxText.
+
+    Attributes:
+        name: as `maxtext` takes it.
+        orbax: the API by which paths of the user's are read: "v0" takes the directory of the item and nothing
+            else; "v1" the step above it, so a trailing `/items` is cut off first.
+        parameters_need_checkpointing: whether load_parameters_path is refused with enable_checkpointing
+            false, as load_full_state_path is by all.
+        renames_before_deletion: whether checkpoint_todelete_subdir may be set.
+        learned_variables: whether variables of a class of their own, such as router biases, must be among the
+            parameters.
+        stacked_by_kind: beginnings of the names of models that have a stack for each kind of layers in their
+            cycle; of the other models with linear attention each position in the cycle has one.
+        absent_models: names of models that it does not know yet.
+    """
+
+    name: str
+    orbax: Literal["v0", "v1"]
+    parameters_need_checkpointing: bool
+    renames_before_deletion: bool
+    learned_variables: bool
+    stacked_by_kind: tuple[str, ...] = ()
+    absent_models: frozenset[str] = frozenset()
+
+
+NEWEST = "0.2.5"
+VERSIONS: Mapping[str, Version] = {
+    each.name: each
+    for each in (
+        Version(NEWEST, "v1", False, False, True, ("qwen3-next",)),
+        Version(
+            "e591f30",  # main on 22 August 2026
+            "v0",
+            True,
+            True,
+            False,
+            absent_models=frozenset(
+                {
+                    "deepseek3-671b-lineage",
+                    "maxtext-omni-gemma3-qwen3",
+                    "qwen3.5-35b-a3b-fp8",
+                    "qwen3.5-35b-fp8",
+                    "qwen3.5-397b-a17b-fp8",
+                    "weaver-max",
+                    "weaver-mini",
+                }
+            ),
+        ),
+    )
+}
+
+
+def version_called(name: str) -> Version:
+    """The version of a name.
+
+    Raises:
+        UnknownNameError: the rules of no version of this name are known.
+    """
+    if name not in VERSIONS:
+        raise UnknownNameError(
+            f"the rules of MaxText {name!r} are not known",
+            wanted=f"one of {', '.join(VERSIONS)}",
+            hint=did_you_mean(name, VERSIONS) or "take the one that is nearest",
+        )
+    return VERSIONS[name]

@@ -1,0 +1,232 @@
+"""Whether what a checkpoint holds is what MaxText would look for: kind, flavour, layers, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from shlex import quote
+
+from ckpttools.array.tree import Empty, Path, Tree, spelled
+from ckpttools.maxtext.layout import DECODER, EMBEDDING, HEAD, OPTIMIZER, PARAMS
+from ckpttools.maxtext.loading.layouts import unread_layouts
+from ckpttools.maxtext.loading.report import Problem, Setting, Wanted
+from ckpttools.maxtext.loading.settings import Settings
+from ckpttools.maxtext.loading.versions import Version
+from ckpttools.maxtext.view import MaxTextView, view_of
+
+_MODEL_SETTINGS = ("model_name", "base_emb_dim", "base_num_decoder_layers", "vocab_size")
+# What arrays are called, and which settings their axes have, without those on which layers are stacked; a
+# query may be longer than a head, for what is rotated or for a gate.
+_AXES: Mapping[Path, Sequence[str | None]] = {
+    ("self_attention", "query", "kernel"): ("base_emb_dim", "base_num_query_heads", None),
+    ("self_attention", "key", "kernel"): ("base_emb_dim", "base_num_kv_heads", "head_dim"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was found in a checkpoint.
+
+    Attributes:
+        problems: why MaxText fails, or takes something else.
+        notes: what else is worth knowing.
+    """
+
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+
+
+def looked_at(tree: Tree, wanted: Wanted, key: str, settings: Settings, version: Version) -> Looked:
+    """What MaxText would miss in a checkpoint.
+
+    Args:
+        tree: of the item that it reads.
+        wanted: what of it.
+        key: under which the parameters are looked for.
+        settings: of the run.
+        version: of MaxText.
+    """
+    if wanted == "adapter":
+        return Looked(tuple(_adapter_problems(tree, settings)), ())
+    if settings.flag("lora.enable_lora") and wanted == "full state":
+        return Looked((), ("with lora.enable_lora only adapters and the step are taken from it",))
+    where = str(tree.metadata.place)
+    problems = [*_nesting(tree, key, where)]
+    notes: list[str] = []
+    if not problems:
+        view = view_of(tree)
+        problems += [*_kind(tree, view, wanted, where), *_layers(view, settings, where)]
+        problems += unread_layouts(view, wanted, version, settings.text("model_name"), where)
+        problems += _sizes(view, settings)
+        notes += _notes(tree, view, wanted, settings)
+    return Looked(tuple(problems), tuple(notes))
+
+
+def _nesting(tree: Tree, key: str, where: str) -> Iterator[Problem]:
+    """Whether parameters are where MaxText looks for them."""
+    above = (PARAMS, PARAMS) if key == PARAMS else (key,)
+    found = [path for path in tree.arrays if path[: len(above)] == above]
+    if any(not _is_adapter(path) for path in found):
+        return
+    view = view_of(tree)
+    if any(map(_is_adapter, tree.arrays)):
+        yield Problem(
+            f"{where} holds adapters alone, without the model's own parameters",
+            "set it as lora.lora_restore_path",
+        )
+        return
+    got = f"in the flavour {view.flavour.name}" if view.flavour.name else "otherwise"
+    home = next(iter(view.homes.values()), None)
+    example = f", such as {spelled(home)}" if home else ""
+    yield Problem(
+        f"MaxText looks for parameters below {spelled(above)} and misses all: they are nested {got}{example}",
+        f"`ckpt strip-optimizer {quote(where)} DST --flavour linen` writes them so"
+        if view.is_maxtext
+        else f"`ckpt inspect tree {quote(where)}` shows what is there",
+    )
+
+
+def _is_adapter(path: Path) -> bool:
+    return "lora" in spelled(path).lower()
+
+
+def _kind(tree: Tree, view: MaxTextView, wanted: Wanted, where: str) -> Iterator[Problem]:
+    if wanted == "full state" and view.optimizer is None:
+        if isinstance(tree.leaves.get(OPTIMIZER), Empty):
+            yield Problem(
+                f"the full state is wanted, and {where} holds parameters alone: its opt_state is empty, which"
+                " MaxText does not take (TypeError: Type mismatch at key path ('opt_state',))",
+                "name it as load_parameters_path, and keep it outside of the run's own directory",
+            )
+        else:
+            yield Problem(
+                f"the full state is wanted, and {where} holds parameters alone: MaxText begins with a new "
+                "optimizer, and says nothing",
+                "name it as load_parameters_path if that is meant",
+            )
+
+
+def _layers(view: MaxTextView, settings: Settings, where: str) -> Iterator[Problem]:
+    """Whether layers are stacked as scan_layers says."""
+    if not view.is_maxtext or _is_pipelined(settings):
+        return
+    setting = settings["scan_layers"]
+    scans = settings.flag("scan_layers")
+    if scans != view.is_stacked:
+        are = "stacked" if view.is_stacked else "one by one"
+        command, other = ("unstack", "true") if view.is_stacked else ("stack", "false")
+        yield Problem(
+            f"scan_layers is {_text(setting)}, and the layers of {where} are {are}",
+            f"set scan_layers={other}, or `ckpt {command} {quote(where)} DST`",
+        )
+        return
+    axis = settings.number("param_scan_axis")
+    if view.is_stacked and axis is not None and view.scan_axis != axis:
+        yield Problem(
+            f"param_scan_axis is {_text(settings['param_scan_axis'])}, and layers are stacked on axis "
+            f"{view.scan_axis}",
+            f"set param_scan_axis={view.scan_axis}",
+        )
+
+
+def _is_pipelined(settings: Settings) -> bool:
+    return any((settings.number(f"{mesh}_pipeline_parallelism") or 1) != 1 for mesh in ("ici", "dcn"))
+
+
+def _text(setting: Setting) -> str:
+    value = str(setting.value).lower() if isinstance(setting.value, bool) else str(setting.value)
+    return f"{value} ({setting.source})"
+
+
+def _is_sized(settings: Settings) -> bool:
+    return (
+        any(settings.is_said(name) for name in _MODEL_SETTINGS)
+        and settings.number("global_parameter_scale") == 1
+    )
+
+
+def _sizes(view: MaxTextView, settings: Settings) -> Iterator[Problem]:
+    """Settings of the model with another size than the arrays have."""
+    if not view.is_maxtext or not _is_sized(settings):
+        return
+    found = _measured(view)
+    for name, sizes in found.items():
+        said = settings.number(name)
+        # Layers of several kinds have several sizes, of which this setting is one.
+        if settings.is_said(name) and said is not None and said not in sizes:
+            got = ", ".join(map(str, sorted(sizes)))
+            yield Problem(
+                f"{name} is {_text(settings[name])}, and the checkpoint has {got}", _model_hint(name)
+            )
+
+
+def _model_hint(name: str) -> str:
+    if name == "vocab_size":
+        return (
+            "check model_name; `ckpt convert hf-to-maxtext --pad-vocab` makes the rows that a model asks for"
+        )
+    return "check model_name, or set the size with override_model_config=true"
+
+
+def _measured(view: MaxTextView) -> Mapping[str, set[int]]:
+    """Setting -> the sizes that the arrays have."""
+    found: dict[str, set[int]] = {}
+
+    def note(name: str, size: int) -> None:
+        found.setdefault(name, set()).add(size)
+
+    if (table := view.parameters.get(EMBEDDING)) is not None and len(table.shape) == 2:
+        note("vocab_size", table.shape[0])
+        note("base_emb_dim", table.shape[1])
+    elif (head := view.parameters.get(HEAD)) is not None and len(head.shape) == 2:
+        note("vocab_size", head.shape[1])
+    if view.layers:
+        note("base_num_decoder_layers", sum(group.length for group in view.layers))
+    for path, array in view.decoder.items():
+        names = _AXES.get(path[-3:])
+        shape = _of_one_layer(view, path, array.shape)
+        if names and len(shape) == len(names):
+            for name, size in zip(names, shape, strict=True):
+                if name:
+                    note(name, size)
+    return found
+
+
+def _of_one_layer(view: MaxTextView, path: Path, shape: Sequence[int]) -> Sequence[int]:
+    axes = next((axes for key, axes in view.stacked_keys.items() if path[: len(key)] == key), 0)
+    start = view.scan_axis or 0
+    return (*shape[:start], *shape[start + axes :]) if axes else shape
+
+
+def _notes(tree: Tree, view: MaxTextView, wanted: Wanted, settings: Settings) -> Iterator[str]:
+    if wanted == "parameters" and view.optimizer is not None:
+        yield "it is a full state: its parameters alone are taken, without optimizer and step"
+    if not view.is_maxtext:
+        yield "it has no layers as MaxText names them, so these were not compared with the settings"
+        return
+    if _is_pipelined(settings):
+        yield "with pipeline parallelism layers lie otherwise, so scan_layers was not compared"
+    if not _is_sized(settings):
+        yield "no model_name and no sizes are set, so sizes were not compared"
+
+
+def _adapter_problems(tree: Tree, settings: Settings) -> Iterator[Problem]:
+    """What becomes of `lora.lora_restore_path`."""
+    where = str(tree.metadata.place)
+    adapters = [path for path in tree.arrays if _is_adapter(path)]
+    if not any(path[0] == DECODER for path in adapters):
+        there = f"there are some below {spelled(adapters[0][:2])}" if adapters else "there are none"
+        yield Problem(
+            f"MaxText looks for adapters below {DECODER}, and in {where} {there}: it ends with 'was not "
+            "restored from checkpoint'",
+            "name the item that its fine-tuning writes: STEP/model_params",
+        )
+    said = tree.metadata.custom.get("lora")
+    for name in ("lora_rank", "lora_alpha"):
+        mine = settings.number(f"lora.{name}")
+        theirs = said.get(name) if isinstance(said, Mapping) else None
+        if mine and isinstance(theirs, int | float) and theirs != mine:
+            yield Problem(
+                f"lora.{name} is {_text(settings[f'lora.{name}'])}, and the checkpoint says {theirs}",
+                f"leave lora.{name} out: it is taken from the checkpoint",
+            )

@@ -1,0 +1,736 @@
+"""`ckpt resolve`: MaxText's rules, by tables, and against Orbax's loaders called as MaxText calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+from itertools import count, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command_line import ckpt, succeed
+from support.hf_models import write_llama
+from support.maxtext_loading import PATHS, RULES, RUNS
+from support.object_stores import files_in, google
+from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
+from support.scripts import answers
+
+import ckpttools
+from ckpttools.core.errors import ConfigError, FormatError, StorageError, UnknownNameError, UsageError
+from ckpttools.maxtext.loading.command import parsed
+from ckpttools.maxtext.loading.configuration import settings_of
+from ckpttools.maxtext.loading.resolving import NOTHING
+from ckpttools.maxtext.loading.runs import seen_in
+from ckpttools.maxtext.loading.settings import DEFAULTS, SIZES
+from ckpttools.maxtext.loading.sizes import KNOWN_NAMES, MODELS
+from ckpttools.maxtext.loading.versions import NEWEST, VERSIONS
+from ckpttools.maxtext.loading.weights import looked_at
+from ckpttools.stores import parse
+
+SCANNED = GOLDEN / "llama3.1" / "maxtext_scanned" / "0" / "items"
+UNSCANNED = GOLDEN / "llama3.1" / "maxtext_unscanned" / "0" / "items"
+VERSION_OF = {"v0": "e591f30", "v1": "0.2.5"}
+BOTH = pytest.mark.parametrize("maxtext", VERSIONS)
+NUMBERS = count()
+resolve = ckpttools.resolve
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in [*os.environ]:
+        if name.startswith("M_") or name == "JOBSET_NAME":
+            monkeypatch.delenv(name)
+
+
+def texts(found):
+    return " | ".join(each.what for each in found.problems)
+
+
+def hints(found):
+    return " | ".join(each.do or "" for each in found.problems)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A base_output_directory with one run, `x`, at step 1."""
+    shutil.copytree(TRAINED, tmp_path / "out" / "x" / "checkpoints")
+    return tmp_path / "out"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return tmp_path_factory.mktemp("made")
+
+
+@pytest.fixture(scope="module")
+def orbax(made, tmp_path_factory):
+    """What Orbax says of each case; the checkpoints are then in `made`."""
+    return answers("maxtext_loading_script", [str(made)], tmp_path_factory.mktemp("results"))
+
+
+class TestAgainstOrbax:
+    """The calls that MaxText makes, made: what loads is said to load, and the other way round."""
+
+    # Orbax lets them load, and MaxText begins with a new optimizer without a word.
+    WITHOUT_OPTIMIZER = ("parameters/", "bare", "v1/")
+
+    @pytest.mark.parametrize("path", PATHS)
+    @pytest.mark.parametrize("rule", RULES)
+    @pytest.mark.parametrize("api", VERSION_OF)
+    def test_paths(self, made, orbax, api, rule, path):
+        found = resolve(maxtext=VERSION_OF[api], **{rule: f"{made}/{path}"})
+        error = orbax[f"{rule} {api} {path}"]
+        if rule == "load_full_state_path" and path.startswith(self.WITHOUT_OPTIMIZER) and not error:
+            assert "new optimizer, and says nothing" in texts(found)
+        else:
+            assert found.loads == (not error), (error, found)
+        assert found.loads or found.problems
+
+    @pytest.mark.parametrize("run", RUNS)
+    @pytest.mark.parametrize("api", VERSION_OF)
+    def test_runs(self, made, orbax, api, run):
+        found = resolve(maxtext=VERSION_OF[api], base_output_directory=str(made), run_name=run)
+        error = orbax[f"resume {api} {run}"]
+        if run == "parameters":
+            assert not error
+            assert "new optimizer, and says nothing" in texts(found)
+        elif error == "ValueError: no step":
+            assert (found.outcome, found.verdict) == ("scratch", NOTHING)
+        else:
+            assert found.loads == (not error), (error, found)
+
+    def test_the_step_is_orbaxs(self, made, orbax):
+        del orbax
+        found = resolve(base_output_directory=made, run_name="named")
+        assert (found.step, found.loads) == (2, True)
+        assert "007 is passed over" in found.tried[0].found
+
+
+class TestOrder:
+    @BOTH
+    def test_the_run_itself_goes_first(self, runs, maxtext):
+        found = resolve(
+            maxtext=maxtext, base_output_directory=str(runs), run_name="x", load_parameters_path=str(SCANNED)
+        )
+        assert (found.rule, found.step, found.wanted) == ("resume", 1, "full state")
+        assert found.path == str(runs / "x" / "checkpoints" / "1" / "items")
+        assert [each.rule for each in found.tried] == ["resume", "load_parameters_path"]
+        assert found.tried[1].found == "not looked at: the run itself goes first"
+        assert found.loads
+
+    @BOTH
+    def test_then_what_is_named(self, runs, maxtext):
+        found = resolve(
+            maxtext=maxtext, base_output_directory=str(runs), run_name="y", load_parameters_path=str(SCANNED)
+        )
+        assert (found.rule, found.step, found.loads) == ("load_parameters_path", 0, True)
+        assert found.tried[0].found == "not there"
+
+    @BOTH
+    def test_then_nothing(self, runs, maxtext):
+        found = resolve(maxtext=maxtext, base_output_directory=str(runs), run_name="y")
+        assert (found.outcome, found.verdict, found.path) == ("scratch", NOTHING, None)
+        assert not found.loads
+
+    def test_without_checkpointing_nothing_is_resumed(self, runs):
+        found = resolve(base_output_directory=str(runs), run_name="x", enable_checkpointing=False)
+        assert found.outcome == "scratch"
+        assert "enable_checkpointing is false" in found.tried[0].found
+
+    def test_a_run_without_a_name_is_never_resumed(self, runs, monkeypatch):
+        said = {"base_output_directory": str(runs)}
+        assert "run_name is empty" in resolve(**said).tried[0].found
+        monkeypatch.setenv("JOBSET_NAME", "x")
+        assert resolve(**said).step == 1
+
+    def test_without_an_output_directory_it_is_beside_the_process(self, runs, monkeypatch):
+        monkeypatch.chdir(runs.parent)
+        runs.rename("maxtext_output")
+        found = resolve(run_name="x")
+        assert found.step == 1
+        assert "base_output_directory is not set" in found.notes[0]
+
+    def test_a_run_that_is_done_does_not_start(self, runs):
+        said = {"base_output_directory": str(runs), "run_name": "x"}
+        assert "2 steps of 2 are done" in texts(resolve(**said, steps=2))
+        assert "2 steps of 1 are done" in texts(resolve(**said, steps=-1, learning_rate_schedule_steps=1))
+        assert resolve(**said, steps=3).loads
+
+    def test_an_empty_step_hides_all_others(self, runs):
+        (runs / "x" / "checkpoints" / "7").mkdir()
+        found = resolve(base_output_directory=str(runs), run_name="x")
+        assert "7 is the latest step to Orbax, and there is no whole item items" in texts(found)
+        assert "ckpt doctor" in hints(found)
+
+    def test_parameters_in_the_directory_of_a_run_stop_it(self, tmp_path):
+        shutil.copytree(SCANNED.parents[1], tmp_path / "x" / "checkpoints")
+        found = resolve(base_output_directory=tmp_path, run_name="x")
+        assert "Type mismatch at key path ('opt_state',)" in texts(found)
+
+    def test_hugging_face_weights_on_the_fly(self):
+        found = resolve(load_parameters_path=str(HF), source_checkpoint_layout="safetensors_dynamic")
+        assert (found.rule, found.outcome, found.step) == ("safetensors_dynamic", "loads", None)
+        assert "holds weights of Hugging Face" in texts(resolve(load_parameters_path=str(HF)))
+
+    def test_hugging_face_weights_through_a_function(self):
+        said = {"load_full_state_path": str(HF), "source_checkpoint_layout": "safetensors"}
+        assert "needs checkpoint_conversion_fn" in texts(resolve(**said))
+        said["checkpoint_conversion_fn"] = "my.module.fn"
+        assert resolve(**said).loads
+        assert "only with enable_orbax_v1" in texts(resolve(**said, maxtext="e591f30"))
+        assert resolve(**said, maxtext="e591f30", enable_orbax_v1=True).loads
+        named = {"load_parameters_path": str(HF), "source_checkpoint_layout": "safetensors"}
+        assert not resolve(**named).loads, "the layout is not looked at for parameters"
+
+
+class TestPaths:
+    @pytest.mark.parametrize(
+        ("path", "hint"),
+        [
+            ("out/x", "load_parameters_path={}/out/x/checkpoints/1/items"),
+            ("out/x/checkpoints", "load_parameters_path={}/out/x/checkpoints/1/items"),
+            ("out/x/checkpoints/2/items", "load_parameters_path={}/out/x/checkpoints/1/items"),
+            ("nothing/at/all", "check its spelling"),
+        ],
+    )
+    def test_the_right_one_is_named(self, runs, path, hint):
+        found = resolve(load_parameters_path=f"{runs.parent}/{path}")
+        assert hint.format(runs.parent) in hints(found)
+        assert found.verdict == "does not find what is named"
+
+    def test_the_older_version_takes_the_item_alone(self, runs):
+        step = runs / "x" / "checkpoints" / "1"
+        assert resolve(load_parameters_path=step).loads
+        older = resolve(load_parameters_path=step, maxtext="e591f30")
+        assert hints(older) == f"set load_parameters_path={step}/items"
+
+    def test_a_home_directory_is_not_expanded(self):
+        assert "does not expand ~" in texts(resolve(load_parameters_path="~/llama/0/items"))
+
+    @pytest.mark.parametrize("name", ["load_parameters_path", "lora.lora_restore_path"])
+    def test_relative_paths_are_refused(self, name, monkeypatch):
+        """By Orbax, wherever it reads arrays: "Checkpoint path should be absolute"."""
+        monkeypatch.chdir(SCANNED.parent)
+        found = resolve(f"{name}=items", "lora.enable_lora=true")
+        found = found.adapter or found
+        assert (texts(found), hints(found)) == (
+            f"Orbax refuses relative paths, as {name}=items is one",
+            f"set {name}={SCANNED}",
+        )
+
+    def test_relative_runs_are_refused(self, runs, monkeypatch):
+        monkeypatch.chdir(runs.parent)
+        found = resolve(base_output_directory="out", run_name="x")
+        assert hints(found) == f"set base_output_directory={runs}"
+
+    def test_items_of_other_names_are_to_be_rewritten(self, made, orbax):
+        del orbax
+        for path in ("other/checkpoints/3", "other/checkpoints/3/default"):
+            newer = resolve(load_full_state_path=made / path)
+            assert f"ckpt convert to-orbax {made}/other/checkpoints/3/default DST --item items" in hints(
+                newer
+            )
+
+    @pytest.mark.parametrize("scheme", ["s3", "az", "https", "hf"])
+    def test_other_stores_are_not_read(self, scheme):
+        found = resolve(load_parameters_path=f"{scheme}://org/name")
+        assert f"and not {scheme}://" in texts(found)
+
+
+class TestKinds:
+    def test_a_full_state_gives_its_parameters(self, runs):
+        found = resolve(load_parameters_path=str(runs / "x" / "checkpoints" / "1" / "items"))
+        assert found.loads
+        assert "its parameters alone are taken" in " ".join(found.notes)
+
+    @BOTH
+    def test_parameters_are_no_full_state(self, maxtext):
+        found = resolve(load_full_state_path=str(SCANNED), maxtext=maxtext)
+        assert "the full state is wanted" in texts(found)
+        assert "load_parameters_path" in hints(found)
+
+    def test_another_flavour_is_missed(self, tmp_path):
+        ckpttools.strip_optimizer(TRAINED, tmp_path / "nnx", flavour="nnx")
+        found = resolve(load_parameters_path=ckpttools.open(tmp_path / "nnx").metadata.place)
+        assert (
+            "looks for parameters below params/params and misses all: they are nested in the flavour nnx"
+            in texts(found)
+        )
+        assert "--flavour linen" in hints(found)
+
+    @pytest.mark.parametrize("item, said", [(SCANNED, True), (UNSCANNED, False)])
+    def test_layers(self, item, said):
+        assert resolve(load_parameters_path=str(item), scan_layers=said).loads
+        found = resolve(load_parameters_path=str(item), scan_layers=not said)
+        assert f"scan_layers is {str(not said).lower()} (command line)" in texts(found)
+        assert f"set scan_layers={str(said).lower()}, or `ckpt {'unstack' if said else 'stack'}" in hints(
+            found
+        )
+
+    def test_the_axis_of_layers(self, tmp_path):
+        write_llama(tmp_path / "hf")
+        ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "out", scan_axis=0)
+        item = tmp_path / "out" / "0" / "items"
+        assert resolve(load_parameters_path=item, param_scan_axis=0).loads
+        assert hints(resolve(load_parameters_path=item)) == "set param_scan_axis=0"
+
+    def test_unfinished_saves(self, runs):
+        metadata = runs / "x" / "checkpoints" / "1" / "_CHECKPOINT_METADATA"
+        metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"commit_timestamp_nsecs": None}))
+        assert "commit timestamp null" in texts(resolve(base_output_directory=runs, run_name="x"))
+
+
+# What MaxText was told when it made the fixtures.
+ONE = "base_emb_dim=64 base_num_query_heads=4 base_num_kv_heads=2 head_dim=16 vocab_size=256"
+MADE_BY = {
+    "deepseek2": f"model_name=deepseek2-16b {ONE} base_num_kv_heads=4 base_num_decoder_layers=5",
+    "deepseek3": f"model_name=deepseek3-671b {ONE} base_num_kv_heads=4 base_num_decoder_layers=5",
+    "gemma2": f"model_name=gemma2-2b {ONE} base_num_decoder_layers=2",
+    "gemma3": f"model_name=gemma3-4b {ONE} base_num_decoder_layers=8",
+    "gemma4-moe": f"model_name=gemma4-26b {ONE} base_num_decoder_layers=12",
+    "gpt-oss": f"model_name=gpt-oss-20b {ONE} base_num_decoder_layers=4",
+    "llama3.1": f"model_name=llama3.1-8b {ONE} base_num_decoder_layers=4",
+    "llama4-scout": f"model_name=llama4-17b-16e {ONE} base_num_decoder_layers=8",
+    "mistral-7b": f"model_name=mistral-7b {ONE} base_num_decoder_layers=4",
+    "mixtral-8x7b": f"model_name=mixtral-8x7b {ONE} base_num_decoder_layers=4",
+    "qwen2.5": f"model_name=qwen2.5-7b {ONE} base_num_decoder_layers=4",
+    "qwen3": f"model_name=qwen3-8b {ONE} base_num_decoder_layers=4",
+    "qwen3-moe": f"model_name=qwen3-30b-a3b {ONE} base_num_decoder_layers=4",
+    "qwen3-next": f"model_name=qwen3-next-80b-a3b {ONE} base_num_decoder_layers=8",
+}
+
+
+class TestSizes:
+    @pytest.mark.parametrize("family, scan", [*product(MADE_BY, [True, False])])
+    def test_those_that_made_a_checkpoint_are_its_own(self, family, scan):
+        tree = ckpttools.hf_to_maxtext.plan(GOLDEN / family / "hf", "memory://out", scan=scan).plan.tree
+        words = [*MADE_BY[family].split(), f"scan_layers={scan}", "override_model_config=true"]
+
+        def problems(version, *more):
+            settings = settings_of(parsed([*words, *more]), {})
+            assert settings.contradictions == ()
+            found = looked_at(tree, "parameters", "params", settings, VERSIONS[version])
+            return [each.what for each in found.problems]
+
+        assert problems("e591f30") == []
+        newer = problems("0.2.5")
+        if scan and family in ("deepseek3", "qwen3-next"):
+            assert len(newer) == 1, "layouts that the newer version has otherwise"
+        else:
+            assert newer == []
+        for size in ("vocab_size", "base_num_decoder_layers", "base_emb_dim"):
+            assert [each.split(" ")[0] for each in problems("e591f30", f"{size}=999")] == [size]
+
+    def test_without_a_model_nothing_is_compared(self):
+        found = resolve(load_parameters_path=SCANNED)
+        assert "sizes were not compared" in " ".join(found.notes)
+        assert found.loads
+
+    def test_a_configuration_stands_for_its_defaults(self):
+        found = resolve("base.yml", load_parameters_path=SCANNED)
+        assert "base_emb_dim is 2048 (default), and the checkpoint has 64" in texts(found)
+        assert "base.yml is not there: taken for MaxText's own" in found.notes
+
+    def test_the_models_sizes_are_known(self):
+        found = resolve(load_parameters_path=SCANNED, model_name="llama3.1-8b")
+        assert "vocab_size is 128256 (model llama3.1-8b), and the checkpoint has 256" in texts(found)
+        assert {name for sizes in MODELS.values() for name in sizes} <= {*SIZES, "scan_layers"}
+        assert MODELS.keys() <= KNOWN_NAMES
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("words", "versions", "what"),
+        [
+            (
+                "load_parameters_path=a load_full_state_path=b",
+                "both",
+                "At most one of `load_parameters_path`",
+            ),
+            ("load_full_state_path=a enable_checkpointing=false", "both", "refuses load_full_state_path"),
+            ("load_parameters_path=a enable_checkpointing=false", "e591f30", "refuses load_parameters_path"),
+            ("checkpoint_todelete_subdir=.old", "0.2.5", "refuses checkpoint_todelete_subdir"),
+            ("run_name=2026", "both", "run_name=2026 (command line): MaxText wants text"),
+            ("load_parameters_path=", "both", "MaxText wants text"),
+            ("enable_checkpointing=maybe", "both", "MaxText wants true or false"),
+            ("steps=many", "both", "MaxText wants a number"),
+            ("model_name=llama9", "both", "knows no model_name=llama9"),
+            ("model_name=weaver-max", "e591f30", "knows no model_name=weaver-max"),
+            ("source_checkpoint_layout=torch", "both", "knows no source_checkpoint_layout=torch"),
+            ("lora_restore_path=a", "both", "no setting lora_restore_path at the top"),
+            ("model_name=llama3.1-8b vocab_size=7", "both", "the model says otherwise"),
+            ("enable_emergency_checkpoint=true", "both", "needs local_checkpoint_directory"),
+            (
+                "enable_emergency_checkpoint=true local_checkpoint_directory=/l",
+                "both",
+                "needs local_checkpoint_period above 0",
+            ),
+            (
+                "enable_multi_tier_checkpointing=1 local_checkpoint_directory=/l local_checkpoint_period=5",
+                "both",
+                "and not both",
+            ),
+            (
+                "enable_multi_tier_checkpointing=1 local_checkpoint_directory=/l local_checkpoint_period=5 "
+                "multi_tier_checkpointing_backup_interval_steps=4",
+                "both",
+                "must not be smaller",
+            ),
+        ],
+    )
+    def test_what_maxtext_refuses(self, words, versions, what):
+        for version in VERSIONS:
+            found = resolve(*words.split(), maxtext=version)
+            assert (what in texts(found)) == (versions in ("both", version)), found
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            "run_name= steps=-1",
+            "checkpoint_todelete_subdir=none",
+            "enable_checkpointing=yes",
+            "model_name=llama3.1-8b-Instruct",
+            "model_name=llama3.1-8b vocab_size=128256",
+            "model_name=llama3.1-8b vocab_size=7 override_model_config=true",
+            "checkpoint_conversion_fn=none",
+        ],
+    )
+    def test_what_it_takes(self, words):
+        assert resolve(*words.split()).problems == ()
+
+
+class TestCommand:
+    def test_all_of_a_command_line(self, runs):
+        words = shlex.split(
+            f"python3 -m maxtext.trainers.pre_train.train base.yml run_name=x base_output_directory={runs} "
+            "base_emb_dim=64 head_dim=16 vocab_size=256 base_num_decoder_layers=2 base_num_query_heads=4 "
+            "base_num_kv_heads=2"
+        )
+        found = resolve(*words)
+        assert found.step == 1
+        assert not any("may have others" in note for note in found.notes)
+        other = resolve("python3", "-m", "maxtext.inference.decode", f"base_output_directory={runs}")
+        assert "maxtext.inference.decode may have others" in " ".join(other.notes)
+
+    @pytest.mark.parametrize(
+        ("word", "error"),
+        [
+            ("gs://b/x", UsageError),
+            ("x.yaml", UsageError),
+            ("a=[", FormatError),
+            ("absent.yml", StorageError),
+        ],
+    )
+    def test_words_that_are_none(self, word, error):
+        with pytest.raises(error):
+            resolve(word)
+
+    def test_unknown_versions(self):
+        with pytest.raises(UnknownNameError, match=r"0\.2\.4"):
+            resolve(maxtext="0.2.4")
+
+    def test_values_are_yaml_as_omegaconf_reads_it(self):
+        said = parsed(
+            ["a=1e3", "b=2026-01-02", "c=10_000", "d.e=yes", "d.f=null", "g=", "h='\"x\"'"]
+        ).overrides
+        assert said == {
+            "a": 1000.0,
+            "b": "2026-01-02",
+            "c": 10_000,
+            "d": {"e": True, "f": None},
+            "g": None,
+            "h": '"x"',
+        }
+
+    @given(
+        st.dictionaries(
+            st.sampled_from(["run_name", "base_output_directory", "load_parameters_path"]),
+            st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"]), min_size=1),
+        )
+    )
+    def test_texts_are_what_they_are(self, said):
+        settings = settings_of(
+            parsed([f"{name}={json.dumps(text, ensure_ascii=False)}" for name, text in said.items()]), {}
+        )
+        for name, text in said.items():
+            if "${" not in text and text.lower() != "none":
+                assert settings.text(name) == text
+
+
+class TestFiles:
+    def write(self, directory, **files):
+        for name, content in files.items():
+            path = directory / f"{name.replace('__', '/')}.yml"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(content)
+        return directory
+
+    def test_they_are_based_on_each_other(self, runs, monkeypatch):
+        self.write(
+            runs.parent,
+            base=f"base_output_directory: {runs}\nrun_name: a\nlora: {{lora_rank: 4, enable_lora: false}}\n",
+            mine="base_config: base.yml\nrun_name: x\nlora: {enable_lora: true}\n",
+        )
+        settings = settings_of(parsed([str(runs.parent / "mine.yml"), "steps=7"]), {})
+        assert {
+            name: (each.value, each.source.rpartition("/")[2]) for name, each in settings.said.items()
+        } == {
+            "base_output_directory": (str(runs), "base.yml"),
+            "run_name": ("x", "mine.yml"),
+            "lora.lora_rank": (4, "base.yml"),
+            "lora.enable_lora": (True, "mine.yml"),
+            "steps": (7, "command line"),
+        }
+
+    def test_the_models_file_beside_them(self, tmp_path):
+        self.write(tmp_path, base="model_name: llama3.1-8b\n", models__llama3="")
+        (tmp_path / "models" / "llama3.1-8b.yml").write_text("vocab_size: 256\n")
+        settings = settings_of(parsed([str(tmp_path / "base.yml")]), {})
+        assert settings["vocab_size"].value == 256
+        assert settings["vocab_size"].source == str(tmp_path / "models" / "llama3.1-8b.yml")
+
+    def test_variables_of_the_environment(self, runs, monkeypatch):
+        monkeypatch.setenv("M_RUN_NAME", "x")
+        found = resolve(base_output_directory=runs)
+        assert found.step == 1
+        assert [each.source for each in found.settings] == ["environment", "command line"]
+        assert "by M_RUN_NAME, and MaxText refuses both" in texts(resolve(run_name="x"))
+        monkeypatch.setenv("M_SCAN_LAYERS", "false")
+        assert "scan_layers is false (environment)" in texts(resolve(base_output_directory=runs))
+
+    @pytest.mark.parametrize(
+        ("content", "error", "what"),
+        [
+            ("a: [", FormatError, "not a YAML file"),
+            ("- a\n", ConfigError, "no configuration"),
+            ("base_config: absent.yml\n", StorageError, "absent.yml"),
+            ("base_config: bad.yml\n", ConfigError, "in a circle"),
+            ("\x00", FormatError, "not a YAML file"),
+            ("!!python/object:os.system {}\n", FormatError, "not a YAML file"),
+        ],
+    )
+    def test_files_that_are_none(self, tmp_path, content, error, what):
+        self.write(tmp_path, bad=content)
+        with pytest.raises(error, match=what):
+            resolve(tmp_path / "bad.yml")
+
+    def test_interpolations_are_said_to_be_left_out(self, tmp_path):
+        self.write(tmp_path, mine="run_name: ${oc.env:USER}\n")
+        assert "run_name has ${…} in it" in " ".join(resolve(tmp_path / "mine.yml").notes)
+
+
+class TestLocalDirectories:
+    def persistent(self, tmp_path):
+        shutil.copytree(ORBAX / "emergency" / "persistent", tmp_path / "x" / "checkpoints")
+        emergency = {"enable_emergency_checkpoint": True, "local_checkpoint_period": 5}
+        return {**emergency, "base_output_directory": tmp_path, "run_name": "x"}
+
+    def test_the_local_disk_has_a_later_step(self, tmp_path):
+        said = self.persistent(tmp_path)
+        found = resolve(**said, local_checkpoint_directory=str(ORBAX / "emergency" / "local_host2"))
+        assert (found.rule, found.step) == ("resume", 3)
+        assert found.path.endswith("local_host2/3/state")
+        assert "on this host alone" in " ".join(found.notes)
+
+    def test_a_disk_that_is_not_here(self, tmp_path):
+        said = self.persistent(tmp_path)
+        found = resolve(**said, local_checkpoint_directory="/no/such/disk", scan_layers=False)
+        assert (found.step, found.path.rpartition("/")[2]) == (2, "default")
+        assert "each host has its own" in " ".join(found.notes)
+        assert not found.loads
+
+    def test_multi_tier_looks_at_the_local_disk_alone(self, tmp_path):
+        said = {
+            "enable_multi_tier_checkpointing": True,
+            "local_checkpoint_period": 5,
+            "multi_tier_checkpointing_backup_interval_minutes": 30,
+        }
+        there = resolve(**said, local_checkpoint_directory=str(ORBAX / "replicator" / "local_host1"))
+        assert (there.rule, there.step) == ("resume", 2)
+        gone = resolve(**said, local_checkpoint_directory="/no/such/disk")
+        assert gone.outcome == "unknown"
+        assert "the disks of the hosts" in gone.verdict
+
+
+class TestAdapters:
+    def adapter(self, tmp_path, *above):
+        rules = "".join(
+            f'[[rules]]\nfrom = "params.params.decoder.layers.self_attention.{name}.kernel"\n'
+            f'to = "{".".join((*above, "decoder.layers.self_attention", name))}.kernel_lora_a.value"\n'
+            for name in ("query", "key")
+        )
+        (tmp_path / "rules.toml").write_text(rules)
+        ckpttools.select(SCANNED, tmp_path / "some", keep="*self_attention.[qk]*")
+        ckpttools.remap(tmp_path / "some", tmp_path / "adapter", map=tmp_path / "rules.toml")
+        return next((tmp_path / "adapter").rglob("_METADATA")).parent
+
+    def test_where_they_are_looked_for(self, tmp_path):
+        item = self.adapter(tmp_path)
+        base = {"load_parameters_path": str(SCANNED)}
+        found = resolve(**base, lora={"enable_lora": True, "lora_restore_path": str(item)})
+        assert found.loads
+        assert (found.adapter.rule, found.adapter.path) == ("lora_restore_path", str(item))
+        off = resolve(**base, lora={"lora_restore_path": str(item)})
+        assert not off.loads
+        assert "lora.enable_lora is false" in texts(off.adapter)
+
+    def test_elsewhere_they_are_missed(self, tmp_path):
+        item = self.adapter(tmp_path, "params", "params")
+        lora = {"enable_lora": True, "lora_restore_path": str(item)}
+        assert "looks for adapters below decoder" in texts(resolve(lora=lora).adapter)
+        assert "there are none" in texts(resolve(lora=lora | {"lora_restore_path": str(SCANNED)}).adapter)
+        assert "adapters alone" in texts(resolve(load_parameters_path=str(item)))
+
+    def test_settings_of_other_programs(self):
+        found = resolve(
+            load_parameters_path=SCANNED, hf_lora_adapter_path="a/b", lora_input_adapters_path="c"
+        )
+        assert sum("training does not look at it" in note for note in found.notes) == 2
+
+
+class TestBuckets:
+    @pytest.fixture
+    def cloud(self, gcs_server):
+        with google(gcs_server) as cloud:
+            yield cloud
+
+    @BOTH
+    def test_a_step_without_a_commit_file_is_not_seen(self, cloud, maxtext):
+        files = files_in(TRAINED)
+        later = {name.replace("1/", "2/", 1): content for name, content in files.items()}
+        del later["2/commit_success.txt"]
+        out = cloud.filled({f"x/checkpoints/{name}": each for name, each in (files | later).items()})
+        found = resolve(maxtext=maxtext, base_output_directory=str(out), run_name="x")
+        assert (found.step, found.loads) == (1, True)
+        assert found.tried[0].found == "1 step, the latest 1; 2 is passed over: no commit_success.txt"
+        assert found.path == f"{out}/x/checkpoints/1/items"
+
+    def test_alone_it_means_random_parameters(self, cloud):
+        files = {name: each for name, each in files_in(TRAINED).items() if name != "1/commit_success.txt"}
+        out = cloud.filled({f"x/checkpoints/{name}": each for name, each in files.items()})
+        found = resolve(base_output_directory=str(out), run_name="x")
+        assert (found.outcome, found.verdict) == ("scratch", NOTHING)
+        assert "1 is passed over: no commit_success.txt" in found.tried[0].found
+
+    @pytest.mark.parametrize(("maxtext", "missing"), [("e591f30", "0/items"), ("0.2.5", "0")])
+    def test_a_path_without_one(self, cloud, maxtext, missing):
+        files = files_in(SCANNED.parents[1])
+        for level in ("0", "0/items"):
+            files[f"{level}/commit_success.txt"] = b""
+        path = str(cloud.filled(files) / "0" / "items")
+        assert resolve(maxtext=maxtext, load_parameters_path=path).loads
+        del files[f"{missing}/commit_success.txt"]
+        found = resolve(maxtext=maxtext, load_parameters_path=str(cloud.filled(files) / "0" / "items"))
+        assert "there is no commit_success.txt" in texts(found)
+
+    def test_what_is_made_for_a_bucket_loads_from_it(self, cloud, tmp_path):
+        """A conversion has all commit files, so that a plain copy of it is found."""
+        write_llama(tmp_path / "hf")
+        ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "out")
+        path = str(cloud.filled(files_in(tmp_path / "out")) / "0" / "items")
+        for maxtext in VERSIONS:
+            assert resolve(maxtext=maxtext, load_parameters_path=path).loads
+
+    def test_it_takes_few_requests(self, cloud):
+        files = files_in(TRAINED)
+        out = cloud.filled({f"x/checkpoints/{name}": each for name, each in files.items()})
+        cloud.server.log.clear()
+        resolve(base_output_directory=str(out), run_name="x")
+        assert len(cloud.server.log) <= 12
+
+
+NAMES = st.sampled_from(["0", "7", "12", "007", "step_3", "3.orbax-checkpoint-tmp", "best", "1e3", "٣"])
+
+
+class TestSteps:
+    @given(st.dictionaries(NAMES, st.booleans()))
+    def test_names_alone_decide(self, names):
+        """What is in a directory does not matter to Orbax, where renaming is atomic."""
+        run = parse(f"memory://runs/{next(NUMBERS)}")
+        for name, is_whole in names.items():
+            (run / name / ("_METADATA" if is_whole else "other")).put(b"{}")
+        seen = seen_in(run)
+        assert set(seen.steps) == {int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)}
+        assert seen.latest == max(seen.steps, default=None)
+        assert not set(map(str, seen.steps)) & set(seen.passed_over)
+
+    def test_memory_is_a_place_like_any(self):
+        ckpttools.convert(TRAINED, "memory://resolve/out/x/checkpoints/5", format="orbax", item="items")
+        found = resolve(base_output_directory="memory://resolve/out", run_name="x")
+        assert found.rule == "resume"
+
+
+class TestCommandLine:
+    def test_what_it_prints(self, runs):
+        result = succeed("resolve", f"base_output_directory={runs}", "run_name=x", "scan_layers=true")
+        lines = result.output.splitlines()
+        assert lines[0] == f"MaxText {NEWEST}: loads step 1 of the run itself"
+        assert lines[1].split() == ["from", f"{runs}/x/checkpoints/1/items"]
+        assert "1 step, the latest 1" in lines[2]
+        assert lines[-2:] == [
+            "  run_name=x  (command line)",
+            f"  base_output_directory={runs}  (command line)",
+        ]
+
+    def test_json_is_the_report(self, runs):
+        words = [f"base_output_directory={runs}", "run_name=x"]
+        assert json.loads(succeed("resolve", *words, "--json").stdout) == json.loads(
+            json.dumps(resolve(*words), default=lambda each: {n: getattr(each, n) for n in each.__slots__})
+        )
+
+    @pytest.mark.parametrize(
+        ("words", "code", "said"),
+        [
+            ("", 2, "Nothing is said of a run"),
+            ("run_name=absent", 1, NOTHING),
+            (f"-- base.yml load_parameters_path={SCANNED}", 1, "cannot use what is there"),
+            (f"load_parameters_path={UNSCANNED}", 1, "set scan_layers=false"),
+            (f"load_parameters_path={UNSCANNED} scan_layers=false", 0, "loads the parameters of step 0"),
+            ("absent.yml run_name=x", 5, "No such file"),
+            ("--maxtext 0.1 run_name=x", 2, "is not one of"),
+            ("checkpoint", 2, "load_parameters_path=checkpoint"),
+            ("load_parameters_path=a load_full_state_path=b", 1, "refuses these settings"),
+        ],
+    )
+    def test_exit_codes(self, words, code, said, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        result = ckpt("resolve", *words.split())
+        assert (result.exit_code, said in result.output) == (code, True), result.output
+
+    def test_adapters_have_a_part_of_their_own(self, runs):
+        words = [f"base_output_directory={runs}", "run_name=x", f"lora.lora_restore_path={SCANNED}"]
+        result = ckpt("resolve", *words)
+        assert result.exit_code == 1
+        assert "LoRA: does not look for adapters" in result.output
+
+    def test_a_report_shows_itself(self):
+        assert repr(resolve(run_name="y")) == f"<Resolution by MaxText {NEWEST}: {NOTHING}>"
+
+
+def test_every_default_is_of_a_type_that_is_checked():
+    assert all(isinstance(each, bool | str | int | float | None) for each in DEFAULTS.values())
+
+
+def test_the_commands_of_the_page_work_as_written(gcs_server, tmp_path, monkeypatch):
+    """Local ones one after the other; buckets hold what the page's own commands have made."""
+    monkeypatch.chdir(tmp_path)
+    write_llama(tmp_path / "models" / "llama")
+    shutil.copytree(TRAINED, tmp_path / "out" / "llama" / "checkpoints")
+    with google(gcs_server) as cloud:
+        lines = re.findall(
+            r"^\$ (?:ckpt|gcloud storage cp) .*$", (DOCS / "maxtext.md").read_text(), re.MULTILINE
+        )
+        assert len(lines) >= 10
+        for line in lines:
+            words = shlex.split(line.replace("$PWD", str(tmp_path)))[1:]
+            if words[0] == "gcloud":
+                source, target = words[-2:]
+                key = target.removeprefix("gs://my-bucket/").rstrip("/")
+                for name, content in files_in(tmp_path / source).items():
+                    cloud.server.put("my-bucket", f"{key}/{source.rpartition('/')[2]}/{name}", content)
+            else:
+                succeed(*words[1:])
