@@ -49,6 +49,7 @@ MAY = {
         "digest",
     },
     "inspect": {
+        "stores.base",
         "array",
         "quantized",
         "roles",

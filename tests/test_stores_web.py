@@ -119,6 +119,15 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 class TestCommands:
     @BOTH
+    def test_what_it_took_is_said(self, server, where):
+        server.fault("GET .*00002", status(503))
+        server.fault("GET .*00003", cut(1000))
+        done = succeed("inspect", "tree", source(where, server))
+        said = re.fullmatch(rf"(\d+) requests to {where}://, (\d+) kB", done.stderr.splitlines()[-1])
+        assert int(said[1]) == len(server.log), "attempts and redirects, too"
+        assert int(said[2]) <= round(server.nbytes / 1000)
+
+    @BOTH
     def test_a_model_becomes_what_it_becomes_from_a_local_directory(self, server, tmp_path, where):
         run("convert", "hf-to-maxtext", SHARDED, tmp_path / "local")
         run("convert", "hf-to-maxtext", source(where, server), tmp_path / "far")
@@ -130,7 +139,7 @@ class TestCommands:
         # What was made is read from there as well, also where nothing is above the step.
         server.add("made" if where == "http" else "hub/org/made", tmp_path / "far" / "0")
         made = source(where, server).replace("llama", "made")
-        assert run("hash", made) == run("hash", tmp_path / "local")
+        assert succeed("hash", made).stdout == succeed("hash", tmp_path / "local").stdout
 
     @BOTH
     def test_every_command_that_reads_reads_it(self, server, tmp_path, where):

@@ -99,9 +99,8 @@ def _without_collection() -> Iterator[None]:
 
 def _print_json(report: TreeReport, folded: Callable[[], Sequence[Branch]]) -> None:
     found = fields_of(report)
-    comparison = found.pop("comparison")
-    found["subtrees"] = folded()
-    print_json(found | {"comparison": comparison} if comparison else found)
+    sometimes = {name: each for name in ("comparison", "traffic") if (each := found.pop(name))}
+    print_json({**found, "subtrees": folded(), **sometimes})
 
 
 def _print(report: TreeReport, flat: bool, folded: Callable[[], Sequence[Branch]]) -> None:

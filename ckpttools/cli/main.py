@@ -17,6 +17,7 @@ from ckpttools.cli.command_line import remember_command
 from ckpttools.cli.lazy import LazyGroup, in_module
 from ckpttools.cli.output import say
 from ckpttools.cli.plugged import plugged_in
+from ckpttools.cli.traffic_text import telling_traffic
 from ckpttools.core.errors import LaterStepWarning
 from ckpttools.core.wording import as_flags
 
@@ -79,7 +80,7 @@ class _Root(LazyGroup):
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             warnings.simplefilter("default", LaterStepWarning)
-            with kept_from_click(), as_flags():
+            with kept_from_click(), as_flags(), telling_traffic():
                 super().invoke(ctx)
 
 

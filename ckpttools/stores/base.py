@@ -93,6 +93,22 @@ class Costs:
     memory: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a store was asked over a network.
+
+    Attributes:
+        requests: how many were made.
+        nbytes: bytes that came in answer to them.
+    """
+
+    requests: int = 0
+    nbytes: int = 0
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        return Traffic(self.requests - other.requests, self.nbytes - other.nbytes)
+
+
 class File(ABC):
     """Bytes that are read by position, from several threads at once: the `ByteSource` of a store.
 
@@ -187,6 +203,11 @@ class Store(ABC):
 
     scheme: ClassVar[str]
     costs: ClassVar[Costs] = Costs()
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What it was asked since the process began; None where no network is between."""
+        return None
 
     @abstractmethod
     def stat(self, key: str) -> Status | None:

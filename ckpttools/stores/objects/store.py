@@ -11,7 +11,8 @@ from shlex import quote
 from typing import ClassVar
 
 from ckpttools.core.errors import FormatError, StorageError
-from ckpttools.stores.base import Costs, DirEntry, FileKind, Status, Store
+from ckpttools.stores.base import Costs, DirEntry, FileKind, Status, Store, Traffic
+from ckpttools.stores.meter import Meter
 from ckpttools.stores.objects import blocks
 from ckpttools.stores.objects.client import Access, Bucket, Object, ObjectChangedError, require_obstore
 from ckpttools.stores.objects.errors import Words
@@ -38,6 +39,7 @@ class ObjectStore(Store):
         self._buckets: dict[str, Bucket] = {}
         self._lock = threading.Lock()
         self._known = Known(self)
+        self._meter = Meter()
         self._blocks = blocks.Blocks()
         self._under_way = threading.BoundedSemaphore(_REQUESTS)
 
@@ -48,6 +50,10 @@ class ObjectStore(Store):
         Raises:
             StorageError: it says too little, or something that cannot be used.
         """
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._meter.total
 
     def stat(self, key: str) -> Status | None:
         return self._known.status(key) if key else Status(FileKind.DIRECTORY)
@@ -133,7 +139,8 @@ class ObjectStore(Store):
         with self._lock:
             if name not in self._buckets:
                 require_obstore(self.scheme)
-                self._buckets[name] = Bucket(name, self.spelled(name), self.access(name), self.words)
+                access = self.access(name)
+                self._buckets[name] = Bucket(name, self.spelled(name), access, self.words, self._meter)
             return self._buckets[name], rest
 
     def _no_name(self) -> StorageError:

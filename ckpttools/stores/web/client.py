@@ -17,6 +17,7 @@ from urllib3 import exceptions as failures
 from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import StorageError
+from ckpttools.stores.meter import Meter
 from ckpttools.stores.web.attempts import Attempts, Budget, Patience, seconds_asked
 
 Headers = Callable[[str], Mapping[str, str]]
@@ -36,10 +37,15 @@ _FAILURES = (failures.HTTPError, OSError)
 
 
 class Client:
-    """A pool of connections and what is waited for; used by many threads at once."""
+    """A pool of connections and what is waited for; used by many threads at once.
+
+    Attributes:
+        meter: counts requests, attempts and redirects among them, and the bytes of bodies that were read.
+    """
 
     def __init__(self, patience: Patience | None = None) -> None:
         self.patience = patience or Patience()
+        self.meter = Meter()
         self._budget = Budget(self.patience.failures)
         self._pools: dict[str, urllib3.PoolManager] = {}
 
@@ -58,6 +64,7 @@ class Client:
         patience = self.patience
         timeout = urllib3.Timeout(connect=patience.connect, read=patience.stall)
         while True:
+            self.meter.add(requests=1)
             try:
                 response = self._pool(url).request(
                     method,
@@ -121,6 +128,7 @@ class Client:
             try:
                 with closing(response):
                     body = response.read(most + 1)
+                self.meter.add(nbytes=len(body))
             except _FAILURES as error:
                 attempts.failed(described(error, self.patience))
                 continue

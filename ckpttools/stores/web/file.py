@@ -11,7 +11,7 @@ from urllib3 import exceptions as failures
 from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
-from ckpttools.stores.base import Costs, File, Store
+from ckpttools.stores.base import Costs, File, Store, Traffic
 from ckpttools.stores.kept import Kept
 from ckpttools.stores.web.attempts import Attempts
 from ckpttools.stores.web.client import Client, closing, described, discard, status_text
@@ -102,6 +102,10 @@ class WebStore(Store):
     def __init__(self) -> None:
         self.client = Client()
         self.kept: Kept[tuple[str, str]] = Kept(_KEPT)
+
+    @property
+    def traffic(self) -> Traffic:
+        return self.client.meter.total
 
     @abstractmethod
     def url(self, key: str) -> str:
@@ -211,8 +215,8 @@ class WebFile(File):
 
     def _fill(self, offset: int, target: memoryview) -> None:
         """Reads a range; one that ends too early is asked for again from the byte on at which it ended."""
-        attempts = self.store.client.attempts(self.path)
-        done = 0
+        client, done = self.store.client, 0
+        attempts = client.attempts(self.path)
         while done < len(target):
             response, skipped = self._answer(offset + done, offset + len(target), attempts)
             before, got = done, "an answer that ends too early"
@@ -222,7 +226,8 @@ class WebFile(File):
                     while done < len(target) and (count := response.readinto(target[done:][:_AT_ONCE])):
                         done += count
             except (failures.HTTPError, OSError) as error:
-                got = described(error, self.store.client.patience)
+                got = described(error, client.patience)
+            client.meter.add(nbytes=done - before)
             if done < len(target):
                 attempts.cut(done - before, got)
 
