@@ -160,6 +160,12 @@ class TestRequests:
         assert len(asked) == 1 + 1 + 4 + 1, "listing, index, shards, configuration"
         assert sum("list-type" in each.path for each in asked) == 1
 
+    def test_an_index_of_several_blocks_is_read_once(self, gcs, monkeypatch):
+        monkeypatch.setattr(blocks, "SIZE", 1 << 10)
+        place = gcs.filled(files_in(SHARDED))
+        asked = self.asked(gcs, "inspect", "tree", place)
+        assert sum("index" in each.path for each in asked) == 1
+
     @pytest.mark.parametrize(
         "words", ["inspect tree", "inspect chunks", "inspect stats", "hash", "doctor", "diff {0}"]
     )

@@ -92,17 +92,21 @@ class ObjectStore(Store):
 
     def read_into(self, file: ObjectFile, start: int, out: memoryview) -> None:
         """Fills `out` with bytes of a file of this store; errors as `File.read_into`."""
-        fetch = partial(self._fetch, file)
-        if len(out) < blocks.SIZE:
-            self._blocks.read_into((file.key, file.version), file.size, start, out, fetch)
-        elif len(out) <= _PART:
-            fetch(start, out)
+        if self._blocks.takes(file.key, file.size, len(out)):
+            name = file.key, file.version
+            self._blocks.read_into(name, file.size, start, out, partial(self._fetch_parts, file))
         else:
-            parts = [(start + at, out[at : at + _PART]) for at in range(0, len(out), _PART)]
-            futures = [self._pool.submit(fetch, *part) for part in parts]
-            wait(futures)  # before somebody else gets `out`
-            for each in futures:
-                each.result()
+            self._fetch_parts(file, start, out)
+
+    def _fetch_parts(self, file: ObjectFile, start: int, out: memoryview) -> None:
+        if len(out) <= _PART:
+            self._fetch(file, start, out)
+            return
+        parts = [(start + at, out[at : at + _PART]) for at in range(0, len(out), _PART)]
+        futures = [self._pool.submit(self._fetch, file, *part) for part in parts]
+        wait(futures)  # before somebody else gets `out`
+        for each in futures:
+            each.result()
 
     def _fetch(self, file: ObjectFile, start: int, out: memoryview) -> None:
         bucket, key = self._at(file.key)

@@ -138,6 +138,16 @@ class Client:
                 )
             return response, found, body
 
+    def start_of(self, response: BaseHTTPResponse, most: int) -> bytes:
+        """The body of an answer, of so many bytes at most; empty if it does not come whole."""
+        try:
+            with closing(response):
+                body = response.read(most)
+        except _FAILURES:
+            return b""
+        self.meter.add(nbytes=len(body))
+        return body
+
     def _pool(self, url: str) -> urllib3.PoolManager:
         """Connections to a host, through the proxy that the environment names, as other tools have it."""
         address = urlsplit(url)
