@@ -99,8 +99,9 @@ def _without_collection() -> Iterator[None]:
 
 def _print_json(report: TreeReport, folded: Callable[[], Sequence[Branch]]) -> None:
     found = fields_of(report)
-    sometimes = {name: each for name in ("comparison", "traffic") if (each := found.pop(name))}
-    print_json({**found, "subtrees": folded(), **sometimes})
+    comparison = found.pop("comparison")
+    found["subtrees"] = folded()
+    print_json(found | {"comparison": comparison} if comparison else found)
 
 
 def _print(report: TreeReport, flat: bool, folded: Callable[[], Sequence[Branch]]) -> None:

@@ -198,11 +198,14 @@ class Store(ABC):
 
     Attributes:
         scheme: what stands before `://`.
-        costs: of reading.
     """
 
     scheme: ClassVar[str]
-    costs: ClassVar[Costs] = Costs()
+
+    @property
+    def costs(self) -> Costs:
+        """What reading takes."""
+        return Costs()
 
     @property
     def traffic(self) -> Traffic | None:

@@ -146,8 +146,8 @@ class Bucket:
         names = (each.rpartition("/")[2] for each in found["common_prefixes"])
         return {**dict(_below(key, found["objects"])), **dict.fromkeys(names, Status(FileKind.DIRECTORY))}
 
-    def read_into(self, key: str, version: str, start: int, out: memoryview) -> None:
-        """Fills `out` with the bytes of an object from `start` on.
+    def read(self, key: str, version: str, start: int, length: int) -> memoryview:
+        """The bytes of an object from `start` on, so many, in memory of their own.
 
         Raises:
             ObjectChangedError: it has another version.
@@ -157,7 +157,7 @@ class Bucket:
         """
         import obstore
 
-        options: Any = {"range": (start, start + len(out)), **_pinned(version)}
+        options: Any = {"range": (start, start + length), **_pinned(version)}
 
         def read(client: Any) -> memoryview:
             answer = obstore.get(client, key, options=options)
@@ -168,9 +168,9 @@ class Bucket:
 
         content = self._ask("cannot read", key, read)
         self._meter.add(nbytes=len(content))
-        if len(content) != len(out):
+        if len(content) != length:
             raise FormatError(f"{self._place}/{key} ends too early", got=f"{start + len(content)} bytes")
-        out[:] = content
+        return content
 
     def _list(self, key: str, listed: Callable[[Any], _Answer]) -> _Answer:
         def again(client: Any) -> _Answer:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cached_property, partial
+from functools import partial
 from shlex import quote
 from typing import ClassVar
 
@@ -18,11 +17,8 @@ from ckpttools.stores.objects.client import Access, Bucket, Object, ObjectChange
 from ckpttools.stores.objects.errors import Words
 from ckpttools.stores.objects.file import ObjectFile
 from ckpttools.stores.objects.known import Known
-
-# Of a long read, what comes in one request.
-_PART = 4 << 20
-# 8 MiB at 20 ms: 0.27 GB/s one at a time, 0.89 with 16 at once, less with 64. Each has its answer in memory.
-_REQUESTS = 16
+from ckpttools.stores.pace import USUAL, asked_for
+from ckpttools.stores.reads import Reads
 
 
 class ObjectStore(Store):
@@ -32,7 +28,6 @@ class ObjectStore(Store):
         words: what messages say of it.
     """
 
-    costs: ClassVar[Costs] = Costs(_REQUESTS, memory=_REQUESTS * _PART + blocks.MOST_BYTES)
     words: ClassVar[Words]
 
     def __init__(self) -> None:
@@ -41,7 +36,7 @@ class ObjectStore(Store):
         self._known = Known(self)
         self._meter = Meter()
         self._blocks = blocks.Blocks()
-        self._under_way = threading.BoundedSemaphore(_REQUESTS)
+        self._reads = Reads()
 
     @abstractmethod
     def access(self, bucket: str) -> Access:
@@ -50,6 +45,10 @@ class ObjectStore(Store):
         Raises:
             StorageError: it says too little, or something that cannot be used.
         """
+
+    @property
+    def costs(self) -> Costs:
+        return Costs(asked_for() or USUAL, self._reads.memory + blocks.MOST_BYTES)
 
     @property
     def traffic(self) -> Traffic:
@@ -92,34 +91,20 @@ class ObjectStore(Store):
 
     def read_into(self, file: ObjectFile, start: int, out: memoryview) -> None:
         """Fills `out` with bytes of a file of this store; errors as `File.read_into`."""
+        fetch = partial(self._fetch, file)
         if self._blocks.takes(file.key, file.size, len(out)):
-            name = file.key, file.version
-            self._blocks.read_into(name, file.size, start, out, partial(self._fetch_parts, file))
+            name, read = (file.key, file.version), partial(self._reads.read_into, fetch=fetch)
+            self._blocks.read_into(name, file.size, start, out, read)
         else:
-            self._fetch_parts(file, start, out)
+            self._reads.read_into(start, out, fetch)
 
-    def _fetch_parts(self, file: ObjectFile, start: int, out: memoryview) -> None:
-        if len(out) <= _PART:
-            self._fetch(file, start, out)
-            return
-        parts = [(start + at, out[at : at + _PART]) for at in range(0, len(out), _PART)]
-        futures = [self._pool.submit(self._fetch, file, *part) for part in parts]
-        wait(futures)  # before somebody else gets `out`
-        for each in futures:
-            each.result()
-
-    def _fetch(self, file: ObjectFile, start: int, out: memoryview) -> None:
+    def _fetch(self, file: ObjectFile, start: int, length: int) -> memoryview:
         bucket, key = self._at(file.key)
         try:
-            with self._under_way:
-                bucket.read_into(key, file.version, start, out)
+            return bucket.read(key, file.version, start, length)
         except (ObjectChangedError, FileNotFoundError):
             self._known.forget(file.key)
             raise file.changed(bucket.head(key)) from None
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(_REQUESTS, thread_name_prefix=self.scheme)
 
     # -- whom `Known` asks
 

@@ -18,16 +18,19 @@ from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.meter import Meter
+from ckpttools.stores.pace import MOST
+from ckpttools.stores.reads import Reads
 from ckpttools.stores.web.attempts import Attempts, Budget, Patience, seconds_asked
 
 Headers = Callable[[str], Mapping[str, str]]
 """What a request to a URL says of who asks: not the same to every host."""
 
 _AGAIN = frozenset((408, 429, 500, 502, 503, 504))
+_TOO_MANY = frozenset((429, 503))
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _MOST_REDIRECTS = 10
 # Connections to one host that are kept.
-CONNECTIONS = 32
+CONNECTIONS = MOST
 # What is read of an answer that is not wanted, so that its connection can be used again.
 _SMALL = 64 << 10
 # A server that is not there will not be there in a moment either.
@@ -41,11 +44,13 @@ class Client:
 
     Attributes:
         meter: counts requests, attempts and redirects among them, and the bytes of bodies that were read.
+        reads: of its files; they become fewer at once where a server says that they are too many.
     """
 
     def __init__(self, patience: Patience | None = None) -> None:
         self.patience = patience or Patience()
         self.meter = Meter()
+        self.reads = Reads()
         self._budget = Budget(self.patience.failures)
         self._pools: dict[str, urllib3.PoolManager] = {}
 
@@ -82,6 +87,8 @@ class Client:
             if response.status not in _AGAIN:
                 attempts.succeeded()
                 return response
+            if response.status in _TOO_MANY:
+                self.reads.pace.slow_down()
             asked = seconds_asked(response.headers.get("Retry-After"))
             discard(response)
             attempts.failed(status_text(response), asked)
