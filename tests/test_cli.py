@@ -181,6 +181,7 @@ class TestConvert:
             "bytes_unlinked": 0,
             "bytes_dead": 0,
             "counts": {},
+            "traffic": {},
         }
 
     @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])

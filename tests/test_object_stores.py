@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shlex
 from contextlib import contextmanager
 from random import randbytes
@@ -16,8 +17,9 @@ from support.object_stores import amazon, azure, environment, files_in, google
 from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.safetensors_files import packed
 
+import ckpttools
 from ckpttools.core.errors import FormatError, SourceChangedError, StorageError
-from ckpttools.stores import FileKind, parse
+from ckpttools.stores import FileKind, parse, reads
 from ckpttools.stores.objects import az, blocks, client, gs, known, machine, s3
 from ckpttools.testing.stores import StoreTests
 
@@ -115,7 +117,9 @@ class TestCommands:
         for words in map(str.split, commands):
             local, remote = (ckpt(*words, each, "--json") for each in (source, place))
             assert remote.exit_code == local.exit_code
-            assert json.loads(remote.stdout.replace(str(place), str(source))) == json.loads(local.stdout)
+            said = json.loads(remote.stdout.replace(str(place), str(source)))
+            assert ("traffic" in said) == (words == ["inspect", "tree"]), "which is looking alone"
+            assert {**said, "traffic": {}} == {**json.loads(local.stdout), "traffic": {}}
 
     def test_both_sides_may_be_in_buckets(self, cloud):
         model, run_ = cloud.filled(files_in(SHARDED)), cloud.filled(files_in(MAXTEXT))
@@ -155,6 +159,38 @@ class TestRequests:
         assert len(asked) == 1 + 1 + 1 + 4 + 1, "listing, journal, index, shards, configuration"
         assert sum("list-type" in each.path for each in asked) == 1
 
+    def test_an_index_of_several_blocks_is_read_once(self, gcs, monkeypatch):
+        monkeypatch.setattr(blocks, "SIZE", 1 << 10)
+        place = gcs.filled(files_in(SHARDED))
+        asked = self.asked(gcs, "inspect", "tree", place)
+        assert sum("index" in each.path for each in asked) == 1
+
+    @pytest.mark.parametrize(
+        "words", ["inspect tree", "inspect chunks", "inspect stats", "hash", "doctor", "diff {0}"]
+    )
+    def test_what_it_took_is_said(self, gcs, words):
+        place = gcs.filled(files_in(SHARDED))
+        gcs.server.log.clear()
+        done = ckpt(*(each.format(SHARDED) for each in words.split()), place)
+        assert re.fullmatch(rf"{len(gcs.server.log)} requests to gs://, \d+ kB", done.stderr.splitlines()[-1])
+        assert "request" not in ckpt(*words.format(SHARDED).split(), SHARDED).stderr
+
+    def test_what_it_took_is_in_reports(self, gcs, tmp_path):
+        place = gcs.filled(files_in(HF))
+        gcs.server.log.clear()
+        traffic = ckpttools.inspect(str(place)).traffic
+        assert traffic["gs://"].requests == len(gcs.server.log)
+        assert traffic["gs://"].nbytes > 1000
+        receipt = json.loads(succeed("convert", "hf-to-maxtext", place, tmp_path / "out", "--json").stdout)
+        assert receipt["traffic"]["gs://"]["requests"] > 0
+
+    def test_pages_of_listings_are_counted(self, gcs):
+        place = gcs.filled({f"{number}.bin": b"" for number in range(2500)})
+        gcs.server.log.clear()
+        before = gs.STORE.traffic
+        assert len(place.entries()) == 2500
+        assert (gs.STORE.traffic - before).requests == len(gcs.server.log)
+
     def test_a_shard_with_a_long_header_takes_two(self, gcs, monkeypatch):
         monkeypatch.setattr(blocks, "SIZE", 2 << 10)
         place = gcs.filled(files_in(SHARDED))
@@ -188,7 +224,7 @@ class TestRequests:
         monkeypatch.setattr(known, "_MOST_OBJECTS", 10)
         place = gcs.filled(files_in(ZARR))
         gcs.server.page = 7
-        assert run("hash", place) == run("hash", ZARR)
+        assert succeed("hash", place).stdout == succeed("hash", ZARR).stdout
         assert len(list(place.walk())) == len(files_in(ZARR))
 
 
@@ -286,9 +322,7 @@ class TestPinned:
             opened.read(0, 1 << 20)
 
     def test_a_long_read_is_split_and_whole(self, gcs, monkeypatch):
-        from ckpttools.stores.objects import store
-
-        monkeypatch.setattr(store, "_PART", 1 << 18)
+        monkeypatch.setattr(reads, "PART", 1 << 18)
         content = bytes(range(256)) * (1 << 13)
         with (gcs.filled({"x.bin": content}) / "x.bin").open() as opened:
             gcs.server.log.clear()

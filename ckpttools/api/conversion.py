@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +10,9 @@ from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import open_tree
 from ckpttools.plan.plan import Plan
+from ckpttools.plan.reading import cores, reading_costs
 from ckpttools.run.events import Observer, Receipt
+from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
@@ -27,46 +28,37 @@ class Resources:
         jobs: parallel workers; None for as many as suit the work, at most 16.
         manifest: whether the output is hashed while it is written, which takes memory for every array.
         destination: where it is written; None for a local directory.
+        requests: reads under way at once in stores behind a network; None for as many as are found good.
     """
 
     memory: int = DEFAULT_MEMORY
     jobs: int | None = None
     manifest: bool = False
     destination: Place | None = None
+    requests: int | None = None
 
     @property
     def workers(self) -> int:
         """Workers for writing: two per core."""
         # A worker that writes past the page cache waits for the disk: two cores, 2.47 GB, two workers
         # 1.65 to 2.1 s, four 1.4 to 1.8 s.
-        return self.jobs or min(16, 2 * _cores())
-
-    @property
-    def readers(self) -> int:
-        """Workers for reading alone: one per core."""
-        # More share the cache and wait for the interpreter's lock: two cores, hashing 2.47 GB, two workers
-        # 24 GB/s from the page cache, four 15; from the disk 1.48 and 1.38 s.
-        return self.jobs or min(16, _cores())
+        return self.jobs or min(16, 2 * cores())
 
     def plan(self, tree: Tree, writer: Writer, notes: Notes | None = None) -> Conversion:
         """Plans writing `tree` with `writer`; raises as `ckpttools.plan.plan.build`."""
         # What these import takes memory before it is known whether there is enough.
         from ckpttools.digest.watching import hashing_bytes
         from ckpttools.plan.plan import build
-        from ckpttools.plan.reading import reading_costs
 
-        costs = reading_costs(tree.arrays.values())
-        reserved = costs.memory + (hashing_bytes(tree) if self.manifest else 0)
-        streams = self.destination.store.streams if self.destination else None
-        jobs = self.jobs or max(self.workers, costs.requests or 0, streams.files if streams else 0)
-        plan = build(
-            tree, writer, memory=self.memory, jobs=jobs, notes=notes, reserved=reserved, streams=streams
-        )
-        return Conversion(plan, writer)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+        with requesting(self.requests):
+            costs = reading_costs(tree.arrays.values())
+            reserved = costs.memory + (hashing_bytes(tree) if self.manifest else 0)
+            streams = self.destination.store.streams if self.destination else None
+            jobs = self.jobs or max(self.workers, costs.requests or 0, streams.files if streams else 0)
+            plan = build(
+                tree, writer, memory=self.memory, jobs=jobs, notes=notes, reserved=reserved, streams=streams
+            )
+            return Conversion(plan, writer, self.requests)
 
 
 def open_checkpoint(path: Where, step: int | None = None) -> Tree:
@@ -84,10 +76,11 @@ def open_checkpoint(path: Where, step: int | None = None) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A plan and its writer."""
+    """A plan and its writer, and how many reads may be under way at once: see `Resources`."""
 
     plan: Plan
     writer: Writer
+    requests: int | None = None
 
     def run(
         self,
@@ -122,13 +115,14 @@ class Conversion:
             observe=observe,
             command=command,
         )
-        if manifest is None:
-            return run()
-        from ckpttools.api.beside import check_beside
-        from ckpttools.digest.watching import run_hashing
+        with requesting(self.requests):
+            if manifest is None:
+                return run()
+            from ckpttools.api.beside import check_beside
+            from ckpttools.digest.watching import run_hashing
 
-        check_beside(parse(manifest), self.plan.tree.metadata.place, parse(destination))
-        return run_hashing(self.plan, run, parse(manifest), overwrite=overwrite)
+            check_beside(parse(manifest), self.plan.tree.metadata.place, parse(destination))
+            return run_hashing(self.plan, run, parse(manifest), overwrite=overwrite)
 
     def check(self, destination: Where, *, overwrite: bool = False) -> None:
         """Raises what would stop `run` before it writes anything."""

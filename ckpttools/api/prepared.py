@@ -26,6 +26,7 @@ from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Observer, Receipt
+from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
@@ -38,6 +39,7 @@ class Writing(TypedDict, total=False):
     Attributes:
         memory: bytes that may be resident at most, such as "512MiB"; by default 1 GiB.
         jobs: workers at a time; None for as many as suit the work.
+        requests: reads under way at once in stores behind a network; None for as many as are found good.
         overwrite: replace what is at the destination; it is removed last, once everything is written.
         resume: insist on resuming an interrupted conversion; the same call does so anyway.
         manifest: file that gets digests of all arrays, for `ckpt verify`.
@@ -47,6 +49,7 @@ class Writing(TypedDict, total=False):
 
     memory: Size
     jobs: int | None
+    requests: int | None
     overwrite: bool
     resume: bool
     manifest: Where | None
@@ -110,6 +113,7 @@ def prepare(
     like: Where | None = None,
     memory: Size = DEFAULT_MEMORY,
     jobs: int | None = None,
+    requests: int | None = None,
     overwrite: bool = False,
     resume: bool = False,
     manifest: Where | None = None,
@@ -122,7 +126,7 @@ def prepare(
         plan: makes the plan within the resources.
         source, destination: what is read and what is written; they must be apart.
         like: what is read beside the source.
-        memory, jobs, overwrite, resume, manifest, observe, command: as `Writing`.
+        memory, jobs, requests, overwrite, resume, manifest, observe, command: as `Writing`.
 
     Raises:
         UsageError: the destination cannot be written or overlaps what is read, there is nothing to resume, or
@@ -147,8 +151,8 @@ def prepare(
     if written is not None:
         check_beside(written, read or "", place)
         digests.check_manifest_name(written, overwrite=overwrite)
-    resources = Resources(parse_size(memory), jobs, written is not None, place)
-    with allowing(resources.memory):
+    resources = Resources(parse_size(memory), jobs, written is not None, place, requests)
+    with allowing(resources.memory), requesting(requests):
         conversion = plan(resources)
     return Prepared(conversion, place, overwrite, written, observe, command)
 

@@ -12,6 +12,7 @@ from ckpttools.core.budget import allowing, parse_size
 from ckpttools.core.errors import UsageError
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
+from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
@@ -22,7 +23,7 @@ Observe = Callable[[int, int], None]
 """Called with the bytes read so far and the bytes to read in all; the first call has 0."""
 
 DEFAULT_MEMORY = "1GiB"
-_RESOURCES = ("memory", "jobs", "observe")
+_RESOURCES = ("memory", "jobs", "requests", "observe")
 
 
 class Opening(TypedDict, total=False):
@@ -44,12 +45,14 @@ class Scanning(Opening, total=False):
 
     Attributes:
         memory: bytes that may be resident at most, as a number or as text: "4GiB"; by default 1 GiB.
-        jobs: parallel workers; None for one per core, at most 16.
+        jobs: parallel workers; None for one per core, at most 16, or 16 where a network is between.
+        requests: reads under way at once in stores behind a network; None for as many as are found good.
         observe: called with the bytes read so far and the bytes to read in all.
     """
 
     memory: int | str
     jobs: int | None
+    requests: int | None
     observe: Observe | None
 
 
@@ -106,13 +109,13 @@ class ScanSettings:
 
     Attributes:
         memory: bytes that may be resident at most.
-        jobs: workers at a time.
+        jobs: workers at a time; None for as many as suit what is read.
         observe: called with the progress; None for nobody.
         read: how paths are opened.
     """
 
     memory: int
-    jobs: int
+    jobs: int | None
     observe: Observe | None
     read: ReadOptions
 
@@ -139,9 +142,7 @@ def scanning(said: Scanning) -> Iterator[ScanSettings]:
         TypeError: something else is said.
         UsageError: a text is no size.
     """
-    from ckpttools.api.conversion import Resources
-
     opening = {name: value for name, value in said.items() if name not in _RESOURCES}
-    resources = Resources(parse_size(said.get("memory", DEFAULT_MEMORY)), said.get("jobs"))
-    with allowing(resources.memory):
-        yield ScanSettings(resources.memory, resources.readers, said.get("observe"), read_options(opening))
+    memory = parse_size(said.get("memory", DEFAULT_MEMORY))
+    with allowing(memory), requesting(said.get("requests")):
+        yield ScanSettings(memory, said.get("jobs"), said.get("observe"), read_options(opening))

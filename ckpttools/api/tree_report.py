@@ -15,6 +15,7 @@ from ckpttools.inspect.folding import sort_arrays
 from ckpttools.inspect.tree import TreeReport, inspect_tree
 from ckpttools.maxtext.model_files import companion_names
 from ckpttools.stores.registry import Where
+from ckpttools.stores.traffic import counted
 
 
 def inspect(
@@ -41,22 +42,24 @@ def inspect(
         CheckpointError: nothing is there, or it cannot be read.
         UsageError: there are arrays, and none matches the pattern.
     """
-    read = read_options(reading)
-    tree = opened(source, read)
-    shardings = stored_shardings(tree) if sharding else {}
-    beside = other_steps(tree)
-    comparison = None if against is None else compared(tree, against, filter, read)
-    report = inspect_tree(
-        tree,
-        filter,
-        shardings=shardings,
-        unfinished=beside.unfinished,
-        damaged=beside.damaged,
-        families=families().values(),
-        # The pattern may mean what is missing.
-        or_none=comparison is not None,
-        companions=companion_names(tree),
-    )
+    with counted() as traffic:
+        read = read_options(reading)
+        tree = opened(source, read)
+        shardings = stored_shardings(tree) if sharding else {}
+        beside = other_steps(tree)
+        comparison = None if against is None else compared(tree, against, filter, read)
+        report = inspect_tree(
+            tree,
+            filter,
+            shardings=shardings,
+            unfinished=beside.unfinished,
+            damaged=beside.damaged,
+            families=families().values(),
+            # The pattern may mean what is missing.
+            or_none=comparison is not None,
+            companions=companion_names(tree),
+        )
+    report = replace(report, traffic=traffic())
     if sort is not None:
         report = replace(report, arrays=sort_arrays(report.arrays, sort))
         comparison = arranged(comparison, sort) if comparison else None

@@ -17,6 +17,7 @@ from ckpttools.cli.command_line import remember_command
 from ckpttools.cli.lazy import LazyGroup, in_module
 from ckpttools.cli.output import say
 from ckpttools.cli.plugged import plugged_in
+from ckpttools.cli.traffic_text import telling_traffic
 from ckpttools.core.errors import LaterStepWarning
 from ckpttools.core.wording import as_flags
 
@@ -31,7 +32,7 @@ _COMMANDS = {
     "hash": in_module("hash", "hash_command", "Digests that no format or layout changes."),
     "inspect": in_module("inspect", "inspect", "Look into a checkpoint without loading it."),
     "remap": in_module("remap", "remap", "Arrays under other names, by rules or by a function."),
-    "resolve": in_module("resolve", "resolve", "What a MaxText run would load."),
+    "resolve": in_module("resolve", "resolve", "What a run of MaxText would load, and what it would miss."),
     "select": in_module("select", "select", "Some arrays of a checkpoint."),
     "stack": in_module("scan", "stack", "Layers one by one to stacks for jax.lax.scan."),
     "strip-optimizer": in_module("strip", "strip_optimizer", "Parameters of a training checkpoint."),
@@ -80,7 +81,7 @@ class _Root(LazyGroup):
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             warnings.simplefilter("default", LaterStepWarning)
-            with kept_from_click(), as_flags():
+            with kept_from_click(), as_flags(), telling_traffic():
                 super().invoke(ctx)
 
 

@@ -165,6 +165,13 @@ resource_options = together(
         help="Parallel workers; by default one per core, two per core where something is written, at most "
         "16.",
     ),
+    click.option(
+        "--requests",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Reads under way at once in buckets, on the hub and on web servers; by default 4 to 32, as many "
+        "as are found to bring more.",
+    ),
     _within_memory,
 )
 """Adds what a call may take; the command runs within this memory."""

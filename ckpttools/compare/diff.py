@@ -75,7 +75,7 @@ def diff(
     *,
     ignore_dtypes: bool = False,
     memory: int,
-    jobs: int,
+    jobs: int | None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[ArrayDiff, ...]:
     """Every array of both sides, in the order of names.
@@ -125,7 +125,7 @@ def _deviations(
     b: Mapping[str, LazyArray],
     tolerances: Tolerances,
     memory: int,
-    jobs: int,
+    jobs: int | None,
     observe: Callable[[int], None],
 ) -> _Deviations:
     """How far the arrays are apart; those missing here are equal bit for bit."""

@@ -37,7 +37,7 @@ def explain(
     *,
     detectors: Collection[Detector] = DETECTORS,
     memory: int,
-    jobs: int,
+    jobs: int | None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[ArrayDiff, ...]:
     """The same with causes, for arrays of which all elements agree with one.
@@ -139,7 +139,7 @@ def _fits(hypothesis: Hypothesis) -> bool:
 
 
 def _failed(
-    hypotheses: Sequence[Hypothesis], memory: int, jobs: int, observe: Callable[[int], None]
+    hypotheses: Sequence[Hypothesis], memory: int, jobs: int | None, observe: Callable[[int], None]
 ) -> set[int]:
     """The hypotheses, by number, that do not hold for all elements."""
     items: list[Item] = [pair for each in hypotheses for pair in each.pairs]

@@ -30,7 +30,7 @@ def compare(
     both: Pairing[LazyArray],
     *,
     memory: int,
-    jobs: int,
+    jobs: int | None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[Difference, ...]:
     """All arrays of A that are not bit-identical to those of B, in the order of names.
@@ -82,7 +82,7 @@ def _as_one(whole: Whole, wanted: Mapping[str, LazyArray]) -> LazyArray:
 
 
 def _differing(
-    pairs: list[tuple[Whole, LazyArray]], memory: int, jobs: int, observe: Callable[[int], None]
+    pairs: list[tuple[Whole, LazyArray]], memory: int, jobs: int | None, observe: Callable[[int], None]
 ) -> _Unequal:
     """All arrays that differ."""
 

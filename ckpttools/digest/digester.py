@@ -77,7 +77,7 @@ class Digester:
         return watch
 
     def digests(
-        self, *, memory: int, jobs: int, observe: Callable[[int], None] = lambda nbytes: None
+        self, *, memory: int, jobs: int | None, observe: Callable[[int], None] = lambda nbytes: None
     ) -> dict[str, Digest]:
         """The digests of all arrays, in order; incomplete ones are read.
 
@@ -108,7 +108,9 @@ class Digester:
             self._hashers[name].restart()
         return missing
 
-    def _read(self, reads: list[Whole], memory: int, jobs: int, observe: Callable[[int], None]) -> None:
+    def _read(
+        self, reads: list[Whole], memory: int, jobs: int | None, observe: Callable[[int], None]
+    ) -> None:
         """Reads arrays once; some may find no room and stay incomplete."""
         items: list[Item] = [(whole.array,) for whole in reads]
         reserved = ROOM_BYTES + self.nbytes

@@ -20,7 +20,7 @@ def hash_tree(
     *,
     algorithm: str = DEFAULT_ALGORITHM,
     memory: int,
-    jobs: int,
+    jobs: int | None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> Manifest:
     """The digests of a tree's arrays, which are all read once.

@@ -92,21 +92,27 @@ class _Node:
     def place(self, keys: Iterable[str], array: ArrayReport) -> None:
         node = self
         for key in keys:
-            node = node.children.setdefault(key, _Node())
+            below = node.children.get(key)
+            if below is None:
+                below = node.children[key] = _Node()
+            node = below
         node.array = array
 
     def sign(self, known: dict[object, int]) -> None:
         """Numbers every distinct content below; `known` holds the numbers given."""
-        for child in self.children.values():
+        own = None
+        if array := self.array:
+            own = array.shape, array.dtype, array.role, array.sharding
+            self.count, self.num_elements, self.nbytes = 1, prod(array.shape), array.nbytes
+        below = []
+        for name, child in self.children.items():
             child.sign(known)
-        array = self.array
-        own = (array.shape, array.dtype, array.role, array.sharding) if array else None
-        below = tuple(sorted((name, child.signature) for name, child in self.children.items()))
-        self.signature = known.setdefault((own, below), len(known))
-        children = self.children.values()
-        self.count = (array is not None) + sum(child.count for child in children)
-        self.num_elements = (prod(array.shape) if array else 0) + sum(c.num_elements for c in children)
-        self.nbytes = (array.nbytes if array else 0) + sum(child.nbytes for child in children)
+            self.count += child.count
+            self.num_elements += child.num_elements
+            self.nbytes += child.nbytes
+            below.append((name, child.signature))
+        below.sort()
+        self.signature = known.setdefault((own, *below), len(known))
 
 
 @dataclass(frozen=True, slots=True)

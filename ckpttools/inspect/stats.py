@@ -111,7 +111,7 @@ def inspect_stats(
     pattern: str = "*",
     *,
     memory: int,
-    jobs: int,
+    jobs: int | None,
     per_layer: bool = False,
     histograms: bool = False,
     observe: Callable[[int], None] = lambda nbytes: None,

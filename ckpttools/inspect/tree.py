@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from operator import attrgetter
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from ckpttools.maxtext.optimizer import Optimizer
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Role
+from ckpttools.stores.base import Traffic
 
 if TYPE_CHECKING:
     from ckpttools.inspect.comparison import Comparison
@@ -76,6 +77,7 @@ class TreeReport:
             configuration and tokenizer; relative to the directory.
         quantization: how weights are quantised; None if they are not.
         comparison: with what it should be; None if it was not compared.
+        traffic: what looking took of stores behind a network, by address: "gs://".
     """
 
     path: str
@@ -99,6 +101,7 @@ class TreeReport:
     companions: tuple[str, ...] = ()
     quantization: Quantization | None = None
     comparison: Comparison | None = None
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """What it is, and its arrays; those whose names differ only in numbers share a line."""

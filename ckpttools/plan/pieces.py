@@ -19,7 +19,7 @@ from ckpttools.core.budget import BASE_BYTES, does_not_fit
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape, grid_cells, split_to
 from ckpttools.plan.plan import BYTES_PER_NODE
-from ckpttools.plan.reading import reading_costs
+from ckpttools.plan.reading import readers, reading_costs
 from ckpttools.plan.task import LARGEST_TASK
 from ckpttools.plan.tiles import tile_shape
 
@@ -61,13 +61,15 @@ class ScanMemory:
     projected_peak: int
 
 
-def fitted(items: Sequence[Item], *, memory: int, jobs: int, scratch: int, reserved: int = 0) -> ScanMemory:
+def fitted(
+    items: Sequence[Item], *, memory: int, jobs: int | None, scratch: int, reserved: int = 0
+) -> ScanMemory:
     """Workers and pieces that stay within the memory; smaller pieces are tried before fewer workers.
 
     Args:
         items: what will be looked at.
         memory: bytes that may be resident at most.
-        jobs: workers at a time, at most.
+        jobs: workers at a time, at most; None for as many as suit what is read.
         scratch: temporary bytes that looking at a piece takes.
         reserved: bytes that something else takes meanwhile.
 
@@ -81,9 +83,10 @@ def fitted(items: Sequence[Item], *, memory: int, jobs: int, scratch: int, reser
     scratch = max([scratch, *(array.scratch_bytes for item in items for array in item)])
     pages = sum(rounded_up(1) for _ in max(items, key=len, default=()))
     arrays = [array for item in items for array in item]
-    reserved += reading_costs(arrays).memory
+    costs = reading_costs(arrays)
+    reserved += costs.memory
     base = BASE_BYTES + nodes(arrays) * BYTES_PER_NODE + len(items) * _BYTES_PER_ITEM + reserved
-    for count, most in _choices(jobs):
+    for count, most in _choices(jobs or readers(costs)):
         peak = base + count * (most + pages + rounded_up(scratch) + _WAITING_BYTES)
         if peak <= memory:
             return ScanMemory(count, most, most + pages, scratch, peak)

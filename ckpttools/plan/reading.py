@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from itertools import islice
 
@@ -15,3 +16,15 @@ def reading_costs(arrays: Iterable[LazyArray]) -> Costs:
     found = {(type(file), file.costs) for file in files}
     requests = max((costs.requests or 0 for _, costs in found), default=0)
     return Costs(requests or None, sum(costs.memory for _, costs in found))
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def readers(costs: Costs) -> int:
+    """Workers for reading alone: one per core, or as many as reads are of use where these take their time."""
+    # More share the cache and wait for the interpreter's lock: two cores, hashing 2.47 GB, two workers
+    # 24 GB/s from the page cache, four 15; from the disk 1.48 and 1.38 s.
+    return max(min(16, cores()), costs.requests or 0)

@@ -207,6 +207,8 @@ def is_random(path: Path) -> bool:
 
 def is_bookkeeping(keys: Path) -> bool:
     """Whether names say that it is a random state, the number of steps, or a scale of the loss."""
+    if not may_be_bookkeeping(keys):
+        return False
     first, *below = _named_as(keys)
     return is_random(keys) or (first in _COUNTERS and not below) or (first in _LOSS_SCALES and len(below) < 2)
 

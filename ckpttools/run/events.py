@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.region import Region
 from ckpttools.plan.plan import Plan
+from ckpttools.stores.base import Traffic
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Receipt:
         bytes_unlinked: of the bytes referenced, those that were copied after all, since links were refused.
         counts: for each array of which values could not be kept, how many, by what became of them (see
             `ckpttools.transforms.conversion`); of all tasks, those of an earlier run as well.
+        traffic: what stores were asked over a network, planning left out, by address: "gs://".
     """
 
     destination: Place
@@ -73,6 +75,7 @@ class Receipt:
     bytes_dead: int = 0
     bytes_unlinked: int = 0
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         parts = [f"{self.arrays:,} array{'s' * (self.arrays != 1)}"]

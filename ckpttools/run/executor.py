@@ -31,6 +31,7 @@ from ckpttools.run.threads import start_some
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import DataFiles, Purpose, Sink, Staging, Work, staging_of
 from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.traffic import counted
 from ckpttools.stores.unchanged import check_unchanged
 
 # How often finished tasks become durable: the most work that a kill can lose. Syncing early also keeps
@@ -74,7 +75,7 @@ def execute(
     staging = staging_of(place, overwrite, partial(check_replaced, place))
     own = _checked(plan, writer, place, staging)
     purpose = Purpose(own, _source(plan), command, str(parse(".").absolute()) if command else "")
-    with staging.opened(purpose, plan.layout.nbytes) as work:
+    with counted() as traffic, staging.opened(purpose, plan.layout.nbytes) as work:
         if work.is_complete:
             done, unlinked = _Done(len(plan.tasks), plan.bytes_out), 0
             observe(Started(plan, done.tasks, done.bytes_out))
@@ -97,6 +98,7 @@ def execute(
         bytes_dead=plan.bytes_dead,
         bytes_unlinked=unlinked,
         counts=done.counts,
+        traffic=traffic(),
     )
     observe(receipt)
     return receipt

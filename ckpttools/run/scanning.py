@@ -69,7 +69,7 @@ def scan(
     visit: Visit[Result],
     *,
     memory: int,
-    jobs: int,
+    jobs: int | None,
     cut: Cut | None = None,
     scratch: int = 0,
     reserved: int = 0,

@@ -109,6 +109,22 @@ class Streams:
     files: int
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a store was asked over a network.
+
+    Attributes:
+        requests: how many were made.
+        nbytes: bytes that came in answer to them.
+    """
+
+    requests: int = 0
+    nbytes: int = 0
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        return Traffic(self.requests - other.requests, self.nbytes - other.nbytes)
+
+
 class File(ABC):
     """Bytes that are read by position, from several threads at once: the `ByteSource` of a store.
 
@@ -198,13 +214,21 @@ class Store(ABC):
 
     Attributes:
         scheme: what stands before `://`.
-        costs: of reading.
         streams: how checkpoints are written; None where files can be written at any offset, or not at all.
     """
 
     scheme: ClassVar[str]
-    costs: ClassVar[Costs] = Costs()
     streams: ClassVar[Streams | None] = None
+
+    @property
+    def costs(self) -> Costs:
+        """What reading takes."""
+        return Costs()
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What it was asked since the process began; None where no network is between."""
+        return None
 
     @abstractmethod
     def stat(self, key: str) -> Status | None:

@@ -55,7 +55,17 @@ def parse(where: Where, *, is_written: bool = False) -> Place:
     store = _store(scheme.lower())
     if store is None:
         raise _no_store(scheme, text, is_written)
+    _IN_USE[store.scheme] = store
     return Place(store, _key(rest))
+
+
+# Stores other than the local one in which something was named, by scheme.
+_IN_USE: dict[str, Store] = {}
+
+
+def in_use() -> list[Store]:
+    """The stores in which places were named since the process began, but for local files."""
+    return list(_IN_USE.values())
 
 
 def _key(text: str) -> str:

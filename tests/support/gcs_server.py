@@ -82,6 +82,7 @@ class Server:
         faults: what goes wrong.
         page: names in one page of a listing.
         latency: seconds before each answer.
+        bandwidth: bytes in a second of all answers together; 0 for no limit.
         heeds_conditions: whether `If-Match` is looked at.
         most_at_once: the most requests that were answered at the same time.
         uploads: those in parts that are not complete.
@@ -103,10 +104,12 @@ class Server:
         self.faults: list[Fault] = []
         self.page = 1000
         self.latency = 0.0
+        self.bandwidth = 0.0
         self.heeds_conditions = True
         self.most_at_once = 0
         self._now = 0
         self._lock = threading.Lock()
+        self._line = threading.Lock()
 
     @contextmanager
     def running(self) -> Iterator[Server]:
@@ -135,6 +138,12 @@ class Server:
         finally:
             with self._lock:
                 self._now -= 1
+
+    def carry(self, nbytes: int) -> None:
+        """Waits as long as so many bytes take, one answer after the other."""
+        if self.bandwidth:
+            with self._line:
+                time.sleep(nbytes / self.bandwidth)
 
     def fault(self, method_and_path: str) -> Fault | None:
         for each in self.faults:
@@ -225,6 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         sent = len(body) if fault.cut is None and not fault.stall else fault.cut or 0
         if self.command != "HEAD":
+            self.owner.carry(sent)
             self.wfile.write(body[:sent])
             if fault.stall:
                 self.wfile.flush()

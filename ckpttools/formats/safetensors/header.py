@@ -81,7 +81,7 @@ def parse_header(source: ByteSource, max_header_bytes: int = MAX_HEADER_BYTES) -
     fields = json_object(raw, f"{source.path} (header)", FormatError, _REWRITE, _compact)
     del raw
     metadata = _metadata(fields.pop(_METADATA, None), source.path)
-    entries = [_entry(name, value, source.path) for name, value in fields.items()]
+    entries = [_sound(name, value) or _entry(name, value, source.path) for name, value in fields.items()]
     del fields
     entries.sort(key=lambda entry: (entry.begin, entry.end))
     data_start = _LENGTH_BYTES + length
@@ -188,6 +188,9 @@ def _refuse_pointer(head: bytes, place: str, kind: type[CheckpointError]) -> NoR
     )
 
 
+_INT = frozenset((int,))
+
+
 class _UnusableError(ValueError):
     """Text that json takes but that means nothing here."""
 
@@ -258,7 +261,7 @@ def _compact(pairs: list[tuple[str, Any]]) -> Any:
 
 def _are_whole(value: object) -> TypeGuard[list[int]]:
     """`type is` keeps booleans out."""
-    return type(value) is list and all(type(n) is int for n in value)
+    return type(value) is list and _INT.issuperset(map(type, value))
 
 
 @lru_cache(maxsize=1024)
@@ -285,6 +288,18 @@ def _metadata(value: object, path: str) -> dict[str, str]:
         'an object such as {"format": "pt"}',
         "write the file anew with every metadata value as a string",
     )
+
+
+def _sound(name: str, value: object) -> TensorEntry | None:
+    """What `_entry` makes of an entry in which nothing is remarkable, in a third of its time; else None."""
+    if type(value) is not _Fields or len(value.data_offsets) != 2 or len(name) > _LONGEST_NAME:
+        return None
+    dtype, shape, (begin, end) = from_safetensors(value.dtype), value.shape, value.data_offsets
+    if dtype is None or len(shape) > _MOST_AXES or not 0 <= begin <= end <= _MOST_BYTES:
+        return None
+    if min(shape, default=1) < 1 or prod(shape) * dtype.bits != 8 * (end - begin):
+        return None
+    return TensorEntry(name, dtype, shape, begin, end)
 
 
 def _entry(name: str, value: object, path: str) -> TensorEntry:

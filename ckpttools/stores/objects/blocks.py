@@ -15,12 +15,23 @@ MOST_BYTES = 32 << 20
 Fetch: TypeAlias = Callable[[int, memoryview], None]
 """Fills a buffer with an object's bytes from one on."""
 
+# Whoever looks into a document reads all of it, some several times. The index of 91,000 tensors has 9 MB.
+_DOCUMENT, _LARGEST_DOCUMENT = ".json", 16 << 20
+
+
+def _is_document(key: str, size: int) -> bool:
+    return key.endswith(_DOCUMENT) and size <= _LARGEST_DOCUMENT
+
 
 class Blocks:
     """The blocks that were used last."""
 
     def __init__(self) -> None:
         self._kept: Kept[tuple[str, str, int]] = Kept(MOST_BYTES)
+
+    def takes(self, key: str, size: int, length: int) -> bool:
+        """Whether a read of so many bytes of an object goes by blocks."""
+        return length < SIZE or _is_document(key, size)
 
     def read_into(self, name: tuple[str, str], size: int, start: int, out: memoryview, fetch: Fetch) -> None:
         """Fills `out` with the bytes of an object from `start` on; errors as `fetch`.
@@ -29,14 +40,16 @@ class Blocks:
             name: key and version of the object.
             size: its length in bytes.
             start: first byte wanted.
-            out: shorter than a block.
-            fetch: reads what is not here, whole blocks in one request.
+            out: not long, unless all of the object is worth keeping.
+            fetch: reads what is not here.
         """
         stop = start + len(out)
         first, last = start // SIZE, (stop - 1) // SIZE
         blocks = {number: self._kept.get((*name, number)) for number in range(first, last + 1)}
         missing = [number for number, block in blocks.items() if not block]
         if missing:
+            if _is_document(name[0], size):
+                missing = [*range((size - 1) // SIZE + 1)]
             begin = missing[0] * SIZE
             fetched = bytearray(min(size, (missing[-1] + 1) * SIZE) - begin)
             fetch(begin, memoryview(fetched))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ckpttools.core.errors import FormatError, StorageError, UsageError
 from ckpttools.stores.base import FileKind, Status
+from ckpttools.stores.meter import Meter
 from ckpttools.stores.objects.errors import (
     Asked,
     Words,
@@ -71,11 +72,15 @@ class Bucket:
         place: the same as users write it, for messages.
         access: how it is reached.
         words: what messages say of its cloud.
+        meter: counts questions, pages of listings, and bytes of objects. What obstore does by itself is not
+            seen: tries after a failure, tokens that it fetches, the bytes of listings, pages that a server
+            makes shorter than a thousand names.
     """
 
-    def __init__(self, name: str, place: str, access: Access, words: Words) -> None:
+    def __init__(self, name: str, place: str, access: Access, words: Words, meter: Meter) -> None:
         self._name, self._place = name, place
         self._access = access
+        self._meter = meter
         self._endpoint = _LOGIN.sub("…", access.endpoint)
         # obstore panics at others.
         if access.endpoint and not _ENDPOINT.fullmatch(access.endpoint):
@@ -109,7 +114,9 @@ class Bucket:
         def listed(client: Any) -> list[Object] | None:
             found: list[Object] = []
             try:
-                for page in obstore.list(client, key or None, chunk_size=_NAMES_TO_A_PAGE):
+                pages = obstore.list(client, key or None, chunk_size=_NAMES_TO_A_PAGE)
+                for number, page in enumerate(pages):
+                    self._meter.add(requests=min(number, 1))
                     if most is not None and len(found) + len(page) > most:
                         return None
                     found += _below(key, page)
@@ -134,11 +141,13 @@ class Bucket:
             found = self._list(key, lambda client: obstore.list_with_delimiter(client, key or None))
         except FileNotFoundError:
             return {}
+        count = len(found["common_prefixes"]) + len(found["objects"])
+        self._meter.add(requests=max(0, count - 1) // _NAMES_TO_A_PAGE)
         names = (each.rpartition("/")[2] for each in found["common_prefixes"])
         return {**dict(_below(key, found["objects"])), **dict.fromkeys(names, Status(FileKind.DIRECTORY))}
 
-    def read_into(self, key: str, version: str, start: int, out: memoryview) -> None:
-        """Fills `out` with the bytes of an object from `start` on.
+    def read(self, key: str, version: str, start: int, length: int) -> memoryview:
+        """The bytes of an object from `start` on, so many, in memory of their own.
 
         Raises:
             ObjectChangedError: it has another version.
@@ -148,7 +157,7 @@ class Bucket:
         """
         import obstore
 
-        options: Any = {"range": (start, start + len(out)), **_pinned(version)}
+        options: Any = {"range": (start, start + length), **_pinned(version)}
 
         def read(client: Any) -> memoryview:
             answer = obstore.get(client, key, options=options)
@@ -158,9 +167,10 @@ class Bucket:
             return memoryview(answer.bytes())
 
         content = self.ask("cannot read", key, read)
-        if len(content) != len(out):
+        self._meter.add(nbytes=len(content))
+        if len(content) != length:
             raise FormatError(f"{self._place}/{key} ends too early", got=f"{start + len(content)} bytes")
-        out[:] = content
+        return content
 
     def _list(self, key: str, listed: Callable[[Any], _Answer]) -> _Answer:
         def again(client: Any) -> _Answer:
@@ -170,6 +180,7 @@ class Bucket:
                 except Exception as error:
                     if not is_broken_off(error):
                         raise
+                self._meter.add(requests=1)
             return listed(client)
 
         return self.ask("cannot list", key, again)
@@ -178,6 +189,7 @@ class Bucket:
         """The answer to a question; errors as `read_into`."""
         from obstore.exceptions import BaseError
 
+        self._meter.add(requests=1)
         try:
             answer = question(self._patient if self._has_answered else self._impatient)
         except (BaseError, FileNotFoundError, ValueError) as error:

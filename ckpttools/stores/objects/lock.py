@@ -55,12 +55,13 @@ class Lock:
             StorageError: the store reports an error.
         """
         asked = _now()
-        try:
-            self._version = put(self._bucket, self._key, self._content())
-        except TakenError:
-            self._version = self._taken_over()
-        self._renewed = asked
         _HELD.add(self._owner["owner"])
+        try:
+            self._version = self._taken()
+        except BaseException:
+            _HELD.discard(self._owner["owner"])
+            raise
+        self._renewed = asked
         self._thread.start()
         return self
 
@@ -111,6 +112,12 @@ class Lock:
                 # The next try, or whoever asks whether the lock is still held, will know.
                 if self._is_lost:
                     return
+
+    def _taken(self) -> Version:
+        try:
+            return put(self._bucket, self._key, self._content())
+        except TakenError:
+            return self._taken_over()
 
     def _taken_over(self) -> Version:
         found = read(self._bucket, self._key)

@@ -5,12 +5,22 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import FormatError, StorageError
-from ckpttools.stores.base import Costs, DirEntry, File, FileKind, LinkTrials, Status, Store, Streams
+from ckpttools.stores.base import (
+    Costs,
+    DirEntry,
+    File,
+    FileKind,
+    LinkTrials,
+    Status,
+    Store,
+    Streams,
+    Traffic,
+)
+from ckpttools.stores.meter import Meter
 from ckpttools.stores.objects import blocks
 from ckpttools.stores.objects.client import Access, Bucket, Object, ObjectChangedError, require_obstore
 from ckpttools.stores.objects.errors import Words
@@ -19,18 +29,17 @@ from ckpttools.stores.objects.journal import PLAN, PUBLISHED, Journal
 from ckpttools.stores.objects.known import Known
 from ckpttools.stores.objects.links import CopyTrials
 from ckpttools.stores.objects.writing import PART_BYTES, PARTS_UNDER_WAY, Upload, copy, replace
+from ckpttools.stores.pace import USUAL, asked_for
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import JOURNAL, SUFFIX, Unfinished
+from ckpttools.stores.reads import Reads
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.staging import ObjectStaging
 
-# Of a long read, what comes in one request.
-_PART = 4 << 20
-# 8 MiB at 20 ms: 0.27 GB/s one at a time, 0.89 with 16 at once, less with 64. Each has its answer in memory.
-_REQUESTS = 16
 # 400 MiB is what Orbax makes of it on gs://; a smaller one is written again sooner.
 _FILE_BYTES = 256 << 20
+_FILES = 16
 
 
 class ObjectStore(Store):
@@ -40,9 +49,8 @@ class ObjectStore(Store):
         words: what messages say of it.
     """
 
-    costs: ClassVar[Costs] = Costs(_REQUESTS, memory=_REQUESTS * _PART + blocks.MOST_BYTES)
     streams: ClassVar[Streams | None] = Streams(
-        memory=PART_BYTES * (PARTS_UNDER_WAY + 1), file_bytes=_FILE_BYTES, files=_REQUESTS
+        memory=PART_BYTES * (PARTS_UNDER_WAY + 1), file_bytes=_FILE_BYTES, files=_FILES
     )
     words: ClassVar[Words]
 
@@ -50,8 +58,9 @@ class ObjectStore(Store):
         self._buckets: dict[str, Bucket] = {}
         self._lock = threading.Lock()
         self._known = Known(self)
+        self._meter = Meter()
         self._blocks = blocks.Blocks()
-        self._under_way = threading.BoundedSemaphore(_REQUESTS)
+        self._reads = Reads()
 
     @abstractmethod
     def access(self, bucket: str) -> Access:
@@ -60,6 +69,14 @@ class ObjectStore(Store):
         Raises:
             StorageError: it says too little, or something that cannot be used.
         """
+
+    @property
+    def costs(self) -> Costs:
+        return Costs(asked_for() or USUAL, self._reads.memory + blocks.MOST_BYTES)
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._meter.total
 
     def stat(self, key: str) -> Status | None:
         return self._known.status(key) if key else Status(FileKind.DIRECTORY)
@@ -162,29 +179,19 @@ class ObjectStore(Store):
     def read_into(self, file: ObjectFile, start: int, out: memoryview) -> None:
         """Fills `out` with bytes of a file of this store; errors as `File.read_into`."""
         fetch = partial(self._fetch, file)
-        if len(out) < blocks.SIZE:
-            self._blocks.read_into((file.key, file.version), file.size, start, out, fetch)
-        elif len(out) <= _PART:
-            fetch(start, out)
+        if self._blocks.takes(file.key, file.size, len(out)):
+            name, read = (file.key, file.version), partial(self._reads.read_into, fetch=fetch)
+            self._blocks.read_into(name, file.size, start, out, read)
         else:
-            parts = [(start + at, out[at : at + _PART]) for at in range(0, len(out), _PART)]
-            futures = [self._pool.submit(fetch, *part) for part in parts]
-            wait(futures)  # before somebody else gets `out`
-            for each in futures:
-                each.result()
+            self._reads.read_into(start, out, fetch)
 
-    def _fetch(self, file: ObjectFile, start: int, out: memoryview) -> None:
+    def _fetch(self, file: ObjectFile, start: int, length: int) -> memoryview:
         bucket, key = self._at(file.key)
         try:
-            with self._under_way:
-                bucket.read_into(key, file.version, start, out)
+            return bucket.read(key, file.version, start, length)
         except (ObjectChangedError, FileNotFoundError):
             self._known.forget(file.key)
             raise file.changed(bucket.head(key)) from None
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(_REQUESTS, thread_name_prefix=self.scheme)
 
     # -- whom `Known` asks
 
@@ -208,7 +215,8 @@ class ObjectStore(Store):
         with self._lock:
             if name not in self._buckets:
                 require_obstore(self.scheme)
-                self._buckets[name] = Bucket(name, self.spelled(name), self.access(name), self.words)
+                access = self.access(name)
+                self._buckets[name] = Bucket(name, self.spelled(name), access, self.words, self._meter)
             return self._buckets[name], rest
 
     def _no_name(self) -> StorageError:

@@ -17,16 +17,20 @@ from urllib3 import exceptions as failures
 from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import StorageError
+from ckpttools.stores.meter import Meter
+from ckpttools.stores.pace import MOST
+from ckpttools.stores.reads import Reads
 from ckpttools.stores.web.attempts import Attempts, Budget, Patience, seconds_asked
 
 Headers = Callable[[str], Mapping[str, str]]
 """What a request to a URL says of who asks: not the same to every host."""
 
 _AGAIN = frozenset((408, 429, 500, 502, 503, 504))
+_TOO_MANY = frozenset((429, 503))
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _MOST_REDIRECTS = 10
 # Connections to one host that are kept.
-CONNECTIONS = 32
+CONNECTIONS = MOST
 # What is read of an answer that is not wanted, so that its connection can be used again.
 _SMALL = 64 << 10
 # A server that is not there will not be there in a moment either.
@@ -36,10 +40,17 @@ _FAILURES = (failures.HTTPError, OSError)
 
 
 class Client:
-    """A pool of connections and what is waited for; used by many threads at once."""
+    """A pool of connections and what is waited for; used by many threads at once.
+
+    Attributes:
+        meter: counts requests, attempts and redirects among them, and the bytes of bodies that were read.
+        reads: of its files; they become fewer at once where a server says that they are too many.
+    """
 
     def __init__(self, patience: Patience | None = None) -> None:
         self.patience = patience or Patience()
+        self.meter = Meter()
+        self.reads = Reads()
         self._budget = Budget(self.patience.failures)
         self._pools: dict[str, urllib3.PoolManager] = {}
 
@@ -58,6 +69,7 @@ class Client:
         patience = self.patience
         timeout = urllib3.Timeout(connect=patience.connect, read=patience.stall)
         while True:
+            self.meter.add(requests=1)
             try:
                 response = self._pool(url).request(
                     method,
@@ -75,6 +87,8 @@ class Client:
             if response.status not in _AGAIN:
                 attempts.succeeded()
                 return response
+            if response.status in _TOO_MANY:
+                self.reads.pace.slow_down()
             asked = seconds_asked(response.headers.get("Retry-After"))
             discard(response)
             attempts.failed(status_text(response), asked)
@@ -121,6 +135,7 @@ class Client:
             try:
                 with closing(response):
                     body = response.read(most + 1)
+                self.meter.add(nbytes=len(body))
             except _FAILURES as error:
                 attempts.failed(described(error, self.patience))
                 continue
@@ -129,6 +144,16 @@ class Client:
                     f"cannot read {attempts.place}", got=f"an answer of more than {most} bytes"
                 )
             return response, found, body
+
+    def start_of(self, response: BaseHTTPResponse, most: int) -> bytes:
+        """The body of an answer, of so many bytes at most; empty if it does not come whole."""
+        try:
+            with closing(response):
+                body = response.read(most)
+        except _FAILURES:
+            return b""
+        self.meter.add(nbytes=len(body))
+        return body
 
     def _pool(self, url: str) -> urllib3.PoolManager:
         """Connections to a host, through the proxy that the environment names, as other tools have it."""

@@ -21,9 +21,12 @@ from ckpttools.core.errors import CheckpointError, FormatError, StorageError, Us
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import DirEntry, FileKind, Status, is_inside
 from ckpttools.stores.web.client import Logins, discard, status_text
-from ckpttools.stores.web.file import Validator, WebFile, WebStore, length_in
+from ckpttools.stores.web.file import HEAD, Validator, WebFile, WebStore, length_in
 from ckpttools.stores.web.listing import names_in
 
+_WEIGHTS = ".safetensors"
+# Of these so much is read at least, for what the file may be instead.
+_SHORTEST = 1024
 _INDEX = "model.safetensors.index.json"
 # What is looked for where a server does not say what is in a directory: files of models and of Orbax items.
 MODEL_NAMES = (
@@ -188,8 +191,29 @@ class HttpStore(WebStore):
         if kind is FileKind.DIRECTORY:
             return _looked(Status(kind))
         if kind is FileKind.FILE:
-            return self._asked(key, is_file=True)
+            return self._begun(key) or self._asked(key, is_file=True)
         return _nothing() if directory.is_complete else self._guessed(key)
+
+    def _begun(self, key: str) -> _Looked | None:
+        """The same of weights, by their beginning: one request for length, version and header.
+
+        Returns:
+            What is there; None where it has to be asked for in another way.
+        """
+        if not key.endswith(_WEIGHTS):
+            return None
+        attempts, ranged = self.client.attempts(self.spelled(key)), {"Range": f"bytes=0-{HEAD - 1}"}
+        response, _ = self.client.follow(
+            "GET", self.url(key), lambda url: {**ranged, **self.headers(url)}, attempts
+        )
+        is_begun = response.headers.get("Content-Range", "").startswith("bytes 0-")
+        if response.status != 206 or not is_begun or _size(response) is None:
+            response.close()
+            return None
+        looked, start = self._file(key, response), self.client.start_of(response, HEAD)
+        if looked.status and looked.validator.version:
+            self.kept.put((key, looked.status.version), _header(start))
+        return looked
 
     def _asked(self, key: str, is_file: bool = False) -> _Looked:
         """What the server says now of a key that somebody has named.
@@ -303,6 +327,11 @@ class HttpStore(WebStore):
 
 # Keys are written as addresses are, with what stands for another letter in them.
 _SAFE = "/%:@!$&'()*+,;=~"
+
+
+def _header(start: bytes) -> bytes:
+    """Of the beginning of weights what is read to look at them; the rest would take the room of others'."""
+    return start[: max(_SHORTEST, 8 + int.from_bytes(start[:8], "little"))]
 
 
 def _looked(status: Status | None, validator: Validator | None = None) -> _Looked:

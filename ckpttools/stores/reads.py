@@ -1,0 +1,210 @@
+"""Reads over a network: long ones in parts at the same time, and what is late is asked for a second time.
+
+Each answer is put into memory of its own, and copied to who waits for it as long as somebody does: one that
+comes late can never be written into a buffer that is somebody else's by then.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, TypeAlias
+
+from ckpttools.stores.pace import MOST, Pace, asked_for
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Fetch: TypeAlias = Callable[[int, int], "Buffer"]
+"""The bytes from an offset on, so many, in memory that nobody writes to afterwards."""
+
+PART = 4 << 20
+"""Bytes of a long read that come in one request."""
+# Late is what takes so many times as long as 95 of 100 of the last reads of about its length, and so many
+# seconds at least. Without so many reads to compare with nothing is late.
+_TIMES_AS_LONG, _LATE_SECONDS = 4, 1.0
+_KNOWN, _REMEMBERED = 20, 100
+# How many are asked for again: one of so many reads, and so many at the same time.
+_ONE_OF, _AGAIN_AT_ONCE = 25, 4
+
+
+class Reads:
+    """The reads of one store; for many threads at once.
+
+    Attributes:
+        pace: lets them begin.
+    """
+
+    def __init__(self) -> None:
+        self.pace = Pace(PART)
+        self._threads = _Threads()
+        self._lateness = _Lateness()
+
+    @property
+    def memory(self) -> int:
+        """Bytes of answers that are in memory at most."""
+        return self.pace.nbytes + _AGAIN_AT_ONCE * PART
+
+    def read_into(self, start: int, out: memoryview, fetch: Fetch) -> None:
+        """Fills `out` with the bytes from `start` on; raises what `fetch` raises of any part."""
+        changed = threading.Condition()
+        parts = [_Part(start + at, out[at : at + PART], fetch, changed) for at in range(0, len(out), PART)]
+        try:
+            for part in parts:
+                self._threads.run(partial(self._answer, part))
+            with changed:
+                while not changed.wait_for(lambda: all(part.is_over for part in parts), _LATE_SECONDS / 4):
+                    self._raise_first(parts)
+                    for part in parts:
+                        self._ask_again_if_late(part)
+                self._raise_first(parts)
+        finally:
+            with changed:
+                for part in parts:
+                    part.out = None
+
+    def _raise_first(self, parts: list[_Part]) -> None:
+        for part in parts:
+            if part.has_failed:
+                raise part.errors[0]
+
+    def _answer(self, part: _Part) -> None:
+        if part.out is None:
+            return
+        with self.pace.read(part.length):
+            self._lateness.note(part.length, part.attempt())
+
+    def _ask_again_if_late(self, part: _Part) -> None:
+        """Called with what `part` is changed under."""
+        if part.is_over or part.attempts > 1 or part.began is None:
+            return
+        if self._lateness.allows_another(part.length, time.monotonic() - part.began):
+            part.attempts += 1
+            threading.Thread(target=self._answer_again, args=(part,), daemon=True).start()
+
+    def _answer_again(self, part: _Part) -> None:
+        try:
+            self._lateness.note(part.length, part.attempt())
+        finally:
+            self._lateness.ended()
+
+
+class _Part:
+    """A part of a read.
+
+    Args:
+        start: of the first byte wanted.
+        out: where they go.
+        fetch: asks for them.
+        changed: what all else is looked at and changed under; notified when it is over.
+
+    Attributes:
+        out: None once nothing may be written there any more.
+        length: bytes wanted.
+        began: when the first attempt began, by the monotonic clock; None if it has not.
+        attempts: how many there are.
+        errors: of those that failed.
+    """
+
+    def __init__(self, start: int, out: memoryview, fetch: Fetch, changed: threading.Condition) -> None:
+        self._start, self._fetch, self._changed = start, fetch, changed
+        self.out: memoryview | None = out
+        self.length = len(out)
+        self.began: float | None = None
+        self.attempts = 1
+        self.errors: list[BaseException] = []
+
+    @property
+    def has_failed(self) -> bool:
+        return len(self.errors) == self.attempts
+
+    @property
+    def is_over(self) -> bool:
+        return self.out is None or self.has_failed
+
+    def attempt(self) -> float | None:
+        """Asks for the bytes; returns the seconds that it took, or None if it was of no use."""
+        began = time.monotonic()
+        self.began = self.began or began
+        try:
+            content = memoryview(self._fetch(self._start, self.length))
+        except BaseException as error:
+            with self._changed:
+                self.errors.append(error)
+                self._changed.notify_all()
+            return None
+        with self._changed:
+            if self.out is None:
+                return None
+            self.out[:] = content.cast("B")
+            self.out = None
+            self._changed.notify_all()
+        return time.monotonic() - began
+
+
+class _Lateness:
+    """Knows how long reads take, and when one may be asked for again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: dict[int, deque[float]] = {}
+        self._reads = self._again = self._under_way = 0
+
+    def note(self, length: int, seconds: float | None) -> None:
+        """Takes note of a read of so many bytes that took so long; None if nothing is known by it."""
+        with self._lock:
+            self._reads += 1
+            if seconds is not None:
+                self._taken.setdefault(length.bit_length(), deque(maxlen=_REMEMBERED)).append(seconds)
+
+    def allows_another(self, length: int, seconds: float) -> bool:
+        """Whether what takes so long already is to be asked for again, which then has begun."""
+        if seconds < _LATE_SECONDS:
+            return False
+        with self._lock:
+            taken = sorted(self._taken.get(length.bit_length(), ()))
+            is_late = len(taken) >= _KNOWN and seconds > _TIMES_AS_LONG * taken[len(taken) * 95 // 100]
+            is_allowed = self._again <= self._reads // _ONE_OF and self._under_way < _AGAIN_AT_ONCE
+            if is_late and is_allowed:
+                self._again += 1
+                self._under_way += 1
+            return is_late and is_allowed
+
+    def ended(self) -> None:
+        """A second attempt has ended."""
+        with self._lock:
+            self._under_way -= 1
+
+
+class _Threads:
+    """Threads that do what is to be done, as many as are of use; no process waits for them when it ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._count = 0
+
+    def run(self, task: Callable[[], None]) -> None:
+        """Does something soon, which raises nothing."""
+        self._todo.put(task)
+        with self._lock:
+            if self._idle.acquire(blocking=False) or self._count >= max(MOST, asked_for() or 0):
+                return
+            try:
+                threading.Thread(target=self._work, daemon=True).start()
+            except RuntimeError:
+                # Fewer do the same work.
+                if not self._count:
+                    raise
+            else:
+                self._count += 1
+
+    def _work(self) -> None:
+        while True:
+            self._todo.get()()
+            self._idle.release()

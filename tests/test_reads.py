@@ -1,0 +1,230 @@
+"""Reads over a network: how many at once, in which parts, and what becomes of one that is late."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command_line import ckpt, succeed
+from support.gcs_server import Fault
+from support.object_stores import files_in, google
+from support.places import GOLDEN, HF
+from support.web_server import status, web_server
+
+import ckpttools
+from ckpttools.core.errors import StorageError
+from ckpttools.stores import pace, parse, reads
+from ckpttools.stores.objects import blocks, gs
+from ckpttools.stores.pace import Pace, requesting
+from ckpttools.stores.reads import Reads
+from ckpttools.stores.web import attempts as attempting
+from ckpttools.stores.web import http as plain
+from ckpttools.stores.web.client import Client
+
+SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
+
+
+@pytest.fixture
+def gcs(gcs_server, monkeypatch):
+    with google(gcs_server) as cloud:
+        monkeypatch.setattr(gs.STORE, "_reads", Reads())
+        yield cloud
+
+
+def content(nbytes: int) -> bytes:
+    return bytes(number * 31 % 251 for number in range(nbytes))
+
+
+class TestParts:
+    @given(nbytes=st.integers(0, 5000), part=st.integers(1, 2000), start=st.integers(0, 100))
+    def test_parts_make_the_whole(self, nbytes, part, start):
+        source, out = content(nbytes + start), bytearray(nbytes)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reads, "PART", max(part, nbytes // 50, 1))
+            READS.read_into(start, memoryview(out), lambda at, length: source[at : at + length])
+        assert out == source[start:]
+
+    def test_the_error_of_a_part_is_that_of_the_read_and_nothing_is_written_after_it(self, monkeypatch):
+        monkeypatch.setattr(reads, "PART", 10)
+        slow = threading.Event()
+
+        def fetch(at, length):
+            if at == 10:
+                raise StorageError("no")
+            if at == 20:
+                slow.wait(10)
+            return b"x" * length
+
+        out = bytearray(30)
+        with pytest.raises(StorageError, match="no"):
+            READS.read_into(0, memoryview(out), fetch)
+        kept = bytes(out)
+        slow.set()
+        time.sleep(0.05)
+        assert bytes(out) == kept and kept[10:] == bytes(20)
+
+
+READS = Reads()
+
+
+class TestLate:
+    """What takes much longer than others is asked for again; whatever comes later is written nowhere."""
+
+    @pytest.fixture(autouse=True)
+    def soon(self, monkeypatch):
+        monkeypatch.setattr(reads, "_LATE_SECONDS", 0.1)
+
+    def test_the_first_answer_counts_and_the_late_one_is_written_nowhere(self):
+        mine, slow, number = Reads(), threading.Event(), count()
+
+        def fetch(at, length):
+            if next(number) == 30:
+                slow.wait(10)
+                return b"late"
+            return b"good"
+
+        for _ in range(30):
+            mine.read_into(0, memoryview(bytearray(4)), fetch)
+        out = bytearray(4)
+        mine.read_into(0, memoryview(out), fetch)
+        assert out == b"good"
+        out[:] = b"next"
+        slow.set()
+        time.sleep(0.05)
+        assert out == b"next"
+
+    def test_an_error_of_one_attempt_is_none_of_the_other(self):
+        mine, slow, number = Reads(), threading.Event(), count()
+
+        def fetch(at, length):
+            mine_is = next(number)
+            if mine_is == 30:
+                slow.wait(10)
+            if mine_is == 31:
+                slow.set()
+                raise StorageError("no")
+            return b"good"
+
+        for _ in range(31):
+            out = bytearray(4)
+            mine.read_into(0, memoryview(out), fetch)
+        assert out == b"good"
+
+    def test_few_are_asked_for_again(self):
+        mine, asked = Reads(), count()
+
+        def fetch(at, length):
+            next(asked)
+            time.sleep(0.4 if at else 0)
+            return bytes(length)
+
+        for _ in range(40):
+            mine.read_into(0, memoryview(bytearray(4)), fetch)
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda _: mine.read_into(1, memoryview(bytearray(4)), fetch), range(16)))
+        assert next(asked) <= 40 + 16 + 3
+
+    def test_a_server_that_stalls_one_answer_in_twenty(self, gcs, monkeypatch):
+        monkeypatch.setattr(reads, "PART", 1 << 16)
+        monkeypatch.setattr(blocks, "SIZE", 1)
+        whole = content(1 << 20) * 4
+        file = (gcs.filled({"x.bin": whole}) / "x.bin").open()
+        assert file.read(0, 1 << 21) == whole[: 1 << 21]
+        began = time.monotonic()
+        for at in range(2):
+            gcs.server.faults.append(Fault("x.bin", stall=5))
+            assert file.read(at << 20, 1 << 20) == whole[at << 20 :][: 1 << 20]
+        assert time.monotonic() - began < 4
+        assert len(gcs.server.log) <= 32 + 2 * 16 + 4
+
+    def test_a_process_does_not_wait_for_what_is_late(self, gcs):
+        assert all(each.daemon for each in threading.enumerate() if "_work" in each.name)
+
+
+class TestPace:
+    @pytest.fixture(autouse=True)
+    def short(self, monkeypatch):
+        monkeypatch.setattr(reads, "PART", 1 << 14)
+        monkeypatch.setattr(blocks, "SIZE", 1)
+        monkeypatch.setattr(pace, "_REST", 1)
+        monkeypatch.setattr(pace, "_SECONDS", 0.2)
+
+    def limits(self, gcs, seconds):
+        """How many reads may be under way, as time passes."""
+        mine = gs.STORE._reads.pace = Pace(1 << 20)
+        file = (gcs.filled({"x.bin": bytes(1 << 20)}) / "x.bin").open()
+        found, end = [mine.limit], time.monotonic() + seconds
+        while time.monotonic() < end:
+            file.read(0, 1 << 20)
+            found.append(mine.limit)
+        return found
+
+    def test_latency_is_met_with_more(self, gcs):
+        gcs.server.latency = 0.15
+        assert max(self.limits(gcs, 2.5)) > pace.USUAL
+        assert gcs.server.most_at_once > pace.USUAL
+
+    def test_where_the_line_is_full_fewer_do(self, gcs):
+        gcs.server.bandwidth = 4e6
+        found = self.limits(gcs, 5)
+        assert min(found) < pace.USUAL and max(found) < pace.MOST
+
+    def test_a_server_that_is_asked_too_much_is_asked_less(self, monkeypatch):
+        with web_server() as web:
+            monkeypatch.setattr(plain, "STORE", plain.HttpStore())
+            plain.STORE.client = Client(attempting.Patience(first_wait=0.001))
+            ckpttools.stores.registry._store.cache_clear()
+            web.files["x.bin"] = bytes(1 << 20)
+            web.fault("GET .*x.bin", status(503), times=2)
+            file = parse(f"http://{web.address}/x.bin").open()
+            file.read(0, 1 << 20)
+            assert plain.STORE.client.reads.pace.limit == pace.USUAL // 4
+        ckpttools.stores.registry._store.cache_clear()
+
+    def test_what_is_under_way_is_bounded_in_bytes(self):
+        mine, now, most = Pace(100), [], []
+
+        def read(nbytes):
+            with mine.read(nbytes):
+                now.append(nbytes)
+                most.append(sum(now))
+                time.sleep(0.002)
+                now.remove(nbytes)
+
+        with ThreadPoolExecutor(40) as pool:
+            list(pool.map(read, [100, 30, 7, 100] * 40))
+        assert max(most) <= mine.nbytes == 100 * pace.USUAL
+
+
+class TestRequests:
+    @pytest.mark.parametrize("number", [1, 3])
+    def test_no_more_are_under_way_than_the_user_says(self, gcs, number, monkeypatch):
+        monkeypatch.setattr(reads, "PART", 1 << 12)
+        gcs.server.latency = 0.005
+        place = gcs.filled(files_in(SHARDED))
+        succeed("hash", place, "--requests", number)
+        assert gcs.server.most_at_once == number
+
+    def test_more_take_more_memory(self):
+        with requesting(64):
+            assert gs.STORE.costs.memory >= 64 * reads.PART
+            assert gs.STORE.costs.requests == 64
+        with requesting(1):
+            assert gs.STORE.costs.memory < 64 << 20
+
+    def test_conversions_take_it_and_calls_do(self, gcs, tmp_path):
+        place = gcs.filled(files_in(HF))
+        gcs.server.latency = 0.005
+        succeed("convert", "hf-to-maxtext", place, tmp_path / "out", "--requests", 2)
+        ckpttools.stats(str(place), requests=2)
+        assert gcs.server.most_at_once == 2
+        assert pace.asked_for() is None
+
+    def test_it_is_a_number(self):
+        done = ckpt("hash", "gs://bucket/x", "--requests", 0)
+        assert done.exit_code == 2 and "--requests" in done.output
