@@ -358,6 +358,12 @@ class TestRefusals:
             ("load_parameters_path=", "both", "MaxText wants text"),
             ("enable_checkpointing=maybe", "both", "MaxText wants true or false"),
             ("steps=many", "both", "MaxText wants a number"),
+            ("steps=1.5", "both", "MaxText wants a whole number"),
+            ("load_parameters_path=none", "both", "MaxText wants text"),
+            ("base_output_directory=none", "both", "MaxText wants text"),
+            ("pure_nnx=true", "0.2.5", "has no setting pure_nnx"),
+            ("load_paramters_path=a", "both", "MaxText has no setting load_paramters_path"),
+            ("scan_layer=false", "both", "MaxText has no setting scan_layer"),
             ("model_name=llama9", "both", "knows no model_name=llama9"),
             ("model_name=weaver-max", "e591f30", "knows no model_name=weaver-max"),
             ("source_checkpoint_layout=torch", "both", "knows no source_checkpoint_layout=torch"),
@@ -391,7 +397,10 @@ class TestRefusals:
         "words",
         [
             "run_name= steps=-1",
+            "steps=1e3",
+            "base_output_directory=",
             "checkpoint_todelete_subdir=none",
+            "checkpoint_period=10 kv_lora_rank=4 base_moe_mlp_dim=5",
             "enable_checkpointing=yes",
             "model_name=llama3.1-8b-Instruct",
             "model_name=llama3.1-8b vocab_size=128256",
@@ -542,6 +551,12 @@ class TestLocalDirectories:
         assert (found.step, found.path.rpartition("/")[2]) == (2, "default")
         assert "each host has its own" in " ".join(found.notes)
         assert not found.loads
+
+    def test_on_gpus_each_process_has_a_directory(self, tmp_path):
+        said = self.persistent(tmp_path)
+        shutil.copytree(ORBAX / "emergency" / "local_host2", tmp_path / "local" / "1")
+        found = resolve(**said, local_checkpoint_directory=tmp_path / "local")
+        assert (found.step, found.path) == (3, f"{tmp_path}/local/1/3/state")
 
     def test_multi_tier_looks_at_the_local_disk_alone(self, tmp_path):
         said = {
