@@ -182,8 +182,9 @@ def _adapter(settings: Settings, version: Version, blank: Resolution, is_resumed
     # Both versions read it by Orbax's older API.
     led = led_to("lora.lora_restore_path", text, replace(version, orbax="v0"))
     made = _judged(_opened(_Found("lora_restore_path", "adapter", led), settings, version, blank), False)
-    notes = ("they replace the adapters of the step that is resumed",) if is_resumed else ()
-    return replace(made, notes=(*made.notes, *notes))
+    notes = [*made.notes, "pre-training adds no adapters to the model; fine-tuning does, and reads them so"]
+    notes += ["they replace the adapters of the step that is resumed"] if is_resumed else []
+    return replace(made, notes=tuple(notes))
 
 
 def _unused(settings: Settings) -> Iterator[str]:
