@@ -558,6 +558,13 @@ class TestLocalDirectories:
         found = resolve(**said, local_checkpoint_directory=tmp_path / "local")
         assert (found.step, found.path) == (3, f"{tmp_path}/local/1/3/state")
 
+    def test_plain_steps_are_none_of_the_emergency_manager(self, runs):
+        said = {"enable_emergency_checkpoint": True, "local_checkpoint_period": 5}
+        said |= {"base_output_directory": runs, "run_name": "x"}
+        found = resolve(**said, local_checkpoint_directory="/no/such/disk")
+        assert "no whole item state or default in it, but items" in texts(found)
+        assert "leave emergency checkpointing out" in hints(found)
+
     def test_multi_tier_looks_at_the_local_disk_alone(self, tmp_path):
         said = {
             "enable_multi_tier_checkpointing": True,
@@ -736,6 +743,7 @@ def test_the_commands_of_the_page_work_as_written(gcs_server, tmp_path, monkeypa
     write_llama(tmp_path / "models" / "llama")
     shutil.copytree(TRAINED, tmp_path / "out" / "llama" / "checkpoints")
     with google(gcs_server) as cloud:
+        cloud.server.put("my-bucket", "there", b"")
         lines = re.findall(
             r"^\$ (?:ckpt|gcloud storage cp) .*$", (DOCS / "maxtext.md").read_text(), re.MULTILINE
         )

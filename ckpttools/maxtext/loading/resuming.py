@@ -120,6 +120,8 @@ def _chosen(seen: Sequence[Seen], settings: Settings) -> OwnRun:
 def _no_item(step: Place, names: Sequence[str]) -> Problem:
     there = ", ".join(item.directory.name for item in Step(step).items)
     what = f"{step} is the latest step to Orbax, and there is no whole item {' or '.join(names)} in it"
+    if there and ITEM not in names:
+        return Problem(f"{what}, but {there}", "leave emergency checkpointing out, or take another run_name")
     if there:
         return Problem(f"{what}, but {there}", f"{rewritten(Step(step).items[0].directory)}")
     return Problem(
