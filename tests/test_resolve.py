@@ -176,6 +176,24 @@ class TestOrder:
         assert (found.rule, found.outcome, found.step) == ("safetensors_dynamic", "loads", None)
         assert "holds weights of Hugging Face" in texts(resolve(load_parameters_path=str(HF)))
 
+    @pytest.mark.parametrize(
+        ("said", "path"),
+        [
+            ({"load_parameters_path": "hf://org/name"}, "hf://org/name"),
+            ({"load_parameters_path": "org/name"}, "hf://org/name"),
+            ({"model_name": "llama3.1-8b"}, "what the Hub has for model_name=llama3.1-8b"),
+        ],
+    )
+    def test_weights_of_the_hub_go_through_a_bucket(self, said, path):
+        said = {**said, "source_checkpoint_layout": "safetensors_dynamic"}
+        assert "base_output_directory, which must be on gs://" in texts(resolve(**said))
+        found = resolve(**said, base_output_directory="gs://bucket/out")
+        assert (found.rule, found.path, found.outcome) == ("safetensors_dynamic", path, "loads")
+
+    def test_without_a_path_the_model_says_what_is_fetched(self):
+        found = resolve(source_checkpoint_layout="safetensors_dynamic", base_output_directory="gs://b/o")
+        assert "those of model_name, which is not set" in texts(found)
+
     def test_hugging_face_weights_through_a_function(self):
         said = {"load_full_state_path": str(HF), "source_checkpoint_layout": "safetensors"}
         assert "needs checkpoint_conversion_fn" in texts(resolve(**said))
@@ -221,6 +239,12 @@ class TestPaths:
             f"Orbax refuses relative paths, as {name}=items is one",
             f"set {name}={SCANNED}",
         )
+
+    @pytest.mark.parametrize("scheme", ["s3", "az", "hf"])
+    def test_runs_in_other_stores_are_not_looked_at(self, scheme):
+        found = resolve(base_output_directory=f"{scheme}://org/name", run_name="x")
+        assert f"and not {scheme}://" in texts(found)
+        assert found.tried[0].found == "not looked at"
 
     def test_relative_runs_are_refused(self, runs, monkeypatch):
         monkeypatch.chdir(runs.parent)
@@ -468,6 +492,28 @@ class TestCommand:
         for name, text in said.items():
             if "${" not in text and text.lower() != "none":
                 assert settings.text(name) == text
+
+
+VALUES = ["", "-1", "1.5", "[1]", "{a: b}", ".nan", ".inf", '"a\\0b"', "none", "~", "gs://", "..", "/", '" "']
+VALUES += [
+    "memory://",
+    "s3://a",
+    "hf://a/b",
+    "~/x",
+    "&a [*a]",
+    "/dev/null",
+    "a" * 300,
+    "safetensors",
+    str(HF),
+]
+
+
+class TestWhatever:
+    @given(st.dictionaries(st.sampled_from([*DEFAULTS, "lora", "lora.x", "x.y"]), st.sampled_from(VALUES)))
+    def test_is_said_ends_in_a_report(self, said):
+        found = resolve(*(f"{name}={value}" for name, value in said.items()))
+        assert found.loads or found.problems or found.outcome in ("scratch", "unknown")
+        assert repr(found).isprintable() or "\n" in repr(found)
 
 
 class TestFiles:
