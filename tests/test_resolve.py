@@ -176,6 +176,24 @@ class TestOrder:
         assert (found.rule, found.outcome, found.step) == ("safetensors_dynamic", "loads", None)
         assert "holds weights of Hugging Face" in texts(resolve(load_parameters_path=str(HF)))
 
+    @pytest.mark.parametrize(
+        ("said", "path"),
+        [
+            ({"load_parameters_path": "hf://org/name"}, "hf://org/name"),
+            ({"load_parameters_path": "org/name"}, "hf://org/name"),
+            ({"model_name": "llama3.1-8b"}, "what the Hub has for model_name=llama3.1-8b"),
+        ],
+    )
+    def test_weights_of_the_hub_go_through_a_bucket(self, said, path):
+        said = {**said, "source_checkpoint_layout": "safetensors_dynamic"}
+        assert "base_output_directory, which must be on gs://" in texts(resolve(**said))
+        found = resolve(**said, base_output_directory="gs://bucket/out")
+        assert (found.rule, found.path, found.outcome) == ("safetensors_dynamic", path, "loads")
+
+    def test_without_a_path_the_model_says_what_is_fetched(self):
+        found = resolve(source_checkpoint_layout="safetensors_dynamic", base_output_directory="gs://b/o")
+        assert "those of model_name, which is not set" in texts(found)
+
     def test_hugging_face_weights_through_a_function(self):
         said = {"load_full_state_path": str(HF), "source_checkpoint_layout": "safetensors"}
         assert "needs checkpoint_conversion_fn" in texts(resolve(**said))
@@ -221,6 +239,12 @@ class TestPaths:
             f"Orbax refuses relative paths, as {name}=items is one",
             f"set {name}={SCANNED}",
         )
+
+    @pytest.mark.parametrize("scheme", ["s3", "az", "hf"])
+    def test_runs_in_other_stores_are_not_looked_at(self, scheme):
+        found = resolve(base_output_directory=f"{scheme}://org/name", run_name="x")
+        assert f"and not {scheme}://" in texts(found)
+        assert found.tried[0].found == "not looked at"
 
     def test_relative_runs_are_refused(self, runs, monkeypatch):
         monkeypatch.chdir(runs.parent)
@@ -358,6 +382,12 @@ class TestRefusals:
             ("load_parameters_path=", "both", "MaxText wants text"),
             ("enable_checkpointing=maybe", "both", "MaxText wants true or false"),
             ("steps=many", "both", "MaxText wants a number"),
+            ("steps=1.5", "both", "MaxText wants a whole number"),
+            ("load_parameters_path=none", "both", "MaxText wants text"),
+            ("base_output_directory=none", "both", "MaxText wants text"),
+            ("pure_nnx=true", "0.2.5", "has no setting pure_nnx"),
+            ("load_paramters_path=a", "both", "MaxText has no setting load_paramters_path"),
+            ("scan_layer=false", "both", "MaxText has no setting scan_layer"),
             ("model_name=llama9", "both", "knows no model_name=llama9"),
             ("model_name=weaver-max", "e591f30", "knows no model_name=weaver-max"),
             ("source_checkpoint_layout=torch", "both", "knows no source_checkpoint_layout=torch"),
@@ -391,7 +421,10 @@ class TestRefusals:
         "words",
         [
             "run_name= steps=-1",
+            "steps=1e3",
+            "base_output_directory=",
             "checkpoint_todelete_subdir=none",
+            "checkpoint_period=10 kv_lora_rank=4 base_moe_mlp_dim=5",
             "enable_checkpointing=yes",
             "model_name=llama3.1-8b-Instruct",
             "model_name=llama3.1-8b vocab_size=128256",
@@ -459,6 +492,28 @@ class TestCommand:
         for name, text in said.items():
             if "${" not in text and text.lower() != "none":
                 assert settings.text(name) == text
+
+
+VALUES = ["", "-1", "1.5", "[1]", "{a: b}", ".nan", ".inf", '"a\\0b"', "none", "~", "gs://", "..", "/", '" "']
+VALUES += [
+    "memory://",
+    "s3://a",
+    "hf://a/b",
+    "~/x",
+    "&a [*a]",
+    "/dev/null",
+    "a" * 300,
+    "safetensors",
+    str(HF),
+]
+
+
+class TestWhatever:
+    @given(st.dictionaries(st.sampled_from([*DEFAULTS, "lora", "lora.x", "x.y"]), st.sampled_from(VALUES)))
+    def test_is_said_ends_in_a_report(self, said):
+        found = resolve(*(f"{name}={value}" for name, value in said.items()))
+        assert found.loads or found.problems or found.outcome in ("scratch", "unknown")
+        assert repr(found).isprintable() or "\n" in repr(found)
 
 
 class TestFiles:
@@ -542,6 +597,19 @@ class TestLocalDirectories:
         assert (found.step, found.path.rpartition("/")[2]) == (2, "default")
         assert "each host has its own" in " ".join(found.notes)
         assert not found.loads
+
+    def test_on_gpus_each_process_has_a_directory(self, tmp_path):
+        said = self.persistent(tmp_path)
+        shutil.copytree(ORBAX / "emergency" / "local_host2", tmp_path / "local" / "1")
+        found = resolve(**said, local_checkpoint_directory=tmp_path / "local")
+        assert (found.step, found.path) == (3, f"{tmp_path}/local/1/3/state")
+
+    def test_plain_steps_are_none_of_the_emergency_manager(self, runs):
+        said = {"enable_emergency_checkpoint": True, "local_checkpoint_period": 5}
+        said |= {"base_output_directory": runs, "run_name": "x"}
+        found = resolve(**said, local_checkpoint_directory="/no/such/disk")
+        assert "no whole item state or default in it, but items" in texts(found)
+        assert "leave emergency checkpointing out" in hints(found)
 
     def test_multi_tier_looks_at_the_local_disk_alone(self, tmp_path):
         said = {
@@ -721,6 +789,7 @@ def test_the_commands_of_the_page_work_as_written(gcs_server, tmp_path, monkeypa
     write_llama(tmp_path / "models" / "llama")
     shutil.copytree(TRAINED, tmp_path / "out" / "llama" / "checkpoints")
     with google(gcs_server) as cloud:
+        cloud.server.put("my-bucket", "there", b"")
         lines = re.findall(
             r"^\$ (?:ckpt|gcloud storage cp) .*$", (DOCS / "maxtext.md").read_text(), re.MULTILINE
         )

@@ -65,4 +65,6 @@ def _told_of_program(made: Resolution, program: str | None) -> Resolution:
     if program is None or program.endswith(_TRAINERS):
         return made
     note = f"these are the rules of MaxText's pre-training; {program} may have others"
+    if "post_train" in program:
+        note += ": post-training takes the directory of the item alone, and resumes by rules of its own"
     return replace(made, notes=(*made.notes, note))

@@ -92,8 +92,9 @@ def value_of(word: str, text: str) -> Any:
 def _put(into: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     *above, last = keys
     for key in above:
-        below = into.setdefault(key, {})
-        into = below if isinstance(below, dict) else into.setdefault(key, {})
+        below = into.get(key)
+        into[key] = below if isinstance(below, dict) else {}
+        into = into[key]
     into[last] = value
 
 

@@ -63,7 +63,8 @@ def settings_of(command: Command, environment: Mapping[str, str]) -> Settings:
     odd = [name for name, each in known.items() if isinstance(each.value, str) and "${" in each.value]
     notes += [f"{name} has ${{…}} in it, which is not worked out here: its default is taken" for name in odd]
     plain = {name: each for name, each in known.items() if name not in odd}
-    return Settings(plain, path is not None, tuple(contradictions), tuple(notes))
+    unknown = tuple(name for name in found if name not in known)
+    return Settings(plain, path is not None, tuple(contradictions), tuple(notes), unknown)
 
 
 def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

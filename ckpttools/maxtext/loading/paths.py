@@ -28,11 +28,18 @@ class Led:
         item: directory whose arrays are read; None if MaxText finds none.
         key: what the parameters are under in it.
         problems: why it fails.
+        shown: what is read, where that is nothing that can be looked at.
     """
 
     item: Place | None
     key: str = "params"
     problems: tuple[Problem, ...] = ()
+    shown: str | None = None
+
+    @property
+    def path(self) -> str | None:
+        """What is read; None if nothing is found."""
+        return self.shown if self.item is None else str(self.item)
 
 
 def led_to(setting: str, text: str, version: Version) -> Led:
@@ -58,8 +65,8 @@ def led_to(setting: str, text: str, version: Version) -> Led:
 def unread(setting: str, text: str) -> Problem | None:
     """Why MaxText does not read a path, whatever is there; None if it does."""
     place = parse(text)
-    if place.store.scheme not in _READ:
-        return _other_store(place)
+    if problem := other_store(place):
+        return problem
     if text.startswith("~"):
         return Problem(f"MaxText does not expand ~ in {setting}={text}", "write the whole path")
     if place.store.scheme == "file" and not text.startswith("/"):
@@ -81,8 +88,11 @@ def _key(text: str, version: Version) -> str:
     return name if name in _KEYS else "params"
 
 
-def _other_store(place: Place) -> Problem:
+def other_store(place: Place) -> Problem | None:
+    """Why MaxText reads nothing from a store; None if it does."""
     scheme = place.store.scheme
+    if scheme in _READ:
+        return None
     return Problem(
         f"MaxText reads local paths and gs://, and not {scheme}://",
         f"copy it to a directory or a bucket, such as with `ckpt convert to-orbax {quote(str(place))} DST`"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.loading.huggingface import by_function, on_the_fly
 from ckpttools.maxtext.loading.paths import Led, led_to, reason_of, step_number
 from ckpttools.maxtext.loading.report import Outcome, Problem, Resolution, Rule, Tried, Wanted
 from ckpttools.maxtext.loading.resuming import own_run
@@ -64,7 +65,7 @@ def resolution(settings: Settings, version: Version, environment: Mapping[str, s
         made = _opened(_Found("resume", "full state", run.led), settings, version, made)
         made = replace(made, tried=(*made.tried, *others), problems=(*run.problems, *made.problems))
     elif (named := _named(settings, version)) is not None:
-        path = next(text for _, text in _explicit(settings))
+        path = next((text for _, text in _explicit(settings)), None)
         made = replace(made, tried=(*made.tried, Tried(named.rule, path, _found_text(named.led, path))))
         made = _opened(named, settings, version, made)
     adapter = _adapter(settings, version, blank, made.rule == "resume")
@@ -101,46 +102,25 @@ def _explicit(settings: Settings) -> Iterator[tuple[Rule, str]]:
     yield from ((name, text) for name in _PATHS if (text := settings.text(name)))
 
 
-def _found_text(led: Led, path: str) -> str:
-    if led.item is None:
+def _found_text(led: Led, path: str | None) -> str:
+    if led.path is None:
         return "not found"
-    return "found" if led.item == parse(path) else f"the item is {led.item}"
+    is_other = led.item is None or path is None or led.item != parse(path)
+    return f"that is {led.path}" if is_other else "found"
 
 
 def _named(settings: Settings, version: Version) -> _Found | None:
     """What the paths in the settings lead to; None where there are none."""
     rule, text = next(_explicit(settings), (None, ""))
     layout = settings.text("source_checkpoint_layout")
+    if layout == "safetensors_dynamic":
+        return _Found("safetensors_dynamic", "parameters", on_the_fly(text, settings))
     if rule is None:
         return None
-    if layout == "safetensors_dynamic":
-        return _Found("safetensors_dynamic", "parameters", _huggingface(text))
     if layout == "safetensors" and rule == "load_full_state_path":
-        return _Found("safetensors", "full state", _converted(text, settings, version))
+        return _Found("safetensors", "full state", by_function(text, settings, version))
     wanted: Wanted = "parameters" if rule == "load_parameters_path" else "full state"
     return _Found(rule, wanted, led_to(rule, text, version))
-
-
-def _huggingface(text: str) -> Led:
-    """Weights of Hugging Face: only whether there are any."""
-    place = parse(text)
-    there = place.is_dir() and any(entry.name.endswith(".safetensors") for entry in place.entries())
-    if there or place.is_file():
-        return Led(place)
-    return Led(None, problems=(Problem(f"there are no safetensors in {text}", "check its spelling"),))
-
-
-def _converted(text: str, settings: Settings, version: Version) -> Led:
-    """The same, for a function of the user's."""
-    led = _huggingface(text)
-    problems = list(led.problems)
-    if not settings.text("checkpoint_conversion_fn"):
-        do = "name a function, as `ckpttools.family_conversion_fn` makes one"
-        problems.append(Problem("source_checkpoint_layout=safetensors needs checkpoint_conversion_fn", do))
-    if version.orbax == "v0" and not settings.flag("enable_orbax_v1"):
-        what = f"MaxText {version.name} reads safetensors only with enable_orbax_v1=true"
-        problems.append(Problem(what, "set it, or convert the weights first"))
-    return replace(led, problems=tuple(problems))
 
 
 def _opened(found: _Found, settings: Settings, version: Version, blank: Resolution) -> Resolution:
@@ -160,7 +140,7 @@ def _opened(found: _Found, settings: Settings, version: Version, blank: Resoluti
     return replace(
         blank,
         rule=found.rule,
-        path=None if item is None else str(item),
+        path=found.led.path,
         step=step_number(item) if item is not None and is_orbax else None,
         wanted=found.wanted,
         problems=tuple(problems),
@@ -182,8 +162,9 @@ def _adapter(settings: Settings, version: Version, blank: Resolution, is_resumed
     # Both versions read it by Orbax's older API.
     led = led_to("lora.lora_restore_path", text, replace(version, orbax="v0"))
     made = _judged(_opened(_Found("lora_restore_path", "adapter", led), settings, version, blank), False)
-    notes = ("they replace the adapters of the step that is resumed",) if is_resumed else ()
-    return replace(made, notes=(*made.notes, *notes))
+    notes = [*made.notes, "pre-training adds no adapters to the model; fine-tuning does, and reads them so"]
+    notes += ["they replace the adapters of the step that is resumed"] if is_resumed else []
+    return replace(made, notes=tuple(notes))
 
 
 def _unused(settings: Settings) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ckpttools.core.text import plural
 from ckpttools.formats.orbax.steps import Step, directories, is_item
-from ckpttools.maxtext.loading.paths import Led, rewritten, unread
+from ckpttools.maxtext.loading.paths import Led, other_store, rewritten, unread
 from ckpttools.maxtext.loading.report import Problem, Tried
 from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, ITEM, Seen, seen_in
 from ckpttools.maxtext.loading.settings import Settings
@@ -58,6 +58,9 @@ def own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
         if not name:
             found = f"run_name is empty: MaxText makes a new one of model and time, unless {_JOB} is set"
             return OwnRun(Tried("resume", None, found), notes=tuple(notes))
+        base = settings.text("base_output_directory")
+        if base and (problem := other_store(parse(base))):
+            return OwnRun(Tried("resume", base, "not looked at"), Led(None, problems=(problem,)))
         seen.append(seen_in(_checkpoints(name, settings, notes)))
     is_hidden = _is_local(settings) and local is None
     return replace(_chosen(seen, settings), notes=tuple(notes), is_hidden=is_hidden)
@@ -120,6 +123,8 @@ def _chosen(seen: Sequence[Seen], settings: Settings) -> OwnRun:
 def _no_item(step: Place, names: Sequence[str]) -> Problem:
     there = ", ".join(item.directory.name for item in Step(step).items)
     what = f"{step} is the latest step to Orbax, and there is no whole item {' or '.join(names)} in it"
+    if there and ITEM not in names:
+        return Problem(f"{what}, but {there}", "leave emergency checkpointing out, or take another run_name")
     if there:
         return Problem(f"{what}, but {there}", f"{rewritten(Step(step).items[0].directory)}")
     return Problem(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from ckpttools.core.errors import did_you_mean
 from ckpttools.maxtext.loading.report import Problem, Setting
@@ -63,6 +64,26 @@ SIZES: Mapping[str, object] = {
 DEFAULTS: Mapping[str, object] = {**_BASE, **_MODEL, **SIZES}
 """Name of a setting -> its value in MaxText's own configuration."""
 LAYOUTS = ("orbax", "safetensors", "safetensors_dynamic")
+# Texts that may be null, and those that may be left empty, which stands for null in YAML.
+_MAY_BE_NONE = ("checkpoint_conversion_fn", "checkpoint_todelete_subdir", "run_name")
+_MAY_BE_EMPTY = ("base_output_directory",)
+# Settings of MaxText that are not looked at here, and are called much like some that are.
+_OTHERS = frozenset(
+    (
+        "base_moe_mlp_dim",
+        "checkpoint_period",
+        "kv_lora_rank",
+        "num_decoder_layers",
+        "num_kv_heads",
+        "num_query_heads",
+        "o_lora_rank",
+        "q_lora_rank",
+        "using_pipeline_parallelism",
+        "v_head_dim",
+    )
+)
+_NEAR = 0.85
+_LOCAL = ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint")
 # As pydantic reads them.
 _WORDS = {
     **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
@@ -79,12 +100,14 @@ class Settings:
         has_file: whether a configuration file is named, so that the defaults are meant as much.
         contradictions: what MaxText refuses about the ways in which it is said.
         notes: how names were understood.
+        unknown: names of other settings.
     """
 
     said: Mapping[str, Setting]
     has_file: bool = False
     contradictions: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Setting:
         return self.said.get(name) or Setting(name, DEFAULTS[name], DEFAULT)
@@ -135,36 +158,49 @@ def refusals(settings: Settings, version: Version) -> Iterator[Problem]:
         )
     yield from _without_checkpointing(settings, version)
     yield from _local_directories(settings)
-    if not version.renames_before_deletion and settings.text("checkpoint_todelete_subdir"):
+    if not version.renames_before_deletion and _renames_before_deletion(settings):
         yield Problem(
             f"MaxText {version.name} refuses checkpoint_todelete_subdir",
             "set checkpoint_todelete_full_path instead",
         )
 
 
+def _renames_before_deletion(settings: Settings) -> bool:
+    is_local = any(
+        settings.flag(name) for name in ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint")
+    )
+    is_managed = settings.flag("enable_checkpointing") and not is_local
+    return is_managed and bool(settings.text("checkpoint_todelete_subdir"))
+
+
 def _wrong_types(settings: Settings) -> Iterator[Problem]:
     for setting in settings.said.values():
-        wanted = DEFAULTS.get(setting.name)
-        problem = _wrong_type(setting, wanted)
-        if problem and not (setting.name == "run_name" and setting.value is None):
-            yield Problem(
-                f"{setting.name}={_shown(setting.value)} ({setting.source}): {problem}", _instead(setting)
-            )
+        problem = _wrong_type(setting) if setting.name in DEFAULTS else None
+        if problem:
+            what = f"{setting.name}={_shown(setting.value)} ({setting.source}): {problem}"
+            yield Problem(what, _instead(setting))
 
 
-def _wrong_type(setting: Setting, wanted: object) -> str | None:
-    value = setting.value
+def _wrong_type(setting: Setting) -> str | None:
+    """What MaxText wants instead of a value; None where it takes it."""
+    wanted, value = DEFAULTS[setting.name], setting.value
     if isinstance(wanted, bool):
         return None if str(value).lower() in _WORDS else "MaxText wants true or false"
-    if isinstance(wanted, str) and not isinstance(value, str):
-        nullable = setting.name in ("checkpoint_conversion_fn", "checkpoint_todelete_subdir")
-        return None if nullable and value is None else "MaxText wants text"
+    if isinstance(wanted, str):
+        is_none = value is None or (isinstance(value, str) and value.lower() == "none")
+        may_be_none = setting.name in _MAY_BE_NONE or (value is None and setting.name in _MAY_BE_EMPTY)
+        return None if (may_be_none if is_none else isinstance(value, str)) else "MaxText wants text"
     if isinstance(wanted, int | float):
-        try:
-            float(str(value))
-        except ValueError:
-            return "MaxText wants a number"
+        return _wrong_number(value, isinstance(wanted, int))
     return None
+
+
+def _wrong_number(value: object, is_whole: bool) -> str | None:
+    try:
+        number = float(str(value))
+    except ValueError:
+        return "MaxText wants a number"
+    return "MaxText wants a whole number" if is_whole and not number.is_integer() else None
 
 
 def _instead(setting: Setting) -> str:
@@ -185,6 +221,13 @@ def _wrong_names(settings: Settings, version: Version) -> Iterator[Problem]:
             yield Problem(
                 f"MaxText has no setting {setting.name} at the top", f"write it as {LORA}.{setting.name}"
             )
+        if setting.name in version.absent_settings:
+            yield Problem(
+                f"MaxText {version.name} has no setting {setting.name} ({setting.source})", "leave it out"
+            )
+    for name in settings.unknown:
+        if name not in _OTHERS and (near := get_close_matches(name, DEFAULTS, 1, _NEAR)):
+            yield Problem(f"MaxText has no setting {name}", f"did you mean {near[0]}?")
     layout = settings.text("source_checkpoint_layout")
     if layout not in LAYOUTS:
         yield Problem(
@@ -192,8 +235,8 @@ def _wrong_names(settings: Settings, version: Version) -> Iterator[Problem]:
         )
     name = settings.text("model_name")
     if name in version.absent_models or name not in KNOWN_NAMES:
-        near = did_you_mean(name, KNOWN_NAMES - version.absent_models)
-        yield Problem(f"MaxText {version.name} knows no model_name={name}", near)
+        hint = did_you_mean(name, KNOWN_NAMES - version.absent_models)
+        yield Problem(f"MaxText {version.name} knows no model_name={name}", hint)
 
 
 def _without_checkpointing(settings: Settings, version: Version) -> Iterator[Problem]:
@@ -211,7 +254,7 @@ def _without_checkpointing(settings: Settings, version: Version) -> Iterator[Pro
 
 
 def _local_directories(settings: Settings) -> Iterator[Problem]:
-    for name in ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint"):
+    for name in _LOCAL:
         if not settings.flag(name):
             continue
         if not settings.text("local_checkpoint_directory"):

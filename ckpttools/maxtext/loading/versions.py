@@ -25,6 +25,7 @@ class Version:
         stacked_by_kind: beginnings of the names of models that have a stack for each kind of layers in their
             cycle; of the other models with linear attention each position in the cycle has one.
         absent_models: names of models that it does not know yet.
+        absent_settings: names of settings that it has no more.
     """
 
     name: str
@@ -34,13 +35,14 @@ class Version:
     learned_variables: bool
     stacked_by_kind: tuple[str, ...] = ()
     absent_models: frozenset[str] = frozenset()
+    absent_settings: frozenset[str] = frozenset()
 
 
 NEWEST = "0.2.5"
 VERSIONS: Mapping[str, Version] = {
     each.name: each
     for each in (
-        Version(NEWEST, "v1", False, False, True, ("qwen3-next",)),
+        Version(NEWEST, "v1", False, False, True, ("qwen3-next",), absent_settings=frozenset({"pure_nnx"})),
         Version(
             "e591f30",  # main on 22 August 2026
             "v0",
