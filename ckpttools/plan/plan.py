@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -18,6 +18,7 @@ from ckpttools.core.region import ceil_div
 from ckpttools.core.wording import option, place
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.formats.placement import Referenced
+from ckpttools.plan.reading import reading_costs
 from ckpttools.plan.streamed import cut_in_order, groups, in_order, most_groups
 from ckpttools.plan.task import LARGEST_TASK, Task, cut
 from ckpttools.stores.base import Streams
@@ -179,7 +180,7 @@ def build(
     refuse_incomplete(tree.arrays.values(), tree.metadata.place)
     jobs, most, layout = _fitted(tree, writer, memory, jobs, reserved, streams)
     written = _written(tree, layout)
-    share = min(most, _share(sum(array.nbytes for array in written.values()), jobs))
+    share = min(most, _share(written.values(), jobs))
     tasks = [
         task
         for path, array in written.items()
@@ -197,8 +198,13 @@ def build(
     )
 
 
-def _share(nbytes: int, jobs: int) -> int:
+def _share(arrays: Collection[LazyArray], jobs: int) -> int:
     """Bytes of a task at most so that every worker gets several, where there is little to do."""
+    # A part of a matrix that is transposed is written in pieces, or takes reading all of it. Behind a network
+    # that costs more than workers do that have nothing to do.
+    if reading_costs(arrays).requests:
+        return LARGEST_TASK
+    nbytes = sum(array.nbytes for array in arrays)
     return max(_SMALLEST_SHARE, ceil_div(nbytes, _TASKS_PER_WORKER * jobs))
 
 
