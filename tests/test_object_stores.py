@@ -172,7 +172,9 @@ class TestRequests:
         place = gcs.filled(files_in(SHARDED))
         gcs.server.log.clear()
         done = ckpt(*(each.format(SHARDED) for each in words.split()), place)
-        assert re.fullmatch(rf"{len(gcs.server.log)} requests to gs://, \d+ kB", done.stderr.splitlines()[-1])
+        assert re.fullmatch(
+            rf"{len(gcs.server.log)} requests to gs://, \d+ kB read", done.stderr.splitlines()[-1]
+        )
         assert "request" not in ckpt(*words.format(SHARDED).split(), SHARDED).stderr
 
     def test_what_it_took_is_in_reports(self, gcs, tmp_path):

@@ -174,7 +174,7 @@ class TestPace:
         assert gcs.server.most_at_once <= 1.5 * pace.USUAL
 
     def test_where_the_line_is_full_fewer_do(self, gcs):
-        gcs.server.bandwidth = 4e6
+        gcs.server.bandwidth = 1e6
         assert self.reads_until(gcs, lambda limit: limit <= pace.USUAL // 2)
 
     def test_a_server_that_is_asked_too_much_is_asked_less(self, monkeypatch):
