@@ -239,6 +239,13 @@ class TestPrices:
         fetched = sum(plan.tree.arrays[task.path].read_cost(task.region).nbytes for task in plan.tasks)
         assert fetched <= 1.25 * plan.bytes_in
 
+    def test_they_are_read_once_also_where_they_are_written_in_order(self, gcs, model):
+        source = self.served(gcs, model)
+        plan = ckpttools.hf_to_maxtext.plan(source, f"gs://{gcs.bucket}/out", memory="1GiB").plan
+        kernels = [task for task in plan.tasks if "wi_0" in task.path]
+        fetched = sum(plan.tree.arrays[task.path].read_cost(task.region).nbytes for task in kernels)
+        assert kernels and fetched <= 1.1 * sum(task.bytes_in for task in kernels)
+
     def test_of_local_files_bytes_and_reads_have_the_prices_of_a_disk(self, gcs, model):
         near = ckpttools.open(model).arrays
         far = ckpttools.open(self.served(gcs, model)).arrays
