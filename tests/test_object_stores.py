@@ -172,7 +172,9 @@ class TestRequests:
         place = gcs.filled(files_in(SHARDED))
         gcs.server.log.clear()
         done = ckpt(*(each.format(SHARDED) for each in words.split()), place)
-        assert re.fullmatch(rf"{len(gcs.server.log)} requests to gs://, \d+ kB", done.stderr.splitlines()[-1])
+        assert re.fullmatch(
+            rf"{len(gcs.server.log)} requests to gs://, \d+ kB read", done.stderr.splitlines()[-1]
+        )
         assert "request" not in ckpt(*words.format(SHARDED).split(), SHARDED).stderr
 
     def test_what_it_took_is_in_reports(self, gcs, tmp_path):
@@ -387,6 +389,14 @@ class TestFaults:
             (place / "x.bin").read_bytes()
         assert caught.value.got == "503 Service Unavailable: Please slow down., tried 3 times"
         assert "run the command again later" in caught.value.hint
+
+    @pytest.mark.parametrize("match", ["GET .*00002-of-00004", "GET .*index.json"])
+    def test_what_does_not_answer_is_not_called_damaged(self, gcs, impatient, match):
+        place = gcs.filled(files_in(SHARDED))
+        gcs.server.faults.append(Fault(match, count=99, status=503))
+        done = ckpt("doctor", place)
+        assert done.exit_code == 5 and "run the command again later" in done.output
+        assert "chmod" not in done.output and "fetch" not in done.output
 
     def test_a_stall_for_ever_is_no_answer(self, gcs, impatient):
         place = gcs.filled({"x.bin": b"1234"})

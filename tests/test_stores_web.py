@@ -134,8 +134,9 @@ class TestCommands:
         server.fault("GET .*00002", status(503))
         server.fault("GET .*00003", cut(1000))
         done = succeed("inspect", "tree", source(where, server))
-        said = re.fullmatch(rf"(\d+) requests to {where}://, (\d+) kB", done.stderr.splitlines()[-1])
-        assert int(said[1]) == len(server.log), "attempts and redirects, too"
+        said = re.fullmatch(rf"(\d+) requests to {where}://, (\d+) kB read", done.stderr.splitlines()[-1])
+        # One may be tried on a connection that the server has closed.
+        assert 0 <= int(said[1]) - len(server.log) <= 2, "attempts and redirects, too"
         assert int(said[2]) <= round(server.nbytes / 1000)
 
     @BOTH

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 # A read costs a system call and the interpreter's lock: about 6 us between two busy threads, in which 16 KiB
 # come out of the page cache. Shorter runs are fetched with what lies between them, up to so many times more,
 # or to as much as the reads cost: a column of a large matrix is 16 KiB and more for each element.
-# Sources that are further away say so (`gap`): what they send in the time that a request takes.
+# Sources that are further away say so (`gap`): what they send in the time that a request takes. No more than
+# that is fetched there to save a request.
 _SHORT_RUN = 16 * 1024
 _MOST_GROWTH = 16
 # Packed elements unpacked at once: their loose bits are a few times their number, outside the scratch.
@@ -149,7 +150,10 @@ def _fetched(shape: Shape, region: Region, itemsize: int, short_run: int = _SHOR
     runs = count_runs(shape, region)
     if runs <= 1:
         return region
-    most = max(_MOST_GROWTH * region.size * itemsize, short_run * runs)
+    nbytes = region.size * itemsize
+    most = (
+        max(_MOST_GROWTH * nbytes, short_run * runs) if short_run <= _SHORT_RUN else nbytes + short_run * runs
+    )
     wide, inner = region, itemsize
     for axis in reversed(range(region.rank)):
         if (wide.stop[axis] - wide.start[axis]) * inner >= short_run:
@@ -250,18 +254,26 @@ class Chunked(LazyArray):
         """Plain chunks are counted, not asked one by one; those that were left out count as if stored."""
         if self.part_scratch is not None:
             return sum((stored.read_cost(inside) for _, inside, stored in self._cells(region)), ReadCost())
-        total = ReadCost()
+        total, short_run = ReadCost(), self._short_run
         for spans in itertools.product(*map(_spans, region.start, region.stop, self.chunk)):
             inside = Region(tuple(span.start for span in spans), tuple(span.stop for span in spans))
             cells = prod(span.cells for span in spans)
-            total += _cost(self.chunk, inside, self.dtype.itemsize) * cells
+            total += _cost(self.chunk, inside, self.dtype.itemsize, short_run) * cells
         return total
+
+    @property
+    def _short_run(self) -> int:
+        """That of all chunks that are stored as they are."""
+        if not self.size:
+            return _SHORT_RUN
+        first = self.part((0,) * len(self.shape))
+        return first._short_run if isinstance(first, Stored) else _SHORT_RUN
 
     @property
     def read_kind(self) -> Hashable:
         if self.part_scratch is not None:
             return id(self)
-        return ("chunked", self.shape, self.dtype, self.chunk)
+        return ("chunked", self.shape, self.dtype, self.chunk, self._short_run)
 
     def sources(self) -> Iterator[ByteSource]:
         for index in grid_indices(self.shape, self.chunk):

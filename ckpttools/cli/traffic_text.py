@@ -33,4 +33,4 @@ def telling_traffic() -> Iterator[None]:
 
 def _tell(traffic: Mapping[str, Traffic]) -> None:
     for address, each in traffic.items():
-        say(f"{plural(each.requests, 'request')} to {address}, {disk(each.nbytes)}")
+        say(f"{plural(each.requests, 'request')} to {address}, {disk(each.nbytes)} read")

@@ -16,6 +16,7 @@ from ckpttools.doctor.format_faults import format_checks
 from ckpttools.doctor.inventory import Inventory, inventory_of
 from ckpttools.formats.base import ReadOptions
 from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.unanswered import is_unanswered
 
 # The check that opens everything: its findings are reported only if no other check says more.
 LAST_RESORT = "opens"
@@ -115,11 +116,17 @@ def examine(where: Where, read: ReadOptions | None = None) -> Diagnosis:
 
 
 def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
-    """The findings of a check. Its failure is one, too: a report must not depend on any single check."""
+    """The findings of a check. Its failure is one, too: a report must not depend on any single check.
+
+    Raises:
+        StorageError: behind a network nobody has told what is there, which says nothing of the files.
+    """
     try:
         for finding in check.look(inventory):
             yield replace(finding, check=check.name)
     except Exception as error:
+        if is_unanswered(error, inventory.path):
+            raise
         what = f"the check {check.name!r} stopped: {type(error).__name__}: {error}"
         why = "the files are damaged in a way that it did not expect; what it looks for was not looked for"
         yield Finding(ERROR, str(inventory.path), what, why, "fetch the checkpoint again", check=check.name)

@@ -34,6 +34,7 @@ from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import unfinished_at
+from ckpttools.stores.unanswered import kept_unless_unanswered
 
 # What the fix set-aside appends.
 SET_ASIDE = ".unfinished"
@@ -115,7 +116,7 @@ class ListedItem:
         try:
             return entries_of(self.path, max_index_bytes=self.read.max_index_bytes)
         except CheckpointError as error:
-            return error
+            return kept_unless_unanswered(error, self.path)
 
     @cached_property
     def tables(self) -> ChunkTables | None:
@@ -190,7 +191,7 @@ def json_or_error(path: Place) -> Mapping[str, Any] | CheckpointError:
     try:
         return json_object(path.read_bytes(), str(path), FormatError, hint, make=None)
     except CheckpointError as error:
-        return error
+        return kept_unless_unanswered(error, path)
 
 
 def inventory_of(path: Place, read: ReadOptions | None = None) -> Inventory:

@@ -19,7 +19,7 @@ from ckpttools.core.budget import BASE_BYTES, does_not_fit
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape, grid_cells, split_to
 from ckpttools.plan.plan import BYTES_PER_NODE
-from ckpttools.plan.reading import readers, reading_costs
+from ckpttools.plan.reading import prices, readers, reading_costs
 from ckpttools.plan.task import LARGEST_TASK
 from ckpttools.plan.tiles import tile_shape
 
@@ -30,8 +30,6 @@ Cut = Callable[[Item, int], Iterator[Region]]
 # last level, and long enough for a read.
 PIECE_BYTES = 8 << 20
 _SMALLEST_PIECE = 64 << 10
-# What starting a read costs, in bytes of a long one.
-_READ_RUN = 4 << 10
 # Decoding the same chunk for every small piece of it costs more than the cache saves, from so many times on.
 _WORTH_MORE_MEMORY = 1.25
 # What is gathered of an item beside its arrays. Small arrays took 1.7 KiB each in all to hash or compare.
@@ -168,8 +166,7 @@ def _tile(item: Item, shape: Shape, most: int) -> Shape:
 def _cost(item: Item, shape: Shape) -> float:
     """What reading a piece of this shape takes, in bytes for each element."""
     region = Region.whole(shape)
-    reads = [array.read_cost(region) for array in item]
-    return sum(each.nbytes + each.reads * _READ_RUN for each in reads) / max(1, region.size)
+    return sum(prices(array).of(array.read_cost(region)) for array in item) / max(1, region.size)
 
 
 def grain(array: LazyArray) -> Shape:

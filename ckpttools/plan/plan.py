@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -18,6 +18,7 @@ from ckpttools.core.region import ceil_div
 from ckpttools.core.wording import option, place
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.formats.placement import Referenced
+from ckpttools.plan.reading import reading_costs
 from ckpttools.plan.streamed import cut_in_order, groups, in_order, most_groups
 from ckpttools.plan.task import LARGEST_TASK, Task, cut
 from ckpttools.stores.base import Streams
@@ -27,6 +28,8 @@ _SMALLEST_TASK = 1 << 20
 # Sizes of a task, each half the one before, that are tried before fewer workers: smaller tasks cut matrices
 # of large models into pieces that are no longer contiguous.
 _GOOD_SIZES = 3
+# So many workers keep a network busy, each with several reads at a time.
+_FEWEST_FROM_FAR = 4
 # With fewer tasks for each worker the last one may leave the others idle for most of the time.
 _TASKS_PER_WORKER = 4
 _SMALLEST_SHARE = 4 << 20
@@ -179,7 +182,7 @@ def build(
     refuse_incomplete(tree.arrays.values(), tree.metadata.place)
     jobs, most, layout = _fitted(tree, writer, memory, jobs, reserved, streams)
     written = _written(tree, layout)
-    share = min(most, _share(sum(array.nbytes for array in written.values()), jobs))
+    share = min(most, _share(written.values(), jobs))
     tasks = [
         task
         for path, array in written.items()
@@ -197,8 +200,13 @@ def build(
     )
 
 
-def _share(nbytes: int, jobs: int) -> int:
+def _share(arrays: Collection[LazyArray], jobs: int) -> int:
     """Bytes of a task at most so that every worker gets several, where there is little to do."""
+    # A part of a matrix that is transposed is written in pieces, or takes reading all of it. Behind a network
+    # that costs more than workers do that have nothing to do.
+    if reading_costs(arrays).requests:
+        return 2 * LARGEST_TASK
+    nbytes = sum(array.nbytes for array in arrays)
     return max(_SMALLEST_SHARE, ceil_div(nbytes, _TASKS_PER_WORKER * jobs))
 
 
@@ -211,7 +219,8 @@ def _fitted(
     if streams:
         jobs = max(1, min(jobs, most_groups(layout, streams.file_bytes)))
     least = 0
-    for count, most in _choices(jobs):
+    is_far = bool(reading_costs(_written(tree, layout).values()).requests)
+    for count, most in _in_order_from_far(jobs) if streams and is_far else _choices(jobs):
         # Chunks that are encoded are made whole: a smaller task then means smaller chunks.
         layout = writer.layout(tree, most) if encodes else layout
         needed = reserved + _needed(tree, layout, count, most) + (count * streams.memory if streams else 0)
@@ -230,6 +239,14 @@ def _choices(jobs: int) -> Iterator[tuple[int, int]]:
     yield from ((jobs, most) for most in sizes[:_GOOD_SIZES])
     yield from ((count, sizes[:_GOOD_SIZES][-1]) for count in range(jobs - 1, 0, -1))
     yield from ((1, most) for most in sizes[_GOOD_SIZES:])
+
+
+def _in_order_from_far(jobs: int) -> Iterator[tuple[int, int]]:
+    """The same where what is written in order is read behind a network: of a transposed matrix each task
+    reads all, so large tasks come before many workers."""
+    for most in (2 * LARGEST_TASK, LARGEST_TASK, LARGEST_TASK // 2):
+        yield from ((count, most) for count in range(jobs, min(jobs, _FEWEST_FROM_FAR) - 1, -1))
+    yield from _choices(jobs)
 
 
 def _needed(tree: Tree, layout: Layout, jobs: int, most: int) -> int:

@@ -5,9 +5,37 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from itertools import islice
+from typing import NamedTuple
 
-from ckpttools.array.lazy import LazyArray
+from ckpttools.array.lazy import LazyArray, ReadCost
 from ckpttools.stores.base import Costs, File
+
+# What starting a read costs on a local disk, in bytes of a long one: one from the cache is a system call.
+_READ_RUN = 4 << 10
+
+
+class Prices(NamedTuple):
+    """What reading takes, in bytes of a long read from a local disk.
+
+    Attributes:
+        byte: each byte that is fetched.
+        read: each read beside them.
+    """
+
+    byte: int = 1
+    read: int = _READ_RUN
+
+    def of(self, cost: ReadCost) -> int:
+        """What this takes."""
+        return self.byte * cost.nbytes + self.read * cost.reads
+
+
+def prices(array: LazyArray) -> Prices:
+    """What reading an array takes, all of which lies in one store."""
+    source = next(array.sources(), None)
+    if not isinstance(source, File) or source.price == 1:
+        return Prices()
+    return Prices(source.price, source.price * source.gap)
 
 
 def reading_costs(arrays: Iterable[LazyArray]) -> Costs:

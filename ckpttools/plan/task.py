@@ -12,15 +12,16 @@ from ckpttools.array.tree import Path, spelled
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Region, Shape, ceil_div, grid_cells
 from ckpttools.formats.placement import Placement
+from ckpttools.plan.reading import Prices, prices
 from ckpttools.plan.tiles import tile_shape
 
 # A task's buffer is at most this, however large the budget. It holds a whole layer's matrix of most
 # models, so that reads and writes are contiguous. Where matrices are small anyway it does not matter:
 # 2.47 GB with four workers took 1.7 to 1.8 s with 8, 16 and 64 MiB.
 LARGEST_TASK = 64 << 20
-# What starting a new run costs, in bytes of a long one: a read from the cache is a system call, a write
-# that is no large contiguous piece cannot go straight to the disk.
-_READ_RUN, _WRITE_RUN = 4 << 10, 64 << 10
+# What starting a new run costs, in bytes of a long one: a write that is no large contiguous piece cannot go
+# straight to the disk.
+_WRITE_RUN = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def cut(path: Path, array: LazyArray, placement: Placement, most: int) -> Iterat
 
 def _tile(path: Path, array: LazyArray, placement: Placement, most: int) -> Shape:
     """A shape of at most `most` elements; chunks that are encoded are never cut."""
-    cost = partial(_cost_per_element, array, placement)
+    cost = partial(_cost_per_element, array, placement, prices(array))
     tile = tile_shape(array.shape, most, [placement.chunk], cost, whole=placement.codec is not None)
     if tile is None or most < 1:
         raise MemoryBudgetError(
@@ -70,9 +71,8 @@ def _tile(path: Path, array: LazyArray, placement: Placement, most: int) -> Shap
     return tile
 
 
-def _cost_per_element(array: LazyArray, placement: Placement, shape: Shape) -> float:
+def _cost_per_element(array: LazyArray, placement: Placement, price: Prices, shape: Shape) -> float:
     """What the reads and writes of a region of this shape take, in bytes, with an extra for every run."""
     region = Region.whole(shape)
-    read = array.read_cost(region)
     writes = placement.estimated_runs(region)
-    return (read.nbytes + read.reads * _READ_RUN + writes * _WRITE_RUN) / region.size
+    return (price.of(array.read_cost(region)) + writes * _WRITE_RUN) / region.size

@@ -9,10 +9,15 @@ from ckpttools.doctor.base import ERROR, Check, Finding, on_disk
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.stores.place import Place
 
+_UNREAD = "nothing in it can be read"
+
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
     for place, error in inventory.denied.items():
-        yield _finding(place, error.got or error.message, "rX")
+        if place.store.scheme == "file":
+            yield _finding(place, error.got or error.message, "rX")
+        else:
+            yield Finding(ERROR, str(place), error.got or error.message, _UNREAD, error.hint or "")
     for directory in inventory.directories:
         for name in directory.files:
             path = directory.path / name
@@ -36,7 +41,7 @@ def _leads_somewhere(path: Place) -> bool:
 
 
 def _finding(path: Place, what: str, bits: str) -> Finding:
-    return Finding(ERROR, str(path), what, "nothing in it can be read", f"chmod u+{bits} {on_disk(path)}")
+    return Finding(ERROR, str(path), what, _UNREAD, f"chmod u+{bits} {on_disk(path)}")
 
 
 CHECK = Check("access", "files and directories that may not be read, links to nothing", _look)

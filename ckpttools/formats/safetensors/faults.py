@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.formats.safetensors.header import Header, parse_header
 from ckpttools.stores.place import Place
+from ckpttools.stores.unanswered import kept_unless_unanswered
 
 
 def faults(path: Place) -> Iterator[CheckpointError]:
@@ -19,7 +19,11 @@ def faults(path: Place) -> Iterator[CheckpointError]:
 
 
 def header_of(path: Place) -> Header | CheckpointError:
-    """The header of a file, checked against its size, or the error that it is."""
+    """The header of a file, checked against its size, or the error that it is.
+
+    Raises:
+        StorageError: behind a network nobody has told what it is.
+    """
     if path.lexists() and not _is_file(path):
         return FormatError("not a file", place=path, hint="a symbolic link to nothing, or no regular file")
     try:
@@ -29,10 +33,13 @@ def header_of(path: Place) -> Header | CheckpointError:
         finally:
             source.close()
     except CheckpointError as error:
-        return error
+        return kept_unless_unanswered(error, path)
 
 
 def _is_file(path: Place) -> bool:
-    with suppress(StorageError):
+    try:
         return path.is_file()
-    return False
+    except StorageError:
+        if path.store.scheme != "file":
+            raise
+        return False

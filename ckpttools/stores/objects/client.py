@@ -185,11 +185,11 @@ class Bucket:
 
         return self.ask("cannot list", key, again)
 
-    def ask(self, doing: str, key: str, question: Callable[[Any], _Answer]) -> _Answer:
-        """The answer to a question; errors as `read_into`."""
+    def ask(self, doing: str, key: str, question: Callable[[Any], _Answer], *, requests: int = 1) -> _Answer:
+        """The answer to a question, which takes so many requests; errors as `read`."""
         from obstore.exceptions import BaseError
 
-        self._meter.add(requests=1)
+        self._meter.add(requests=requests)
         try:
             answer = question(self._patient if self._has_answered else self._impatient)
         except (BaseError, FileNotFoundError, ValueError) as error:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import FormatError, SourceChangedError
-from ckpttools.stores.base import Costs, File, Status
+from ckpttools.stores.base import FAR, Costs, File, Status
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -19,6 +19,7 @@ class ObjectFile(File):
 
     # What comes at 100 MB/s in the 20 ms that a request takes.
     gap: ClassVar[int] = 2 << 20
+    price: ClassVar[int] = FAR
 
     __slots__ = ("_last_read", "key", "path", "size", "store", "version")
 

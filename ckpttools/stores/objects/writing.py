@@ -138,6 +138,7 @@ class Upload:
 
         self._bucket, self._key, self._size = bucket, key, size
         self.position = 0
+        self._part_bytes = max(PART_BYTES, ceil_div(size, _MOST_PARTS))
         self._writer: Any = bucket.ask(
             _DOING,
             key,
@@ -145,9 +146,10 @@ class Upload:
                 client,
                 key,
                 attributes={MARK: plan},
-                buffer_size=max(PART_BYTES, ceil_div(size, _MOST_PARTS)),
+                buffer_size=self._part_bytes,
                 max_concurrency=PARTS_UNDER_WAY,
             ),
+            requests=0,
         )
         self._writer.__enter__()
 
@@ -156,7 +158,7 @@ class Upload:
         for start in range(0, len(data), PART_BYTES):
             # obstore keeps what it is given until it is sent, and this memory gets other content before.
             part = bytes(data[start : start + PART_BYTES])
-            self._bucket.ask(_DOING, self._key, partial(self._write_part, part))
+            self._bucket.ask(_DOING, self._key, partial(self._write_part, part), requests=0)
         self.position += len(data)
 
     def _write_part(self, part: bytes, client: object) -> None:
@@ -175,7 +177,15 @@ class Upload:
     ) -> None:
         if kind is None:
             self.fill(self._size)
-            self._bucket.ask(_DOING, self._key, lambda client: self._writer.__exit__(None, None, None))
+            parts = ceil_div(self.position, self._part_bytes)
+            # Of several, which are begun and put together by a request, too.
+            requests = parts + 2 if parts > 1 else 1
+            self._bucket.ask(
+                _DOING,
+                self._key,
+                lambda client: self._writer.__exit__(None, None, None),
+                requests=requests,
+            )
         else:
             self._writer.__exit__(kind, error, trace)
 

@@ -11,7 +11,7 @@ from urllib3 import exceptions as failures
 from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
-from ckpttools.stores.base import Costs, File, Store, Traffic
+from ckpttools.stores.base import FAR, Costs, File, Store, Traffic
 from ckpttools.stores.kept import Kept
 from ckpttools.stores.pace import MOST, USUAL, asked_for
 from ckpttools.stores.web.attempts import Attempts
@@ -147,6 +147,7 @@ class WebFile(File):
     """
 
     gap: ClassVar[int] = GAP
+    price: ClassVar[int] = FAR
     __slots__ = ("_pinned", "has_version", "key", "path", "size", "store", "version")
 
     def __init__(

@@ -1,0 +1,18 @@
+"""A store that does not answer says nothing of what is in it."""
+
+from __future__ import annotations
+
+from ckpttools.core.errors import CheckpointError, StorageError
+from ckpttools.stores.place import Place
+
+
+def is_unanswered(error: Exception, place: Place) -> bool:
+    """Whether an error tells of a store behind a network, and nothing of the file that is there."""
+    return isinstance(error, StorageError) and place.store.scheme != "file" and place.exists()
+
+
+def kept_unless_unanswered(error: CheckpointError, place: Place) -> CheckpointError:
+    """The error as a fact of what is at a place; raises it where it is none."""
+    if is_unanswered(error, place):
+        raise error
+    return error
