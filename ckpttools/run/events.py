@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetching:
+    """Sources are being copied to this machine, before work begins.
+
+    Attributes:
+        done, total: bytes that have come, and that will have come.
+    """
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """Work begins.
 
@@ -57,6 +69,8 @@ class Receipt:
         bytes_referenced: bytes of chunks that were not moved but are shared with the files they came from.
         bytes_dead: bytes that those files hold beside.
         bytes_unlinked: of the bytes referenced, those that were copied after all, since links were refused.
+        source: what was converted, wherever the process is; of a model of the hub with its commit. "" where
+            it is not known.
         counts: for each array of which values could not be kept, how many, by what became of them (see
             `ckpttools.transforms.conversion`); of all tasks, those of an earlier run as well.
         traffic: what stores were asked over a network, planning left out, by address: "gs://".
@@ -74,6 +88,7 @@ class Receipt:
     bytes_referenced: int = 0
     bytes_dead: int = 0
     bytes_unlinked: int = 0
+    source: str = ""
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
 
@@ -89,7 +104,7 @@ class Receipt:
         return f"Receipt({str(self.destination)!r}: {', '.join(parts)})"
 
 
-Event = Started | TaskDone | Publishing | Receipt
+Event = Fetching | Started | TaskDone | Publishing | Receipt
 Observer = Callable[[Event], None]
 Watch = Callable[[TreePath, Region, "np.ndarray"], None]
 """Sees what is written, an array's path, region and elements, as carriers of its dtype and in any strides, as

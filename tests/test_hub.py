@@ -1,0 +1,226 @@
+"""The hub as more than a place to read from: what it says of its files, and copies of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import huggingface_hub.constants
+import pytest
+from support.command_line import ckpt, ended, run
+from support.places import GOLDEN
+from support.stores_on_loopback import ask_only, cached, forget
+from support.web_server import COMMIT, cut, hub_name, stating, status, web_server
+
+import ckpttools
+from ckpttools.core.errors import MemoryBudgetError, UsageError
+
+SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
+HUB = "hf://org/llama"
+AT_COMMIT = f"hf://org/llama@{COMMIT}"
+SHARD = "model-00002-of-00004.safetensors"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with web_server() as web:
+        web.add("hub/org/llama", SHARDED)
+        yield web
+
+
+@pytest.fixture(autouse=True)
+def fresh(server, monkeypatch, tmp_path):
+    files = dict(server.files)
+    ask_only(server, monkeypatch, tmp_path)
+    yield
+    forget(server, files)
+
+
+def damaged(server, name: str, position: int = -1) -> None:
+    """Storage that gives other bytes of a file than the hub lists."""
+    content = bytearray(server.files[f"hub/org/llama/{name}"])
+    content[position] ^= 1
+    server.stored[f"org/llama/{name}"] = bytes(content)
+
+
+class TestVerify:
+    def test_what_the_hub_lists_is_what_it_sends(self, server):
+        text = run("verify", HUB)
+        total = sum(path.stat().st_size for path in SHARDED.iterdir())
+        assert (
+            AT_COMMIT in text and f"equal to what the hub lists: {len(list(SHARDED.iterdir()))} files" in text
+        )
+        assert server.nbytes >= total
+
+    def test_every_file_that_differs_is_listed(self, server):
+        damaged(server, SHARD)
+        damaged(server, "config.json")
+        server.files["hub/org/llama/short.safetensors"] = b"x" * 100
+        server.fault("signed.*short", stating(Content_Range="bytes 0-99/50"), 9)
+        server.files["hub/org/llama/gone.safetensors"] = b"x" * 100
+        server.fault("resolve.*gone", status(404), 9)
+        done = ended("verify", HUB, "--json", code=1)
+        found = json.loads(done.stdout)
+        assert {each["name"] for each in found["differences"]} == {
+            SHARD,
+            "config.json",
+            "short.safetensors",
+            "gone.safetensors",
+        }
+        by_name = {each["name"]: each for each in found["differences"]}
+        assert (
+            by_name[SHARD]["wanted"].startswith("SHA-256 ")
+            and by_name[SHARD]["got"] != by_name[SHARD]["wanted"]
+        )
+        assert by_name["config.json"]["wanted"].startswith("git's SHA-1 ")
+        text = ended("verify", HUB, code=1).output
+        assert f"differs from what the hub lists: 4 of {found['files']} files" in text and SHARD in text
+
+    def test_of_what_was_copied_the_copy_is_compared(self, server, tmp_path):
+        folder = cached(tmp_path / "hub_cache", SHARDED, SHARD)
+        copy = (folder / SHARD).resolve()
+        copy.write_bytes(b"x" * copy.stat().st_size)
+        text = ended("verify", HUB, code=1).output
+        assert f"remove {copy}" in text.replace("\n", "")
+
+    def test_one_file_or_directory_can_be_meant(self, server):
+        server.files["hub/org/llama/sub/a.bin"] = b"abc"
+        found = ckpttools.verify_files(f"{HUB}/sub")
+        assert (found.files, found.nbytes, found.equal) == (1, 3, True)
+        server.stored[f"org/llama/{SHARD}"] = b"x" * len(server.files[f"hub/org/llama/{SHARD}"])
+        assert [each.name for each in ckpttools.verify_files(f"{HUB}/{SHARD}").differences] == [SHARD]
+
+    def test_large_files_are_read_in_blocks_and_bodies_that_break_off_go_on(self, server):
+        server.files["hub/org/llama/large.safetensors"] = bytes(range(256)) * (9 << 12)
+        server.fault("signed.*large", cut(1 << 20), 2)
+        seen = []
+        found = ckpttools.verify_files(
+            f"{HUB}/large.safetensors",
+            memory="256MiB",
+            observe=lambda done, total: seen.append((done, total)),
+        )
+        assert found.equal and seen[0] == (0, 9 << 20) and seen[-1] == (9 << 20, 9 << 20)
+
+    def test_an_error_of_the_network_is_no_difference(self, server):
+        server.fault(f"signed.*{SHARD}", status(503), 99)
+        assert ckpt("verify", HUB, "--no-progress").exit_code == 5
+
+    def test_what_cannot_be_meant_is_refused(self, server, tmp_path):
+        done = ended("verify", HUB, "--cast", "--per-layer", code=2)
+        assert "--cast is not for files" in done.output and "--against" in done.output
+        with pytest.raises(UsageError, match="does not say what its files hold"):
+            ckpttools.verify_files(tmp_path)
+        with pytest.raises(UsageError) as caught:
+            ckpttools.verify(HUB)
+        assert "verify_files" in caught.value.hint
+        with pytest.raises(MemoryBudgetError):
+            ckpttools.verify_files(HUB, memory="100MiB")
+        assert "is not there" in ended("verify", f"{HUB}/nothing", code=5).output
+
+
+def blobs(home) -> set[str]:
+    return {path.name for path in home.glob("hub_cache/*/blobs/*")}
+
+
+class TestDownload:
+    def test_a_conversion_reads_copies_that_others_find(self, server, tmp_path):
+        server.files["hub/org/llama/pytorch_model.bin"] = b"x" * 5000
+        run("convert", "hf-to-maxtext", HUB, tmp_path / "out", "--download")
+        assert len(server.asked(f"^GET .*signed.*{SHARD}")) == 2  # its header, and all of it
+        assert not server.asked("pytorch_model")
+        copies = tmp_path / "hub_cache" / "models--org--llama" / "snapshots" / COMMIT
+        assert {path.name for path in copies.iterdir()} == {path.name for path in SHARDED.iterdir()}
+        assert all((copies / path.name).read_bytes() == path.read_bytes() for path in SHARDED.iterdir())
+        run("verify", tmp_path / "out", "--against", SHARDED)
+        server.log.clear()
+        run("convert", "hf-to-maxtext", HUB, tmp_path / "again", "--download")
+        assert not server.asked("resolve|signed")
+
+    def test_only_what_the_command_needs_is_fetched(self, server, tmp_path):
+        run("select", HUB, tmp_path / "out", "--keep", "model.embed_tokens.weight", "--download")
+        fetched = {name for name in blobs(tmp_path) if len(name) == 64}
+        assert len(fetched) == 1
+
+    def test_a_plan_fetches_nothing(self, server, tmp_path):
+        run("convert", "hf-to-maxtext", HUB, tmp_path / "out", "--download", "--dry-run")
+        assert blobs(tmp_path) == set()
+
+    @pytest.mark.parametrize("words", [("hash",), ("inspect", "stats"), ("verify", "--against", SHARDED)])
+    def test_commands_that_only_read_read_copies(self, server, tmp_path, words):
+        run(
+            *words[:1],
+            *([HUB] if len(words) != 2 else [words[1], HUB]),
+            *words[1 if len(words) == 3 else 2 :],
+            "--download",
+        )
+        assert len(blobs(tmp_path)) >= 4
+
+    def test_what_came_as_something_else_is_refused_and_removed(self, server, tmp_path):
+        damaged(server, SHARD)
+        done = ended("convert", "hf-to-maxtext", HUB, tmp_path / "out", "--download", code=3)
+        assert SHARD in done.output and "instead of" in done.output and "00001-of" not in done.output
+        assert hub_name(SHARD, (SHARDED / SHARD).read_bytes()) not in blobs(tmp_path)
+        assert not (tmp_path / "out").exists() and len(blobs(tmp_path)) >= 3
+        server.stored = {}
+        server.log.clear()
+        run("convert", "hf-to-maxtext", HUB, tmp_path / "out", "--download")
+        assert not server.asked("signed.*00003-of") and len(server.asked(f"^GET.*signed.*{SHARD}")) == 1
+
+    def test_a_copy_that_is_not_whole_is_fetched_anew(self, server, tmp_path):
+        copy = (cached(tmp_path / "hub_cache", SHARDED, SHARD) / SHARD).resolve()
+        copy.write_bytes(copy.read_bytes()[:-1])
+        run("hash", HUB, "--download")
+        assert copy.read_bytes() == (SHARDED / SHARD).read_bytes()
+
+    def test_a_file_that_does_not_come_stops_the_others(self, server, tmp_path):
+        server.fault(f"HEAD .*{SHARD}", status(403), 99)
+        done = ended("hash", HUB, "--download", code=5)
+        assert SHARD in done.output and "may not be read" in done.output and "403" in done.output
+
+    def test_a_connection_that_breaks_goes_on(self, server):
+        server.fault(f"GET .*signed.*{SHARD}$", cut(1000), 1)
+        run("hash", HUB, "--download")
+        assert run("hash", HUB) == run("hash", HUB, "--download")
+
+    def test_gated_models_are_explained(self, server, tmp_path):
+        server.gated = {"org/llama"}
+        done = ended("hash", HUB, "--download", code=5)
+        assert "is gated" in done.output
+
+    def test_progress_counts_to_the_end(self, server, tmp_path):
+        seen = []
+        ckpttools.hash(HUB, download=True, observe=lambda done, total: seen.append((done, total)))
+        total = seen[0][1]
+        assert (total, total) in seen and total > sum(
+            path.stat().st_size for path in SHARDED.glob("*.safetensors")
+        )
+        assert seen[-1][0] == seen[-1][1]
+
+    def test_offline_copies_are_all_there_is(self, server, tmp_path, monkeypatch):
+        cached(tmp_path / "hub_cache", SHARDED, *(path.name for path in SHARDED.iterdir()))
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        run("hash", HUB, "--download")
+        assert server.log == []
+        done = ended("hash", "hf://org/other", "--download", code=5)
+        assert "HF_HUB_OFFLINE is set" in done.output
+
+    def test_what_lies_elsewhere_is_not_fetched(self, server, tmp_path):
+        done = ended("hash", SHARDED, "--download", code=2)
+        assert "--download is about models of the hub" in done.output
+        run("diff", HUB, SHARDED, "--download")
+
+    def test_a_full_disk_is_noticed_before(self, server, tmp_path, monkeypatch):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1000))
+        done = ended("hash", HUB, "--download", code=4)
+        assert "too little room" in done.output and blobs(tmp_path) == set()
+
+
+def test_a_conversion_says_of_which_commit_it_is(server, tmp_path):
+    assert f"from {AT_COMMIT}\n" in run("convert", "hf-to-maxtext", HUB, tmp_path / "out")
+    for number, address in enumerate((HUB, f"{HUB}@main")):
+        receipt = ended("convert", "to-safetensors", address, tmp_path / f"out-{number}", "--json").stdout
+        assert json.loads(receipt)["source"] == AT_COMMIT
+    local = ckpttools.convert(SHARDED, tmp_path / "local", format="safetensors")
+    assert local.source == str(SHARDED) and "from" not in run(
+        "cast", SHARDED, tmp_path / "cast", "--dtype", "float32"
+    )
