@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ckpttools.api.digests import hash as hash
     from ckpttools.api.family_list import check_family as check_family
     from ckpttools.api.family_list import families as families
+    from ckpttools.api.file_verification import verify_files as verify_files
     from ckpttools.api.hf_to_maxtext import hf_to_maxtext as hf_to_maxtext
     from ckpttools.api.hf_to_maxtext import plan_to_maxtext as plan_to_maxtext
     from ckpttools.api.maxtext_to_hf import maxtext_to_hf as maxtext_to_hf
@@ -83,6 +84,7 @@ _MODULES = {
     "api.differing": "diff",
     "api.digests": "hash",
     "api.family_list": "check_family families",
+    "api.file_verification": "verify_files",
     "api.hf_to_maxtext": "hf_to_maxtext plan_to_maxtext",
     "api.maxtext_to_hf": "maxtext_to_hf plan_to_huggingface",
     "api.page": "report",

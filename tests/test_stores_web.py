@@ -15,20 +15,20 @@ import pytest
 from support.command_line import ckpt, ended, run, succeed
 from support.hf_models import write_llama
 from support.places import DOCS, GOLDEN
-from support.web_server import COMMIT, LISTINGS, cut, hub_name, stall, stating, status, web_server
+from support.stores_on_loopback import PATIENCE, ask_only, cached, forget
+from support.web_server import COMMIT, LISTINGS, cut, stall, stating, status, web_server
 
 import ckpttools
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError, UsageError
 from ckpttools.stores import Place, parse
 from ckpttools.stores.web import attempts as attempting
 from ckpttools.stores.web import http as plain
-from ckpttools.stores.web import hub, hub_cache
+from ckpttools.stores.web import hub_cache
 from ckpttools.stores.web.client import Client
 from ckpttools.testing.stores import StoreTests
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 NUMBERS = count()
-PATIENCE = attempting.Patience(attempts=4, first_wait=0.001)
 # What a busy machine takes to answer is not to be taken for a stall elsewhere.
 SHORT = replace(PATIENCE, stall=0.3)
 
@@ -45,23 +45,10 @@ def server():
 def fresh(server, monkeypatch, tmp_path):
     """Stores that know nothing yet, a server without faults, nobody logged in and an empty cache."""
     files = dict(server.files)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://{server.address}")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub_cache"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no_token"))
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    for module in (plain, hub):
-        made = type(module.STORE)()
-        made.client = Client(PATIENCE)
-        monkeypatch.setattr(module, "STORE", made)
-    ckpttools.stores.registry._store.cache_clear()
-    server.log.clear()
+    ask_only(server, monkeypatch, tmp_path)
     yield
-    server.files, server.faults, server.gated = files, [], set()
-    server.ranges = server.etags = server.versions = True
-    server.listing, server.signed, server.expired = LISTINGS["by_python"], 0, 0
-    server.delay = server.most_at_once = server.nbytes = 0
-    ckpttools.stores.registry._store.cache_clear()
+    forget(server, files)
+    server.listing = LISTINGS["by_python"]
 
 
 @pytest.fixture
@@ -677,17 +664,3 @@ def test_the_commands_of_the_page_work_as_they_are_written(server, tmp_path, mon
     assert len(lines) > 10
     for line in lines:
         run_plainly(*shlex.split(line.replace("https://models.example.org", f"http://{server.address}")))
-
-
-def cached(cache: Path, model: Path, *names: str) -> Path:
-    """Files of a model as huggingface_hub keeps them; the directory of their names."""
-    root = cache / "models--org--llama"
-    (folder := root / "snapshots" / COMMIT).mkdir(parents=True)
-    (root / "blobs").mkdir()
-    (root / "refs").mkdir()
-    (root / "refs" / "main").write_text(COMMIT)
-    for each in names:
-        blob = root / "blobs" / hub_name(each, content := (model / each).read_bytes())
-        blob.write_bytes(content)
-        (folder / each).symlink_to(f"../../blobs/{blob.name}")
-    return folder

@@ -22,6 +22,7 @@ from ckpttools.digest.differences import Difference
 from ckpttools.digest.manifest import Manifest
 from ckpttools.digest.pairing import NamedArrays, Pairing
 from ckpttools.maxtext.model import check_choice
+from ckpttools.stores.contents import ListsContents
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
@@ -108,7 +109,7 @@ def verify(
     check_choice("way with rows beyond the vocabulary", padding_rows, ("keep", "drop"))
     if (against is None) == (manifest is None):
         wanted = f"one of: {option('against', 'SRC')}, {option('manifest', 'FILE')}"
-        raise UsageError("say what to compare with", wanted=wanted)
+        raise UsageError("say what to compare with", wanted=wanted, hint=_of_the_hub(checkpoint))
     said = _Said(conversion_options(family, rope_layout, tied, drop), cast, padding_rows)
     selection = Selection(filter, per_layer, parameters)
     with scanning(common) as scan:
@@ -117,6 +118,12 @@ def verify(
             other = opened(against, replace(scan.read, step=None))
             return _bit_by_bit(tree, other, said, selection, scan)
         return _by_digests(tree, parse(manifest or ""), said, selection, scan)
+
+
+def _of_the_hub(checkpoint: Source) -> str | None:
+    """What takes a place alone, if its store says what is in its files."""
+    is_listed = not isinstance(checkpoint, Tree) and isinstance(parse(checkpoint).store, ListsContents)
+    return "ckpttools.verify_files compares it with what its store lists" if is_listed else None
 
 
 @dataclass(frozen=True, slots=True)

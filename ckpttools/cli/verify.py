@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ckpttools.cli.hash import selection_options
 from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
@@ -14,10 +15,14 @@ from ckpttools.cli.output import print_json, show
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.units import disk
 from ckpttools.cli.wording import padding_rows_option, wording_options
+from ckpttools.core.errors import UsageError
 from ckpttools.core.text import folded, plural, printable
+from ckpttools.core.wording import flag
+from ckpttools.stores.contents import ListsContents
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
+    from ckpttools.api.file_verification import FileVerification
     from ckpttools.api.verification import Verification
     from ckpttools.digest.differences import Difference, Reason
 
@@ -52,6 +57,9 @@ _REASONS: dict[Reason, str] = {
 def verify(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
     """Prove that DST holds the same arrays as SRC, bit by bit, or those that a manifest lists.
 
+    A model of the hub alone (hf://org/name) is compared with the digests that the hub lists of its files, all
+    of which are read.
+
     Both may be in any format and layout; arrays are named as ckpt hash names them. If one is a Hugging Face
     checkpoint and the other MaxText's, SRC is compared as a conversion to DST would write it. Everything that
     differs is counted, with the position of the first difference in each array. --step applies to DST; SRC
@@ -64,7 +72,11 @@ def verify(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
       ckpt verify ~/unscanned --against ~/maxtext/llama3.1-8b
       ckpt verify ~/decode --against ~/run/checkpoints --parameters
       ckpt verify ~/maxtext/llama3.1-8b --manifest llama.json
+      ckpt verify hf://meta-llama/Llama-3.1-8B
     """
+    if options["against"] is None and options["manifest"] is None and isinstance(path.store, ListsContents):
+        _verify_files(path, as_json, progress, options["memory"], options["jobs"])
+        return
     from ckpttools.api.verification import verify as compare
 
     with watching(progress) as observe:
@@ -75,6 +87,45 @@ def verify(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
         show(_lines(found))
     if not found.equal:
         click.get_current_context().exit(_DIFFERENT)
+
+
+# What is said of arrays means nothing to who compares files.
+_OF_FILES = ("path", "as_json", "progress", "memory", "jobs")
+
+
+def _verify_files(path: Place, as_json: bool, progress: bool, memory: int, jobs: int | None) -> None:
+    from ckpttools.api.file_verification import verify_files
+
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = option.name or ""
+        is_said = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_said and name not in _OF_FILES:
+            raise UsageError(
+                f"{option.opts[0]} is about arrays, and these are files compared with what is listed of them",
+                hint=f"leave it out, or say with {flag('against', 'SRC')} what to compare with",
+            )
+    with watching(progress) as observe:
+        found = verify_files(path, memory=memory, jobs=jobs, observe=observe)
+    if as_json:
+        print_json(found)
+    else:
+        show(_file_lines(found))
+    if not found.equal:
+        context.exit(_DIFFERENT)
+
+
+def _file_lines(found: FileVerification) -> Iterator[str]:
+    yield click.style(printable(found.path), bold=True)
+    if found.equal:
+        yield f"equal to {found.against}: {plural(found.files, 'file')}, {disk(found.nbytes)}"
+        return
+    yield f"differs from {found.against}: {found.different:,} of {plural(found.files, 'file')}"
+    yield ""
+    for each in found.differences:
+        yield printable(f"{each.name}: {each.got} instead of {each.wanted}")
+        if each.copy:
+            yield printable(f"  in the cache; to fetch it anew, remove {each.copy}")
 
 
 def _lines(found: Verification) -> Iterator[str]:

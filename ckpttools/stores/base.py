@@ -155,6 +155,11 @@ class File(ABC):
         """What reading takes; that of its store."""
         return Costs()
 
+    @property
+    def local_copy(self) -> str:
+        """The path of a copy on this machine that is read in its place; "" where there is none."""
+        return ""
+
     @abstractmethod
     def read_into(self, offset: int, out: Buffer) -> None:
         """Fills `out` with the bytes from `offset` on.

@@ -107,6 +107,7 @@ class WebServer:
         versions: whether it has anything by which a file can be told from another state of it.
         faults: see `Fault`; those that are used up go.
         log: "METHOD /path", with the range where one was asked for.
+        stored: what the hub sends in place of what it lists, by repository and path.
         gated, secret: repositories that are read with the token alone.
         signed: how often addresses were signed; those signed before `expired` are no more of use.
         delay: seconds before each answer.
@@ -123,6 +124,7 @@ class WebServer:
     faults: list[Fault] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     gated: set[str] = field(default_factory=set)
+    stored: dict[str, bytes] = field(default_factory=dict)
     secret: str = "hf_secret"
     signed: int = 0
     expired: int = 0
@@ -222,12 +224,12 @@ class _Handler(BaseHTTPRequestHandler):
             if int(match[1]) <= web.expired:
                 return 403, {}, b"expired"
             assert "Authorization" not in self.headers
-            return self.file(f"hub/{match[2]}")
+            return self.file(f"hub/{match[2]}", web.stored.get(match[2]))
         return self.file(path) if path in web.files else self.directory(path)
 
-    def file(self, path: str) -> tuple[int, dict[str, str], bytes]:
+    def file(self, path: str, stored: bytes | None = None) -> tuple[int, dict[str, str], bytes]:
         web = self.server.web
-        content = web.files[path]
+        content = web.files[path] if stored is None else stored
         etag = f'"{digest("md5", content)}"'
         headers = {"Last-Modified": formatdate(len(content), usegmt=True)} | (
             {"ETag": etag} if web.etags else {}
@@ -287,7 +289,7 @@ class _Handler(BaseHTTPRequestHandler):
     def entry(self, repo: str, name: str) -> dict:
         content = self.server.web.files[name]
         path = name.removeprefix(f"hub/{repo}/")
-        entry = {"type": "file", "oid": digest("sha1", content), "size": len(content), "path": path}
+        entry = {"type": "file", "oid": git_name(content), "size": len(content), "path": path}
         if path.endswith(".safetensors"):
             entry["lfs"] = {"oid": hub_name(path, content), "size": len(content)}
         return entry
@@ -300,7 +302,7 @@ class _Handler(BaseHTTPRequestHandler):
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         entry = self.entry(repo, f"hub/{repo}/{path}")
         if "lfs" not in entry:
-            return self.file(f"hub/{repo}/{path}")
+            return self.file(f"hub/{repo}/{path}", web.stored.get(f"{repo}/{path}"))
         with web.lock:
             web.signed += 1
         # Another host than the hub, as far as a token is concerned.
@@ -312,7 +314,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 def hub_name(path: str, content: bytes) -> str:
     """What the hub, and its cache, call a content."""
-    return digest("sha256" if path.endswith(".safetensors") else "sha1", content)
+    return digest("sha256", content) if path.endswith(".safetensors") else git_name(content)
+
+
+def git_name(content: bytes) -> str:
+    """What git calls a file."""
+    return digest("sha1", b"blob %d\0" % len(content) + content)
 
 
 @cache

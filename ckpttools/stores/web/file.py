@@ -12,6 +12,7 @@ from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
 from ckpttools.stores.base import FAR, Costs, File, Store, Traffic
+from ckpttools.stores.contents import WrongLengthError
 from ckpttools.stores.kept import Kept
 from ckpttools.stores.pace import MOST, USUAL, asked_for
 from ckpttools.stores.web.attempts import Attempts
@@ -316,7 +317,7 @@ class WebFile(File):
         if size != self.size:
             if not (first.version and found.version):
                 raise self._changed_to(response)
-            raise StorageError(
+            raise WrongLengthError(
                 f"{self.path}: the server contradicts itself on the length of the file",
                 got=f"{size} bytes",
                 wanted=f"{self.size} bytes, as it said before of the same version",

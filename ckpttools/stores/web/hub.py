@@ -17,6 +17,7 @@ from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.stores.base import DirEntry, File, Status, is_inside
+from ckpttools.stores.contents import Content, Contents
 from ckpttools.stores.web.client import joined, status_text
 from ckpttools.stores.web.file import WebFile, WebStore
 from ckpttools.stores.web.hub_cache import cached_file, cached_snapshot
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _LARGEST_ANSWER = 64 << 20
 _MOST_PAGES = 1000
 _COMMIT_DIGITS = frozenset("0123456789abcdef")
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 # What the hub takes for a name of an organisation or model.
 _HUB_NAME = re.compile(r"(?!.*(?:--|\.\.|\.git$))\w(?:[\w.-]{0,94}\w)?", re.ASCII)
 # What hf:// names elsewhere and is no model.
@@ -118,12 +120,34 @@ class HubStore(WebStore):
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
         """See `Walks`: the listing has all names."""
+        return ((path, entry.status) for path, entry in self._below(key))
+
+    def _below(self, key: str) -> Iterator[tuple[str, Entry]]:
         self.list(key)
         name = _Name.of(key)
         start = f"{name.path}/" if name.path else ""
         for path, entry in self._snapshot(name).files.items():
             if path.startswith(start):
-                yield path[len(start) :], entry.status
+                yield path[len(start) :], entry
+
+    def contents(self, key: str) -> Contents:
+        """See `ListsContents`: large files are listed by their SHA-256, others as git names them."""
+        name = _Name.of(key)
+        snapshot = self._snapshot(name)
+        alone = snapshot.files.get(name.path)
+        if name.path not in (*snapshot.files, *snapshot.names):
+            raise self.why_absent(key)
+        files = {"": alone} if alone else dict(self._below(key))
+        unnamed = next((path for path, each in files.items() if not _DIGEST.fullmatch(each.version)), None)
+        if unnamed is not None:
+            raise StorageError(
+                f"nothing says what {self.spelled(key)} has to hold",
+                place=unnamed,
+                got="HF_HUB_OFFLINE is set, and a cache that keeps files without their digests",
+                hint="unset it",
+            )
+        said = "what the cache says of itself" if _constants().HF_HUB_OFFLINE else "what the hub lists"
+        return Contents(said, {path: Content(each.size, each.version) for path, each in files.items()})
 
     def open(self, key: str, found: Status | None = None) -> File:
         name = _Name.of(key)

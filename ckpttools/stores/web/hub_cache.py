@@ -25,6 +25,10 @@ class CachedFile(File):
         self.size, self.version = copy.size, version
         self._copy = copy
 
+    @property
+    def local_copy(self) -> str:
+        return os.path.realpath(self._copy.path)
+
     def read_into(self, offset: int, out: Buffer) -> None:
         self._copy.read_into(offset, out)
 

@@ -1,0 +1,85 @@
+"""Whether the files of a checkpoint are what the store that they lie in says: one call, one report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpttools.api.sources import DEFAULT_MEMORY, Observe, scanning
+from ckpttools.core.errors import UsageError, listing
+from ckpttools.core.wording import option
+from ckpttools.stores.contents import FileDifference, ListsContents, differing
+from ckpttools.stores.registry import Where, parse
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FileVerification:
+    """What was found.
+
+    Attributes:
+        path: what was read; of a revision the commit.
+        against: who says what the files are.
+        equal: whether they are that.
+        files: how many there are.
+        nbytes: of all of them.
+        different: how many are not as they should be.
+        differences: each of them.
+    """
+
+    path: str
+    against: str
+    equal: bool
+    files: int
+    nbytes: int
+    different: int
+    differences: tuple[FileDifference, ...]
+
+    def __repr__(self) -> str:
+        lines = [f"{each.name}: {each.got} instead of {each.wanted}" for each in self.differences]
+        verdict = "equal" if self.equal else f"{self.different:,} different"
+        what = f"{self.path} against {self.against}"
+        return f"<FileVerification of {what}: {verdict}, {self.files:,} files{listing(lines, _SHOWN)}>"
+
+
+def verify_files(
+    checkpoint: Where,
+    *,
+    memory: int | str = DEFAULT_MEMORY,
+    jobs: int | None = None,
+    observe: Observe | None = None,
+) -> FileVerification:
+    """Reads all files and compares them with the digests that their store lists, as the hub does.
+
+    Args:
+        checkpoint: a model of the hub, a directory or a file in it.
+        memory: bytes that may be resident at most, as a number or as text.
+        jobs: requests under way at once; None for as many as are of use.
+        observe: called with the bytes read so far and the bytes to read in all.
+
+    Raises:
+        UsageError: the store lists no digests.
+        MemoryBudgetError: the memory is too small.
+        StorageError: nothing is there, or the store cannot be read.
+    """
+    place = parse(checkpoint)
+    if not isinstance(place.store, ListsContents):
+        raise UsageError(
+            f"{place.store.scheme}:// does not say what its files hold",
+            place=place,
+            wanted=f"hf://…, or something to compare with: {option('against', 'SRC')}, "
+            f"{option('manifest', 'FILE')}",
+        )
+    found = place.store.contents(place.key)
+    total = sum(each.size for each in found.files.values())
+    with scanning({"memory": memory, "observe": observe}) as scan:
+        different = differing(place, found.files, memory=scan.memory, jobs=jobs, observe=scan.observer(total))
+    return FileVerification(
+        str(place.absolute()),
+        found.said,
+        not different,
+        len(found.files),
+        total,
+        len(different),
+        tuple(different),
+    )
