@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
+import huggingface_hub.constants
 import pytest
 from support.command_line import ckpt, ended, run
 from support.places import GOLDEN
 from support.stores_on_loopback import ask_only, cached, forget
-from support.web_server import COMMIT, cut, stating, status, web_server
+from support.web_server import COMMIT, cut, hub_name, stating, status, web_server
 
 import ckpttools
 from ckpttools.core.errors import MemoryBudgetError, UsageError
@@ -105,7 +107,7 @@ class TestVerify:
 
     def test_what_cannot_be_meant_is_refused(self, server, tmp_path):
         done = ended("verify", HUB, "--cast", "--per-layer", code=2)
-        assert "--cast is about arrays" in done.output and "--against" in done.output
+        assert "--cast is not for files" in done.output and "--against" in done.output
         with pytest.raises(UsageError, match="does not say what its files hold"):
             ckpttools.verify_files(tmp_path)
         with pytest.raises(UsageError) as caught:
@@ -114,3 +116,100 @@ class TestVerify:
         with pytest.raises(MemoryBudgetError):
             ckpttools.verify_files(HUB, memory="100MiB")
         assert "is not there" in ended("verify", f"{HUB}/nothing", code=5).output
+
+
+def blobs(home) -> set[str]:
+    return {path.name for path in home.glob("hub_cache/*/blobs/*")}
+
+
+class TestDownload:
+    def test_a_conversion_reads_copies_that_others_find(self, server, tmp_path):
+        server.files["hub/org/llama/pytorch_model.bin"] = b"x" * 5000
+        run("convert", "hf-to-maxtext", HUB, tmp_path / "out", "--download")
+        assert len(server.asked(f"^GET .*signed.*{SHARD}")) == 2  # its header, and all of it
+        assert not server.asked("pytorch_model")
+        copies = tmp_path / "hub_cache" / "models--org--llama" / "snapshots" / COMMIT
+        assert {path.name for path in copies.iterdir()} == {path.name for path in SHARDED.iterdir()}
+        assert all((copies / path.name).read_bytes() == path.read_bytes() for path in SHARDED.iterdir())
+        run("verify", tmp_path / "out", "--against", SHARDED)
+        server.log.clear()
+        run("convert", "hf-to-maxtext", HUB, tmp_path / "again", "--download")
+        assert not server.asked("resolve|signed")
+
+    def test_only_what_the_command_needs_is_fetched(self, server, tmp_path):
+        run("select", HUB, tmp_path / "out", "--keep", "model.embed_tokens.weight", "--download")
+        fetched = {name for name in blobs(tmp_path) if len(name) == 64}
+        assert len(fetched) == 1
+
+    def test_a_plan_fetches_nothing(self, server, tmp_path):
+        run("convert", "hf-to-maxtext", HUB, tmp_path / "out", "--download", "--dry-run")
+        assert blobs(tmp_path) == set()
+
+    @pytest.mark.parametrize("words", [("hash",), ("inspect", "stats"), ("verify", "--against", SHARDED)])
+    def test_commands_that_only_read_read_copies(self, server, tmp_path, words):
+        run(
+            *words[:1],
+            *([HUB] if len(words) != 2 else [words[1], HUB]),
+            *words[1 if len(words) == 3 else 2 :],
+            "--download",
+        )
+        assert len(blobs(tmp_path)) >= 4
+
+    def test_what_came_as_something_else_is_refused_and_removed(self, server, tmp_path):
+        damaged(server, SHARD)
+        done = ended("convert", "hf-to-maxtext", HUB, tmp_path / "out", "--download", code=3)
+        assert SHARD in done.output and "instead of" in done.output and "00001-of" not in done.output
+        assert hub_name(SHARD, (SHARDED / SHARD).read_bytes()) not in blobs(tmp_path)
+        assert not (tmp_path / "out").exists() and len(blobs(tmp_path)) >= 3
+        server.stored = {}
+        server.log.clear()
+        run("convert", "hf-to-maxtext", HUB, tmp_path / "out", "--download")
+        assert not server.asked("signed.*00003-of") and len(server.asked(f"^GET.*signed.*{SHARD}")) == 1
+
+    def test_a_copy_that_is_not_whole_is_fetched_anew(self, server, tmp_path):
+        copy = (cached(tmp_path / "hub_cache", SHARDED, SHARD) / SHARD).resolve()
+        copy.write_bytes(copy.read_bytes()[:-1])
+        run("hash", HUB, "--download")
+        assert copy.read_bytes() == (SHARDED / SHARD).read_bytes()
+
+    def test_a_file_that_does_not_come_stops_the_others(self, server, tmp_path):
+        server.fault(f"HEAD .*{SHARD}", status(403), 99)
+        done = ended("hash", HUB, "--download", code=5)
+        assert SHARD in done.output and "may not be read" in done.output and "403" in done.output
+
+    def test_a_connection_that_breaks_goes_on(self, server):
+        server.fault(f"GET .*signed.*{SHARD}$", cut(1000), 1)
+        run("hash", HUB, "--download")
+        assert run("hash", HUB) == run("hash", HUB, "--download")
+
+    def test_gated_models_are_explained(self, server, tmp_path):
+        server.gated = {"org/llama"}
+        done = ended("hash", HUB, "--download", code=5)
+        assert "is gated" in done.output
+
+    def test_progress_counts_to_the_end(self, server, tmp_path):
+        seen = []
+        ckpttools.hash(HUB, download=True, observe=lambda done, total: seen.append((done, total)))
+        total = seen[0][1]
+        assert (total, total) in seen and total > sum(
+            path.stat().st_size for path in SHARDED.glob("*.safetensors")
+        )
+        assert seen[-1][0] == seen[-1][1]
+
+    def test_offline_copies_are_all_there_is(self, server, tmp_path, monkeypatch):
+        cached(tmp_path / "hub_cache", SHARDED, *(path.name for path in SHARDED.iterdir()))
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        run("hash", HUB, "--download")
+        assert server.log == []
+        done = ended("hash", "hf://org/other", "--download", code=5)
+        assert "HF_HUB_OFFLINE is set" in done.output
+
+    def test_what_lies_elsewhere_is_not_fetched(self, server, tmp_path):
+        done = ended("hash", SHARDED, "--download", code=2)
+        assert "--download is about models of the hub" in done.output
+        run("diff", HUB, SHARDED, "--download")
+
+    def test_a_full_disk_is_noticed_before(self, server, tmp_path, monkeypatch):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1000))
+        done = ended("hash", HUB, "--download", code=4)
+        assert "too little room" in done.output and blobs(tmp_path) == set()

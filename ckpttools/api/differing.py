@@ -128,6 +128,7 @@ def diff(
     )
     with scanning(common) as scan:
         trees = opened(a, scan.read), opened(b, scan.read)
+        scan.fetch(*trees)
         both = align(*trees, options)
         chosen = without_padding(_chosen(both, filter), padding_rows, scan.memory)
         found = _compared(chosen, scan, Tolerances(atol, rtol, ulp), ignore_dtype)

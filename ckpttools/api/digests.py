@@ -108,6 +108,7 @@ def hash(
     conversion = conversion_options(family, rope_layout, tied, drop)
     with scanning(common) as scan:
         tree = opened(source, scan.read)
+        scan.fetch(tree)
         remarks: tuple[str, ...] = ()
         if names == "maxtext":
             from ckpttools.compare.conversion import in_maxtext_names

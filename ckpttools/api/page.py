@@ -74,6 +74,7 @@ def report(
         _check(place, place_of(source), overwrite)
     with scanning(common) as scan:
         tree = opened(source, scan.read)
+        scan.fetch(tree)
         html = _html(tree, scan, stats=stats)
     if place is not None:
         _write(place, html)

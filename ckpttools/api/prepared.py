@@ -25,7 +25,8 @@ from ckpttools.core.options import Option
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.plan.plan import Plan
-from ckpttools.run.events import Observer, Receipt
+from ckpttools.run.events import Fetching, Observer, Receipt
+from ckpttools.stores.fetching import check_fetched, fetch
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
@@ -45,6 +46,7 @@ class Writing(TypedDict, total=False):
         manifest: file that gets digests of all arrays, for `ckpt verify`.
         observe: called with every event (`ckpttools.run.events`).
         command: what the user typed, for whoever finds the work unfinished.
+        download: copy what is read of the hub into the cache of `huggingface_hub` first, and read it there.
     """
 
     memory: Size
@@ -55,6 +57,7 @@ class Writing(TypedDict, total=False):
     manifest: Where | None
     observe: Observer
     command: str
+    download: bool
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -64,7 +67,7 @@ class Prepared:
     Attributes:
         conversion: the plan and the writer that it was made for.
         destination: where the checkpoint will be.
-        overwrite, manifest, observe, command: as `Writing`.
+        overwrite, manifest, observe, command, download: as `Writing`.
     """
 
     conversion: Conversion
@@ -73,6 +76,7 @@ class Prepared:
     manifest: Place | None = None
     observe: Observer = field(default=lambda event: None)
     command: str = ""
+    download: bool = False
 
     @property
     def plan(self) -> Plan:
@@ -82,6 +86,8 @@ class Prepared:
     def check(self) -> None:
         """Raises what would stop `run` before it writes anything."""
         self.conversion.check(self.destination, overwrite=self.overwrite)
+        if self.download:
+            check_fetched(self.plan.sources)
 
     def run(self, observe: Observer | None = None) -> Receipt:
         """Executes it; errors as `Conversion.run`.
@@ -89,10 +95,14 @@ class Prepared:
         Args:
             observe: called with every event, in place of `self.observe`.
         """
+        observe = observe or self.observe
+        if self.download:
+            self.check()
+            fetch(self.plan.sources, lambda done, total: observe(Fetching(done, total)))
         return self.conversion.run(
             self.destination,
             overwrite=self.overwrite,
-            observe=observe or self.observe,
+            observe=observe,
             manifest=self.manifest,
             command=self.command,
         )
@@ -119,6 +129,7 @@ def prepare(
     manifest: Where | None = None,
     observe: Observer = lambda event: None,
     command: str = "",
+    download: bool = False,
 ) -> Prepared:
     """Makes all checks that need no plan, then plans.
 
@@ -126,7 +137,7 @@ def prepare(
         plan: makes the plan within the resources.
         source, destination: what is read and what is written; they must be apart.
         like: what is read beside the source.
-        memory, jobs, requests, overwrite, resume, manifest, observe, command: as `Writing`.
+        memory, jobs, requests, overwrite, resume, manifest, observe, command, download: as `Writing`.
 
     Raises:
         UsageError: the destination cannot be written or overlaps what is read, there is nothing to resume, or
@@ -154,7 +165,7 @@ def prepare(
     resources = Resources(parse_size(memory), jobs, written is not None, place, requests)
     with allowing(resources.memory), requesting(requests):
         conversion = plan(resources)
-    return Prepared(conversion, place, overwrite, written, observe, command)
+    return Prepared(conversion, place, overwrite, written, observe, command, download)
 
 
 def _require_partial(destination: Place) -> None:

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from ckpttools.array.fingerprint import sources
 from ckpttools.array.tree import Tree
 from ckpttools.core.budget import allowing, parse_size
 from ckpttools.core.errors import UsageError
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
+from ckpttools.stores.fetching import fetch
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
@@ -23,7 +25,7 @@ Observe = Callable[[int, int], None]
 """Called with the bytes read so far and the bytes to read in all; the first call has 0."""
 
 DEFAULT_MEMORY = "1GiB"
-_RESOURCES = ("memory", "jobs", "requests", "observe")
+_RESOURCES = ("memory", "jobs", "requests", "observe", "download")
 
 
 class Opening(TypedDict, total=False):
@@ -48,12 +50,15 @@ class Scanning(Opening, total=False):
         jobs: parallel workers; None for one per core, at most 16, or 16 where a network is between.
         requests: reads under way at once in stores behind a network; None for as many as are found good.
         observe: called with the bytes read so far and the bytes to read in all.
+        download: copy what lies on the hub into the cache of `huggingface_hub` first, and read it there;
+            `observe` is called from 0 on for that as well.
     """
 
     memory: int | str
     jobs: int | None
     requests: int | None
     observe: Observe | None
+    download: bool
 
 
 def read_options(said: Mapping[str, Any]) -> ReadOptions:
@@ -112,12 +117,24 @@ class ScanSettings:
         jobs: workers at a time; None for as many as suit what is read.
         observe: called with the progress; None for nobody.
         read: how paths are opened.
+        download: whether to read copies on this machine.
     """
 
     memory: int
     jobs: int | None
     observe: Observe | None
     read: ReadOptions
+    download: bool = False
+
+    def fetch(self, *trees: Tree) -> None:
+        """Copies what these are read from to this machine, if that is wanted.
+
+        Raises:
+            CheckpointError: as `ckpttools.stores.fetching.fetch`.
+        """
+        if self.download:
+            arrays = (array for tree in trees for array in tree.arrays.values())
+            fetch(sources(arrays), self.observe or (lambda done, total: None))
 
     def observer(self, total: int) -> Callable[[int], None]:
         """The `observe` of `ckpttools.run.scanning.scan` where `total` bytes will be read."""
@@ -143,6 +160,6 @@ def scanning(said: Scanning) -> Iterator[ScanSettings]:
         UsageError: a text is no size.
     """
     opening = {name: value for name, value in said.items() if name not in _RESOURCES}
-    memory = parse_size(said.get("memory", DEFAULT_MEMORY))
+    memory, download = parse_size(said.get("memory", DEFAULT_MEMORY)), said.get("download", False)
     with allowing(memory), requesting(said.get("requests")):
-        yield ScanSettings(memory, said.get("jobs"), said.get("observe"), read_options(opening))
+        yield ScanSettings(memory, said.get("jobs"), said.get("observe"), read_options(opening), download)

@@ -43,6 +43,7 @@ def stats(
         raise UsageError(f"nothing is sorted by {sort!r}", wanted="one of " + ", ".join(SORTS))
     with scanning(common) as scan:
         tree = opened(source, scan.read)
+        scan.fetch(tree)
         total = sum(array.nbytes for array in matching(tree, filter).values())
         report = inspect_stats(
             tree,

@@ -116,7 +116,9 @@ def verify(
         tree = opened(checkpoint, scan.read)
         if against is not None:
             other = opened(against, replace(scan.read, step=None))
+            scan.fetch(tree, other)
             return _bit_by_bit(tree, other, said, selection, scan)
+        scan.fetch(tree)
         return _by_digests(tree, parse(manifest or ""), said, selection, scan)
 
 

@@ -172,6 +172,11 @@ resource_options = together(
         help="Reads under way at once in buckets, on the hub and on web servers; by default 4 to 32, as many "
         "as are found to bring more.",
     ),
+    click.option(
+        "--download",
+        is_flag=True,
+        help="First copy what is read of hf:// into the cache of huggingface_hub, checked; read it there.",
+    ),
     _within_memory,
 )
 """Adds what a call may take; the command runs within this memory."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.cli.units import disk, duration, memory
-from ckpttools.run.events import Event, Observer, Publishing, Started, TaskDone
+from ckpttools.run.events import Event, Fetching, Observer, Publishing, Started, TaskDone
 from ckpttools.run.memory import current_bytes
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ class Listener:
     total: int = 0
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, Fetching):
+            self.display.watch(event.done, event.total)
+        elif isinstance(event, Started):
             self.done, self.total = event.bytes_done, event.plan.bytes_out
             self.display.begin(self.done, self.total)
         elif isinstance(event, TaskDone):
@@ -136,6 +138,7 @@ class Bar:
     shown: tuple[Progress, TaskID] | None = None
 
     def begin(self, done: int, total: int) -> None:
+        self._end()
         self.tally = Tally(total, done, done, time.monotonic())
         progress = self.until.enter_context(progress_bar())
         self.shown = progress, progress.add_task("", total=total, status="")
@@ -154,11 +157,15 @@ class Bar:
             progress.update(task, completed=self.tally.done, status=status)
 
     def watch(self, done: int, total: int) -> None:
-        if self.shown is None:
+        if self.shown is None and done < total:
             self.begin(0, total)
         self.show(done)
         if done >= total:
-            self.until.close()
+            self._end()
+
+    def _end(self) -> None:
+        self.until.close()
+        self.shown = None
 
 
 def progress_bar() -> Progress:

@@ -102,7 +102,7 @@ def _verify_files(path: Place, as_json: bool, progress: bool, memory: int, jobs:
         is_said = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if is_said and name not in _OF_FILES:
             raise UsageError(
-                f"{option.opts[0]} is about arrays, and these are files compared with what is listed of them",
+                f"{option.opts[0]} is not for files that are compared with what is listed of them",
                 hint=f"leave it out, or say with {flag('against', 'SRC')} what to compare with",
             )
     with watching(progress) as observe:

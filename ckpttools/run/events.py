@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetching:
+    """Sources are being copied to this machine, before work begins.
+
+    Attributes:
+        done, total: bytes that have come, and that will have come.
+    """
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """Work begins.
 
@@ -89,7 +101,7 @@ class Receipt:
         return f"Receipt({str(self.destination)!r}: {', '.join(parts)})"
 
 
-Event = Started | TaskDone | Publishing | Receipt
+Event = Fetching | Started | TaskDone | Publishing | Receipt
 Observer = Callable[[Event], None]
 Watch = Callable[[TreePath, Region, "np.ndarray"], None]
 """Sees what is written, an array's path, region and elements, as carriers of its dtype and in any strides, as

@@ -21,6 +21,8 @@ def ask_only(server: WebServer, monkeypatch: pytest.MonkeyPatch, home: Path) -> 
     """Stores that know nothing yet, a hub at this server, nobody logged in and an empty cache."""
     constants = huggingface_hub.constants
     monkeypatch.setattr(constants, "ENDPOINT", f"http://{server.address}")
+    template = f"http://{server.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub_cache"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "no_token"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)

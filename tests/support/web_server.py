@@ -302,14 +302,16 @@ class _Handler(BaseHTTPRequestHandler):
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         entry = self.entry(repo, f"hub/{repo}/{path}")
         if "lfs" not in entry:
-            return self.file(f"hub/{repo}/{path}", web.stored.get(f"{repo}/{path}"))
+            code, headers, body = self.file(f"hub/{repo}/{path}", web.stored.get(f"{repo}/{path}"))
+            return code, headers | {"ETag": f'"{entry["oid"]}"', "X-Repo-Commit": COMMIT}, body
         with web.lock:
             web.signed += 1
         # Another host than the hub, as far as a token is concerned.
         there = (
             f"http://localhost:{web.address.partition(':')[2]}/signed/{web.signed}/{quote(f'{repo}/{path}')}"
         )
-        return 302, {"Location": there, "X-Linked-Etag": f'"{entry["lfs"]["oid"]}"'}, b""
+        linked = {"X-Linked-Etag": f'"{entry["lfs"]["oid"]}"', "X-Linked-Size": str(entry["lfs"]["size"])}
+        return 302, {"Location": there, "X-Repo-Commit": COMMIT, **linked}, b""
 
 
 def hub_name(path: str, content: bytes) -> str:

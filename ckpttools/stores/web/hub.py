@@ -9,82 +9,76 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote, urlsplit
 
 from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.stores.base import DirEntry, File, Status, is_inside
 from ckpttools.stores.contents import Content, Contents
-from ckpttools.stores.web.client import joined, status_text
+from ckpttools.stores.fetching import Observe
+from ckpttools.stores.web.client import joined
 from ckpttools.stores.web.file import WebFile, WebStore
-from ckpttools.stores.web.hub_cache import cached_file, cached_snapshot
+from ckpttools.stores.web.hub_cache import CachedFile, cached_file, cached_snapshot
+from ckpttools.stores.web.hub_errors import AbsentError, Answer, Asked, refused
+from ckpttools.stores.web.hub_fetch import Wanted, fetch
+from ckpttools.stores.web.hub_name import HubName
 from ckpttools.stores.web.listing import is_text
 from ckpttools.stores.web.snapshot import Entry, Snapshot
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from typing_extensions import Buffer
+
 _LARGEST_ANSWER = 64 << 20
 _MOST_PAGES = 1000
 _COMMIT_DIGITS = frozenset("0123456789abcdef")
+# Weights are fetched where they are needed; what else a command looks into takes little.
+_WEIGHTS = ".safetensors"
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-# What the hub takes for a name of an organisation or model.
-_HUB_NAME = re.compile(r"(?!.*(?:--|\.\.|\.git$))\w(?:[\w.-]{0,94}\w)?", re.ASCII)
-# What hf:// names elsewhere and is no model.
-_OTHERS = frozenset(("datasets", "spaces", "buckets", "kernels", "models"))
 
 
-class _Name(NamedTuple):
-    """The parts of a key.
+class HubFile(WebFile):
+    """A file of the hub, read from its local copy once it was fetched."""
 
-    Attributes:
-        repo: org/name.
-        revision: as it was written; "" where none was.
-        path: in the repository; "" for all of it.
-    """
+    __slots__ = ()
+    store: HubStore
 
-    repo: str
-    revision: str
-    path: str
+    @property
+    def local_copy(self) -> str:
+        copy = self.store.copies.get(self.key)
+        return copy.local_copy if copy else ""
 
-    @classmethod
-    def of(cls, key: str) -> _Name:
-        """
-        Raises:
-            UsageError: it names no repository.
-        """
-        org, _, rest = key.partition("/")
-        named, _, path = rest.partition("/")
-        name, at, revision = named.partition("@")
-        is_named = _HUB_NAME.fullmatch(org) and _HUB_NAME.fullmatch(name) and org not in _OTHERS
-        if not is_named or (at and not revision):
-            raise UsageError(
-                f"hf://{key} names no model",
-                got=f"something else of the hub: {org}" if org in _OTHERS else None,
-                wanted="hf://org/name, hf://org/name@revision or hf://org/name/path",
-                hint="look up the model's name on its page",
-            )
-        if revision == "refs" and path.count("/") >= 1:
-            kind, number, *below = path.split("/", 2)
-            revision, path = f"refs/{kind}/{number}", "".join(below)
-        return cls(f"{org}/{name}", unquote(revision), path)
+    def read_into(self, offset: int, out: Buffer) -> None:
+        copy = self.store.copies.get(self.key)
+        if copy is None:
+            super().read_into(offset, out)
+        else:
+            copy.read_into(offset, out)
 
-
-class _AbsentError(StorageError):
-    """There is no such repository or revision, as far as whoever asks may know."""
+    def check_unchanged(self) -> None:
+        copy = self.store.copies.get(self.key)
+        if copy is not None:
+            copy.check_unchanged()
 
 
 class HubStore(WebStore):
-    """Repositories of the hub; endpoint, token, cache and offline mode are those of `huggingface_hub`."""
+    """Repositories of the hub; endpoint, token, cache and offline mode are those of `huggingface_hub`.
+
+    Attributes:
+        copies: files that were fetched into the cache by this process, by their keys.
+    """
 
     scheme: ClassVar[str] = "hf"
     is_named_by_content: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()
+        self.copies: dict[str, CachedFile] = {}
+        self._looked_into: set[str] = set()
         self._lock = threading.Lock()
         self._snapshots: dict[tuple[str, str], Snapshot] = {}
 
@@ -92,16 +86,16 @@ class HubStore(WebStore):
 
     def stat(self, key: str) -> Status | None:
         try:
-            name = _Name.of(key)
+            name = HubName.of(key)
             return self._snapshot(name).status(name.path)
         # What is above a repository is looked at as well by who looks for the run that a step is of.
-        except (UsageError, _AbsentError):
+        except (UsageError, AbsentError):
             return None
 
     def why_absent(self, key: str) -> CheckpointError:
         """That there is no such repository or revision, or where its files are listed."""
         try:
-            name = _Name.of(key)
+            name = HubName.of(key)
             hint = f"its files are listed at {self._page(name)}/tree/{self._snapshot(name).commit}"
         except CheckpointError as error:
             return error
@@ -111,7 +105,7 @@ class HubStore(WebStore):
         return f"write to a local directory, then: hf upload {'/'.join(key.split('/')[:2])} DIRECTORY"
 
     def list(self, key: str) -> Iterable[DirEntry]:
-        name = _Name.of(key)
+        name = HubName.of(key)
         found = self._snapshot(name).names.get(name.path)
         if found is None:
             got = "a file" if name.path in self._snapshot(name).files else "nothing of this name"
@@ -124,7 +118,7 @@ class HubStore(WebStore):
 
     def _below(self, key: str) -> Iterator[tuple[str, Entry]]:
         self.list(key)
-        name = _Name.of(key)
+        name = HubName.of(key)
         start = f"{name.path}/" if name.path else ""
         for path, entry in self._snapshot(name).files.items():
             if path.startswith(start):
@@ -132,7 +126,7 @@ class HubStore(WebStore):
 
     def contents(self, key: str) -> Contents:
         """See `ListsContents`: large files are listed by their SHA-256, others as git names them."""
-        name = _Name.of(key)
+        name = HubName.of(key)
         snapshot = self._snapshot(name)
         alone = snapshot.files.get(name.path)
         if name.path not in (*snapshot.files, *snapshot.names):
@@ -150,20 +144,60 @@ class HubStore(WebStore):
         return Contents(said, {path: Content(each.size, each.version) for path, each in files.items()})
 
     def open(self, key: str, found: Status | None = None) -> File:
-        name = _Name.of(key)
+        name = HubName.of(key)
         snapshot = self._snapshot(name)
         entry = snapshot.files.get(name.path)
         if entry is None:
             got = "a directory" if name.path in snapshot.names else "nothing of this name"
             hint = f"its files are listed at {self._page(name)}/tree/{snapshot.commit}"
             raise FormatError(f"cannot look at {self.spelled(key)}", got=got, hint=hint)
-        cached = cached_file(self.spelled(key), name.repo, name.path, snapshot.commit, entry)
-        return cached or WebFile(self, key, entry.size, entry.version)
+        copy = self._copy(key, entry)
+        if copy is None and not name.path.endswith(_WEIGHTS):
+            self._looked_into.add(key)
+        return copy or HubFile(self, key, entry.size, entry.version)
+
+    def _copy(self, key: str, entry: Entry) -> CachedFile | None:
+        name = HubName.of(key)
+        return cached_file(self.spelled(key), name.repo, name.path, self._snapshot(name).commit, entry)
+
+    def fetch(self, files: Sequence[File], observe: Observe) -> None:
+        """See `Fetches`: into the cache of `huggingface_hub`, with all but weights that was looked into."""
+        read = {file.key for file in files if isinstance(file, HubFile)}
+        repos = {HubName.of(key).repo for key in read}
+        keys = read | {key for key in self._looked_into if HubName.of(key).repo in repos}
+        self._find_copies(keys)
+        wanted = [self._wanted(key) for key in sorted(keys - self.copies.keys())]
+        if wanted and _constants().HF_HUB_OFFLINE:
+            raise StorageError(
+                f"{wanted[0].place} is not in the cache",
+                got="HF_HUB_OFFLINE is set, so the hub is not asked",
+                hint="unset it",
+            )
+        if wanted:
+            fetch(
+                wanted, self._endpoint, lambda each, answer: refused(self._asked(each.key), answer), observe
+            )
+            self._find_copies(keys)
+
+    def _find_copies(self, keys: Iterable[str]) -> None:
+        found = {key: self._copy(key, self._entry(key)) for key in keys if key not in self.copies}
+        self.copies |= {key: copy for key, copy in found.items() if copy}
+
+    def _entry(self, key: str) -> Entry:
+        name = HubName.of(key)
+        return self._snapshot(name).files[name.path]
+
+    def _wanted(self, key: str) -> Wanted:
+        name, entry = HubName.of(key), self._entry(key)
+        commit = self._snapshot(name).commit
+        return Wanted(
+            key, self.spelled(key), name.repo, name.path, commit, Content(entry.size, entry.version)
+        )
 
     def absolute(self, key: str) -> str:
         """With the commit that the revision is: what an unfinished conversion notes as its source."""
         try:
-            name = _Name.of(key)
+            name = HubName.of(key)
         except UsageError:
             return key
         at = f"{name.repo}@{self._snapshot(name).commit}"
@@ -172,7 +206,7 @@ class HubStore(WebStore):
     # -- requests for files
 
     def url(self, key: str) -> str:
-        name = _Name.of(key)
+        name = HubName.of(key)
         commit = self._snapshot(name).commit
         return f"{self._endpoint}/{name.repo}/resolve/{commit}/{quote(name.path)}"
 
@@ -188,41 +222,16 @@ class HubStore(WebStore):
             raise file.changed(linked)
 
     def refusal(self, key: str, response: BaseHTTPResponse) -> CheckpointError:
-        name = _Name.of(key)
-        code, page = response.headers.get("X-Error-Code", ""), self._page(name)
-        has_token = bool(self.headers(page))
-        login = "" if has_token else "log in with `hf auth login`, or set HF_TOKEN; "
-        token = "with a token" if has_token else "without a token"
-        if code == "GatedRepo":
-            return StorageError(
-                f"{name.repo} is gated: it is read by those who have accepted its terms",
-                place=self.spelled(key),
-                got=f"{status_text(response)}, {token}",
-                wanted="the token of an account that has accepted them",
-                hint=f"{login}accept the terms at {page}, then run the command again",
-            )
-        if code == "RevisionNotFound":
-            return _AbsentError(
-                f"{name.repo} has no revision {name.revision or 'main'}",
-                place=self.spelled(key),
-                hint=f"its branches and commits are listed at {page}/commits/main",
-            )
-        if code == "RepoNotFound" or response.status in (401, 404):
-            return _AbsentError(
-                f"there is no model {name.repo}, or it is private",
-                place=self.spelled(key),
-                got=f"{status_text(response)}, {token}",
-                hint=f"{login}check the name at {page}",
-            )
-        return StorageError(
-            f"{self.spelled(key)} may not be read",
-            got=f"{response.headers.get('X-Error-Message') or status_text(response)}, {token}",
-            hint=f"see {page}",
-        )
+        return refused(self._asked(key), Answer(response.status, response.reason or "", response.headers))
+
+    def _asked(self, key: str) -> Asked:
+        name = HubName.of(key)
+        page = self._page(name)
+        return Asked(self.spelled(key), name.repo, name.revision, page, bool(self.headers(page)))
 
     # -- what is in a repository
 
-    def _snapshot(self, name: _Name) -> Snapshot:
+    def _snapshot(self, name: HubName) -> Snapshot:
         """All files of a revision, pinned to its commit.
 
         Raises:
@@ -235,7 +244,7 @@ class HubStore(WebStore):
                 self._snapshots[known] = self._snapshots[name.repo, found.commit] = found
             return self._snapshots[known]
 
-    def _found(self, name: _Name) -> Snapshot:
+    def _found(self, name: HubName) -> Snapshot:
         if _constants().HF_HUB_OFFLINE:
             return cached_snapshot(name.repo, name.revision or "main")
         commit = name.revision
@@ -255,7 +264,7 @@ class HubStore(WebStore):
                     files[path] = _entry(each)
         raise StorageError(f"cannot list {self.spelled(name.repo)}", got=f"more than {_MOST_PAGES} pages")
 
-    def _said(self, name: _Name, url: str) -> tuple[Any, str | None]:
+    def _said(self, name: HubName, url: str) -> tuple[Any, str | None]:
         """What the hub's API says, and where it says more."""
         place = self._page(name)
         response, _, body = self.client.whole(
@@ -272,7 +281,7 @@ class HubStore(WebStore):
             ) from error
         return said, _next_page(url, response)
 
-    def _page(self, name: _Name) -> str:
+    def _page(self, name: HubName) -> str:
         return f"{self._endpoint}/{name.repo}"
 
     @property

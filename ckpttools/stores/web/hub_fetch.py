@@ -1,0 +1,199 @@
+"""Files of the hub brought into the cache of `huggingface_hub`, where everybody finds them, and checked."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from ckpttools.core.errors import CheckpointError, FormatError, NoSpaceError, StorageError, listing
+from ckpttools.core.wording import option
+from ckpttools.stores.contents import Content
+from ckpttools.stores.fetching import Observe
+from ckpttools.stores.web.hub_errors import Answer
+
+# As many as `hf download` takes.
+_AT_ONCE = 8
+_BLOCK = 1 << 20
+
+
+class Wanted(NamedTuple):
+    """A file to be fetched.
+
+    Attributes:
+        key: in the store.
+        place: what messages call it.
+        repo, path, commit: which it is.
+        content: what it has to be.
+    """
+
+    key: str
+    place: str
+    repo: str
+    path: str
+    commit: str
+    content: Content
+
+
+Explain = Callable[["Wanted", Answer], CheckpointError]
+"""Makes an error of an answer of the hub that brings nothing."""
+
+
+def fetch(files: Sequence[Wanted], endpoint: str, explain: Explain, observe: Observe) -> None:
+    """Fetches files, several at once; each is there whole and checked, or not at all.
+
+    Raises:
+        FormatError: what came of some is not what the hub lists of them; those are removed.
+        StorageError, NoSpaceError: a file does not come, or cannot be kept.
+    """
+    progress = _Progress(sum(each.content.size for each in files), observe)
+    _check_room(progress.total)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch") as pool:
+        futures = [pool.submit(_fetched, each, endpoint, explain, progress) for each in files]
+        try:
+            wrong = [each.result() for each in futures]
+        finally:
+            progress.ended.set()
+            for each in futures:
+                each.cancel()
+    if differing := [text for text in wrong if text]:
+        raise FormatError(
+            f"what the hub sends is not what it lists{listing(differing)}",
+            wanted="files of these digests",
+            hint="they were removed from the cache; run the command again, and tell whoever keeps the model "
+            "if it happens again",
+        )
+
+
+class _StoppedError(Exception):
+    """Another file could not be fetched, or the user has stopped it."""
+
+
+class _Progress:
+    """Adds up what has come of all files; who tells it of more after the end is stopped."""
+
+    def __init__(self, total: int, observe: Observe) -> None:
+        self.total = total
+        self.ended = threading.Event()
+        self._observe = observe
+        self._lock = threading.Lock()
+        self._done = 0
+        observe(0, total)
+
+    def add(self, nbytes: int) -> None:
+        if self.ended.is_set():
+            raise _StoppedError
+        with self._lock:
+            self._done += nbytes
+            self._observe(self._done, self.total)
+
+
+class _Bar:
+    """What `huggingface_hub` takes for a bar of tqdm's, of one file."""
+
+    def __init__(self, add: Callable[[int], None], **_: object) -> None:
+        self._add = add
+        self.n = 0
+
+    def update(self, n: float | None = 1) -> None:
+        self.n += int(n or 0)
+        self._add(int(n or 0))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def _fetched(wanted: Wanted, endpoint: str, explain: Explain, progress: _Progress) -> str | None:
+    """Fetches a file; what is wrong with it, None if nothing is."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    came = 0
+
+    def add(nbytes: int) -> None:
+        nonlocal came
+        came += nbytes
+        progress.add(nbytes)
+
+    known = try_to_load_from_cache(wanted.repo, wanted.path, revision=wanted.commit)
+    bar: Any = partial(_Bar, add)
+    progress.add(0)
+    with _explained(wanted, explain):
+        path = hf_hub_download(
+            wanted.repo,
+            wanted.path,
+            revision=wanted.commit,
+            endpoint=endpoint,
+            tqdm_class=bar,
+            force_download=isinstance(known, str),  # else it would not be fetched
+        )
+        got = _digest(path, wanted.content, progress)
+    progress.add(wanted.content.size - came)
+    if got == wanted.content.digest:
+        return None
+    for each in {os.path.realpath(path), path}:
+        Path(each).unlink(missing_ok=True)
+    return f"{wanted.place}: {wanted.content.algorithm} {got} instead of {wanted.content.digest}"
+
+
+def _digest(path: str, content: Content, progress: _Progress) -> str:
+    hasher = content.hasher()
+    with Path(path).open("rb") as file:
+        while block := file.read(_BLOCK):
+            hasher.update(block)
+            progress.add(0)
+    return hasher.hexdigest()
+
+
+def _check_room(nbytes: int) -> None:
+    from huggingface_hub import constants
+
+    there = Path(constants.HF_HUB_CACHE).expanduser().absolute()
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    if free < nbytes:
+        raise NoSpaceError(
+            "the cache has too little room",
+            place=constants.HF_HUB_CACHE,
+            got=f"{free} bytes free",
+            wanted=f"{nbytes} bytes",
+            hint="make room with `hf cache prune`, or name another directory in HF_HOME; without "
+            f"{option('download', True)} nothing is kept on disk",
+        )
+
+
+@contextmanager
+def _explained(wanted: Wanted, explain: Explain) -> Iterator[None]:
+    """What `huggingface_hub` and the libraries below it raise, in our words."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        yield
+    except (CheckpointError, _StoppedError):
+        raise
+    except Exception as error:
+        for each in (error, error.__cause__):
+            if isinstance(each, HfHubHTTPError):
+                response = each.response
+                answer = Answer(response.status_code, response.reason_phrase, response.headers)
+                raise explain(wanted, answer) from error
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpaceError(f"cannot keep {wanted.place} in the cache", got=error) from error
+        raise StorageError(
+            f"cannot fetch {wanted.place}",
+            got=str(error.__cause__ or error).partition("\n")[0] or type(error).__name__,
+            hint="run the command again: files that have come are not fetched again",
+        ) from error

@@ -1,0 +1,50 @@
+"""What hf:// addresses name: org/name[@revision][/path]."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from ckpttools.core.errors import UsageError
+
+# What the hub takes for a name of an organisation or model.
+_HUB_NAME = re.compile(r"(?!.*(?:--|\.\.|\.git$))\w(?:[\w.-]{0,94}\w)?", re.ASCII)
+# What hf:// names elsewhere and is no model.
+_OTHERS = frozenset(("datasets", "spaces", "buckets", "kernels", "models"))
+
+
+class HubName(NamedTuple):
+    """The parts of a key.
+
+    Attributes:
+        repo: org/name.
+        revision: as it was written; "" where none was.
+        path: in the repository; "" for all of it.
+    """
+
+    repo: str
+    revision: str
+    path: str
+
+    @classmethod
+    def of(cls, key: str) -> HubName:
+        """
+        Raises:
+            UsageError: it names no repository.
+        """
+        org, _, rest = key.partition("/")
+        named, _, path = rest.partition("/")
+        name, at, revision = named.partition("@")
+        is_named = _HUB_NAME.fullmatch(org) and _HUB_NAME.fullmatch(name) and org not in _OTHERS
+        if not is_named or (at and not revision):
+            raise UsageError(
+                f"hf://{key} names no model",
+                got=f"something else of the hub: {org}" if org in _OTHERS else None,
+                wanted="hf://org/name, hf://org/name@revision or hf://org/name/path",
+                hint="look up the model's name on its page",
+            )
+        if revision == "refs" and path.count("/") >= 1:
+            kind, number, *below = path.split("/", 2)
+            revision, path = f"refs/{kind}/{number}", "".join(below)
+        return cls(f"{org}/{name}", unquote(revision), path)
