@@ -213,3 +213,14 @@ class TestDownload:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1000))
         done = ended("hash", HUB, "--download", code=4)
         assert "too little room" in done.output and blobs(tmp_path) == set()
+
+
+def test_a_conversion_says_of_which_commit_it_is(server, tmp_path):
+    assert f"from {AT_COMMIT}\n" in run("convert", "hf-to-maxtext", HUB, tmp_path / "out")
+    for number, address in enumerate((HUB, f"{HUB}@main")):
+        receipt = ended("convert", "to-safetensors", address, tmp_path / f"out-{number}", "--json").output
+        assert json.loads(receipt)["source"] == AT_COMMIT
+    local = ckpttools.convert(SHARDED, tmp_path / "local", format="safetensors")
+    assert local.source == str(SHARDED) and "from" not in run(
+        "cast", SHARDED, tmp_path / "cast", "--dtype", "float32"
+    )

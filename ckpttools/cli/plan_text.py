@@ -10,6 +10,7 @@ from ckpttools.cli.units import count, disk, exact, memory
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import plural
 from ckpttools.run.events import Receipt
+from ckpttools.stores.registry import parse
 
 _FIRST_NAMES = 5
 _LOST = {
@@ -83,6 +84,8 @@ def closing_line(receipt: Receipt) -> str:
     if receipt.tasks_resumed:
         parts.append(f"{receipt.tasks_resumed} of {plural(receipt.tasks, 'task')} were done before")
     parts += _lost(receipt.counts)
+    if receipt.source and parse(receipt.source).store.scheme != "file":
+        parts.append(f"from {receipt.source}")
     return f"{receipt.destination}: {', '.join(parts)}"
 
 

@@ -69,6 +69,8 @@ class Receipt:
         bytes_referenced: bytes of chunks that were not moved but are shared with the files they came from.
         bytes_dead: bytes that those files hold beside.
         bytes_unlinked: of the bytes referenced, those that were copied after all, since links were refused.
+        source: what was converted, wherever the process is; of a model of the hub with its commit. "" where
+            it is not known.
         counts: for each array of which values could not be kept, how many, by what became of them (see
             `ckpttools.transforms.conversion`); of all tasks, those of an earlier run as well.
         traffic: what stores were asked over a network, planning left out, by address: "gs://".
@@ -86,6 +88,7 @@ class Receipt:
     bytes_referenced: int = 0
     bytes_dead: int = 0
     bytes_unlinked: int = 0
+    source: str = ""
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
 

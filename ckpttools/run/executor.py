@@ -97,6 +97,7 @@ def execute(
         bytes_referenced=plan.bytes_referenced,
         bytes_dead=plan.bytes_dead,
         bytes_unlinked=unlinked,
+        source=purpose.source,
         counts=done.counts,
         traffic=traffic(),
     )
