@@ -21,6 +21,7 @@ from ckpttools.formats.registry import open_tree, strangers_in
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PLAN_MARK
+from ckpttools.stores.sharing import is_of_repository
 
 _SHOWN = 5
 
@@ -44,7 +45,8 @@ def check_replaceable(destination: Place, tree: Tree, format_name: str) -> None:
             f"holds a checkpoint of format {old.metadata.format}",
             f"a checkpoint of format {format_name}",
         )
-    strangers = sorted(strangers_in(destination, old) - {PLAN_MARK})
+    found = strangers_in(destination, old) - {PLAN_MARK}
+    strangers = sorted(name for name in found if not is_of_repository(destination, name))
     if strangers:
         more = f" and {len(strangers) - _SHOWN} more" if len(strangers) > _SHOWN else ""
         raise _refused(

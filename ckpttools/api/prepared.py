@@ -30,6 +30,7 @@ from ckpttools.stores.fetching import check_fetched, fetch
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.sharing import Sharing, shared
 
 P = ParamSpec("P")
 
@@ -47,6 +48,8 @@ class Writing(TypedDict, total=False):
         observe: called with every event (`ckpttools.run.events`).
         command: what the user typed, for whoever finds the work unfinished.
         download: copy what is read of the hub into the cache of `huggingface_hub` first, and read it there.
+        public: a new repository of the hub is for everybody to read; it is private without that.
+        model_card: a repository of the hub gets a README.md that says what was converted.
     """
 
     memory: Size
@@ -58,6 +61,8 @@ class Writing(TypedDict, total=False):
     observe: Observer
     command: str
     download: bool
+    public: bool
+    model_card: bool
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -130,6 +135,8 @@ def prepare(
     observe: Observer = lambda event: None,
     command: str = "",
     download: bool = False,
+    public: bool = False,
+    model_card: bool = False,
 ) -> Prepared:
     """Makes all checks that need no plan, then plans.
 
@@ -137,7 +144,8 @@ def prepare(
         plan: makes the plan within the resources.
         source, destination: what is read and what is written; they must be apart.
         like: what is read beside the source.
-        memory, jobs, requests, overwrite, resume, manifest, observe, command, download: as `Writing`.
+        memory, jobs, requests, overwrite, resume, manifest, observe, command, download, public, model_card:
+            as `Writing`.
 
     Raises:
         UsageError: the destination cannot be written or overlaps what is read, there is nothing to resume, or
@@ -149,7 +157,7 @@ def prepare(
     from ckpttools.run.apart import check_apart
     from ckpttools.stores.publishing import staging_of
 
-    place = parse(destination, is_written=True)
+    place = shared(parse(destination, is_written=True), Sharing(public, model_card))
     staging_of(place)  # raises where nothing can be written
     written = None if manifest is None else parse(manifest, is_written=True)
     read = place_of(source)

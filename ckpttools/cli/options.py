@@ -200,6 +200,14 @@ output_options = together(
         metavar="FILE",
         help="Also write digests of all arrays to FILE, for ckpt verify DST --manifest FILE.",
     ),
+    click.option(
+        "--public",
+        is_flag=True,
+        help="Let everybody read DST, a new repository of the hub; else it is private.",
+    ),
+    click.option(
+        "--model-card", is_flag=True, help="Also write a stub of a README.md to DST, a repository of the hub."
+    ),
     json_option,
 )
 """Adds how a command that writes should go about it, and what it should print."""

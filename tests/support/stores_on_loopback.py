@@ -12,6 +12,7 @@ from ckpttools.stores.web import attempts as attempting
 from ckpttools.stores.web import http as plain
 from ckpttools.stores.web import hub
 from ckpttools.stores.web.client import Client
+from support.hub_server import Hub
 from support.web_server import COMMIT, WebServer, hub_name
 
 PATIENCE = attempting.Patience(attempts=4, first_wait=0.001)
@@ -39,7 +40,7 @@ def ask_only(server: WebServer, monkeypatch: pytest.MonkeyPatch, home: Path) -> 
 def forget(server: WebServer, files: dict[str, bytes]) -> None:
     """A server without faults that has these files, and stores that are asked for anew."""
     server.files, server.faults, server.gated = files, [], set()
-    server.stored = {}
+    server.stored, server.hub = {}, Hub()
     server.ranges = server.etags = server.versions = True
     server.signed = server.expired = server.delay = server.most_at_once = server.nbytes = 0
     ckpttools.stores.registry._store.cache_clear()

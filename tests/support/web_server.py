@@ -16,7 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-COMMIT = "c0ffee" + "0" * 34
+from support.hub_server import FIRST as COMMIT
+from support.hub_server import Hub, taken
+
 PAGE_SIZE = 4
 
 
@@ -109,6 +111,7 @@ class WebServer:
         log: "METHOD /path", with the range where one was asked for.
         stored: what the hub sends in place of what it lists, by repository and path.
         gated, secret: repositories that are read with the token alone.
+        hub: what uploads change, beside files.
         signed: how often addresses were signed; those signed before `expired` are no more of use.
         delay: seconds before each answer.
         nbytes: that were sent as bodies.
@@ -124,6 +127,7 @@ class WebServer:
     faults: list[Fault] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     gated: set[str] = field(default_factory=set)
+    hub: Hub = field(default_factory=Hub)
     stored: dict[str, bytes] = field(default_factory=dict)
     secret: str = "hf_secret"
     signed: int = 0
@@ -181,21 +185,30 @@ class _Handler(BaseHTTPRequestHandler):
     cut: int | None
     stall: float
     stated: dict[str, str]
+    sent: bytes | None
 
     def log_message(self, *words: object) -> None:
         pass
 
     def do_GET(self) -> None:
         web, asked = self.server.web, self.headers.get("Range", "")
-        self.cut, self.stall, self.stated = None, 0, {}
+        self.cut, self.stall, self.stated, self.sent = None, 0, {}, None
         line = f"{self.command} {unquote(self.path)}"
         web.log.append(f"{line} {asked}".strip())
         web.wait()
         fault = web.take(line)
         answer = fault.act(self) if fault else None
+        if answer:
+            self.body()
         self.send(*(answer or self.answer()))
 
-    do_HEAD = do_GET  # noqa: N815
+    do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
+
+    def body(self) -> bytes:
+        """What was sent, as far as it came."""
+        if self.sent is None:
+            self.sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        return self.sent
 
     def send(self, code: int, headers: dict[str, str], body: bytes) -> None:
         self.send_response(code)
@@ -216,6 +229,11 @@ class _Handler(BaseHTTPRequestHandler):
     def answer(self) -> tuple[int, dict[str, str], bytes]:
         web, url = self.server.web, urlsplit(self.path)
         path = unquote(url.path).lstrip("/")
+        if self.command in ("POST", "PUT"):
+            body = self.body()
+            if len(body) < int(self.headers.get("Content-Length", 0)):
+                return 400, {}, b"cut"
+            return taken(web, self.command, path, self.headers, body)
         if path.startswith("api/models/"):
             return self.hub_api(path.removeprefix("api/models/"), parse_qs(url.query))
         if match := re.fullmatch(r"([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
@@ -273,12 +291,17 @@ class _Handler(BaseHTTPRequestHandler):
         web = self.server.web
         owner, name, kind, revision = path.split("/", 3)
         repo = f"{owner}/{name}"
-        if not web.names(f"hub/{repo}"):
+        if not web.names(f"hub/{repo}") and repo not in web.hub.private:
             return 401, {"X-Error-Code": "RepoNotFound"}, b"{}"
-        if revision not in (COMMIT, "main", "refs/pr/1"):
+        if revision not in web.hub.names(repo):
             return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
         if kind == "revision":
-            return 200, {}, json.dumps({"sha": COMMIT}).encode()
+            said = {"id": repo, "sha": web.hub.head(repo), "private": web.hub.private.get(repo, False)}
+            return 200, {}, json.dumps(said).encode()
+        if kind == "commits":
+            commits = [(COMMIT, "initial commit", ""), *web.hub.commits.get(repo, ())]
+            said = [dict(zip(("id", "title", "message"), each, strict=True)) for each in commits[::-1]]
+            return 200, {}, json.dumps(said[:1]).encode()
         entries = [self.entry(repo, name) for name in sorted(web.files) if name.startswith(f"hub/{repo}/")]
         entries.insert(0, {"type": "directory", "oid": "0", "size": 0, "path": "sub"})
         start = int(query.get("cursor", ["0"])[0])
@@ -290,15 +313,15 @@ class _Handler(BaseHTTPRequestHandler):
         content = self.server.web.files[name]
         path = name.removeprefix(f"hub/{repo}/")
         entry = {"type": "file", "oid": git_name(content), "size": len(content), "path": path}
-        if path.endswith(".safetensors"):
-            entry["lfs"] = {"oid": hub_name(path, content), "size": len(content)}
+        if path.endswith(".safetensors") or name in self.server.web.hub.large:
+            entry["lfs"] = {"oid": digest("sha256", content), "size": len(content)}
         return entry
 
     def resolved(self, repo: str, commit: str, path: str) -> tuple[int, dict[str, str], bytes]:
         web = self.server.web
         if refusal := self.hub_refusal(repo):
             return refusal
-        if commit != COMMIT or f"hub/{repo}/{path}" not in web.files:
+        if commit not in web.hub.names(repo) or f"hub/{repo}/{path}" not in web.files:
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         entry = self.entry(repo, f"hub/{repo}/{path}")
         if "lfs" not in entry:

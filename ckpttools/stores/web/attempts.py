@@ -61,10 +61,11 @@ class Attempts:
         place: what is read, for messages.
         patience: when they end.
         budget: of all reads.
+        doing: what is done with it, for messages.
     """
 
-    def __init__(self, place: str, patience: Patience, budget: Budget) -> None:
-        self.place = place
+    def __init__(self, place: str, patience: Patience, budget: Budget, doing: str = "read") -> None:
+        self.place, self.doing = place, doing
         self.patience = patience
         self._budget = budget
         self._made = 0
@@ -103,7 +104,7 @@ class Attempts:
         time.sleep(max(asked or 0, backoff))
 
     def _error(self, got: str, hint: str) -> StorageError:
-        return StorageError(f"cannot read {self.place}", got=got, hint=hint)
+        return StorageError(f"cannot {self.doing} {self.place}", got=got, hint=hint)
 
 
 def seconds_asked(text: str | None) -> float | None:

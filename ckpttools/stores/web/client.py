@@ -6,7 +6,7 @@ import base64
 import netrc
 import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from urllib.parse import unquote, urljoin, urlsplit
@@ -35,8 +35,10 @@ CONNECTIONS = MOST
 _SMALL = 64 << 10
 # A server that is not there will not be there in a moment either.
 _ABSENT = 2
+# Storage says that it has 5 GB some time after the last of them has come.
+_LONGEST_STORING = 180
 _ALWAYS = {"User-Agent": "ckpttools", "Accept-Encoding": "identity"}
-_FAILURES = (failures.HTTPError, OSError)
+FAILURES = (failures.HTTPError, OSError)
 
 
 class Client:
@@ -54,12 +56,17 @@ class Client:
         self._budget = Budget(self.patience.failures)
         self._pools: dict[str, urllib3.PoolManager] = {}
 
-    def attempts(self, place: str) -> Attempts:
-        """What counts the attempts at one read."""
-        return Attempts(place, self.patience, self._budget)
+    def attempts(self, place: str, doing: str = "read") -> Attempts:
+        """What counts the attempts at one read or write."""
+        return Attempts(place, self.patience, self._budget, doing)
 
     def request(
-        self, method: str, url: str, headers: Mapping[str, str], attempts: Attempts
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        attempts: Attempts,
+        body: bytes | None = None,
     ) -> BaseHTTPResponse:
         """The answer to one request, its body unread, whatever its status; redirects are not followed.
 
@@ -71,17 +78,8 @@ class Client:
         while True:
             self.meter.add(requests=1)
             try:
-                response = self._pool(url).request(
-                    method,
-                    url,
-                    headers={**_ALWAYS, **headers},
-                    timeout=timeout,
-                    redirect=False,
-                    retries=False,
-                    preload_content=False,
-                    decode_content=False,
-                )
-            except _FAILURES as error:
+                response = self._asked(method, url, headers, timeout, body)
+            except FAILURES as error:
                 attempts.failed(described(error, patience), most=_attempts_worth(error))
                 continue
             if response.status not in _AGAIN:
@@ -92,6 +90,40 @@ class Client:
             asked = seconds_asked(response.headers.get("Retry-After"))
             discard(response)
             attempts.failed(status_text(response), asked)
+
+    def send(self, url: str, headers: Mapping[str, str], body: Iterable[bytes]) -> BaseHTTPResponse:
+        """The answer to a PUT whose body is made while it is sent, so that it cannot be sent again.
+
+        Args:
+            url: where; redirects are not followed.
+            headers: with `Content-Length`.
+            body: so many bytes.
+
+        Raises:
+            urllib3.exceptions.HTTPError, OSError: there is none.
+        """
+        timeout = urllib3.Timeout(connect=self.patience.connect, read=_LONGEST_STORING)
+        return self._asked("PUT", url, headers, timeout, body)
+
+    def _asked(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        timeout: urllib3.Timeout,
+        body: bytes | Iterable[bytes] | None,
+    ) -> BaseHTTPResponse:
+        return self._pool(url).request(
+            method,
+            url,
+            headers={**_ALWAYS, **headers},
+            body=body,
+            timeout=timeout,
+            redirect=False,
+            retries=False,
+            preload_content=False,
+            decode_content=False,
+        )
 
     def follow(
         self,
@@ -136,7 +168,7 @@ class Client:
                 with closing(response):
                     body = response.read(most + 1)
                 self.meter.add(nbytes=len(body))
-            except _FAILURES as error:
+            except FAILURES as error:
                 attempts.failed(described(error, self.patience))
                 continue
             if len(body) > most:
@@ -150,7 +182,7 @@ class Client:
         try:
             with closing(response):
                 body = response.read(most)
-        except _FAILURES:
+        except FAILURES:
             return b""
         self.meter.add(nbytes=len(body))
         return body
@@ -260,7 +292,7 @@ def discard(response: BaseHTTPResponse) -> None:
     try:
         if (response.length_remaining or 0) <= _SMALL:
             response.read(_SMALL)
-    except _FAILURES:
+    except FAILURES:
         response.close()
     with closing(response):
         return

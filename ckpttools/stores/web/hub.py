@@ -9,22 +9,27 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote, urlsplit
 
 from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
-from ckpttools.stores.base import DirEntry, File, Status, is_inside
+from ckpttools.stores.base import DirEntry, File, Status, Streams, is_inside
 from ckpttools.stores.contents import Content, Contents
 from ckpttools.stores.fetching import Observe
+from ckpttools.stores.sharing import Sharing
 from ckpttools.stores.web.client import joined
 from ckpttools.stores.web.file import WebFile, WebStore
 from ckpttools.stores.web.hub_cache import CachedFile, cached_file, cached_snapshot
+from ckpttools.stores.web.hub_data_files import MEMORY
 from ckpttools.stores.web.hub_errors import AbsentError, Answer, Asked, refused
 from ckpttools.stores.web.hub_fetch import Wanted, fetch
-from ckpttools.stores.web.hub_name import HubName
+from ckpttools.stores.web.hub_name import COMMIT, HubName
+from ckpttools.stores.web.hub_repository import Repository
 from ckpttools.stores.web.listing import is_text
 from ckpttools.stores.web.snapshot import Entry, Snapshot
 
@@ -33,11 +38,13 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from ckpttools.stores.web.hub_staging import HubStaging
+
 _LARGEST_ANSWER = 64 << 20
 _MOST_PAGES = 1000
-_COMMIT_DIGITS = frozenset("0123456789abcdef")
 # Weights are fetched where they are needed; what else a command looks into takes little.
 _WEIGHTS = ".safetensors"
+_OF_REPOSITORIES = (".*", "README.md", "LICENSE*", "NOTICE*")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -74,11 +81,14 @@ class HubStore(WebStore):
 
     scheme: ClassVar[str] = "hf"
     is_named_by_content: ClassVar[bool] = True
+    # A file that breaks off is made and sent once more from its beginning.
+    streams: ClassVar[Streams | None] = Streams(MEMORY, file_bytes=400 << 20, files=5)
 
     def __init__(self) -> None:
         super().__init__()
         self.copies: dict[str, CachedFile] = {}
         self._looked_into: set[str] = set()
+        self._sharing = Sharing()
         self._lock = threading.Lock()
         self._snapshots: dict[tuple[str, str], Snapshot] = {}
 
@@ -102,7 +112,7 @@ class HubStore(WebStore):
         return StorageError(f"{self.spelled(key)} is not there", hint=hint)
 
     def instead_of_writing(self, key: str) -> str:
-        return f"write to a local directory, then: hf upload {'/'.join(key.split('/')[:2])} DIRECTORY"
+        return f"write to a local file, then: hf upload {'/'.join(key.split('/')[:2])} FILE"
 
     def list(self, key: str) -> Iterable[DirEntry]:
         name = HubName.of(key)
@@ -198,9 +208,9 @@ class HubStore(WebStore):
         """With the commit that the revision is: what an unfinished conversion notes as its source."""
         try:
             name = HubName.of(key)
-        except UsageError:
+            at = f"{name.repo}@{self._snapshot(name).commit}"
+        except (UsageError, AbsentError):
             return key
-        at = f"{name.repo}@{self._snapshot(name).commit}"
         return f"{at}/{name.path}" if name.path else at
 
     # -- requests for files
@@ -229,6 +239,49 @@ class HubStore(WebStore):
         page = self._page(name)
         return Asked(self.spelled(key), name.repo, name.revision, page, bool(self.headers(page)))
 
+    # -- what is written
+
+    def shared(self, sharing: Sharing) -> HubStore:
+        """See `Shares`."""
+        made = copy(self)
+        made._sharing = sharing
+        return made
+
+    def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> HubStaging:
+        """See `Publishes`."""
+        from ckpttools.stores.web.hub_staging import HubStaging
+
+        name = HubName.of(key)
+        repository = Repository(
+            self.client, self._endpoint, name.repo, name.revision or "main", self.headers, self.spelled(key)
+        )
+        return HubStaging(self, key, name, repository, overwrite, check_replaced, self._sharing)
+
+    def is_of_repository(self, path: str) -> bool:
+        """See `Shares`."""
+        name = path.rpartition("/")[2]
+        return any(fnmatchcase(name, pattern) for pattern in _OF_REPOSITORIES)
+
+    def unfinished(self, key: str) -> None:
+        """See `Publishes`: nothing shows before it is whole."""
+
+    def begun_at(self, key: str) -> None:
+        """See `Publishes`: what storage has of an interrupted conversion is in no repository."""
+
+    @property
+    def is_offline(self) -> bool:
+        return bool(_constants().HF_HUB_OFFLINE)
+
+    def files_at(self, repo: str, commit: str) -> Iterable[str]:
+        """Paths of all files that a repository has at a commit; errors as `list`."""
+        return self._snapshot(HubName(repo, commit, "")).files
+
+    def forget_repository(self, repo: str) -> None:
+        """Forgets which commits branches of a repository are, after one was made."""
+        with self._lock:
+            for each in [known for known in self._snapshots if known[0] == repo]:
+                del self._snapshots[each]
+
     # -- what is in a repository
 
     def _snapshot(self, name: HubName) -> Snapshot:
@@ -248,7 +301,7 @@ class HubStore(WebStore):
         if _constants().HF_HUB_OFFLINE:
             return cached_snapshot(name.repo, name.revision or "main")
         commit = name.revision
-        if len(commit) != 40 or not _COMMIT_DIGITS.issuperset(commit):
+        if not COMMIT.fullmatch(commit):
             revision = quote(name.revision or "main", safe="")
             said, _ = self._said(name, f"{self._endpoint}/api/models/{name.repo}/revision/{revision}")
             commit = str(said.get("sha")) if isinstance(said, dict) else ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ckpttools.core.errors import StorageError
+from ckpttools.core.errors import NoSpaceError, StorageError
 
 
 class AbsentError(StorageError):
@@ -30,6 +32,11 @@ class Asked(NamedTuple):
     has_token: bool
 
     @property
+    def hub(self) -> str:
+        """The address of the hub."""
+        return self.page.rsplit("/", 2)[0]
+
+    @property
     def login(self) -> str:
         """What comes before the rest of the next step for who has not logged in."""
         return "" if self.has_token else "log in with `hf auth login`, or set HF_TOKEN; "
@@ -46,11 +53,13 @@ class Answer(NamedTuple):
         status: of HTTP.
         reason: as it is sent beside it.
         headers: where the hub says more; their names may be asked for in any case.
+        body: as text.
     """
 
     status: int
     reason: str
     headers: Mapping[str, str]
+    body: str = ""
 
     @property
     def code(self) -> str:
@@ -58,8 +67,28 @@ class Answer(NamedTuple):
         return self.headers.get("X-Error-Code", "")
 
     @property
+    def said(self) -> str:
+        """What it says in words, with the status."""
+        words = self.headers.get("X-Error-Message", "") or _words(self.body)
+        return f"{words} ({self.text})" if words else self.text
+
+    @property
     def text(self) -> str:
         return " ".join(filter(None, (f"status {self.status}", self.reason)))
+
+
+_LONGEST_WORDS = 300
+
+
+def _words(body: str) -> str:
+    """What the body of an answer says: {"error": "…"}, or as storage says it, in XML."""
+    try:
+        said = json.loads(body)
+        text = str(said.get("error", "")) if isinstance(said, dict) else ""
+    except (ValueError, RecursionError):
+        found = re.search("<Message>(.*?)</Message>", body, re.DOTALL)
+        text = found[1] if found else "" if "<" in body else body
+    return " ".join(text.split())[:_LONGEST_WORDS]
 
 
 def refused(asked: Asked, answer: Answer) -> StorageError:
@@ -90,4 +119,62 @@ def refused(asked: Asked, answer: Answer) -> StorageError:
         f"{asked.place} may not be read",
         got=f"{answer.headers.get('X-Error-Message') or answer.text}, {asked.identity}",
         hint=f"see {page}",
+    )
+
+
+class ConflictError(StorageError):
+    """A revision is not what it was when the work began."""
+
+
+_FULL = re.compile(r"(?i)storage|quota|space limit|too large|exceed")
+
+
+def not_taken(asked: Asked, answer: Answer, doing: str) -> StorageError | NoSpaceError:
+    """The error of an answer to a question on the way to a commit.
+
+    Args:
+        asked: what is written.
+        answer: what came back.
+        doing: what was to be done, such as "upload".
+    """
+    got = f"{answer.said or answer.text}, {asked.identity}"
+    if doing == "look at" or answer.code in ("RevisionNotFound", "GatedRepo"):
+        return refused(asked, answer)
+    if answer.status == 412 or answer.status == 409:
+        return ConflictError(
+            f"{asked.repo} was changed while it was written: nothing was committed",
+            place=asked.place,
+            got=got,
+            wanted="the revision as it was when the command began",
+            hint="see what was changed, then run the same command again: what was uploaded is not sent again",
+        )
+    if answer.status in (413, 507) or (answer.status in (400, 402, 403, 422) and _FULL.search(answer.said)):
+        return NoSpaceError(
+            f"{asked.repo} takes no more",
+            place=asked.place,
+            got=got,
+            wanted="room for it",
+            hint=f"make room, or ask for more: {asked.hub}/settings/billing; then run the "
+            "same command again: what was uploaded is not sent again",
+        )
+    if answer.status == 401 or answer.code == "RepoNotFound" or answer.status == 404:
+        return StorageError(
+            f"{asked.repo} may not be written",
+            place=asked.place,
+            got=got,
+            wanted="a token that may write there",
+            hint=f"{asked.login}make one at {asked.hub}/settings/tokens, and give it to `hf auth login`",
+        )
+    if answer.status == 403:
+        org = asked.repo.partition("/")[0]
+        return StorageError(
+            f"{asked.repo} may not be written",
+            place=asked.place,
+            got=got,
+            wanted=f"a token that may write to {org}",
+            hint=f"`hf auth whoami` says who you are: write below your own name, have {org} let you write, "
+            f"or make a token with it at {asked.hub}/settings/tokens",
+        )
+    return StorageError(
+        f"cannot {doing} {asked.place}", got=got, hint=f"see {asked.page}, then run the same command again"
     )

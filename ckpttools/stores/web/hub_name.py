@@ -13,6 +13,9 @@ _HUB_NAME = re.compile(r"(?!.*(?:--|\.\.|\.git$))\w(?:[\w.-]{0,94}\w)?", re.ASCI
 # What hf:// names elsewhere and is no model.
 _OTHERS = frozenset(("datasets", "spaces", "buckets", "kernels", "models"))
 
+COMMIT = re.compile("[0-9a-f]{40}")
+"""What a revision is that never changes."""
+
 
 class HubName(NamedTuple):
     """The parts of a key.

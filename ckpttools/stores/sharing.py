@@ -1,0 +1,62 @@
+"""What a user says of who may read what is written, where a store lets others read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
+from ckpttools.stores.base import Store
+from ckpttools.stores.place import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What a user says of a repository that is written.
+
+    Attributes:
+        public: whether it is for everybody to read.
+        model_card: whether it gets a page.
+    """
+
+    public: bool = False
+    model_card: bool = False
+
+
+@runtime_checkable
+class Shares(Protocol):
+    """A store of repositories that others read."""
+
+    def shared(self, sharing: Sharing) -> Store:
+        """The same store, in which what is written is shared so."""
+
+    def is_of_repository(self, path: str) -> bool:
+        """Whether a file, by its path below a checkpoint, is one that repositories have beside checkpoints.
+
+        It is never taken for a part of one, replaced or deleted with one.
+        """
+
+
+def shared(destination: Place, sharing: Sharing) -> Place:
+    """The destination, written as the user says.
+
+    Raises:
+        UsageError: it is shared with nobody, whatever the user says.
+    """
+    if sharing == Sharing():
+        return destination
+    if isinstance(destination.store, Shares):
+        return Place(destination.store.shared(sharing), destination.key)
+    said = option("public", True) if sharing.public else option("model_card", True)
+    raise UsageError(
+        f"{said} is about repositories of the hub",
+        place=destination,
+        wanted="hf://org/name as destination",
+        hint=f"leave out {said}",
+    )
+
+
+def is_of_repository(root: Place, path: str) -> bool:
+    """Whether a file below a checkpoint is one of the repository that it lies in."""
+    return isinstance(root.store, Shares) and root.store.is_of_repository(path)

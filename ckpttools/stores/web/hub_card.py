@@ -1,0 +1,25 @@
+"""The page of a model on the hub: a stub, which says what is known and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+CARD = "README.md"
+
+
+def model_card(repo: str, source: str, files: Container[str]) -> bytes:
+    """What the page says.
+
+    Args:
+        repo: org/name.
+        source: what was converted; told only if it is a model of the hub.
+        files: names of files beside the weights.
+    """
+    base = source.removeprefix("hf://").partition("@")[0] if source.startswith("hf://") else ""
+    facts = [
+        *(["library_name: transformers"] if "config.json" in files else []),
+        *([f"base_model: {'/'.join(base.split('/')[:2])}"] if base else []),
+    ]
+    head = "\n".join(["---", *facts, "---", ""]) if facts else ""
+    made = f"Converted by ckpttools from `{source}`." if base else "Converted by ckpttools."
+    return f"{head}\n# {repo.partition('/')[2]}\n\n{made}\n".lstrip("\n").encode()

@@ -1,0 +1,262 @@
+"""Data files of a checkpoint on the hub: made once for their digests, and once more where it lacks them."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from typing import Protocol
+
+from ckpttools.stores.web.client import FAILURES
+from ckpttools.stores.web.hub_repository import Blob, BusyError, Repository
+from ckpttools.stores.web.hub_streams import PIECE_BYTES, WAITING, Stream
+
+# What a group keeps of small files, which spares making them twice.
+KEPT_BYTES = 4 << 20
+MEMORY = KEPT_BYTES + (WAITING + 4) * PIECE_BYTES
+"""What a group of tasks takes beside the bytes that are being made."""
+_SAMPLE = 512
+_ZEROS = memoryview(bytes(1 << 20))
+# Each time all bytes of a group are made anew.
+_ATTEMPTS = 3
+
+
+class _Output(Protocol):
+    """What takes the bytes of one file in order."""
+
+    def write(self, data: memoryview) -> None: ...
+
+
+class HubDataFiles:
+    """See `ckpttools.stores.publishing.DataFiles`.
+
+    Attributes:
+        sizes, heads: of files by name: their bytes, and the first of them.
+        large: what the hub's storage has of this checkpoint, by path.
+        small: what goes into the commit itself.
+    """
+
+    def __init__(
+        self, repository: Repository, root: str, sizes: Mapping[str, int], heads: Mapping[str, bytes]
+    ) -> None:
+        """
+        Args:
+            repository: where they go.
+            root: what the names of files are below; "" for the repository itself.
+            sizes, heads: as `Work.data_files`.
+        """
+        self._repository, self._root = repository, root
+        self.sizes, self.heads = sizes, heads
+        self.large: dict[str, Blob] = {}
+        self.small: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def path(self, name: str) -> str:
+        """Where a file will be in the repository."""
+        return f"{self._root}/{name}" if self._root else name
+
+    def passes(self, group: int) -> Generator[HubSink]:
+        """First for digests; then, if the hub lacks any of the files, to send those."""
+        looked = _Digests()
+        sink = HubSink(self, group, looked.begun, lambda: True)
+        yield sink
+        sink.fill()
+        missing = self.take({path: each.blob() for path, each in looked.files.items()})
+        for attempt in range(1, _ATTEMPTS + 1):
+            if not missing:
+                return
+            with closing(_Streams(self, missing)) as streams:
+                if streams.files:
+                    sink = HubSink(self, group, streams.files.get, streams.have_failed)
+                    yield sink
+                    sink.fill()
+                missing = streams.ended(is_last=attempt == _ATTEMPTS)
+            if missing:
+                time.sleep(4 * attempt * self._repository.client.patience.first_wait)
+
+    def take(self, files: Mapping[str, Blob]) -> dict[str, Blob]:
+        """Takes note of files; those whose content is known are sent, if they are to be.
+
+        Returns:
+            The others, whose bytes have to be made once more.
+        """
+        is_large = self._repository.is_large(files) if files else {}
+        for path, blob in files.items():
+            if is_large[path] and blob.content is not None:
+                self._repository.put(path, blob)
+        with self._lock:
+            self.small |= {path: each.content or b"" for path, each in files.items() if not is_large[path]}
+            self.large |= {
+                path: each._replace(content=None) for path, each in files.items() if is_large[path]
+            }
+        return {path: each for path, each in files.items() if is_large[path] and each.content is None}
+
+    def stream(self, path: str, blob: Blob) -> Stream | None:
+        """What sends a large file; None if the hub has it."""
+        target = self._repository.target(path, blob)
+        return target and Stream(self._repository, path, blob, target)
+
+    def write_heads(self) -> None:
+        """As `DataFiles.write_heads`: of files of which no task writes anything."""
+        names = [name for name in self.sizes if self.path(name) not in (*self.small, *self.large)]
+        contents = {name: self.heads.get(name, b"").ljust(self.sizes[name], b"\0") for name in names}
+        self.take({self.path(name): Blob.of(content) for name, content in contents.items()})
+
+    def extend(self, name: str, end: int) -> None:
+        """Each group appends to files of its own."""
+
+    def sync(self) -> None:
+        """What storage has is durable."""
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+class HubSink:
+    """The files of one group of tasks; see `ckpttools.stores.publishing.Sink`."""
+
+    def __init__(
+        self,
+        files: HubDataFiles,
+        group: int,
+        output: Callable[[str], _Output | None],
+        is_rehearsal: Callable[[], bool],
+    ) -> None:
+        """
+        Args:
+            files: all files.
+            group: its number.
+            output: what takes the bytes of a file, by its path; None where nobody wants them.
+            is_rehearsal: whether they will be asked for once more, as far as that is known by now.
+        """
+        self._files, self._group = files, group
+        self._output, self._is_rehearsal = output, is_rehearsal
+        self._begun: dict[str, tuple[_Output | None, int]] = {}
+
+    @property
+    def is_rehearsal(self) -> bool:
+        return self._is_rehearsal()
+
+    def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
+        position = self._position(name)
+        if offset < position:
+            raise RuntimeError(f"{name}: byte {offset} comes after byte {position}")
+        self._fill(name, offset)
+        self._add(name, data)
+
+    def write_whole(self, name: str, data: bytes) -> None:
+        self.write(name, 0, memoryview(data), 0)
+
+    def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
+        file = f"{name}-{self._group:05d}"
+        position = self._position(file)
+        self._add(file, memoryview(data))
+        return file, position
+
+    def fill(self) -> None:
+        """Gives all files their lengths."""
+        for name in self._begun:
+            self._fill(name, self._files.sizes.get(name, 0))
+
+    def _position(self, name: str) -> int:
+        if name not in self._begun:
+            self._begun[name] = self._output(self._files.path(name)), 0
+            self._add(name, memoryview(self._files.heads.get(name, b"")))
+        return self._begun[name][1]
+
+    def _fill(self, name: str, until: int) -> None:
+        while (missing := until - self._begun[name][1]) > 0:
+            self._add(name, _ZEROS[:missing])
+
+    def _add(self, name: str, data: memoryview) -> None:
+        output, position = self._begun[name]
+        if output is not None:
+            output.write(data)
+        self._begun[name] = output, position + len(data)
+
+
+class _Digest:
+    """What a file is, found out from its bytes."""
+
+    def __init__(self, group: _Digests) -> None:
+        self._group = group
+        self._hasher = hashlib.sha256()
+        self._size = 0
+        self._sample = b""
+        self._kept: bytearray | None = bytearray()
+
+    def write(self, data: memoryview) -> None:
+        self._hasher.update(data)
+        self._size += len(data)
+        self._sample += bytes(data[: _SAMPLE - len(self._sample)])
+        if self._kept is None:
+            return
+        if len(data) <= self._group.room:
+            self._kept += data
+            self._group.room -= len(data)
+        else:
+            self._group.room += len(self._kept)
+            self._kept = None
+
+    def blob(self) -> Blob:
+        content = None if self._kept is None else bytes(self._kept)
+        return Blob(self._size, self._hasher.hexdigest(), self._sample, content)
+
+
+class _Digests:
+    """Those of the files of a group.
+
+    Attributes:
+        files: by path.
+        room: bytes of content that may still be kept.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, _Digest] = {}
+        self.room = KEPT_BYTES
+
+    def begun(self, path: str) -> _Digest:
+        return self.files.setdefault(path, _Digest(self))
+
+
+class _Streams:
+    """Files of a group on their way.
+
+    Attributes:
+        files: by path, those that the hub lacks.
+    """
+
+    def __init__(self, files: HubDataFiles, missing: Mapping[str, Blob]) -> None:
+        self._missing = missing
+        streams = {path: files.stream(path, blob) for path, blob in missing.items()}
+        self.files = {path: stream for path, stream in streams.items() if stream}
+
+    def have_failed(self) -> bool:
+        return any(each.has_failed for each in self.files.values())
+
+    def ended(self, *, is_last: bool) -> dict[str, Blob]:
+        """Waits until the hub has them.
+
+        Args:
+            is_last: whether there is no other attempt.
+
+        Returns:
+            Those that have to be sent once more.
+
+        Raises:
+            CheckpointError: one is not taken.
+        """
+        failed = {}
+        for path, stream in self.files.items():
+            error = stream.ended()
+            if error is not None and (is_last or not isinstance(error, (BusyError, *FAILURES))):
+                raise stream.failure() from error
+            if error is not None:
+                failed[path] = self._missing[path]
+        return failed
+
+    def close(self) -> None:
+        for each in self.files.values():
+            each.give_up()

@@ -1,0 +1,367 @@
+"""A repository of the hub as it is written: questions, large files to its storage, one commit.
+
+Large files go to a storage that knows them by their SHA-256; they are in no repository before a commit
+names them, and stay there if none does: what was sent once is not asked for again.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from ckpttools.core.errors import StorageError
+from ckpttools.stores.web.client import FAILURES, Client, closing, described
+from ckpttools.stores.web.hub_errors import AbsentError, Answer, Asked, not_taken, refused
+
+_LARGEST_ANSWER = 64 << 20
+_SAMPLE = 512
+_AT_ONCE = 256
+_LFS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
+_JSON = {"Content-Type": "application/json"}
+
+
+class BusyError(StorageError):
+    """Storage took nothing now, and may do so later."""
+
+
+class Head(NamedTuple):
+    """What a revision is now.
+
+    Attributes:
+        commit: its name.
+        is_private: whether the repository is.
+    """
+
+    commit: str
+    is_private: bool
+
+
+class Blob(NamedTuple):
+    """A file to be written.
+
+    Attributes:
+        size: bytes.
+        sha256: their digest, in hexadecimal digits.
+        sample: the first of them.
+        content: all of them, where they are few.
+    """
+
+    size: int
+    sha256: str
+    sample: bytes
+    content: bytes | None = None
+
+    @classmethod
+    def of(cls, content: bytes) -> Blob:
+        return cls(len(content), hashlib.sha256(content).hexdigest(), content[:_SAMPLE], content)
+
+
+class Target(NamedTuple):
+    """Where the bytes of a large file are wanted.
+
+    Attributes:
+        parts: an address for each part, and how many bytes of the file go there, in their order.
+        headers: of the requests that bring them.
+        complete: where is said that all parts have come; "" if there is one part, which says it itself.
+        verify: where is asked whether it is there; "" if nobody is.
+    """
+
+    parts: tuple[tuple[str, int], ...]
+    headers: Mapping[str, str]
+    complete: str
+    verify: str
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository, written by one process.
+
+    Attributes:
+        client: makes requests.
+        endpoint: of the hub.
+        repo: org/name.
+        revision: a branch.
+        headers: what a request to a URL says of who asks.
+        place: what messages call it.
+    """
+
+    client: Client
+    endpoint: str
+    repo: str
+    revision: str
+    headers: Callable[[str], Mapping[str, str]]
+    place: str
+
+    @property
+    def page(self) -> str:
+        return f"{self.endpoint}/{self.repo}"
+
+    # -- what is there
+
+    def head(self) -> Head | None:
+        """What the revision is now; None if there is no such repository, as far as the user may know.
+
+        Raises:
+            StorageError: the hub does not tell, or there is no such revision.
+        """
+        try:
+            said = self._said("GET", f"{self._api}/revision/{self._revision}", doing="look at")
+        except AbsentError as error:
+            if "revision" in error.message:
+                raise
+            return None
+        return Head(str(said.get("sha", "")), bool(said.get("private")))
+
+    def latest(self) -> str:
+        """What the last commit says of itself; "" where there is none."""
+        said = self._said("GET", f"{self._api}/commits/{self._revision}?limit=1", doing="look at")
+        last = said[0] if isinstance(said, list) and said and isinstance(said[0], dict) else {}
+        return f"{last.get('title', '')}\n{last.get('message', '')}"
+
+    @property
+    def no_revision(self) -> StorageError:
+        """The error of a branch of a repository that is not there either."""
+        return refused(self._asked, Answer(404, "", {"X-Error-Code": "RevisionNotFound"}))
+
+    # -- before the commit
+
+    def check_writable(self) -> None:
+        """Raises StorageError if the user may not write: asked with the question that comes first anyway."""
+        self.is_large({"config.json": Blob.of(b"{}")})
+
+    def create(self, *, private: bool) -> None:
+        """Makes the repository; not where somebody has made it meanwhile.
+
+        Raises:
+            StorageError: it cannot be made.
+        """
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            HfApi(endpoint=self.endpoint).create_repo(self.repo, private=private, exist_ok=False)
+        except HfHubHTTPError as error:
+            response = error.response
+            if response.status_code != 409:
+                text = error.server_message or ""
+                answer = Answer(response.status_code, response.reason_phrase, response.headers, text)
+                raise not_taken(self._asked, answer, "make") from error
+        except (OSError, ValueError, RuntimeError) as error:
+            raise StorageError(f"cannot make {self.place}", got=error) from error
+
+    def is_large(self, files: Mapping[str, Blob]) -> Mapping[str, bool]:
+        """Which files go to the storage for large ones, and which into the commit.
+
+        Args:
+            files: by path; of those without `content` all do.
+
+        Raises:
+            StorageError: the hub does not tell, or nothing may be written.
+        """
+        found: dict[str, bool] = {}
+        names = list(files)
+        for start in range(0, len(names), _AT_ONCE):
+            asked = [_question(name, files[name]) for name in names[start : start + _AT_ONCE]]
+            said = self._said("POST", f"{self._api}/preupload/{self._revision}", {"files": asked})
+            for each in said.get("files", ()):
+                found[str(each.get("path"))] = each.get("uploadMode") == "lfs"
+        return {
+            name: blob.content is None or (blob.size > 0 and found.get(name, False))
+            for name, blob in files.items()
+        }
+
+    def target(self, path: str, blob: Blob) -> Target | None:
+        """Where a large file is to be sent; None if the storage has it.
+
+        Raises:
+            StorageError, NoSpaceError: it is not taken.
+        """
+        question = {
+            "operation": "upload",
+            "transfers": ["basic", "multipart"],
+            "objects": [{"oid": blob.sha256, "size": blob.size}],
+            "hash_algo": "sha256",
+            "ref": {"name": self.revision},
+        }
+        url = f"{self.endpoint}/{self.repo}.git/info/lfs/objects/batch"
+        said = self._said("POST", url, question, _LFS, what=path)
+        try:
+            (found,) = said["objects"]
+            if error := found.get("error"):
+                answer = Answer(int(error.get("code", 422)), "", {}, str(error.get("message", "")))
+                raise not_taken(self._asked._replace(place=f"{self.place}/{path}"), answer, "upload")
+            actions = found.get("actions") or {}
+            return _target(actions, blob.size) if "upload" in actions else None
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise self._not_understood(path) from error
+
+    def put(self, path: str, blob: Blob) -> None:
+        """Brings a large file that is in memory, if the storage lacks it; errors as `target`."""
+        target = self.target(path, blob)
+        if target is None:
+            return
+        assert blob.content is not None
+        attempts, tags, position = self.client.attempts(f"{self.place}/{path}", "upload"), [], 0
+        for url, nbytes in target.parts:
+            part = blob.content[position : position + nbytes]
+            response = self.client.request("PUT", url, target.headers, attempts, part)
+            tags.append(self.checked(path, response))
+            position += nbytes
+        self.complete(path, blob, target, tags)
+
+    def checked(self, path: str, response: Any) -> str:
+        """The ETag that a part got.
+
+        Raises:
+            BusyError: it was not taken now.
+            StorageError, NoSpaceError: it was not taken.
+        """
+        text = _text(response)
+        if response.status >= 500 or response.status in (408, 429):
+            got = Answer(response.status, response.reason or "", response.headers, text).said
+            hint = "run the same command again later: what was uploaded is not sent again"
+            raise BusyError(f"cannot upload {self.place}/{path}", got=got, hint=hint)
+        if response.status not in (200, 201, 204):
+            answer = Answer(response.status, response.reason or "", response.headers, text)
+            raise not_taken(self._asked._replace(place=f"{self.place}/{path}"), answer, "upload")
+        return str(response.headers.get("ETag", ""))
+
+    def complete(self, path: str, blob: Blob, target: Target, tags: Iterable[str]) -> None:
+        """Says that all parts of a large file have come; errors as `target`."""
+        if target.complete:
+            parts = [{"partNumber": number, "etag": tag} for number, tag in enumerate(tags, 1)]
+            self._said("POST", target.complete, {"oid": blob.sha256, "parts": parts}, _LFS, path)
+        if target.verify:
+            self._said("POST", target.verify, {"oid": blob.sha256, "size": blob.size}, what=path)
+
+    # -- the commit
+
+    def commit(
+        self,
+        parent: str,
+        title: str,
+        text: str,
+        *,
+        small: Mapping[str, bytes],
+        large: Mapping[str, Blob],
+        deleted: Collection[str],
+    ) -> None:
+        """Makes one commit of everything, if the revision is still what it was.
+
+        Args:
+            parent: what it was.
+            title, text: of the commit; the text has something in it that no other has.
+            small, large, deleted: files by path.
+
+        Raises:
+            ConflictError: it is not.
+            StorageError, NoSpaceError: there is no commit.
+        """
+        header = {"summary": title, "description": text, "parentCommit": parent}
+        lines: list[dict[str, object]] = [{"key": "header", "value": header}]
+        lines += [{"key": "deletedFile", "value": {"path": path}} for path in sorted(deleted)]
+        lines += [
+            {
+                "key": "file",
+                "value": {"path": path, "content": base64.b64encode(data).decode(), "encoding": "base64"},
+            }
+            for path, data in sorted(small.items())
+        ]
+        lines += [
+            {
+                "key": "lfsFile",
+                "value": {"path": path, "algo": "sha256", "oid": each.sha256, "size": each.size},
+            }
+            for path, each in sorted(large.items())
+        ]
+        body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        url = f"{self._api}/commit/{self._revision}"
+        try:
+            self._said("POST", url, body, {"Content-Type": "application/x-ndjson"}, doing="commit to")
+        except StorageError:
+            # An answer may be lost on its way: the commit is there all the same, and refused the second time.
+            if text and text in self.latest():
+                return
+            raise
+
+    # -- requests
+
+    @property
+    def _api(self) -> str:
+        return f"{self.endpoint}/api/models/{self.repo}"
+
+    @property
+    def _revision(self) -> str:
+        return quote(self.revision, safe="")
+
+    @property
+    def _asked(self) -> Asked:
+        has_token = bool(self.headers(self.page))
+        return Asked(self.place, self.repo, self.revision, self.page, has_token)
+
+    def _said(
+        self,
+        method: str,
+        url: str,
+        question: object = None,
+        headers: Mapping[str, str] = _JSON,
+        what: str = "",
+        doing: str = "upload",
+    ) -> Any:
+        """What the hub answers, as JSON; {} where it answers nothing."""
+        body = (
+            question if isinstance(question, bytes) else json.dumps(question).encode() if question else None
+        )
+        place = f"{self.place}/{what}" if what else self.place
+        attempts = self.client.attempts(place, doing)
+        while True:
+            response = self.client.request(method, url, {**headers, **self.headers(url)}, attempts, body)
+            try:
+                text = _text(response)
+                break
+            except FAILURES as error:
+                attempts.failed(described(error, self.client.patience))
+        if not 200 <= response.status < 300:
+            answer = Answer(response.status, response.reason or "", response.headers, text)
+            raise not_taken(self._asked._replace(place=place), answer, doing)
+        try:
+            return json.loads(text) if text.strip() else {}
+        except (ValueError, RecursionError) as error:
+            if doing in ("upload", "commit to"):
+                return {}
+            raise self._not_understood(what) from error
+
+    def _not_understood(self, what: str) -> StorageError:
+        return StorageError(
+            f"cannot upload {self.place}/{what}",
+            got="an answer that is none of a hub",
+            hint="is HF_ENDPOINT a hub?",
+        )
+
+
+def _question(path: str, blob: Blob) -> dict[str, object]:
+    return {"path": path, "sample": base64.b64encode(blob.sample).decode(), "size": blob.size}
+
+
+def _target(actions: Mapping[str, Any], size: int) -> Target:
+    """What the answer to a batch question asks for; raises what a malformed one leads to."""
+    upload, verify = actions["upload"], actions.get("verify") or {}
+    headers, url = upload.get("header") or {}, str(upload["href"])
+    checked = str(verify.get("href", ""))
+    if "chunk_size" not in headers:
+        return Target(((url, size),), {name: str(text) for name, text in headers.items()}, "", checked)
+    length = int(headers["chunk_size"])
+    addresses = [str(headers[number]) for number in sorted(filter(str.isdigit, headers), key=int)]
+    sizes = [min(length, size - start) for start in range(0, size, length)]
+    return Target(tuple(zip(addresses, sizes, strict=True)), {}, url, checked)
+
+
+def _text(response: Any) -> str:
+    with closing(response):
+        body: bytes = response.read(_LARGEST_ANSWER)
+        return body.decode(errors="replace")

@@ -1,0 +1,233 @@
+"""How a checkpoint comes to the hub: large files to its storage while they are made, then one commit.
+
+    repository as it is now        its commit is noted; a new one is made, private
+    large files                    to the storage, which keeps them for a while whatever comes
+    small files                    in memory
+    publish                        one commit, refused if the repository has changed meanwhile
+    the same command after a kill  makes the digests anew; what storage has is not sent again
+
+Nothing is on disk, and nothing shows in the repository before the commit. That names the plan, so that a
+command which was stopped right after it finds that nothing is left to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
+from ckpttools.core.wording import option
+from ckpttools.stores.objects.pending import PendingFiles
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import Purpose, Record
+from ckpttools.stores.sharing import Sharing
+from ckpttools.stores.web.hub_card import CARD, model_card
+from ckpttools.stores.web.hub_data_files import HubDataFiles
+from ckpttools.stores.web.hub_name import COMMIT, HubName
+from ckpttools.stores.web.hub_repository import Blob, Head, Repository
+
+if TYPE_CHECKING:
+    from ckpttools.stores.web.hub import HubStore
+
+
+@dataclass(frozen=True)
+class HubStaging:
+    """A destination on the hub; see `ckpttools.stores.publishing.Staging`.
+
+    Attributes:
+        store: of the destination.
+        key: of the destination.
+        name: what it names.
+        repository: where it is.
+        overwrite, check_replaced: as of `Publishes.staging`.
+        sharing: what the user says of it.
+    """
+
+    store: HubStore
+    key: str
+    name: HubName
+    repository: Repository
+    overwrite: bool
+    check_replaced: Callable[[], None]
+    sharing: Sharing
+
+    @property
+    def taken(self) -> tuple[Place, Place]:
+        place = Place(self.store, self.key)
+        return place, place
+
+    def check(self, plan: str, nbytes: int) -> None:
+        self._looked(plan)
+
+    def mark(self, plan: str) -> str:
+        """What a commit says of the plan that it is of, and where that put its files."""
+        return f"ckpttools-plan: /{self.name.path} {plan}"
+
+    def _looked(self, plan: str) -> tuple[Head | None, bool]:
+        """What the repository is now, and whether this plan was the last to be committed to it."""
+        self._check_said()
+        head = self.repository.head()
+        if head is None:
+            if self.name.revision not in ("", "main"):
+                raise self.repository.no_revision
+            return None, False
+        self._check_visibility(head)
+        if self.mark(plan) in self.repository.latest():
+            return head, True
+        self._check_card(head)
+        there = self.files(head)
+        if there:
+            self.check_replaced()
+            if not self.overwrite:
+                raise DestinationExistsError(
+                    f"{self.repository.place} has files already",
+                    got=", ".join(there[:3]) + (f" and {len(there) - 3} more" if len(there) > 3 else ""),
+                    wanted="a repository without any, or a new one",
+                    hint="choose another destination, or allow their replacement with "
+                    f"{option('overwrite', True)}: what they were remains in the history",
+                )
+        return head, False
+
+    def _check_said(self) -> None:
+        """Raises what is wrong whatever the repository is."""
+        if COMMIT.fullmatch(self.name.revision) or self.name.revision.startswith("refs/"):
+            raise UsageError(
+                f"{self.repository.place} cannot be a destination",
+                got=self.name.revision,
+                wanted="a branch: hf://org/name@branch, or hf://org/name for main",
+            )
+        if self.store.is_offline:
+            raise StorageError(
+                f"{self.repository.place} cannot be written",
+                got="HF_HUB_OFFLINE is set, so the hub is not asked",
+                hint="unset it",
+            )
+        if not self.repository.headers(self.repository.page):
+            raise StorageError(
+                f"{self.repository.place} cannot be written",
+                got="no token",
+                wanted="a token that may write",
+                hint=f"make one at {self.repository.endpoint}/settings/tokens, then `hf auth login`, or set "
+                "HF_TOKEN",
+            )
+
+    def _check_visibility(self, head: Head) -> None:
+        if self.sharing.public == (not head.is_private):
+            return
+        public = option("public", True)
+        if head.is_private:
+            raise UsageError(
+                f"{self.name.repo} is private already",
+                got=public,
+                hint=f"leave out {public}; who reads it is set at {self.repository.page}/settings",
+            )
+        raise UsageError(
+            f"{self.name.repo} is public already",
+            wanted=f"{public}, where everybody can read what is written",
+            hint=f"say {public}, or choose another destination",
+        )
+
+    def _check_card(self, head: Head) -> None:
+        is_there = CARD in self.store.files_at(self.name.repo, head.commit)
+        if self.sharing.model_card and is_there and not self.overwrite:
+            raise DestinationExistsError(
+                f"{self.name.repo} has a {CARD} already",
+                hint=f"leave out {option('model_card', True)}, or allow its replacement with "
+                f"{option('overwrite', True)}",
+            )
+
+    def files(self, head: Head) -> list[str]:
+        """What is at the destination and would be part of a checkpoint: paths in the repository, sorted."""
+        start = f"{self.name.path}/" if self.name.path else ""
+        found = self.store.files_at(self.name.repo, head.commit)
+        below = [path for path in found if path.startswith(start) or path == self.name.path]
+        return sorted(path for path in below if not self.store.is_of_repository(path))
+
+    @contextmanager
+    def opened(self, purpose: Purpose, nbytes: int = 0) -> Iterator[HubWork]:
+        try:
+            head, is_complete = self._looked(purpose.plan)
+            if head is None:
+                self.repository.create(private=not self.sharing.public)
+                head = self.repository.head()
+                if head is None:
+                    raise StorageError(f"{self.repository.place} was made, and is not there")
+                self._check_visibility(head)
+            if not is_complete:
+                self.repository.check_writable()
+            yield HubWork(self, head, purpose, is_complete)
+        finally:
+            self.store.forget_repository(self.name.repo)
+
+
+@dataclass
+class HubWork:
+    """A destination on the hub, with what will be committed to it; see `Work`.
+
+    Attributes:
+        staging: the destination.
+        head: what it was when the work began.
+        purpose: what for.
+        is_complete: whether an earlier run has committed all of it.
+    """
+
+    staging: HubStaging
+    head: Head
+    purpose: Purpose
+    is_complete: bool
+    pending: PendingFiles = field(init=False)
+    files: HubDataFiles | None = None
+
+    def __post_init__(self) -> None:
+        self.pending = PendingFiles(self.staging.store, lambda key: None)
+
+    @property
+    def content(self) -> Place:
+        return Place(self.pending, self.staging.key)
+
+    @property
+    def records(self) -> Sequence[Record]:
+        """None: what was done of a plan is what storage has."""
+        return ()
+
+    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> HubDataFiles:
+        self.files = HubDataFiles(self.staging.repository, self.staging.name.path, sizes, heads)
+        return self.files
+
+    def enter(self, records: Iterable[Record]) -> None:
+        """Storage knows."""
+
+    def discard(self) -> None:
+        """Nothing was published, and storage drops what no commit names."""
+
+    def publish(self) -> None:
+        staging, files = self.staging, self.files
+        assert files is not None
+        contents: dict[str, bytes] = {}
+        self.pending.put_all(contents.__setitem__)
+        made = {
+            files.path(key.removeprefix(f"{staging.key}/")): Blob.of(content)
+            for key, content in contents.items()
+        }
+        if staging.sharing.model_card:
+            made[CARD] = Blob.of(model_card(staging.name.repo, self.purpose.source, made))
+        files.take(made)
+        written = {*files.small, *files.large}
+        old = staging.files(self.head) if staging.overwrite else []
+        staging.repository.commit(
+            self.head.commit,
+            f"Add a checkpoint of {len(written)} files",
+            f"Made by ckpttools{_of(self.purpose.source)}\n\n{staging.mark(self.purpose.plan)}",
+            small=files.small,
+            large=files.large,
+            deleted=set(old) - written,
+        )
+
+    def conclude(self) -> None:
+        """Nothing but the commit tells of the work."""
+
+
+def _of(source: str) -> str:
+    return f" of {source}" if source.startswith("hf://") else ""

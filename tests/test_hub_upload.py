@@ -1,0 +1,357 @@
+"""Checkpoints written to the hub: what is sent, what shows, what is not sent again, and what goes wrong."""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+
+import huggingface_hub.constants
+import pytest
+from support.command_line import ended, run
+from support.places import GOLDEN
+from support.stores_on_loopback import ask_only, forget
+from support.web_server import status, web_server
+
+from ckpttools.core.errors import CheckpointError, NoSpaceError, SourceChangedError, StorageError
+from ckpttools.stores import parse
+from ckpttools.stores.web.hub_data_files import KEPT_BYTES, HubDataFiles
+
+HF = GOLDEN / "llama3.1" / "hf"
+LARGE = random.Random(0).randbytes(KEPT_BYTES + 1_234_567)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with web_server() as web:
+        web.add("hub/org/llama", HF)
+        yield web
+
+
+@pytest.fixture(autouse=True)
+def fresh(server, monkeypatch, tmp_path):
+    files = dict(server.files)
+    ask_only(server, monkeypatch, tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_write")
+    yield
+    forget(server, files)
+
+
+def sent(server) -> list[str]:
+    """What went to storage."""
+    return server.asked("^PUT /storage")
+
+
+class TestDataFiles:
+    """What sends files while they are made, without a plan."""
+
+    @pytest.fixture
+    def files(self, server):
+        server.hub.private["me/new"] = True
+        staging = parse("hf://me/new").store.staging("me/new", False, lambda: None)
+        head = {"a.safetensors": b"head"}
+        return HubDataFiles(staging.repository, "", {"a.safetensors": len(LARGE) + 100}, head)
+
+    def made(self, files, content=LARGE, again=None, piece=700_000) -> list[bool]:
+        """Writes a group as a worker does; whether each pass was a rehearsal, as it says at its end."""
+        found = []
+        with closing(files.passes(0)) as sinks:
+            for number, sink in enumerate(sinks):
+                now = content if not number or again is None else again
+                for start in range(0, len(now), piece):
+                    sink.write("a.safetensors", 10 + start, memoryview(now)[start : start + piece], 0)
+                found.append(sink.is_rehearsal)
+        return found
+
+    @property
+    def whole(self) -> bytes:
+        return b"head" + b"\0" * 6 + LARGE + b"\0" * 90
+
+    @pytest.mark.parametrize("chunk", [None, 1 << 20, len(LARGE) + 100])
+    def test_bytes_come_once_for_the_digest_and_once_to_be_sent(self, server, files, chunk):
+        server.hub.chunk = chunk
+        assert self.made(files) == [True, False]
+        assert list(server.hub.objects.values()) == [self.whole]
+        assert len(sent(server)) == (1 if chunk is None else -(-len(self.whole) // chunk))
+        assert files.large["a.safetensors"].size == len(self.whole) and not files.small
+
+    def test_what_storage_has_is_not_sent_again(self, server, files):
+        self.made(files)
+        server.log.clear()
+        assert self.made(files) == [True] and not sent(server)
+
+    def test_small_files_are_kept_and_made_once(self, server, files):
+        files.sizes, files.heads = {}, {}
+        assert self.made(files, LARGE[:1000]) == [True]
+        assert list(server.hub.objects.values()) == [b"\0" * 10 + LARGE[:1000]]
+        with closing(files.passes(1)) as sinks:
+            for sink in sinks:
+                sink.write_whole("chunk/0.0", b"abc")
+                assert sink.append("d/x", 10**9, b"de") == ("d/x-00001", 0)
+                assert sink.append("d/x", 10**9, b"f") == ("d/x-00001", 2)
+        assert files.small == {"chunk/0.0": b"abc", "d/x-00001": b"def"}
+
+    @pytest.mark.parametrize(
+        ("act", "chunk"), [(status(500), None), (status(503), 1 << 20), (status(429), None)]
+    )
+    def test_what_is_not_taken_for_a_moment_is_made_and_sent_anew(self, server, files, act, chunk):
+        server.hub.chunk = chunk
+        server.fault("PUT /storage", act, 2)
+        assert self.made(files)[-1] is False
+        assert list(server.hub.objects.values()) == [self.whole]
+
+    def test_a_connection_that_breaks_is_not_the_end(self, server, files):
+        def hang_up(handler):
+            handler.rfile.read(2_000_000)
+            handler.connection.close()
+            raise ConnectionAbortedError
+
+        server.fault("PUT /storage", hang_up, 1)
+        assert len(self.made(files)) == 3
+        assert list(server.hub.objects.values()) == [self.whole]
+
+    def test_after_three_times_it_is_the_end(self, server, files):
+        server.fault("PUT /storage", status(500), 99)
+        with pytest.raises(StorageError, match=r"cannot upload hf://me/new/a\.safetensors") as caught:
+            self.made(files)
+        assert "500" in caught.value.got and "not sent again" in caught.value.hint
+        assert len(sent(server)) == 3
+
+    def test_other_bytes_the_second_time_never_get_there(self, server, files):
+        with pytest.raises(SourceChangedError, match="another when it was made"):
+            self.made(files, again=LARGE[:-1] + b"x")
+        assert server.hub.objects == {}
+
+    def test_no_room_is_told_at_once(self, server, files):
+        server.hub.full = 1000
+        with pytest.raises(NoSpaceError, match="takes no more") as caught:
+            self.made(files)
+        assert "storage limit reached" in caught.value.got and not sent(server)
+
+    def test_whoever_gives_up_leaves_nothing(self, server, files):
+        with pytest.raises(KeyError), closing(files.passes(0)) as sinks:
+            for sink in sinks:
+                sink.write("a.safetensors", 10, memoryview(LARGE), 0)
+                if not sink.is_rehearsal:
+                    raise KeyError
+        assert server.hub.objects == {}
+
+    def test_files_that_no_task_writes_are_their_heads(self, server, files):
+        files.sizes = {"b.safetensors": 6}
+        files.heads = {"b.safetensors": b"hhhh"}
+        files.write_heads()
+        assert list(server.hub.objects.values()) == [b"hhhh\0\0"]
+
+    @pytest.mark.parametrize("body", [b"not JSON", b"{}", b'{"objects": [{"actions": {"upload": {}}}]}'])
+    def test_an_answer_that_is_none_of_a_hub(self, server, files, body):
+        server.fault("objects/batch", lambda handler: (200, {}, body))
+        with pytest.raises(CheckpointError, match="cannot upload") as caught:
+            self.made(files)
+        assert "HF_ENDPOINT" in caught.value.hint
+
+
+ITEM = GOLDEN / "llama3.1" / "maxtext_scanned"
+NEW = "hf://me/new"
+
+
+def names(server, repo: str = "me/new") -> set[str]:
+    start = f"hub/{repo}/"
+    return {name.removeprefix(start) for name in server.files if name.startswith(start)}
+
+
+def contents(server, directory, repo: str = "me/new") -> None:
+    """The repository has what the directory has."""
+    there = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+    assert names(server, repo) - {".gitattributes", "README.md"} == there
+    assert all(server.files[f"hub/{repo}/{name}"] == (directory / name).read_bytes() for name in there)
+
+
+class TestCommands:
+    def test_a_model_is_what_it_is_on_a_disk(self, server, tmp_path):
+        options = "--like", HF, "--max-shard-size", "100kB"
+        run("convert", "maxtext-to-hf", ITEM, tmp_path / "local", *options)
+        text = run("convert", "maxtext-to-hf", ITEM, NEW, *options)
+        assert NEW in text and server.hub.private["me/new"] is True
+        contents(server, tmp_path / "local")
+        assert len(server.hub.commits["me/new"]) == 1 and len(sent(server)) >= 4
+        assert run("verify", NEW)
+        run("verify", NEW, "--against", tmp_path / "local")
+
+    @pytest.mark.parametrize("to", ["safetensors", "orbax", "zarr3"])
+    def test_any_format_can_be_there(self, server, tmp_path, to):
+        run("convert", f"to-{to}", HF, tmp_path / "local")
+        run("convert", f"to-{to}", HF, NEW)
+        assert run("hash", NEW).split()[0] == run("hash", tmp_path / "local").split()[0]
+        run("convert", f"to-{to}", HF, f"{NEW}/below", "--overwrite")
+        assert run("hash", f"{NEW}/below").split()[0] == run("hash", tmp_path / "local").split()[0]
+
+    def test_nothing_is_written_on_disk(self, server, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        run("convert", "to-safetensors", "hf://org/llama", NEW)
+        assert not list(tmp_path.rglob("*.safetensors*"))
+
+    def test_public_is_said(self, server):
+        run("convert", "to-safetensors", HF, NEW, "--public")
+        assert server.hub.private["me/new"] is False
+        assert "README.md" not in names(server)
+
+    def test_a_card_says_what_is_known(self, server):
+        run("convert", "to-safetensors", "hf://org/llama", NEW, "--model-card")
+        card = server.files["hub/me/new/README.md"].decode()
+        assert "base_model: org/llama" in card and "# new" in card and "org/llama@c0ffee" in card
+        run("convert", "to-safetensors", HF, "hf://me/other", "--model-card")
+        assert str(HF) not in server.files["hub/me/other/README.md"].decode()
+
+    def test_what_is_there_is_replaced_only_if_that_is_said(self, server, tmp_path):
+        run("convert", "to-safetensors", HF, NEW, "--max-shard-size", "100kB")
+        before = dict(server.files)
+        done = ended("convert", "to-safetensors", HF, NEW, "--dtype", "float32", code=2)
+        assert "has files already" in done.output and "--overwrite" in done.output
+        assert server.files == before
+        server.files["hub/me/new/README.md"] = b"mine"
+        run("convert", "to-safetensors", HF, NEW, "--dtype", "float32", "--overwrite")
+        run("convert", "to-safetensors", HF, tmp_path / "local", "--dtype", "float32")
+        contents(server, tmp_path / "local")
+        assert server.files["hub/me/new/README.md"] == b"mine"
+
+    def test_a_dry_run_asks_and_writes_nothing(self, server):
+        assert NEW in run("convert", "to-safetensors", HF, NEW, "--dry-run")
+        assert not server.asked("^(POST|PUT)")
+
+    def test_a_branch_is_named(self, server):
+        run("convert", "to-safetensors", HF, NEW)
+        for revision, code in (("v9", 5), ("c0ffee" + "0" * 34, 2), ("refs/pr/1", 2)):
+            done = ended("convert", "to-safetensors", HF, f"{NEW}@{revision}", "--overwrite", code=code)
+            assert revision in done.output
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of huggingface_hub's own requests
+def test_the_server_takes_what_the_hub_s_own_client_sends(server):
+    """What these tests prove is worth as much as that server is like the hub."""
+    api = huggingface_hub.HfApi(endpoint=f"http://{server.address}")
+    api.create_repo("me/new", private=True)
+    files = {"config.json": b"{}", "model.safetensors": LARGE}
+
+    def commit(parent):
+        adds = [huggingface_hub.CommitOperationAdd(name, content) for name, content in files.items()]
+        api.create_commit("me/new", adds, commit_message="x", parent_commit=parent)
+
+    for chunk in (None, 1 << 20):
+        server.hub.chunk = chunk
+        parent = api.repo_info("me/new", revision="main").sha
+        commit(parent)
+        assert run("verify", NEW)
+        server.hub.objects.clear()
+    with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="412"):
+        commit(parent)
+
+
+class TestStopped:
+    def test_what_was_sent_is_not_sent_again(self, server, tmp_path):
+        words = "convert", "to-safetensors", HF, NEW, "--max-shard-size", "100kB", "--jobs", "1"
+        server.fault("PUT /storage", lambda handler: None, 2)
+        server.fault("PUT /storage", status(403), 1)
+        ended(*words, code=5)
+        assert names(server) == {".gitattributes"} and not server.hub.commits
+        before = set(server.hub.objects)
+        assert len(before) == 2
+        server.log.clear()
+        run(*words)
+        assert not [line for line in sent(server) if any(oid in line for oid in before)]
+        run("convert", "to-safetensors", HF, tmp_path / "local", "--max-shard-size", "100kB")
+        contents(server, tmp_path / "local")
+
+    def test_after_the_commit_nothing_is_left_to_do(self, server):
+        words = "convert", "to-safetensors", HF, NEW
+        run(*words)
+        server.log.clear()
+        assert "were done before" in run(*words)
+        assert not server.asked("^(POST|PUT)") and len(server.hub.commits["me/new"]) == 1
+
+    def test_a_lost_answer_to_the_commit_is_looked_for(self, server):
+        def lose(handler):
+            handler.answer()
+            return 502, {}, b""
+
+        server.fault("POST .*/commit/", lose, 1)
+        run("convert", "to-safetensors", HF, NEW)
+        assert len(server.hub.commits["me/new"]) == 1
+
+    def test_two_writers_do_not_mix(self, server):
+        def write_first(handler):
+            if not server.hub.commits:
+                server.hub.commits["me/new"] = [("d" * 40, "other", "")]
+
+        server.fault("POST .*/commit/", write_first, 1)
+        done = ended("convert", "to-safetensors", HF, NEW, code=5)
+        assert "was changed while it was written: nothing was committed" in done.output
+        assert names(server) == {".gitattributes"}
+
+    def test_a_manifest_has_what_was_not_sent_again_too(self, server, tmp_path):
+        words = "convert", "to-safetensors", HF, NEW, "--max-shard-size", "100kB", "--manifest"
+        run(*words, tmp_path / "first.json")
+        server.hub.commits.clear()
+        for name in names(server):
+            del server.files[f"hub/me/new/{name}"]
+        run(*words, tmp_path / "second.json")
+        assert (tmp_path / "first.json").read_text() == (tmp_path / "second.json").read_text()
+        run("verify", NEW, "--manifest", tmp_path / "second.json")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("prepare", "code", "told"),
+        [
+            (lambda web, set: set(""), 5, ["no token", "settings/tokens", "hf auth login"]),
+            (lambda web, set: set("hf_other"), 5, ["may not be written", "401", "a token that may write"]),
+            (lambda web, set: web.hub.tokens.update(hf_write="you/"), 5, ["may not be written", "403", "me"]),
+            (
+                lambda web, set: setattr(web.hub, "full", 1000),
+                4,
+                ["takes no more", "storage limit", "not sent again"],
+            ),
+            (lambda web, set: web.fault("repos/create", status(500), 99), 5, ["cannot make", "500"]),
+            (lambda web, set: web.fault("/preupload/", status(500), 99), 5, ["cannot upload", "500"]),
+        ],
+        ids=["no token", "bad token", "not mine", "full", "down", "down later"],
+    )
+    def test_what_cannot_be_written_is_explained(self, server, monkeypatch, prepare, code, told):
+        prepare(server, lambda token: monkeypatch.setenv("HF_TOKEN", token))
+        done = ended("convert", "to-safetensors", HF, NEW, code=code)
+        assert all(each in done.output for each in told), done.output
+        assert not server.hub.commits and not server.hub.objects
+
+    def test_without_the_right_to_write_nothing_is_read(self, server):
+        server.hub.tokens["hf_write"] = "you/"
+        server.hub.private["me/new"] = True
+        done = ended("convert", "to-safetensors", HF, NEW, code=5)
+        assert "403" in done.output and not server.asked("batch|PUT")
+
+    def test_who_reads_it_is_not_changed(self, server):
+        server.hub.private |= {"me/new": False, "me/private": True}
+        done = ended("convert", "to-safetensors", HF, NEW, code=2)
+        assert "is public already" in done.output and "--public" in done.output
+        done = ended("convert", "to-safetensors", HF, "hf://me/private", "--public", code=2)
+        assert "is private already" in done.output and "settings" in done.output
+        run("convert", "to-safetensors", HF, NEW, "--public")
+
+    def test_a_gated_one_is_read_only_by_who_may(self, server):
+        server.gated = {"org/llama"}
+        done = ended("convert", "to-safetensors", HF, "hf://org/llama", "--public", "--overwrite", code=5)
+        assert "is gated" in done.output
+
+    def test_names_that_are_none(self, server, tmp_path):
+        assert "names no model" in ended("convert", "to-safetensors", HF, "hf://new", code=2).output
+        for option in ("--public", "--model-card"):
+            done = ended("convert", "to-safetensors", HF, tmp_path / "out", option, code=2)
+            assert f"{option} is about repositories of the hub" in done.output
+
+    def test_offline_nothing_is_asked(self, server, monkeypatch):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        done = ended("convert", "to-safetensors", HF, NEW, code=5)
+        assert "HF_HUB_OFFLINE" in done.output and server.log == []
+
+    def test_a_card_is_not_replaced(self, server):
+        server.hub.private["me/new"] = True
+        server.files["hub/me/new/README.md"] = b"mine"
+        done = ended("convert", "to-safetensors", HF, NEW, "--model-card", code=2)
+        assert "has a README.md already" in done.output
