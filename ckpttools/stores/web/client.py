@@ -36,7 +36,7 @@ _SMALL = 64 << 10
 # A server that is not there will not be there in a moment either.
 _ABSENT = 2
 # Storage says that it has 5 GB some time after the last of them has come.
-_LONGEST_STORING = 180
+LONGEST_STORING = 180
 _ALWAYS = {"User-Agent": "ckpttools", "Accept-Encoding": "identity"}
 FAILURES = (failures.HTTPError, OSError)
 
@@ -67,14 +67,19 @@ class Client:
         headers: Mapping[str, str],
         attempts: Attempts,
         body: bytes | None = None,
+        stall: float | None = None,
     ) -> BaseHTTPResponse:
         """The answer to one request, its body unread, whatever its status; redirects are not followed.
+
+        Args:
+            method, url, headers, attempts, body: of the request.
+            stall: seconds without a byte; None for those of the client.
 
         Raises:
             StorageError: there is none, or the server is busy or broken at each attempt.
         """
         patience = self.patience
-        timeout = urllib3.Timeout(connect=patience.connect, read=patience.stall)
+        timeout = urllib3.Timeout(connect=patience.connect, read=stall or patience.stall)
         while True:
             self.meter.add(requests=1)
             try:
@@ -102,7 +107,7 @@ class Client:
         Raises:
             urllib3.exceptions.HTTPError, OSError: there is none.
         """
-        timeout = urllib3.Timeout(connect=self.patience.connect, read=_LONGEST_STORING)
+        timeout = urllib3.Timeout(connect=self.patience.connect, read=LONGEST_STORING)
         return self._asked("PUT", url, headers, timeout, body)
 
     def _asked(

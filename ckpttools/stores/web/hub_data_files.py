@@ -69,7 +69,9 @@ class HubDataFiles:
                 return
             with closing(_Streams(self, missing)) as streams:
                 if streams.files:
-                    sink = HubSink(self, group, streams.files.get, streams.have_failed)
+                    # What was told once is not told again.
+                    is_silent = streams.have_failed if attempt == 1 else lambda: True
+                    sink = HubSink(self, group, streams.files.get, is_silent)
                     yield sink
                     sink.fill()
                 missing = streams.ended(is_last=attempt == _ATTEMPTS)
@@ -129,7 +131,8 @@ class HubSink:
             files: all files.
             group: its number.
             output: what takes the bytes of a file, by its path; None where nobody wants them.
-            is_rehearsal: whether they will be asked for once more, as far as that is known by now.
+            is_rehearsal: whether nobody is to be told of them, because they will be asked for once more, as
+                far as that is known by now, or have been sent once.
         """
         self._files, self._group = files, group
         self._output, self._is_rehearsal = output, is_rehearsal

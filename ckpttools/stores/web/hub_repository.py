@@ -9,18 +9,21 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ckpttools.core.errors import StorageError
-from ckpttools.stores.web.client import FAILURES, Client, closing, described
+from ckpttools.stores.web.client import FAILURES, LONGEST_STORING, Client, closing, described
 from ckpttools.stores.web.hub_errors import AbsentError, Answer, Asked, not_taken, refused
 
 _LARGEST_ANSWER = 64 << 20
 _SAMPLE = 512
 _AT_ONCE = 256
+# How often a commit is looked for that may have been made.
+_LOOKED = 3
 _LFS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
 _JSON = {"Content-Type": "application/json"}
 
@@ -284,9 +287,11 @@ class Repository:
         try:
             self._said("POST", url, body, {"Content-Type": "application/x-ndjson"}, doing="commit to")
         except StorageError:
-            # An answer may be lost on its way: the commit is there all the same, and refused the second time.
-            if text and text in self.latest():
-                return
+            # An answer may be lost on its way, and the commit be made all the same, then or a little later.
+            for attempt in range(_LOOKED):
+                time.sleep(attempt * 4 * self.client.patience.first_wait)
+                if text in self.latest():
+                    return
             raise
 
     # -- requests
@@ -320,7 +325,8 @@ class Repository:
         place = f"{self.place}/{what}" if what else self.place
         attempts = self.client.attempts(place, doing)
         while True:
-            response = self.client.request(method, url, {**headers, **self.headers(url)}, attempts, body)
+            heads = {**headers, **self.headers(url)}
+            response = self.client.request(method, url, heads, attempts, body, stall=LONGEST_STORING)
             try:
                 text = _text(response)
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1 << 20
 WAITING = 4
+# Seconds.
+_PATIENCE = 2.0
 
 
 class _GivenUpError(Exception):
@@ -127,6 +130,7 @@ class _Part:
             target=self._run,
             args=(repository, url, {**target.headers, "Content-Length": str(nbytes)}, nbytes),
         )
+        self._thread.daemon = True
         self._thread.start()
 
     def write(self, piece: bytes) -> None:
@@ -147,13 +151,15 @@ class _Part:
         return self._answer
 
     def give_up(self) -> None:
-        while not self._done.is_set():
+        """Has the connection closed; where it takes nothing, not even that, nobody waits for it."""
+        until = time.monotonic() + _PATIENCE
+        while not self._done.is_set() and time.monotonic() < until:
             try:
                 self._pieces.put(None, timeout=0.1)
                 break
             except queue.Full:
                 continue
-        self._thread.join()
+        self._thread.join(_PATIENCE)
 
     def _run(self, repository: Repository, url: str, headers: dict[str, str], nbytes: int) -> None:
         try:
