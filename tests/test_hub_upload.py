@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
 from contextlib import closing
 
 import huggingface_hub.constants
@@ -319,6 +323,28 @@ class TestStopped:
         assert out["digest"] == wanted["digest"]
         run("verify", NEW, "--manifest", tmp_path / "out.json")
 
+    def test_a_process_that_is_killed_leaves_the_repository_as_it_was(self, server, tmp_path):
+        write_llama(tmp_path / "model", vocab_size=40_000)
+        words = "convert", "to-safetensors", tmp_path / "model", NEW, "--max-shard-size", "6MB", "--jobs", "1"
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": f"http://{server.address}",
+            "HF_HOME": str(tmp_path),
+            "HF_HUB_DISABLE_XET": "1",
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ckpttools", *map(str, words)], env=environment, stderr=subprocess.DEVNULL
+        )
+        server.fault("PUT /storage", lambda handler: None, 1)
+        server.fault("PUT /storage", lambda handler: process.kill(), 1)
+        assert process.wait() == -signal.SIGKILL
+        assert names(server) == {".gitattributes"} and len(server.hub.objects) >= 1
+        (first, *_) = server.hub.objects
+        server.log.clear()
+        run(*words)
+        assert not [line for line in sent(server) if first in line]
+        run("verify", NEW, "--against", tmp_path / "model")
+
 
 class TestRefusals:
     @pytest.mark.parametrize(
@@ -361,6 +387,20 @@ class TestRefusals:
         server.gated = {"org/llama"}
         done = ended("convert", "to-safetensors", HF, "hf://org/llama", "--public", "--overwrite", code=5)
         assert "is gated" in done.output
+
+    def test_a_source_is_not_its_own_destination(self, server):
+        for option in ((), ("--public",)):
+            done = ended(
+                "cast",
+                "hf://org/llama",
+                "hf://org/llama",
+                "--dtype",
+                "float32",
+                "--overwrite",
+                *option,
+                code=2,
+            )
+            assert "DST is SRC itself" in done.output
 
     def test_names_that_are_none(self, server, tmp_path):
         assert "names no model" in ended("convert", "to-safetensors", HF, "hf://new", code=2).output

@@ -157,7 +157,7 @@ def prepare(
     from ckpttools.run.apart import check_apart
     from ckpttools.stores.publishing import staging_of
 
-    place = shared(parse(destination, is_written=True), Sharing(public, model_card))
+    place = parse(destination, is_written=True)
     staging_of(place)  # raises where nothing can be written
     written = None if manifest is None else parse(manifest, is_written=True)
     read = place_of(source)
@@ -170,6 +170,7 @@ def prepare(
     if written is not None:
         check_beside(written, read or "", place)
         digests.check_manifest_name(written, overwrite=overwrite)
+    place = shared(place, Sharing(public, model_card))
     resources = Resources(parse_size(memory), jobs, written is not None, place, requests)
     with allowing(resources.memory), requesting(requests):
         conversion = plan(resources)

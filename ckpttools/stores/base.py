@@ -2,7 +2,8 @@
 
 Adding a store is one module with a `Store` and one line: see docs/add-a-store.md. Three methods make one that
 can be read; what else a store can do it shows by having the methods of a protocol: `Puts`, `Writes`, `Walks`,
-`Links`, and `ckpttools.stores.publishing.Publishes`.
+`Links`, `ckpttools.stores.contents.ListsContents`, `ckpttools.stores.fetching.Fetches`,
+`ckpttools.stores.sharing.Shares`, and `ckpttools.stores.publishing.Publishes`.
 
 A key is what follows `scheme://`: names with one `/` between them, none of them empty, "" for the root.
 """
