@@ -60,7 +60,7 @@ class TestVerify:
         server.files["hub/org/llama/gone.safetensors"] = b"x" * 100
         server.fault("resolve.*gone", status(404), 9)
         done = ended("verify", HUB, "--json", code=1)
-        found = json.loads(done.output)
+        found = json.loads(done.stdout)
         assert {each["name"] for each in found["differences"]} == {
             SHARD,
             "config.json",
@@ -96,7 +96,7 @@ class TestVerify:
         seen = []
         found = ckpttools.verify_files(
             f"{HUB}/large.safetensors",
-            memory="200MiB",
+            memory="256MiB",
             observe=lambda done, total: seen.append((done, total)),
         )
         assert found.equal and seen[0] == (0, 9 << 20) and seen[-1] == (9 << 20, 9 << 20)
@@ -218,7 +218,7 @@ class TestDownload:
 def test_a_conversion_says_of_which_commit_it_is(server, tmp_path):
     assert f"from {AT_COMMIT}\n" in run("convert", "hf-to-maxtext", HUB, tmp_path / "out")
     for number, address in enumerate((HUB, f"{HUB}@main")):
-        receipt = ended("convert", "to-safetensors", address, tmp_path / f"out-{number}", "--json").output
+        receipt = ended("convert", "to-safetensors", address, tmp_path / f"out-{number}", "--json").stdout
         assert json.loads(receipt)["source"] == AT_COMMIT
     local = ckpttools.convert(SHARDED, tmp_path / "local", format="safetensors")
     assert local.source == str(SHARDED) and "from" not in run(

@@ -47,6 +47,7 @@ def verify_files(
     *,
     memory: int | str = DEFAULT_MEMORY,
     jobs: int | None = None,
+    requests: int | None = None,
     observe: Observe | None = None,
 ) -> FileVerification:
     """Reads all files and compares them with the digests that their store lists, as the hub does.
@@ -54,7 +55,8 @@ def verify_files(
     Args:
         checkpoint: a model of the hub, a directory or a file in it.
         memory: bytes that may be resident at most, as a number or as text.
-        jobs: requests under way at once; None for as many as are of use.
+        jobs: files at a time; None for four.
+        requests: reads under way at once; None for as many as are found good.
         observe: called with the bytes read so far and the bytes to read in all.
 
     Raises:
@@ -72,7 +74,7 @@ def verify_files(
         )
     found = place.store.contents(place.key)
     total = sum(each.size for each in found.files.values())
-    with scanning({"memory": memory, "observe": observe}) as scan:
+    with scanning({"memory": memory, "requests": requests, "observe": observe}) as scan:
         different = differing(place, found.files, memory=scan.memory, jobs=jobs, observe=scan.observer(total))
     return FileVerification(
         str(place.absolute()),

@@ -75,7 +75,8 @@ def verify(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
       ckpt verify hf://meta-llama/Llama-3.1-8B
     """
     if options["against"] is None and options["manifest"] is None and isinstance(path.store, ListsContents):
-        _verify_files(path, as_json, progress, options["memory"], options["jobs"])
+        resources = {name: options[name] for name in _OF_FILES}
+        _verify_files(path, as_json, progress, **resources)
         return
     from ckpttools.api.verification import verify as compare
 
@@ -90,23 +91,24 @@ def verify(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
 
 
 # What is said of arrays means nothing to who compares files.
-_OF_FILES = ("path", "as_json", "progress", "memory", "jobs")
+_OF_FILES = ("memory", "jobs", "requests")
+_OF_ALL = ("path", "as_json", "progress", *_OF_FILES)
 
 
-def _verify_files(path: Place, as_json: bool, progress: bool, memory: int, jobs: int | None) -> None:
+def _verify_files(path: Place, as_json: bool, progress: bool, **resources: Any) -> None:
     from ckpttools.api.file_verification import verify_files
 
     context = click.get_current_context()
     for option in context.command.params:
         name = option.name or ""
         is_said = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_said and name not in _OF_FILES:
+        if is_said and name not in _OF_ALL:
             raise UsageError(
                 f"{option.opts[0]} is not for files that are compared with what is listed of them",
                 hint=f"leave it out, or say with {flag('against', 'SRC')} what to compare with",
             )
     with watching(progress) as observe:
-        found = verify_files(path, memory=memory, jobs=jobs, observe=observe)
+        found = verify_files(path, observe=observe, **resources)
     if as_json:
         print_json(found)
     else:

@@ -108,7 +108,7 @@ def differing(
         root: what they are below.
         files: as `Contents.files`.
         memory: bytes that may be resident at most.
-        jobs: requests under way at once; None for as many as are of use to the store.
+        jobs: files at a time; None for four.
         observe: called with bytes that were read, from several threads but never at once.
 
     Returns:
@@ -122,8 +122,8 @@ def differing(
     room = memory - BASE_BYTES - costs.memory
     if room < _BLOCK:
         raise does_not_fit("no block of a file fits into the memory", memory, memory - room + _BLOCK, root)
-    requests = min(jobs or costs.requests or os.cpu_count() or 1, room // _BLOCK)
-    at_once = max(1, min(_HASHED_AT_ONCE, requests, len(files)))
+    requests = min(costs.requests or os.cpu_count() or 1, room // _BLOCK)
+    at_once = max(1, min(jobs or _HASHED_AT_ONCE, requests, len(files)))
     with ThreadPoolExecutor(requests) as reading, ThreadPoolExecutor(at_once) as hashing:
         check = _Check(root, reading, requests // at_once, observe)
         futures = [hashing.submit(check, name, wanted) for name, wanted in sorted(files.items())]

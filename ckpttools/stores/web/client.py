@@ -107,6 +107,7 @@ class Client:
         Raises:
             urllib3.exceptions.HTTPError, OSError: there is none.
         """
+        self.meter.add(requests=1)
         timeout = urllib3.Timeout(connect=self.patience.connect, read=LONGEST_STORING)
         return self._asked("PUT", url, headers, timeout, body)
 
