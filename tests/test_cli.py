@@ -172,6 +172,7 @@ class TestConvert:
         assert receipt.pop("tasks") >= 13
         assert receipt == {
             "destination": f"{tmp_path}/new",
+            "source": str(llama),
             "arrays": 13,
             "tasks_resumed": 0,
             "bytes_in": 361_600,
