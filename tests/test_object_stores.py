@@ -136,6 +136,7 @@ class TestCommands:
 
     def test_the_commands_of_the_page_work_as_written(self, gcs, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
+        gcs.server.buckets.pop("my-bucket", None)
         for name, source in (("models/llama", HF), ("runs/llama/checkpoints", MAXTEXT)):
             for key, content in files_in(source).items():
                 gcs.server.put("my-bucket", f"{name}/{key}", content)
