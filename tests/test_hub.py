@@ -224,3 +224,26 @@ def test_a_conversion_says_of_which_commit_it_is(server, tmp_path):
     assert local.source == str(SHARDED) and "from" not in run(
         "cast", SHARDED, tmp_path / "cast", "--dtype", "float32"
     )
+
+
+class TestNames:
+    """`ckpt convert` takes the name that a model's page has."""
+
+    def test_a_model_is_named_as_on_its_page(self, server, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        done = ended("convert", "hf-to-maxtext", "org/llama", "out", "--json", code=0)
+        assert "org/llama is no directory here: it is taken for hf://org/llama" in done.stderr
+        assert json.loads(done.stdout)["source"] == AT_COMMIT
+
+    def test_what_is_there_comes_first(self, server, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        shutil.copytree(SHARDED, "org/llama")
+        assert "taken for" not in ended("convert", "hf-to-maxtext", "org/llama", "out", code=0).stderr
+        done = ended("convert", "hf-to-maxtext", "org/lama", "out2", code=5)
+        assert "org/lama is not there" in done.stderr and "taken for" not in done.stderr
+
+    @pytest.mark.parametrize("name", ["llama", "a/b/c", "../llama", "org/.git", "datasets/x", "/org/llama"])
+    def test_what_is_no_such_name_is_a_path(self, server, tmp_path, monkeypatch, name):
+        monkeypatch.chdir(tmp_path)
+        assert "taken for" not in ended("convert", "to-zarr3", name, "out", code=5).stderr
+        assert not server.log

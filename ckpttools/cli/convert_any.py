@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ckpttools.cli.declared import declared, made
-from ckpttools.cli.transforming import common_options, places, transform_options
+from ckpttools.cli.transforming import common_options, model_places, transform_options
 from ckpttools.cli.write import write
 
 
@@ -20,5 +20,5 @@ def to_format(name: str) -> click.Command:
         write(convert.plan, format=name, **options)
 
     format = writable()[name]
-    options = (places, declared(format.options), transform_options, common_options)
+    options = (model_places, declared(format.options), transform_options, common_options)
     return made(f"convert to-{name}", format.help, command, *options)

@@ -19,7 +19,7 @@ from ckpttools.cli.options import (
     together,
 )
 from ckpttools.cli.storage import storage_options
-from ckpttools.cli.transforming import dtype_option, places
+from ckpttools.cli.transforming import dtype_option, model_places
 from ckpttools.cli.write import write
 from ckpttools.formats.safetensors.format import MAX_SHARD
 
@@ -84,7 +84,7 @@ _mapping_options = together(
 
 
 @click.command("hf-to-maxtext", short_help="Hugging Face safetensors to MaxText's Orbax.")
-@places
+@model_places
 @_mapping_options
 @storage_options
 @resource_options
@@ -151,7 +151,7 @@ _back_options = together(
 
 
 @click.command("maxtext-to-hf", short_help="MaxText's Orbax to Hugging Face safetensors.")
-@places
+@model_places
 @_back_options
 @declared([MAX_SHARD])
 @resource_options

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttools.cli.output import say
 from ckpttools.core.budget import allowing, parse_size, size_text
 from ckpttools.core.errors import MemoryBudgetError, UnknownNameError, UsageError
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
+from ckpttools.stores.web.hub_name import is_model_name
 
 if TYPE_CHECKING:
     from ckpttools.core.dtypes import DType
@@ -70,9 +72,25 @@ class SomeText(click.ParamType):  # type: ignore[type-arg]
 _WRITTEN = ("destination", "manifest", "output")
 _EMPTY = "nothing is named: the text is empty"
 SIZE = ByteSize()
+
+
+class ModelLocation(Location):
+    """A place that may be named as models of the hub are, org/name, where no such directory is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        place = super().convert(value, param, ctx)
+        if not isinstance(value, str) or not is_model_name(value):
+            return place
+        if place.exists() or place.parent.exists():
+            return place
+        say(f"{value} is no directory here: it is taken for hf://{value}")
+        return super().convert(f"hf://{value}", param, ctx)
+
+
 DTYPE = DTypeName()
 SOME_TEXT = SomeText()
 ANY_PATH = Location()
+MODEL = ModelLocation()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 

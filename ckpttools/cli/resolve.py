@@ -45,7 +45,7 @@ def resolve(words: tuple[str, ...], maxtext: str, as_json: bool) -> None:
     \b
     Example:
       ckpt resolve base_output_directory=gs://bucket/out run_name=llama
-      ckpt resolve load_parameters_path=gs://bucket/llama/0/items scan_layers=false
+      ckpt resolve load_parameters_path=gs://bucket/x/0/items
       ckpt resolve -- base.yml run_name=llama load_full_state_path=gs://bucket/x/3
     """
     from ckpttools.api.resolve import resolve as find

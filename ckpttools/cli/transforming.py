@@ -22,6 +22,7 @@ import click
 from ckpttools.cli.options import (
     ANY_PATH,
     DTYPE,
+    MODEL,
     SOME_TEXT,
     output_options,
     patterns_option,
@@ -40,6 +41,11 @@ places = together(
     click.argument("destination", metavar="DST", type=ANY_PATH),
 )
 """Adds SRC and DST; comes first on a command."""
+model_places = together(
+    click.argument("source", metavar="SRC", type=MODEL),
+    click.argument("destination", metavar="DST", type=ANY_PATH),
+)
+"""The same, where SRC may be the name of a model on the hub."""
 common_options = together(read_options, resource_options, output_options)
 """Adds how to read and how to go about writing; comes last."""
 

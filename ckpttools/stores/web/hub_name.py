@@ -17,6 +17,14 @@ COMMIT = re.compile("[0-9a-f]{40}")
 """What a revision is that never changes."""
 
 
+def is_model_name(text: str) -> bool:
+    """Whether a text may be the name of a model, org/name or org/name@revision, as its page has it."""
+    org, slash, name = text.partition("/")
+    name, at, revision = name.partition("@")
+    is_whole = bool(slash) and bool(revision) == bool(at) and org not in _OTHERS
+    return is_whole and bool(_HUB_NAME.fullmatch(org) and _HUB_NAME.fullmatch(name))
+
+
 class HubName(NamedTuple):
     """The parts of a key.
 
