@@ -1,8 +1,8 @@
-"""A small Google Cloud Storage on loopback: its XML API, with faults on demand; writing: `gcs_writes`.
+"""A small Google Cloud Storage on loopback: its APIs, XML here and in `gcs_writes`, JSON in `gcs_json`.
 
 Below `/azure` it answers as Azure Blob Storage does, whose listings are other ones.
 Objects are bytes in a dictionary, each with a generation and an ETag that change with every `put`. Requests
-are logged, so that tests can count them.
+are logged, so that tests can count them, and go wrong on demand.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from support import gcs_json
 from support.gcs_writes import Upload, written
 
 _GENERATIONS = count(1_700_000_000_000_000)
@@ -173,6 +174,10 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.status:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self._send(fault.status, fault.body.encode(), fault.headers, fault)
+        elif gcs_json.is_asked(url.path):
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, content, headers = gcs_json.answer(self.owner, self.command, url.path, query, body)
+            self._send_part(status, content, headers, fault)
         elif self.command not in ("GET", "HEAD"):
             answer = written(self.owner, self, bucket, key, query)
             self._send(answer.status, answer.body.encode(), answer.headers, fault)
@@ -199,23 +204,27 @@ class _Handler(BaseHTTPRequestHandler):
         if self.owner.heeds_conditions and wanted != found.etag:
             self._refuse(412, "PreconditionFailed", "At least one of the pre-conditions did not hold.")
             return
-        size = len(found.content)
         headers = {
             "ETag": found.etag,
             "x-goog-generation": str(found.generation),
             "Last-Modified": _date(found),
             **{f"x-{self._vendor()}-meta-{name}": value for name, value in found.meta.items()},
         }
+        self._send_part(200, found.content, headers, fault)
+
+    def _send_part(self, status: int, content: bytes, headers: dict[str, str], fault: Fault) -> None:
+        """An answer, or the range of it that was asked for."""
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if not match:
-            self._send(200, found.content, headers, fault)
+        if not match or status != 200:
+            self._send(status, content, headers, fault)
             return
+        size = len(content)
         start, stop = int(match[1]), min(size, int(match[2] or size) + 1)
         if start >= size:
             self._refuse(416, "InvalidRange", "The requested range cannot be satisfied.")
             return
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-        self._send(206, found.content[start:stop], headers, fault)
+        self._send(206, content[start:stop], headers, fault)
 
     def _send(self, status: int, body: bytes, headers: Mapping[str, str], fault: Fault) -> None:
         self.send_response(status)
