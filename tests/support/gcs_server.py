@@ -59,6 +59,7 @@ class Fault:
         headers: of the answer.
         body: of the answer.
         cut: bytes of the body after which the connection is closed.
+        is_dropped: whether it is closed before the answer, when what was asked is done.
         stall: seconds without a byte, in the middle of the body.
         then: called once the answer has been sent, or cut.
     """
@@ -69,6 +70,7 @@ class Fault:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: str = ""
     cut: int | None = None
+    is_dropped: bool = False
     stall: float = 0
     then: Callable[[], object] | None = None
 
@@ -183,6 +185,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(answer.status, answer.body.encode(), answer.headers, fault)
         elif objects is None:
             self._refuse(404, "NoSuchBucket", "The specified bucket does not exist.")
+        elif "uploads" in query:
+            self._send(200, _uploads(self.owner.uploads, bucket, query), {}, fault)
         elif key:
             self._send_object(objects.get(key), fault)
         else:
@@ -227,6 +231,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(206, content[start:stop], headers, fault)
 
     def _send(self, status: int, body: bytes, headers: Mapping[str, str], fault: Fault) -> None:
+        if fault.is_dropped:
+            self.close_connection = True
+            return
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -262,7 +269,7 @@ def _listing(objects: Mapping[str, Object], prefixes: Sequence[str], more: str) 
     parts = [
         *(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in prefixes),
         *(
-            f"<Contents><Key>{escape(name)}</Key><LastModified>{_iso(each)}</LastModified>"
+            f"<Contents><Key>{escape(name)}</Key><LastModified>{_iso(each.changed)}</LastModified>"
             f"<ETag>{escape(each.etag)}</ETag><Size>{len(each.content)}</Size></Contents>"
             for name, each in objects.items()
         ),
@@ -270,6 +277,16 @@ def _listing(objects: Mapping[str, Object], prefixes: Sequence[str], more: str) 
         f"<NextContinuationToken>{escape(more)}</NextContinuationToken>" if more else "",
     ]
     return f"<?xml version='1.0'?><ListBucketResult>{''.join(parts)}</ListBucketResult>".encode()
+
+
+def _uploads(uploads: Mapping[str, Upload], bucket: str, query: Mapping[str, str]) -> bytes:
+    parts = (
+        f"<Upload><Key>{escape(each.key)}</Key><UploadId>{name}</UploadId>"
+        f"<Initiated>{_iso(each.begun)}</Initiated></Upload>"
+        for name, each in list(uploads.items())
+        if each.bucket == bucket and each.key.startswith(query.get("prefix", ""))
+    )
+    return f"<ListMultipartUploadsResult xmlns='http://doc.s3.amazonaws.com/2006-03-01'>{''.join(parts)}<IsTruncated>false</IsTruncated></ListMultipartUploadsResult>".encode()
 
 
 def _azure_listing(objects: Mapping[str, Object], prefixes: Sequence[str], more: str) -> bytes:
@@ -292,8 +309,8 @@ def _date(found: Object) -> str:
     return formatdate(found.changed, usegmt=True)
 
 
-def _iso(found: Object) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.changed))
+def _iso(moment: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(moment))
 
 
 def _entry(key: str, prefix: str, delimiter: str) -> str:
