@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SECONDS ?= 60
 CI_SECONDS ?= 5
 
-.PHONY: demo test crash memory lint types fuzz bench docs clean
+.PHONY: demo test crash crash-remote memory lint types fuzz bench docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,10 @@ test: $(STAMP) lint types
 # Every crash state, every failing call and 200 interleavings of each kind, where `make test` tries some.
 crash: $(STAMP)
 	CKPTTOOLS_CRASH=all $(BIN)/python -m pytest -n 2 tests/crash
+
+# 100 conversions to gs:// killed at random moments, about 8 minutes, where `make test` tries a few.
+crash-remote: $(STAMP)
+	$(BIN)/python tests/crash/remote.py 100
 
 # Every command at every budget on 100,000 tensors, an hour or more, where `make test` tries some.
 memory: $(STAMP)

@@ -322,7 +322,7 @@ class TestWhatItIs:
 
     def test_a_name_on_the_hub(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        told = run("convert", "hf-to-maxtext", "Qwen/Qwen3-0.6B", "out", code=5)
+        told = run("hash", "Qwen/Qwen3-0.6B", code=5)
         assert "a model on the Hugging Face Hub is named hf://Qwen/Qwen3-0.6B" in told
         (tmp_path / "runs").mkdir()
         assert "hf://" not in run("convert", "hf-to-maxtext", "runs/new", "out", code=5)

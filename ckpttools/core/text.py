@@ -32,6 +32,16 @@ def array_count(names: Collection[object]) -> str:
     return plural(len(names), "array")
 
 
+_AGES = ((86400, "days"), (3600, "hours"), (60, "minutes"))
+
+
+def age(seconds: float) -> str:
+    """A time in words, in the largest unit of which there are two: 7300 s -> "2 hours"."""
+    whole = max(0, int(seconds))
+    count, unit = next(((whole // n, unit) for n, unit in _AGES if whole >= 2 * n), (whole, "seconds"))
+    return f"{count} {unit}"
+
+
 def plural(number: int, noun: str) -> str:
     """1 and "array" give "1 array", 12 "12 arrays"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"

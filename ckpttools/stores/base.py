@@ -11,7 +11,7 @@ A key is what follows `scheme://`: names with one `/` between them, none of them
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
@@ -317,6 +317,10 @@ class Store(ABC):
         """What to do where nothing can be written; None where it can."""
         return None
 
+    def removal(self, key: str) -> str:
+        """The command that deletes a directory with all that is in it, for messages."""
+        return "rm -r LOCAL_COPY"
+
     def may_read(self, key: str) -> bool:
         """Whether this user may read what is there, as far as that can be known without reading it."""
         return True
@@ -366,6 +370,34 @@ class Walks(Protocol):
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
         """Each file below a key: the rest of its key, and what it is. Errors as `Store.list`."""
+
+
+class PendingUpload(NamedTuple):
+    """An object that is uploaded in parts, and not there yet.
+
+    Attributes:
+        key: that it will have.
+        upload: what the store calls it.
+        begun: when, in seconds since 1970.
+    """
+
+    key: str
+    upload: str
+    begun: float
+
+
+@runtime_checkable
+class KeepsUploads(Protocol):
+    """A store that keeps the parts of uploads until somebody ends or aborts these."""
+
+    def uploads(self, key: str) -> Sequence[PendingUpload]:
+        """Those to objects below a key. Raises StorageError where they cannot be listed."""
+
+    def abort(self, uploads: Iterable[PendingUpload]) -> None:
+        """Gives them up, also such as have ended. Raises StorageError where that fails."""
+
+    def upload_rule(self, key: str) -> str:
+        """The command that has the store abort them, those of the whole bucket, after a day."""
 
 
 @runtime_checkable

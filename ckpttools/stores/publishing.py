@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 PLAN_MARK = ".ckpttools-plan"
 """File in a checkpoint that is being published: the fingerprint of its plan. The last thing to leave it."""
 
-SUFFIX, JOURNAL = ".partial", "journal"
-"""In buckets: what is appended to the name of a destination, and below that the name of the journal."""
+SUFFIX = ".partial"
+JOURNAL, LOCK, CONTENT = "journal", "lock", "content"
+"""In buckets: what is appended to the name of a destination, and what is below that."""
 
 Record: TypeAlias = Sequence[object]
 """A finished task in terms of JSON: its number comes first; the rest is known only to its writer."""

@@ -1,8 +1,8 @@
-"""A small Google Cloud Storage on loopback: its XML API, with faults on demand; writing: `gcs_writes`.
+"""A small Google Cloud Storage on loopback: its APIs, XML here and in `gcs_writes`, JSON in `gcs_json`.
 
 Below `/azure` it answers as Azure Blob Storage does, whose listings are other ones.
 Objects are bytes in a dictionary, each with a generation and an ETag that change with every `put`. Requests
-are logged, so that tests can count them.
+are logged, so that tests can count them, and go wrong on demand.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from support import gcs_json
 from support.gcs_writes import Upload, written
 
 _GENERATIONS = count(1_700_000_000_000_000)
@@ -58,6 +59,7 @@ class Fault:
         headers: of the answer.
         body: of the answer.
         cut: bytes of the body after which the connection is closed.
+        is_dropped: whether it is closed before the answer, when what was asked is done.
         stall: seconds without a byte, in the middle of the body.
         then: called once the answer has been sent, or cut.
     """
@@ -68,6 +70,7 @@ class Fault:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: str = ""
     cut: int | None = None
+    is_dropped: bool = False
     stall: float = 0
     then: Callable[[], object] | None = None
 
@@ -182,11 +185,17 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.status:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self._send(fault.status, fault.body.encode(), fault.headers, fault)
+        elif gcs_json.is_asked(url.path):
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, content, headers = gcs_json.answer(self.owner, self.command, url.path, query, body)
+            self._send_part(status, content, headers, fault)
         elif self.command not in ("GET", "HEAD"):
             answer = written(self.owner, self, bucket, key, query)
             self._send(answer.status, answer.body.encode(), answer.headers, fault)
         elif objects is None:
             self._refuse(404, "NoSuchBucket", "The specified bucket does not exist.")
+        elif "uploads" in query:
+            self._send(200, _uploads(self.owner.uploads, bucket, query), {}, fault)
         elif key:
             self._send_object(objects.get(key), fault)
         else:
@@ -208,25 +217,32 @@ class _Handler(BaseHTTPRequestHandler):
         if self.owner.heeds_conditions and wanted != found.etag:
             self._refuse(412, "PreconditionFailed", "At least one of the pre-conditions did not hold.")
             return
-        size = len(found.content)
         headers = {
             "ETag": found.etag,
             "x-goog-generation": str(found.generation),
             "Last-Modified": _date(found),
             **{f"x-{self._vendor()}-meta-{name}": value for name, value in found.meta.items()},
         }
+        self._send_part(200, found.content, headers, fault)
+
+    def _send_part(self, status: int, content: bytes, headers: dict[str, str], fault: Fault) -> None:
+        """An answer, or the range of it that was asked for."""
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if not match:
-            self._send(200, found.content, headers, fault)
+        if not match or status != 200:
+            self._send(status, content, headers, fault)
             return
+        size = len(content)
         start, stop = int(match[1]), min(size, int(match[2] or size) + 1)
         if start >= size:
             self._refuse(416, "InvalidRange", "The requested range cannot be satisfied.")
             return
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-        self._send(206, found.content[start:stop], headers, fault)
+        self._send(206, content[start:stop], headers, fault)
 
     def _send(self, status: int, body: bytes, headers: Mapping[str, str], fault: Fault) -> None:
+        if fault.is_dropped:
+            self.close_connection = True
+            return
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -263,7 +279,7 @@ def _listing(objects: Mapping[str, Object], prefixes: Sequence[str], more: str) 
     parts = [
         *(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in prefixes),
         *(
-            f"<Contents><Key>{escape(name)}</Key><LastModified>{_iso(each)}</LastModified>"
+            f"<Contents><Key>{escape(name)}</Key><LastModified>{_iso(each.changed)}</LastModified>"
             f"<ETag>{escape(each.etag)}</ETag><Size>{len(each.content)}</Size></Contents>"
             for name, each in objects.items()
         ),
@@ -271,6 +287,16 @@ def _listing(objects: Mapping[str, Object], prefixes: Sequence[str], more: str) 
         f"<NextContinuationToken>{escape(more)}</NextContinuationToken>" if more else "",
     ]
     return f"<?xml version='1.0'?><ListBucketResult>{''.join(parts)}</ListBucketResult>".encode()
+
+
+def _uploads(uploads: Mapping[str, Upload], bucket: str, query: Mapping[str, str]) -> bytes:
+    parts = (
+        f"<Upload><Key>{escape(each.key)}</Key><UploadId>{name}</UploadId>"
+        f"<Initiated>{_iso(each.begun)}</Initiated></Upload>"
+        for name, each in list(uploads.items())
+        if each.bucket == bucket and each.key.startswith(query.get("prefix", ""))
+    )
+    return f"<ListMultipartUploadsResult xmlns='http://doc.s3.amazonaws.com/2006-03-01'>{''.join(parts)}<IsTruncated>false</IsTruncated></ListMultipartUploadsResult>".encode()
 
 
 def _azure_listing(objects: Mapping[str, Object], prefixes: Sequence[str], more: str) -> bytes:
@@ -293,8 +319,8 @@ def _date(found: Object) -> str:
     return formatdate(found.changed, usegmt=True)
 
 
-def _iso(found: Object) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.changed))
+def _iso(moment: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(moment))
 
 
 def _entry(key: str, prefix: str, delimiter: str) -> str:

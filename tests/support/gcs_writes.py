@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -28,6 +29,7 @@ class Upload:
     key: str
     meta: Mapping[str, str]
     parts: dict[str, bytes] = field(default_factory=dict)
+    begun: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)

@@ -5,27 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from ckpttools.core.text import age
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, on_disk
 from ckpttools.doctor.inventory import SET_ASIDE, Inventory
+from ckpttools.doctor.probing import is_directory
 from ckpttools.formats.interrupted import next_step
 from ckpttools.formats.orbax.steps import IN_PROGRESS
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import begun_at, unfinished_at
-
-_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
+from ckpttools.stores.publishing import CONTENT, SUFFIX, begun_at, unfinished_at
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
-    beside = begun_at(inventory.path)
-    for place in [*inventory.leftovers, *([beside.place] if beside else [])]:
-        size, age = _measured(place)
-        what = f"{_kind(place)}: {size:,} bytes, last changed {age} ago"
+    for place in _places(inventory):
+        size, since = _measured(place)
+        what = f"{_kind(place)}: {size:,} bytes, last changed {since} ago"
         yield _left(place, what)
     if IN_PROGRESS in inventory.path.name:
         why = "Orbax renames such a directory when the save is finished; this one was not, or not yet"
         yield Finding(
             INFO, str(inventory.path), "the directory of an unfinished save", why, "open a finished step"
         )
+
+
+def _places(inventory: Inventory) -> list[Place]:
+    """What is left over; of a conversion to a bucket where its journal is, not where its content grows."""
+    beside = begun_at(inventory.path)
+    found = [*inventory.leftovers, *([beside.place] if beside else [])]
+    return [place for place in found if place.with_name(place.name + SUFFIX) not in found]
 
 
 def _kind(place: Place) -> str:
@@ -37,16 +43,22 @@ def _kind(place: Place) -> str:
 
 
 def _why(place: Place) -> str:
+    if _is_orphaned(place):
+        return "no journal says whose it is, so no command goes on with it, and a conversion may be refused"
     if unfinished_at(place):
         return "it is not a checkpoint yet; its finished parts will be reused"
     return "no loader reads it, but it takes up space, and a save under the same name may fail because of it"
 
 
 def _left(place: Place, what: str) -> Finding:
-    remove: str | None = f"rm -r {on_disk(place)}"
+    remove = _removal(place)
     left = unfinished_at(place)
     if left and left.replaced:
         do, remove = next_step(left), None
+    elif remove is None:
+        do = "run the same command again: what it replaces may be gone, and what is here is the only copy"
+    elif _is_orphaned(place):
+        do = f"look at it; when nothing writes to it: {remove}"
     elif left:
         do = f"run the same command again to resume; or, to discard it, {remove}"
     else:
@@ -54,17 +66,42 @@ def _left(place: Place, what: str) -> Finding:
     return Finding(WARNING, str(place), what, _why(place), do, command=remove)
 
 
+def _is_orphaned(place: Place) -> bool:
+    """Whether it is what is left of a conversion, in a bucket, without its journal."""
+    name = place.name.removesuffix(SUFFIX)
+    is_beside = name != place.name and place.store.streams is not None
+    return is_beside and unfinished_at(place) is not None and begun_at(place.with_name(name)) is None
+
+
+def _removal(place: Place) -> str | None:
+    """The command that discards it; None where that would lose what is nowhere else."""
+    if place.store.streams is None:
+        return f"rm -r {on_disk(place)}"
+    if not place.name.endswith(SUFFIX):
+        return place.store.removal(place.key)
+    parts = _parts(place)
+    if len(parts) > 1 and is_directory(place / CONTENT):
+        return None
+    return "; ".join(each.store.removal(each.key) for each in parts)
+
+
+def _parts(place: Place) -> list[Place]:
+    """What is left over at a place, and what grows beside it in a bucket."""
+    destination = place.with_name(place.name.removesuffix(SUFFIX))
+    is_beside = place.store.streams is not None and destination != place
+    return [place, destination] if is_beside and unfinished_at(destination) else [place]
+
+
 def _measured(top: Place) -> tuple[int, str]:
     """Bytes at and below a directory, and the time since anything in it was changed, in words."""
     size, changed = 0, 0.0
-    for place in (top, *(top / name for name, _ in top.below())):
+    tops = [each for each in _parts(top) if each.exists()]
+    for place in (*tops, *(each / name for each in tops for name, _ in each.below())):
         status = place.status()
         if status is not None:
             changed = max(changed, (status.modified or 0) / 10**9)
             size += status.size
-    seconds = max(0, int(time.time() - changed))
-    count, unit = next(((seconds // n, unit) for n, unit in _UNITS if seconds >= 2 * n), (seconds, "seconds"))
-    return size, f"{count} {unit}"
+    return size, age(time.time() - changed)
 
 
 CHECK = Check("leftovers", f"unfinished saves ({IN_PROGRESS}*), interrupted conversions", _look)

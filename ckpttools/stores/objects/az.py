@@ -41,6 +41,7 @@ class AzureStore(ObjectStore):
         read_permission="to read blobs (role Storage Blob Data Reader)",
         write_permission="to write and delete blobs (role Storage Blob Data Contributor)",
         list_buckets="az storage container list --auth-mode login --output table",
+        remove="az storage blob delete-batch --source {bucket} --pattern {key}/*",
         log_in="az login; or set AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_SAS_TOKEN",
         endpoint="AZURE_STORAGE_ENDPOINT",
     )

@@ -94,6 +94,10 @@ class Bucket:
         self._words = words
         self._has_answered = False
 
+    def spelled(self, key: str) -> str:
+        """A key as users write it."""
+        return f"{self._place}/{key}" if key else self._place
+
     def head(self, key: str) -> Status | None:
         """What an object is; None if there is none. Raises StorageError where there is no answer."""
         import obstore
@@ -192,12 +196,12 @@ class Bucket:
         self._meter.add(requests=requests)
         try:
             answer = question(self._patient if self._has_answered else self._impatient)
-        except (BaseError, FileNotFoundError, ValueError) as error:
+        except (BaseError, OSError, ValueError) as error:
             if is_no_object(error):
                 raise FileNotFoundError(key) from error
             if is_changed(error):
                 raise ObjectChangedError from error
-            place = f"{self._place}/{key}" if key else self._place
+            place = self.spelled(key)
             access = self._access
             asked = Asked(doing, place, self._name, access.identity, self._endpoint, self._words)
             raise explained(error, asked) from error

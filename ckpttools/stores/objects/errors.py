@@ -26,6 +26,7 @@ class Words:
         bucket: what it calls a bucket.
         list_permission, read_permission, write_permission: what one must be allowed.
         list_buckets: the command that lists buckets.
+        remove: the command that deletes all below a key, `{bucket}` and `{key}` in it.
         log_in: how one says who one is.
         endpoint: what names other servers.
     """
@@ -36,6 +37,7 @@ class Words:
     read_permission: str
     write_permission: str
     list_buckets: str
+    remove: str
     log_in: str
     endpoint: str
 
@@ -65,7 +67,10 @@ def is_no_object(error: Exception) -> bool:
     """Whether the bucket is there and the object is not; so is what can be no key."""
     if isinstance(error, ValueError):
         return True
-    return isinstance(error, FileNotFoundError) and not _NO_BUCKET.search(str(error))
+    status = _STATUS.search(str(error))
+    # What writes in parts raises OSError.
+    is_absent = isinstance(error, FileNotFoundError) or (status is not None and status[1].startswith("404"))
+    return is_absent and not _NO_BUCKET.search(str(error))
 
 
 def is_changed(error: Exception) -> bool:

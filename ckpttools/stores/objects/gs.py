@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, ClassVar
 
 from ckpttools.core.errors import StorageError
+from ckpttools.stores.base import PendingUpload
+from ckpttools.stores.objects import gs_uploads
 from ckpttools.stores.objects.client import Access
 from ckpttools.stores.objects.errors import Words
 from ckpttools.stores.objects.machine import metadata_headers
@@ -39,6 +43,7 @@ class GoogleStore(ObjectStore):
         read_permission="storage.objects.get (role Storage Object Viewer)",
         write_permission="storage.objects.create, storage.objects.delete (role Storage Object User)",
         list_buckets="gcloud storage ls",
+        remove="gcloud storage rm -r gs://{bucket}/{key}",
         log_in=f"gcloud auth application-default login; or set {_FILE} to the key file of a service account",
         endpoint="STORAGE_EMULATOR_HOST",
     )
@@ -49,6 +54,23 @@ class GoogleStore(ObjectStore):
             return _emulated(os.environ[emulator], emulator)
         config, identity = _credentials()
         return Access("GCSStore", config, identity)
+
+    def uploads(self, key: str) -> Sequence[PendingUpload]:
+        """See `KeepsUploads`."""
+        bucket, _, rest = key.partition("/")
+        return list(gs_uploads.listed(self.access(bucket).endpoint, bucket, f"{rest}/" if rest else ""))
+
+    def abort(self, uploads: Iterable[PendingUpload]) -> None:
+        """See `KeepsUploads`."""
+        for each in uploads:
+            gs_uploads.abort(self.access(each.key.partition("/")[0]).endpoint, each)
+
+    def upload_rule(self, key: str) -> str:
+        """See `KeepsUploads`."""
+        rule = {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 1}}
+        bucket = quote(f"gs://{key.partition('/')[0]}")
+        given = quote(json.dumps({"rule": [rule]}))
+        return f"gcloud storage buckets update {bucket} --lifecycle-file=<(echo {given})"
 
 
 def _emulated(address: str, variable: str) -> Access:

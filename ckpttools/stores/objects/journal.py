@@ -14,8 +14,9 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from dataclasses import replace as dataclass_replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from ckpttools.stores.objects.client import Bucket
 from ckpttools.stores.objects.writing import delete, put, read
@@ -24,6 +25,8 @@ from ckpttools.stores.publishing import Purpose, Record
 PLAN, PUBLISHING, PUBLISHED = "plan", "publishing", "published"
 _DONE, _LINKED = "done-", "linked-"
 _AT_ONCE = 16
+Inventory: TypeAlias = Mapping[str, Sequence[Any]]
+"""Size and version of objects, by name below a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Journal:
         is_beside: whether the checkpoint grows beside the destination, which it will replace.
         records: of the finished tasks.
         linked: names of files that were, or may have been, copied from elsewhere.
-        publishing: whether what was replaced may be gone.
+        replacing: what is to be replaced, of which some may be gone, and what takes its place: two of what
+            `published` is; None as long as all of it is there.
         published: the objects of the checkpoint (size and ETag by name), if it has its name; it is then the
             last that goes of the journal.
         is_there: whether anything of a journal is.
@@ -48,14 +52,14 @@ class Journal:
     is_beside: bool = False
     records: Sequence[Record] = ()
     linked: frozenset[str] = frozenset()
-    publishing: bool = False
-    published: Mapping[str, Sequence[Any]] | None = None
+    replacing: tuple[Inventory, Inventory] | None = None
+    published: Inventory | None = None
     is_there: bool = False
 
     @property
     def grows_there(self) -> bool:
         """Whether what has the destination's name is not complete."""
-        return self.published is None and (self.publishing or not self.is_beside)
+        return self.published is None and (self.is_replacing or not self.is_beside)
 
     @classmethod
     def read(cls, bucket: Bucket, key: str) -> Journal:
@@ -81,7 +85,7 @@ class Journal:
             bool(begun and begun.get("is_beside")),
             records,
             frozenset(linked),
-            PUBLISHING in found,
+            _two(found[PUBLISHING]) if PUBLISHING in found else None,
             published.get("objects") if isinstance(published, dict) else None,
             bool(names),
         )
@@ -91,11 +95,17 @@ class Journal:
         self._put(PLAN, {"purpose": asdict(purpose), "is_beside": is_beside})
         return Journal(self.bucket, self.key, purpose, is_beside, is_there=True)
 
-    def note_publishing(self) -> None:
-        """Notes that what is replaced goes now; errors as `read`."""
-        self._put(PUBLISHING, True)
+    @property
+    def is_replacing(self) -> bool:
+        """Whether what was replaced may be gone."""
+        return self.replacing is not None
 
-    def note_published(self, inventory: Mapping[str, Sequence[Any]]) -> None:
+    def note_replacing(self, old: Inventory, new: Inventory) -> Journal:
+        """Notes that what is replaced goes now; errors as `read`."""
+        self._put(PUBLISHING, [old, new])
+        return dataclass_replace(self, replacing=(old, new))
+
+    def note_published(self, inventory: Inventory) -> None:
         """Notes that all is done but to remove the journal; errors as `read`."""
         purpose = asdict(self.purpose) if self.purpose else None
         self._put(PUBLISHED, {"purpose": purpose, "objects": inventory})
@@ -142,6 +152,12 @@ class Entries:
         journal, name = self._journal, f"{_DONE}{self._run}-{self._count:06d}"
         put(journal.bucket, f"{journal.key}/{name}", json.dumps(list(records)).encode())
         self._count += 1
+
+
+def _two(said: Any) -> tuple[Inventory, Inventory]:
+    """What is replaced, and by what; nothing is known of either where it cannot be read."""
+    is_known = isinstance(said, list) and len(said) == 2 and all(isinstance(each, dict) for each in said)
+    return (said[0], said[1]) if is_known else ({}, {})
 
 
 def _parsed(content: bytes) -> Any:

@@ -23,6 +23,10 @@ from ckpttools.stores.publishing import LockedError
 
 RENEWED_SECONDS = 10.0
 EXPIRED_SECONDS = 60.0
+# Of these, how many its owner believes in: what is asked for then should be done when another takes over.
+_BELIEVED = 0.75
+PROBE = "-"
+"""What follows the name of a lock in those of objects by which the bucket is asked for the time."""
 
 
 # Those of this process, which is not gone when one of them is given back.
@@ -81,10 +85,11 @@ class Lock:
 
     def check(self) -> None:
         """Raises StorageError where it may be another process's by now."""
-        if self._is_lost or _now() - self._renewed > EXPIRED_SECONDS:
+        if self._is_lost or _now() - self._renewed > EXPIRED_SECONDS * _BELIEVED:
+            seconds = EXPIRED_SECONDS * _BELIEVED
             raise StorageError(
                 f"{self._place} is not this process's any more",
-                got=f"another process took over, or nothing could be written for {EXPIRED_SECONDS:.0f} s",
+                got=f"another process took over, or nothing could be written for {seconds:.0f} s",
                 wanted="one process that writes it",
                 hint="run the same command again: it goes on from what is done",
             )
@@ -145,7 +150,7 @@ class Lock:
 
     def _age(self) -> float:
         """Seconds since the lock was written, by the clock of the bucket."""
-        probe = f"{self._key}-{self._owner['owner']}"
+        probe = f"{self._key}{PROBE}{self._owner['owner']}"
         put(self._bucket, probe, b"")
         try:
             now, then = self._bucket.head(probe), self._bucket.head(self._key)

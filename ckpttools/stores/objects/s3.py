@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterable, Sequence
+from shlex import quote
 from typing import Any, ClassVar
 
 from ckpttools.core.errors import StorageError
+from ckpttools.stores.base import PendingUpload
+from ckpttools.stores.objects import s3_uploads
 from ckpttools.stores.objects.client import Access
 from ckpttools.stores.objects.errors import Words
 from ckpttools.stores.objects.store import ObjectStore
@@ -25,6 +30,7 @@ class AmazonStore(ObjectStore):
         read_permission="s3:GetObject; and s3:ListBucket, else what is not there is not allowed, too",
         write_permission="s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload",
         list_buckets="aws s3 ls",
+        remove="aws s3 rm --recursive s3://{bucket}/{key}/",
         log_in="aws configure; or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         endpoint="AWS_ENDPOINT_URL",
     )
@@ -38,6 +44,27 @@ class AmazonStore(ObjectStore):
         if region:
             config["region"] = region
         return Access("S3Store", config, identity, endpoint)
+
+    def uploads(self, key: str) -> Sequence[PendingUpload]:
+        """See `KeepsUploads`."""
+        bucket, _, rest = key.partition("/")
+        return list(s3_uploads.listed(self.access(bucket), bucket, f"{rest}/" if rest else ""))
+
+    def abort(self, uploads: Iterable[PendingUpload]) -> None:
+        """See `KeepsUploads`."""
+        for each in uploads:
+            s3_uploads.abort(self.access(each.key.partition("/")[0]), each)
+
+    def upload_rule(self, key: str) -> str:
+        """See `KeepsUploads`."""
+        ended = {"DaysAfterInitiation": 1}
+        rule = {"ID": "unfinished-uploads", "Status": "Enabled", "Filter": {}}
+        given = quote(json.dumps({"Rules": [{**rule, "AbortIncompleteMultipartUpload": ended}]}))
+        bucket = quote(key.partition("/")[0])
+        return (
+            f"aws s3api put-bucket-lifecycle-configuration --bucket {bucket} "
+            f"--lifecycle-configuration {given}"
+        )
 
 
 def _credentials() -> tuple[dict[str, Any], str]:

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ckpttools.core.errors import DestinationExistsError, UsageError
+from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
 from ckpttools.core.wording import option
-from ckpttools.stores.base import FileKind
+from ckpttools.stores.base import FileKind, KeepsUploads
 from ckpttools.stores.objects.client import Bucket, Object
 from ckpttools.stores.objects.data_files import ObjectDataFiles
-from ckpttools.stores.objects.journal import Entries, Journal
-from ckpttools.stores.objects.lock import Lock
+from ckpttools.stores.objects.journal import Entries, Inventory, Journal
+from ckpttools.stores.objects.lock import PROBE, Lock
 from ckpttools.stores.objects.pending import PendingFiles
-from ckpttools.stores.objects.writing import TakenError, copy, delete, mark, put, read
+from ckpttools.stores.objects.writing import copy, delete, mark, put_again, taken
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import JOURNAL, SUFFIX, Purpose, Record, check_name
+from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, Purpose, Record, check_name
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
 
-_LOCK = "lock"
-_CONTENT = "content"
 _AT_ONCE = 16
+# What obstore does not take for a key.
+_UNUSABLE = re.compile(r"[\x00-\x1f\x7f]|(^|/)\.\.?(/|$)")
 # What says that a checkpoint is there is small, and goes before what is large.
 _SMALL = 1 << 20
 
@@ -70,9 +71,15 @@ class ObjectStaging:
                 wanted="a name in it, which a checkpoint can be given",
                 hint=f"choose one: {self.place}/NAME",
             )
+        if _UNUSABLE.search(self.rest):
+            raise UsageError(
+                f"{self.place!r} cannot be a destination",
+                wanted="names without control characters, none of them `.` or `..`",
+                hint="give it a name of its own",
+            )
         journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
         is_begun = journal.purpose is not None and journal.purpose.plan == plan
-        if not is_begun or (journal.is_beside and not journal.publishing):
+        if not is_begun or (journal.is_beside and not journal.is_replacing):
             self._check_taken(journal)
 
     def _check_taken(self, journal: Journal) -> None:
@@ -98,9 +105,12 @@ class ObjectStaging:
 
     @contextmanager
     def opened(self, purpose: Purpose, nbytes: int = 0) -> Iterator[ObjectWork]:
-        with Lock(self.bucket, f"{self.partial}/{_LOCK}", self.place) as lock:
+        with Lock(self.bucket, f"{self.partial}/{LOCK}", self.place) as lock:
             try:
-                journal = self._begun(Journal.read(self.bucket, f"{self.partial}/{JOURNAL}"), purpose)
+                found = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
+                if found.is_there:
+                    self._abort_uploads()
+                journal = self._begun(found, purpose)
                 yield ObjectWork(self, lock, journal, purpose)
             finally:
                 for key in (self.key, self.key + SUFFIX):
@@ -123,7 +133,22 @@ class ObjectStaging:
             self._give_up(journal, purpose)
         self._check_taken(Journal(self.bucket, journal.key))
         is_beside = bool(self.objects(self.rest))
+        if is_beside and self.objects(f"{self.partial}/{CONTENT}"):
+            raise UsageError(
+                f"{self.place}{SUFFIX}/{CONTENT} holds something, and no journal says whose it is",
+                wanted="nothing there: what is to replace the destination grows there",
+                hint="look at it, and delete or move it; then run the same command again",
+            )
         return journal.begin(purpose, is_beside)
+
+    def _abort_uploads(self) -> None:
+        """Gives up what a process that is gone, or has lost the destination, was uploading to it."""
+        if not isinstance(self.store, KeepsUploads):
+            return
+        # Who may not list them can write all the same; `ckpt doctor` says so.
+        with suppress(StorageError):
+            for key in (self.key, self.key + SUFFIX):
+                self.store.abort(self.store.uploads(key))
 
     def _changed(self) -> DestinationExistsError:
         return DestinationExistsError(
@@ -132,9 +157,9 @@ class ObjectStaging:
             f"{option('overwrite', True)}",
         )
 
-    def inventory(self) -> Mapping[str, Sequence[object]]:
-        """Size and version of each object of the destination."""
-        return {name: [found.size, found.version] for name, found in self.objects(self.rest)}
+    def inventory(self, key: str | None = None) -> Inventory:
+        """Size and version of each object below a key; by default those of the destination."""
+        return {name: [found.size, found.version] for name, found in self.objects(key or self.rest)}
 
     def _give_up(self, journal: Journal, purpose: Purpose) -> None:
         """Removes what another conversion has begun, if that is allowed.
@@ -162,7 +187,7 @@ class ObjectStaging:
                 )
                 + f"to give it up, discard it with {option('overwrite', True)}",
             )
-        if journal.publishing:
+        if journal.is_replacing:
             raise UsageError(
                 f"{partial} holds a complete checkpoint that was about to take the place of {self.place}",
                 got=begun.source if begun else None,
@@ -174,15 +199,14 @@ class ObjectStaging:
 
     def conclude(self, journal: Journal) -> None:
         """Removes what tells of a conversion whose checkpoint has its name, all but the last word."""
-        if journal.is_beside:
-            content = self.content(journal)
-            names = [f"{content}/{name}" for name, _ in self.objects(content)]
-            each_of(names, lambda key: delete(self.bucket, [key]))
+        kinds = [f"{CONTENT}/", LOCK + PROBE] if journal.is_beside else [LOCK + PROBE]
+        names = [name for name, _ in self.objects(self.partial) if name.startswith(tuple(kinds))]
+        each_of(names, lambda name: delete(self.bucket, [f"{self.partial}/{name}"]))
         journal.remove()
 
     def content(self, journal: Journal) -> str:
         """Where the checkpoint of a journal grows: a key of the bucket."""
-        return f"{self.partial}/{_CONTENT}" if journal.is_beside else self.rest
+        return f"{self.partial}/{CONTENT}" if journal.is_beside else self.rest
 
     def discard(self, journal: Journal) -> None:
         """Deletes what was written by the plan of a journal, and nothing else."""
@@ -263,41 +287,50 @@ class ObjectWork:
         if not self.journal.is_beside:
             self.pending.put_all(self._put)
         else:
-            if not self.journal.publishing:
+            if self.journal.replacing is None:
                 self.staging._check_taken(Journal(self._bucket, self.journal.key))
                 self.pending.put_all(self._put)
-                self.journal.note_publishing()
-            self._replace()
+                self.lock.renew()
+                staging = self.staging
+                self.journal = self.journal.note_replacing(
+                    staging.inventory(), staging.inventory(self._content)
+                )
+            self._replace(*self.journal.replacing or ({}, {}))
         self.lock.renew()
         self.journal.note_published(self.staging.inventory())
 
     def _put(self, key: str, content: bytes) -> None:
         """Puts one of the small files, where nothing is yet but what an earlier run of this plan put."""
-        _, _, rest = key.partition("/")
         self.lock.check()
-        try:
-            put(self._bucket, rest, content, plan=self.purpose.plan)
-        except TakenError:
-            found = read(self._bucket, rest)
-            if found and mark(self._bucket, rest) == self.purpose.plan:
-                # It tells when it was made.
-                put(self._bucket, rest, content, instead_of=found[1], plan=self.purpose.plan)
-                return
-            raise DestinationExistsError(
-                f"{self.staging.store.spelled(key)} was written by somebody else meanwhile",
-                wanted="a destination that nothing else is written to",
-                hint="delete it, or choose another destination; then run the same command again",
-            ) from None
+        put_again(self._bucket, key.partition("/")[2], content, self.purpose.plan)
 
-    def _replace(self) -> None:
-        """What was there goes; what is complete beside it is copied there, the small files last."""
-        old = sorted(self.staging.objects(self.staging.rest), key=_small_first)
-        for name, _ in old:
+    def _replace(self, old: Inventory, new: Inventory) -> None:
+        """What was there goes; what is complete beside it is copied there, the small files last.
+
+        Args:
+            old: what was there.
+            new: what takes its place. What an earlier run has copied is copied again.
+        """
+        last = [key.removeprefix(f"{self.content.key}/") for key in self.pending.files]
+        # What is shared with a source has been copied anew, and has another version.
+        there = {name: found.size for name, found in self.staging.objects(self._content)}
+        sizes = {name: size for name, (size, _) in new.items()}
+        if lost := sorted(name for name in {*new, *last} if there.get(name, -1) != sizes.get(name)):
+            raise UsageError(
+                f"{self.staging.place}{SUFFIX} is not what it was when it was complete",
+                got=f"{len(lost)} of {len(there)} objects changed or missing, such as {lost[0]}",
+                hint=f"delete {self.staging.place}{SUFFIX} and run the command again",
+            )
+        found = sorted(self.staging.objects(self.staging.rest), key=_small_first)
+        for name, status in found:
+            if old.get(name) != [status.size, status.version] and name not in new:
+                raise taken(self._bucket, f"{self.staging.rest}/{name}")
+        for name, _ in found:
+            # Asked each time: what would be deleted by who has slept may be another's by now.
+            self.lock.check()
             delete(self._bucket, [f"{self.staging.rest}/{name}"])
         self.lock.renew()
-        last = [key.removeprefix(f"{self.content.key}/") for key in self.pending.files]
-        names = {name for name, _ in self.staging.objects(self._content)}
-        each_of(sorted(names - set(last)), self._move)
+        each_of(sorted(new.keys() - set(last)), self._move)
         for name in last:
             self._move(name)
 

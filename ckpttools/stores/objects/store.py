@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,15 +29,18 @@ from ckpttools.stores.objects.file import ObjectFile
 from ckpttools.stores.objects.journal import PLAN, PUBLISHED, Journal
 from ckpttools.stores.objects.known import Known
 from ckpttools.stores.objects.links import CopyTrials
+from ckpttools.stores.objects.lock import PROBE
 from ckpttools.stores.objects.writing import PART_BYTES, PARTS_UNDER_WAY, Upload, copy, replace
 from ckpttools.stores.pace import USUAL, asked_for
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import JOURNAL, SUFFIX, Unfinished
+from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, Unfinished
 from ckpttools.stores.reads import Reads
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.staging import ObjectStaging
 
+# What can be directly below where a conversion leaves its traces.
+_OURS = (LOCK, JOURNAL, CONTENT)
 # 400 MiB is what Orbax makes of it on gs://; a smaller one is written again sooner.
 _FILE_BYTES = 256 << 20
 _FILES = 16
@@ -50,7 +54,7 @@ class ObjectStore(Store):
     """
 
     streams: ClassVar[Streams | None] = Streams(
-        memory=PART_BYTES * (PARTS_UNDER_WAY + 1), file_bytes=_FILE_BYTES, files=_FILES
+        memory=PART_BYTES * (PARTS_UNDER_WAY + 2), file_bytes=_FILE_BYTES, files=_FILES
     )
     words: ClassVar[Words]
 
@@ -77,6 +81,10 @@ class ObjectStore(Store):
     @property
     def traffic(self) -> Traffic:
         return self._meter.total
+
+    def removal(self, key: str) -> str:
+        bucket, _, rest = key.partition("/")
+        return shlex.join(part.format(bucket=bucket, key=rest) for part in self.words.remove.split())
 
     def stat(self, key: str) -> Status | None:
         return self._known.status(key) if key else Status(FileKind.DIRECTORY)
@@ -125,12 +133,19 @@ class ObjectStore(Store):
     def unfinished(self, key: str) -> Unfinished | None:
         """See `Publishes`."""
         if key.endswith(SUFFIX):
-            return self.begun_at(key.removesuffix(SUFFIX))
+            return self.begun_at(key.removesuffix(SUFFIX)) or self._left_at(key)
         partial = key + SUFFIX
         bucket, rest = self._at(f"{partial}/{JOURNAL}")
         is_begun = "/" in key and bucket.head(f"{rest}/{PLAN}") is not None
         is_there = is_begun and Journal.read(bucket, rest).grows_there
         return Unfinished(Place(self, partial)) if is_there else None
+
+    def _left_at(self, key: str) -> Unfinished | None:
+        """What is left of a conversion without its journal: nothing but a lock, or what has no owner."""
+        bucket, rest = self._at(key)
+        names = bucket.names_below(rest) if rest else {}
+        ours = [name for name in names if name in _OURS or name.startswith(f"{LOCK}{PROBE}")]
+        return Unfinished(Place(self, key)) if names and len(ours) == len(names) else None
 
     def begun_at(self, key: str) -> Unfinished | None:
         """See `Publishes`."""

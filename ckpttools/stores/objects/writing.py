@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from ckpttools.core.errors import DestinationExistsError, StorageError
 from ckpttools.core.region import ceil_div
 from ckpttools.stores.objects.client import Bucket, ObjectChangedError
 
@@ -57,6 +58,27 @@ def put(
             raise TakenError(key) from None
         return found[1]
     return _version(done)
+
+
+def put_again(bucket: Bucket, key: str, content: bytes, plan: str) -> None:
+    """Writes an object where nothing is yet but what an earlier run of the plan put.
+
+    Raises:
+        DestinationExistsError: something else is there.
+        StorageError: it cannot be written.
+    """
+    try:
+        put(bucket, key, content, plan=plan)
+        return
+    except TakenError:
+        found = read(bucket, key)
+    try:
+        if found is None or mark(bucket, key) != plan:
+            raise TakenError(key)
+        # Such as one that tells when it was made.
+        put(bucket, key, content, instead_of=found[1], plan=plan)
+    except TakenError:
+        raise taken(bucket, key) from None
 
 
 def replace(bucket: Bucket, key: str, content: bytes) -> None:
@@ -120,7 +142,8 @@ def copy(bucket: Bucket, old: str, new: str) -> None:
 class Upload:
     """An object that is written from its first byte to its last, and is there once it is complete.
 
-    Used in a `with` statement: what is left by an exception is given up, and nothing of it remains.
+    One that is short is put in one request, on the condition that nothing is there but what the same plan put
+    there. Used in a `with` statement: of what an exception ends nothing remains.
     """
 
     def __init__(self, bucket: Bucket, key: str, size: int, plan: str) -> None:
@@ -129,23 +152,54 @@ class Upload:
         Args:
             bucket, key: where.
             size: bytes that it will have at least: what is missing in the end is filled with zeros.
-            plan: the mark that it gets.
+            plan: the mark that it gets; "" where whatever is there may be replaced.
+        """
+        self._bucket, self._key, self._size, self._plan = bucket, key, size, plan
+        self.position = 0
+        self._start = bytearray()
+        self._part_bytes = max(PART_BYTES, ceil_div(size, _MOST_PARTS))
+        self._writer: Any = None
+
+    def write(self, data: memoryview) -> None:
+        """Writes what comes next.
 
         Raises:
-            StorageError: it cannot be begun.
+            StorageError: it cannot be written.
+            DestinationExistsError: somebody else has written the object.
         """
+        for start in range(0, len(data), PART_BYTES):
+            # obstore keeps what it is given until it is sent, and this memory gets other content before.
+            self._write(bytes(data[start : start + PART_BYTES]))
+        self.position += len(data)
+
+    def fill(self, until: int) -> None:
+        """Writes zeros up to an offset; errors as `write`."""
+        while self.position < until:
+            self.write(memoryview(bytes(min(PART_BYTES, until - self.position))))
+
+    def _write(self, part: bytes) -> None:
+        if self._writer is None and len(self._start) + len(part) <= PART_BYTES:
+            self._start += part
+            return
+        if self._writer is None:
+            self._begin()
+            start, self._start = bytes(self._start), bytearray()
+            self._ask(lambda: self._writer.write(start))
+        self._ask(lambda: self._writer.write(part))
+
+    def _begin(self) -> None:
+        """Begins to write in parts, for which the clouds know no conditions."""
         import obstore
 
-        self._bucket, self._key, self._size = bucket, key, size
-        self.position = 0
-        self._part_bytes = max(PART_BYTES, ceil_div(size, _MOST_PARTS))
-        self._writer: Any = bucket.ask(
+        if self._plan and self._bucket.head(self._key) and mark(self._bucket, self._key) != self._plan:
+            raise taken(self._bucket, self._key)
+        self._writer = self._bucket.ask(
             _DOING,
-            key,
+            self._key,
             lambda client: obstore.open_writer(
                 client,
-                key,
-                attributes={MARK: plan},
+                self._key,
+                attributes={MARK: self._plan} if self._plan else None,
                 buffer_size=self._part_bytes,
                 max_concurrency=PARTS_UNDER_WAY,
             ),
@@ -153,21 +207,35 @@ class Upload:
         )
         self._writer.__enter__()
 
-    def write(self, data: memoryview) -> None:
-        """Writes what comes next. Raises StorageError where that fails."""
-        for start in range(0, len(data), PART_BYTES):
-            # obstore keeps what it is given until it is sent, and this memory gets other content before.
-            part = bytes(data[start : start + PART_BYTES])
-            self._bucket.ask(_DOING, self._key, partial(self._write_part, part), requests=0)
-        self.position += len(data)
+    def _complete(self) -> None:
+        if self._writer is not None:
+            # With those that begin it and put its parts together.
+            requests = ceil_div(self.position, self._part_bytes) + 2
+            try:
+                self._ask(lambda: self._writer.__exit__(None, None, None), requests)
+            except StorageError:
+                if not self._is_there():
+                    raise
+        elif self._plan:
+            put_again(self._bucket, self._key, bytes(self._start), self._plan)
+        else:
+            replace(self._bucket, self._key, bytes(self._start))
 
-    def _write_part(self, part: bytes, client: object) -> None:
-        self._writer.write(part)
+    def _is_there(self) -> bool:
+        """Whether all of it is, and only the answer was lost."""
+        found = self._bucket.head(self._key) if self._plan else None
+        is_whole = found is not None and found.size == self.position
+        return is_whole and mark(self._bucket, self._key) == self._plan
 
-    def fill(self, until: int) -> None:
-        """Writes zeros up to an offset; errors as `write`."""
-        while self.position < until:
-            self.write(memoryview(bytes(min(PART_BYTES, until - self.position))))
+    def _ask(self, do: Callable[[], object], requests: int = 0) -> None:
+        try:
+            self._bucket.ask(_DOING, self._key, lambda client: do(), requests=requests)
+        except (FileNotFoundError, ObjectChangedError) as error:
+            raise StorageError(
+                f"{_DOING} {self._bucket.spelled(self._key)}",
+                got="its upload was ended elsewhere",
+                hint="run the same command again: it goes on from what is done",
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -177,17 +245,18 @@ class Upload:
     ) -> None:
         if kind is None:
             self.fill(self._size)
-            parts = ceil_div(self.position, self._part_bytes)
-            # Of several, which are begun and put together by a request, too.
-            requests = parts + 2 if parts > 1 else 1
-            self._bucket.ask(
-                _DOING,
-                self._key,
-                lambda client: self._writer.__exit__(None, None, None),
-                requests=requests,
-            )
-        else:
+            self._complete()
+        elif self._writer is not None:
             self._writer.__exit__(kind, error, trace)
+
+
+def taken(bucket: Bucket, key: str) -> DestinationExistsError:
+    """The error of an object that somebody else has written."""
+    return DestinationExistsError(
+        f"{bucket.spelled(key)} was written by somebody else meanwhile",
+        wanted="a destination that nothing else is written to",
+        hint="delete it, or choose another destination; then run the same command again",
+    )
 
 
 def _version(found: Any) -> Version:

@@ -1,0 +1,123 @@
+"""Uploads in parts to Google Cloud Storage that nobody has ended, which obstore does not list."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
+from xml.etree import ElementTree
+
+from ckpttools.core.errors import StorageError
+from ckpttools.stores.base import PendingUpload
+
+if TYPE_CHECKING:
+    import urllib3
+
+_HOST = "https://storage.googleapis.com"
+_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+_TOKEN = "http://169.254.169.254/computeMetadata/v1/instance/service-accounts/default/token"
+_SECONDS = 30.0
+_WHAT = "unfinished uploads cannot be looked for"
+
+
+def listed(endpoint: str, bucket: str, prefix: str) -> Iterator[PendingUpload]:
+    """Uploads to keys that begin so.
+
+    Args:
+        endpoint: URL of an emulator, which asks for no token; "" for the cloud itself.
+        bucket: name of the bucket.
+        prefix: what keys begin with.
+
+    Raises:
+        StorageError: they cannot be listed.
+    """
+    asked = {"uploads": "", "prefix": prefix}
+    headers = _authorized(endpoint)
+    while True:
+        page = ElementTree.fromstring(_answer("GET", endpoint, bucket, asked, headers))
+        for each in page.iterfind("{*}Upload"):
+            begun = datetime.fromisoformat(_text(each, "Initiated")).timestamp()
+            yield PendingUpload(f"{bucket}/{_text(each, 'Key')}", _text(each, "UploadId"), begun)
+        if _text(page, "IsTruncated") != "true":
+            return
+        after = {"key-marker": "NextKeyMarker", "upload-id-marker": "NextUploadIdMarker"}
+        asked |= {name: _text(page, said) for name, said in after.items()}
+
+
+def abort(endpoint: str, upload: PendingUpload) -> None:
+    """Gives one up; none is there afterwards. Raises StorageError where that fails."""
+    _answer("DELETE", endpoint, upload.key, {"uploadId": upload.upload}, _authorized(endpoint))
+
+
+def _answer(method: str, endpoint: str, key: str, query: dict[str, str], headers: dict[str, str]) -> bytes:
+    import urllib3
+
+    url = f"{endpoint or _HOST}/{quote(key)}?{urlencode(query)}"
+    again = urllib3.Retry(4, backoff_factor=0.2, status_forcelist=(429, 500, 502, 503, 504))
+    try:
+        answer = _pool().request(method, url, headers=headers, timeout=_SECONDS, retries=again)
+    except urllib3.exceptions.HTTPError as error:
+        raise _refused(key, str(error)) from error
+    if answer.status >= 400 and not (method == "DELETE" and answer.status == 404):
+        raise _refused(key, f"{answer.status} {answer.reason}")
+    return answer.data
+
+
+def _refused(key: str, got: str) -> StorageError:
+    wanted = "the permissions storage.multipartUploads.list and .abort (role Storage Object User)"
+    return StorageError(_WHAT, place=f"gs://{key}", got=got, wanted=wanted)
+
+
+def _pool() -> urllib3.PoolManager:
+    import urllib3
+
+    return urllib3.PoolManager()
+
+
+def _authorized(endpoint: str) -> dict[str, str]:
+    """The header that says who asks."""
+    if endpoint:
+        return {}
+    return {"Authorization": f"Bearer {os.environ.get('GOOGLE_BEARER_TOKEN') or _token()}"}
+
+
+def _token() -> str:
+    """A token of application default credentials, or of this machine.
+
+    Raises:
+        StorageError: there is none.
+    """
+    try:
+        import google.auth
+        import google.auth.transport.requests
+    except ImportError:
+        return _machine_token()
+    try:
+        credentials, _ = google.auth.default([_SCOPE])
+        credentials.refresh(google.auth.transport.requests.Request())
+    except google.auth.exceptions.GoogleAuthError as error:
+        raise StorageError(_WHAT, got=error) from error
+    return str(credentials.token)
+
+
+def _machine_token() -> str:
+    import urllib3
+
+    asked = {"Metadata-Flavor": "Google"}
+    try:
+        answer = _pool().request("GET", _TOKEN, headers=asked, timeout=1.0, retries=False)
+        return str(json.loads(answer.data)["access_token"])
+    except (urllib3.exceptions.HTTPError, ValueError, KeyError, TypeError):
+        raise StorageError(
+            _WHAT,
+            got="no token for Google's XML API",
+            wanted="the package google-auth, or a machine of Google's",
+            hint="pip install google-auth requests",
+        ) from None
+
+
+def _text(element: ElementTree.Element, name: str) -> str:
+    return element.findtext(f"{{*}}{name}") or element.findtext(name) or ""

@@ -1,0 +1,62 @@
+"""Uploads in parts to Amazon S3 that nobody has ended, by boto3: obstore does not list them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ckpttools.core.errors import StorageError
+from ckpttools.stores.base import PendingUpload
+
+
+def listed(access: Any, bucket: str, prefix: str) -> Iterator[PendingUpload]:
+    """Uploads to keys that begin so.
+
+    Args:
+        access: what obstore's client is made with: region, endpoint, whether anything is signed.
+        bucket: name of the bucket.
+        prefix: what keys begin with.
+
+    Raises:
+        StorageError: they cannot be listed.
+    """
+    with _asking(access, bucket) as client:
+        for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
+            for each in page.get("Uploads", ()):
+                begun = each["Initiated"].timestamp()
+                yield PendingUpload(f"{bucket}/{each['Key']}", each["UploadId"], begun)
+
+
+def abort(access: Any, upload: PendingUpload) -> None:
+    """Gives one up; none is there afterwards. Raises StorageError where that fails."""
+    bucket, _, key = upload.key.partition("/")
+    with _asking(access, bucket) as client:
+        try:
+            client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload.upload)
+        except client.exceptions.NoSuchUpload:
+            return
+
+
+@contextmanager
+def _asking(access: Any, bucket: str) -> Iterator[Any]:
+    what, place = "unfinished uploads cannot be looked for", f"s3://{bucket}"
+    try:
+        import boto3
+        from botocore import UNSIGNED
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError as error:
+        hint = "pip install 'ckpttools[cloud]'"
+        raise StorageError(what, place=place, got="boto3 is not installed", hint=hint) from error
+    signed = Config(signature_version=UNSIGNED) if access.config.get("skip_signature") else None
+    try:
+        yield boto3.Session().client(
+            "s3",
+            endpoint_url=access.endpoint or None,
+            region_name=access.config.get("region"),
+            config=signed,
+        )
+    except (BotoCoreError, ClientError) as error:
+        wanted = "s3:ListBucketMultipartUploads and s3:AbortMultipartUpload"
+        raise StorageError(what, place=place, got=error, wanted=wanted) from error

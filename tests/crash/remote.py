@@ -1,0 +1,228 @@
+"""Kills conversions to gs:// at random moments; looks at what is there, and at what the same command makes.
+
+    python tests/crash/remote.py [KILLS] [--seed N]
+
+The server is a process of its own, and answers after 5 ms. After each kill: what says that the destination
+is complete says so only of what is. The same command makes in the end what an uninterrupted one makes;
+nothing of `.partial` is left, no upload, and no object that is not among those of the uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+TESTS = Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS))
+
+from support.command_line import ckpt  # noqa: E402
+from support.places import GOLDEN  # noqa: E402
+
+from ckpttools.stores.objects import gs  # noqa: E402
+
+LLAMA = GOLDEN / "llama3.1"
+BUCKET = "crash"
+LATENCY = 0.005
+# Small parts, so that small checkpoints are uploaded in several, and kills leave some.
+_MAIN = """
+from ckpttools.__main__ import main
+from ckpttools.stores.objects import writing
+writing.PART_BYTES = 20_000
+main()
+"""
+SCENARIOS: Mapping[str, Sequence[str]] = {
+    "orbax": ("convert", "hf-to-maxtext", str(LLAMA / "hf")),
+    "zstd": ("convert", "hf-to-maxtext", str(LLAMA / "hf"), "--compression", "zstd"),
+    "hf": (
+        *("convert", "maxtext-to-hf", str(LLAMA / "maxtext_scanned")),
+        *("--like", str(LLAMA / "hf"), "--max-shard-size", "60KB"),
+    ),
+    "stack": ("stack", f"gs://{BUCKET}/source"),
+}
+# What each replaces with `--overwrite`: of the same kind, and other content.
+REPLACED: Mapping[str, Sequence[str]] = {
+    "orbax": (*SCENARIOS["orbax"], "--no-scan"),
+    "zstd": SCENARIOS["orbax"],
+    "hf": (*SCENARIOS["hf"][:-1], "90KB"),
+    "stack": SCENARIOS["orbax"],
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an uninterrupted run leaves, and the seconds that it takes after its first request."""
+
+    digest: str
+    names: frozenset[str]
+    seconds: float
+
+
+@dataclass
+class Campaign:
+    """A server, and what has been done there.
+
+    Attributes:
+        url: of the server.
+        rng: says when to kill what.
+        kills: that met a process.
+        uploads: in parts that kills have left.
+    """
+
+    url: str
+    rng: random.Random
+    kills: int = 0
+    uploads: int = 0
+
+    def run(self, *words: str) -> tuple[int, str]:
+        """Exit code and output of a command, in this process, which has not looked at anything before."""
+        gs.STORE.__init__()  # type: ignore[misc]
+        done = ckpt(*words)
+        return done.exit_code, done.output
+
+    def digest(self, place: str) -> tuple[int, str]:
+        code, output = self.run("hash", place)
+        return code, output.split()[0] if output else ""
+
+    def state(self) -> dict[str, Any]:
+        """Objects, unfinished uploads, and the number of requests."""
+        with urlopen(f"{self.url}/_state") as answer:
+            return json.load(answer)  # type: ignore[no-any-return]
+
+    def below(self, key: str) -> frozenset[str]:
+        """Objects whose keys begin so: the rest of these."""
+        return frozenset(name[len(key) :] for name in self.state()["objects"] if name.startswith(key))
+
+    def uploads_to(self, key: str) -> list[str]:
+        return [each for each in self.state()["uploads"].values() if each.startswith(key)]
+
+    def timed(self, words: Sequence[str], seconds: float | None) -> float:
+        """Runs a command in a process of its own; kills it so long after its first request, None for never.
+
+        Returns:
+            The seconds that it has lived after that.
+        """
+        before = self.state()["requests"]
+        process = subprocess.Popen(
+            [sys.executable, "-c", _MAIN, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        while self.state()["requests"] == before and process.poll() is None:
+            time.sleep(0.01)
+        began = time.monotonic()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            self.kills += 1
+        process.communicate()
+        return time.monotonic() - began
+
+
+def one(campaign: Campaign, number: int, name: str, is_replacing: bool, expected: Expected) -> str:
+    """One destination, killed once or several times: "" if all is right, else what is wrong."""
+    place = f"gs://{BUCKET}/{name}-{number}/out"
+    key, right = place.removeprefix(f"gs://{BUCKET}/"), {expected.digest}
+    if is_replacing:
+        code, output = campaign.run(*REPLACED[name], place)
+        assert code == 0, output
+        right.add(campaign.digest(place)[1])
+    words = [*SCENARIOS[name], place, "--jobs", "2", *(["--overwrite"] if is_replacing else [])]
+    for _ in range(campaign.rng.choice((1, 2, 3))):
+        campaign.timed(words, campaign.rng.uniform(0, expected.seconds))
+        if wrong := _seen(campaign, place, key, right, expected):
+            return wrong
+    campaign.uploads += len(campaign.uploads_to(key))
+    code, output = campaign.run(*words)
+    if code and "exists" not in output:
+        return f"the same command ends with {code}: {output}"
+    if (found := campaign.digest(place)) != (0, expected.digest):
+        return f"another digest: {found}"
+    if (names := campaign.below(f"{key}/")) != expected.names:
+        return f"other objects: {sorted(names ^ expected.names)}"
+    if left := campaign.below(f"{key}.partial"):
+        return f"left over: {sorted(left)}"
+    uploads = campaign.uploads_to(key)
+    return f"uploads left over: {uploads}" if uploads else ""
+
+
+def _seen(campaign: Campaign, place: str, key: str, right: set[str], expected: Expected) -> str:
+    """What is wrong with what readers see after a kill; "" if nothing is."""
+    code, digest = campaign.digest(place)
+    if code == 0 and digest not in right:
+        return f"a digest that is of neither: {digest}"
+    names = campaign.below(f"{key}/")
+    # Of a step this says to Orbax that it is complete.
+    is_listed = "commit_success.txt" in names or "0/commit_success.txt" in names
+    if is_listed and code and not names >= expected.names:
+        return f"listed, and not complete: {sorted(expected.names - names)}"
+    return ""
+
+
+def prepared(campaign: Campaign) -> dict[str, Expected]:
+    """What every command makes, uninterrupted."""
+    code, output = campaign.run(*SCENARIOS["orbax"], "--no-scan", f"gs://{BUCKET}/source")
+    assert code == 0, output
+    made = {}
+    for name, words in SCENARIOS.items():
+        place = f"gs://{BUCKET}/whole-{name}/out"
+        seconds = campaign.timed([*words, place, "--jobs", "2"], None)
+        code, digest = campaign.digest(place)
+        assert code == 0, digest
+        made[name] = Expected(digest, campaign.below(f"whole-{name}/out/"), seconds)
+    return made
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """The server in a process of its own: its address."""
+    command = [sys.executable, "-m", "crash.remote_server", str(LATENCY)]
+    process = subprocess.Popen(
+        command, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("kills", type=int, nargs="?", default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    counts: Counter[str] = Counter()
+    with serving() as url:
+        os.environ["STORAGE_EMULATOR_HOST"] = url
+        campaign = Campaign(url, random.Random(asked.seed))
+        expected = prepared(campaign)
+        for number in count():
+            if campaign.kills >= asked.kills:
+                break
+            name, is_replacing = campaign.rng.choice(list(SCENARIOS)), campaign.rng.random() < 0.5
+            what = f"{name}{' --overwrite' if is_replacing else ''}"
+            wrong = one(campaign, number, name, is_replacing, expected[name])
+            counts[f"{what}: {'wrong' if wrong else 'right'}"] += 1
+            if wrong:
+                print(f"{number} {what}: {wrong}", flush=True)  # noqa: T201
+    for result, times in sorted(counts.items()):
+        print(f"{times:4} {result}")  # noqa: T201
+    print(f"{campaign.kills} kills, which left {campaign.uploads} uploads")  # noqa: T201
+    return int(any(each.endswith("wrong") for each in counts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

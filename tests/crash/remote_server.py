@@ -1,0 +1,39 @@
+"""The small Google Cloud Storage in a process of its own, which also tells of all that it holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+
+from support.gcs_server import Fault, Server
+
+
+class Told(Server):
+    """`GET /_state` answers with objects, uploads and the number of requests."""
+
+    def fault(self, method_and_path: str) -> Fault | None:
+        if method_and_path == "GET /_state":
+            self.log.pop()
+            return Fault(status=200, body=described(self))
+        return super().fault(method_and_path)
+
+
+def described(server: Server) -> str:
+    objects = {key: each.etag for key, each in list(server.buckets["crash"].items())}
+    uploads = {name: each.key for name, each in list(server.uploads.items())}
+    return json.dumps({"objects": objects, "uploads": uploads, "requests": len(server.log)})
+
+
+def main() -> None:
+    server = Told()
+    server.latency = float(sys.argv[1])
+    server.put("crash", "a", b"")
+    with server.running():
+        sys.stdout.write(f"{server.url}\n")
+        sys.stdout.flush()
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

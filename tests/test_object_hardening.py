@@ -1,0 +1,218 @@
+"""Writers that sleep, answers that are lost, names and objects that are somebody else's: nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support.command_line import ckpt, run
+from support.gcs_server import Fault
+from support.object_stores import files_in, google
+from support.places import GOLDEN, HF
+
+from ckpttools.core.errors import DestinationExistsError
+from ckpttools.stores import parse
+from ckpttools.stores.objects import lock as locking
+from ckpttools.stores.objects import writing
+from ckpttools.stores.objects.writing import MARK, PART_BYTES, Upload
+
+# A process of its own with a lock that others take over after 2 s.
+SLEEPER = """
+import sys
+from ckpttools.__main__ import main
+from ckpttools.stores.objects import lock, writing
+lock.EXPIRED_SECONDS, lock.RENEWED_SECONDS, writing.PART_BYTES = 2.0, 0.5, 20_000
+lock._is_gone = lambda owner: False
+main()
+"""
+CONVERT = ("convert", "hf-to-maxtext", HF)
+
+
+@pytest.fixture
+def gcs(gcs_server):
+    with google(gcs_server) as cloud:
+        cloud.filled({"a": b""})
+        yield cloud
+        gcs_server.uploads.clear()
+
+
+@pytest.fixture
+def target(gcs):
+    return f"gs://{gcs.bucket}/runs/out"
+
+
+@pytest.fixture
+def in_parts(monkeypatch):
+    """Small checkpoints are uploaded in several parts."""
+    monkeypatch.setattr(writing, "PART_BYTES", 20_000)
+
+
+@pytest.fixture
+def short_lock(monkeypatch):
+    monkeypatch.setattr(locking, "EXPIRED_SECONDS", 2.0)
+    monkeypatch.setattr(locking, "RENEWED_SECONDS", 0.5)
+    monkeypatch.setattr(locking, "_is_gone", lambda owner: False)
+
+
+def stopped(server, words, request):
+    """A process that is stopped (SIGSTOP) when it asks for something, which is done."""
+    halted = []
+
+    def stop():
+        if not halted:
+            os.kill(process.pid, signal.SIGSTOP)
+            halted.append(True)
+
+    server.faults = [Fault(request, then=stop)]
+    command = [sys.executable, "-c", SLEEPER, *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until = time.monotonic() + 60
+    while not halted and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+    assert halted, process.communicate()
+    server.faults = []
+    return process
+
+
+def woken(process):
+    os.kill(process.pid, signal.SIGCONT)
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output
+
+
+class TestSleepers:
+    """Who wakes up when another has finished does no harm to it."""
+
+    @pytest.mark.parametrize("request_", ["PUT .*partNumber=2", "PUT .*items/commit_success"])
+    def test_while_it_writes(self, gcs, target, short_lock, in_parts, request_):
+        sleeper = stopped(gcs.server, [*CONVERT, target], request_)
+        time.sleep(2.2)
+        # Another conversion: what the first goes on with would be mixed into it.
+        run(*CONVERT, target, "--no-scan", "--overwrite")
+        before = dict(gcs.server.buckets[gcs.bucket])
+        code, output = woken(sleeper)
+        assert code in (2, 5), output
+        assert gcs.server.buckets[gcs.bucket] == before, output
+        assert not gcs.server.uploads
+
+    @pytest.mark.parametrize("request_", ["DELETE .*runs/out/0/items", "PUT .*runs/out/0/items/d/"])
+    def test_while_it_replaces(self, gcs, target, short_lock, in_parts, request_):
+        run(*CONVERT, target)
+        words = [*CONVERT, target, "--no-scan", "--overwrite"]
+        sleeper = stopped(gcs.server, words, request_)
+        time.sleep(2.2)
+        run(*words)
+        digest = run("hash", target)
+        names = set(gcs.server.buckets[gcs.bucket])
+        code, output = woken(sleeper)
+        assert code == 5, output
+        assert run("hash", target) == digest
+        assert set(gcs.server.buckets[gcs.bucket]) == names
+
+
+class TestAnswers:
+    """Whatever a server does meanwhile: an error of ours, or the right content; then the same command."""
+
+    @pytest.mark.parametrize("request_", ["PUT ", "POST .*uploadId", "DELETE |GET "])
+    @pytest.mark.parametrize(
+        "fault",
+        [{"status": 503}, {"is_dropped": True}, {"cut": 0}, {"status": 429, "headers": {"Retry-After": "0"}}],
+        ids=["503", "dropped", "cut", "429"],
+    )
+    def test_that_are_lost_or_late(self, gcs, target, in_parts, fault, request_):
+        run(*CONVERT, f"{target}-0")
+        run(*CONVERT, target, "--no-scan")
+        gcs.server.faults = [Fault(request_, count=2, **fault)]
+        words = (*CONVERT, target, "--overwrite")
+        done = ckpt(*words)
+        assert done.exit_code in (0, 5), done.output
+        gcs.server.faults = []
+        if done.exit_code:
+            run(*words)
+        assert run("hash", target).split()[0] == run("hash", f"{target}-0").split()[0]
+        assert not any(key.startswith("runs/out.partial") for key in gcs.server.buckets[gcs.bucket])
+
+
+class TestSomebodyElses:
+    def test_an_object_that_appears_meanwhile_is_not_written_over(self, gcs, target):
+        bucket, key = parse(target).store._at(f"{gcs.bucket}/runs/out/x")
+        for size in (1, 2 * PART_BYTES):
+            gcs.server.put(gcs.bucket, "runs/out/x", b"mine")
+            with pytest.raises(DestinationExistsError, match="somebody else"), Upload(bucket, key, size, "p"):
+                pass
+            assert gcs.server.buckets[gcs.bucket]["runs/out/x"].content == b"mine"
+            gcs.server.put(gcs.bucket, "runs/out/x", b"ours", {MARK: "p"})
+            with Upload(bucket, key, size, "p"):
+                pass
+            assert len(gcs.server.buckets[gcs.bucket]["runs/out/x"].content) == size
+
+    def test_what_appears_in_what_is_replaced_is_not_deleted(self, gcs, target):
+        run(*CONVERT, target)
+        words = (*CONVERT, target, "--no-scan", "--overwrite")
+        gcs.server.faults = [Fault("PUT .*/out/0/items/d", count=99, status=400, body="<Error/>")]
+        assert ckpt(*words).exit_code == 5
+        gcs.server.faults = []
+        gcs.server.put(gcs.bucket, "runs/out/notes.txt", b"mine")
+        done = ckpt(*words)
+        assert done.exit_code == 2 and "somebody else" in done.output, done.output
+        assert gcs.server.buckets[gcs.bucket]["runs/out/notes.txt"].content == b"mine"
+        del gcs.server.buckets[gcs.bucket]["runs/out/notes.txt"]
+        run(*words)
+
+    def test_what_lies_where_the_new_would_grow_is_not_published(self, gcs, target):
+        run(*CONVERT, target)
+        gcs.server.put(gcs.bucket, "runs/out.partial/content/mine", b"mine")
+        done = ckpt(*CONVERT, target, "--no-scan", "--overwrite")
+        assert done.exit_code == 2 and "no journal" in done.output, done.output
+        assert gcs.server.buckets[gcs.bucket]["runs/out.partial/content/mine"].content == b"mine"
+        assert run("hash", target)
+
+    def test_what_has_lost_objects_does_not_replace(self, gcs, target):
+        run(*CONVERT, target)
+        words = (*CONVERT, target, "--no-scan", "--overwrite")
+        gcs.server.faults = [Fault("DELETE .*runs/out/", count=99, status=400, body="<Error/>")]
+        assert ckpt(*words).exit_code == 5
+        gcs.server.faults = []
+        del gcs.server.buckets[gcs.bucket]["runs/out.partial/content/0/items/_METADATA"]
+        done = ckpt(*words)
+        assert done.exit_code == 2 and "not what it was" in done.output, done.output
+
+    def test_sharing_with_a_source_is_gone_on_with(self, gcs, target):
+        source = gcs.filled(files_in(GOLDEN / "llama3.1" / "maxtext_unscanned"))
+        run("stack", source, f"{target}-0")
+        run(*CONVERT, target)
+        words = ("stack", source, target, "--overwrite")
+        gcs.server.faults = [Fault("PUT .*/out/0/commit_success", count=99, status=400, body="<Error/>")]
+        assert ckpt(*words).exit_code == 5
+        gcs.server.faults = []
+        run(*words)
+        assert run("hash", target).split()[0] == run("hash", f"{target}-0").split()[0]
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["ü #1", "50%", "a%20b&c+", "~[x]?'\"*"])
+    def test_odd_ones(self, gcs, name):
+        place = f"gs://{gcs.bucket}/odd/{name}/out"
+        run(*CONVERT, place)
+        digest = run("hash", place).split()[0]
+        assert f"odd/{name}/out/0/commit_success.txt" in gcs.server.buckets[gcs.bucket]
+        run(*CONVERT, place, "--no-scan", "--overwrite")
+        # One name for a layer, stacked or not.
+        assert run("hash", place).split()[0] == digest
+
+    @pytest.mark.parametrize("name", ["new\nline", "x\x7f"])
+    def test_those_that_no_object_can_have(self, gcs, name):
+        done = ckpt(*CONVERT, f"gs://{gcs.bucket}/{name}")
+        assert done.exit_code == 2 and "control characters" in done.output, done.output
+
+    def test_one_that_begins_like_another(self, gcs, target):
+        run(*CONVERT, f"{target}2")
+        before = {key: each for key, each in gcs.server.buckets[gcs.bucket].items() if "out2" in key}
+        run(*CONVERT, target)
+        run(*CONVERT, target, "--no-scan", "--overwrite")
+        now = {key: each for key, each in gcs.server.buckets[gcs.bucket].items() if "out2" in key}
+        assert now == before
