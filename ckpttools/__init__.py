@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from ckpttools.api.conversion import open_checkpoint
     from ckpttools.api.conversion_fn import family_conversion_fn as family_conversion_fn
     from ckpttools.api.convert import convert as convert
+    from ckpttools.api.copy import PreparedCopy as PreparedCopy
+    from ckpttools.api.copy import copy as copy
+    from ckpttools.api.copy import plan_copy as plan_copy
     from ckpttools.api.diagnosis import doctor as doctor
     from ckpttools.api.differing import diff as diff
     from ckpttools.api.digests import hash as hash
@@ -80,6 +83,7 @@ _MODULES = {
     "api.conversion": "Conversion Resources open",
     "api.conversion_fn": "family_conversion_fn",
     "api.convert": "convert",
+    "api.copy": "PreparedCopy copy plan_copy",
     "api.diagnosis": "doctor",
     "api.differing": "diff",
     "api.digests": "hash",

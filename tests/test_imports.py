@@ -61,6 +61,7 @@ MAY = {
         "digest.pairing",
     },
     "doctor": {"array", "quantized", "stores", "codecs", "formats"},
+    "copying": {"array", "stores", "formats", "run.apart", "run.threads", "digest.digest"},
     "api": {
         "array",
         "roles",
@@ -77,6 +78,7 @@ MAY = {
         "compare",
         "inspect",
         "doctor",
+        "copying",
     },
 }
 # The rooms that may import all others: the command line, what tests and plug-ins share, and the two doors.
@@ -86,7 +88,7 @@ ROOMS = {*MAY, *OPEN}
 ONLY_IN = {
     "struct": {"formats", "stores"},
     "tensorstore": {"codecs"},
-    "threading": {"testing", "array", "run", "digest", "compare", "stores", "cli"},
+    "threading": {"testing", "array", "run", "digest", "compare", "stores", "copying", "cli"},
     "concurrent": {"run", "stores", "cli"},
     "click": {"cli"},
     "rich": {"cli"},

@@ -64,6 +64,19 @@ def check_replaceable(destination: Place, tree: Tree, format_name: str) -> None:
         )
 
 
+def optimizer_in(place: Place) -> str | None:
+    """The name of the optimizer whose state a checkpoint has; None for none, and where it cannot be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LaterStepWarning)
+            optimizer = view_of(open_tree(place)).optimizer
+    except StorageError:
+        raise
+    except CheckpointError:
+        return None
+    return optimizer.name if optimizer else None
+
+
 def _opened(destination: Place) -> Tree:
     try:
         with warnings.catch_warnings():

@@ -24,6 +24,7 @@ from ckpttools.core.wording import as_flags
 _COMMANDS = {
     "cast": in_module("cast", "cast", "The same arrays in other dtypes."),
     "convert": in_module("convert", "convert", "Write a checkpoint in another form."),
+    "copy": in_module("copy", "copy", "A checkpoint to another place or store, byte for byte."),
     "demo": in_module("demo", "demo", "Make, convert and load a small model, and back."),
     "diff": in_module("diff", "diff", "What differs between two checkpoints, how far, and why."),
     "doctor": in_module("doctor", "doctor", "What is wrong with a checkpoint, and what to do."),

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 # Switches of which one side has a name of its own.
 _FLAGS = {("zarr3", False): "--zarr2", ("reference", False): "--copy", ("per_layer", False): "--whole"}
 # Arguments whose flags have names that Python keeps for itself.
-_NAMES = {"names": "as", "everything": "all", "format": "to"}
+_NAMES = {"names": "as", "everything": "all", "format": "to", "steps": "step"}
 _PLACES = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "against": "SRC"}
 _NAMED = re.compile(r"\{([a-z][a-z_]*)\}")
 _as_flags = False

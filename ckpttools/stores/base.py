@@ -228,10 +228,12 @@ class Store(ABC):
     Attributes:
         scheme: what stands before `://`.
         streams: how checkpoints are written; None where files can be written at any offset, or not at all.
+        copies: whether `link` makes a copy, which shares nothing with the file that it is of.
     """
 
     scheme: ClassVar[str]
     streams: ClassVar[Streams | None] = None
+    copies: ClassVar[bool] = False
 
     @property
     def costs(self) -> Costs:
@@ -323,6 +325,10 @@ class Store(ABC):
 
     def may_read(self, key: str) -> bool:
         """Whether this user may read what is there, as far as that can be known without reading it."""
+        return True
+
+    def lists_all(self, key: str) -> bool:
+        """Whether what is listed of a directory is all that is in it; errors as `list`."""
         return True
 
     def why_absent(self, key: str) -> CheckpointError | None:

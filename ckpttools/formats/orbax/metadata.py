@@ -20,6 +20,7 @@ from ckpttools.stores.place import Place
 TREE_FILE = "_METADATA"
 CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
 COMMIT_FILE = "commit_success.txt"
+COMMIT_TEXT = b"Checkpoint commit was successful"
 STRINGS_FILE = "_strings.json"
 ARRAYS_DIRECTORY = "array_metadatas"
 EMPTY_KINDS = ("None", "Dict", "List", "Tuple")

@@ -134,7 +134,7 @@ class OrbaxWriter:
         outer = orbax_metadata.checkpoint_document(self.item, tree.metadata.custom)
         (item.parent / orbax_metadata.CHECKPOINT_FILE).write_bytes(json.dumps(outer).encode())
         for place in (item, item.parent):
-            (place / orbax_metadata.COMMIT_FILE).write_bytes(b"Checkpoint commit was successful")
+            (place / orbax_metadata.COMMIT_FILE).write_bytes(orbax_metadata.COMMIT_TEXT)
 
     def _documents(self, tree: Tree, layout: Layout) -> Iterator[tuple[str, bytes]]:
         """Key and content of each array's own metadata."""

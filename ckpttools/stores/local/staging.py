@@ -533,5 +533,11 @@ def _mark(place: Path) -> str | None:
 
 def _allocated(path: Path) -> int:
     """Bytes on disk of all files below `path` that are not shared with another checkpoint."""
-    status = (file.stat() for file in path.rglob("*") if file.is_file())
-    return sum(each.st_blocks * 512 for each in status if each.st_nlink == 1)
+    found = 0
+    # Another process may be giving it its name, or removing it, meanwhile.
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                each = os.lstat(os.path.join(directory, name))  # noqa: PTH118  half the time
+                found += each.st_blocks * 512 * (each.st_nlink == 1)
+    return found

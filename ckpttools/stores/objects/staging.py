@@ -274,6 +274,8 @@ class ObjectWork:
     def enter(self, records: Iterable[Record]) -> None:
         self.lock.check()
         self.entries.enter(records)
+        # Who looks for what is done finds it.
+        self.staging.store.forget(self.content.key)
 
     def discard(self) -> None:
         self.lock.renew()

@@ -136,6 +136,9 @@ class HttpStore(WebStore):
             )
         return [DirEntry(name, kind) for name, kind in kinds.items()]
 
+    def lists_all(self, key: str) -> bool:
+        return self._directory(key).is_complete
+
     def open(self, key: str, found: Status | None = None) -> WebFile:
         looked = self._look(key)
         status = looked.status

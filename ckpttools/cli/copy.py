@@ -1,0 +1,131 @@
+"""`ckpt copy`: a checkpoint to another place, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttools.cli.command_line import command_line
+from ckpttools.cli.options import json_option, resource_options
+from ckpttools.cli.output import labelled, print_json, prose_width, say, show
+from ckpttools.cli.progress import progress_option, watching
+from ckpttools.cli.transforming import places
+from ckpttools.cli.units import disk, memory
+from ckpttools.core.text import plural
+from ckpttools.stores.place import Place
+
+if TYPE_CHECKING:
+    from ckpttools.api.copy import CopiedPart, CopyReport
+
+
+@click.command(short_help="A checkpoint to another place or store, byte for byte.")
+@places
+@click.option(
+    "--step",
+    "steps",
+    type=click.IntRange(min=0),
+    metavar="N",
+    multiple=True,
+    help="Of a run only this step; by default all finished ones. May be repeated.",
+)
+@click.option(
+    "--latest",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of a run only the latest N finished steps.",
+)
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Read again all that was written, data before it becomes visible, and compare all of what is in DST "
+    "already.",
+)
+@resource_options
+@click.option("--dry-run", is_flag=True, help="Print what would be copied and write nothing.")
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Replace steps or checkpoints in DST that have another content; the old one is removed last.",
+)
+@progress_option
+@json_option
+def copy(
+    source: Place, destination: Place, dry_run: bool, progress: bool, as_json: bool, **options: Any
+) -> None:
+    """Copy a checkpoint from any store to any store: a run, a step, an item, a model.
+
+    Nothing in DST is taken for a checkpoint before it is complete; what says that it is one comes last. Of a
+    run the finished steps are copied, oldest first. Those that are in DST already are left as they are, so
+    the same command copies what is new, and goes on where it was stopped.
+
+    \b
+    Example:
+      ckpt copy ~/maxtext/run/checkpoints gs://my-bucket/runs/run/checkpoints
+      ckpt copy gs://my-bucket/runs/run/checkpoints ~/run --latest 1
+      ckpt copy hf://org/name s3://my-bucket/models/name
+    """
+    from ckpttools.api.copy import plan_copy
+
+    prepared = plan_copy(source, destination, command=command_line(), **options)
+    if dry_run:
+        _print(prepared.report, as_json, [*_lines(prepared.report), "", "Dry run: nothing was written."])
+        prepared.check()
+        return
+    prepared.check()
+    for line in _notes(prepared.report):
+        say(line)
+    with watching(progress) as observe:
+        report = prepared.run(observe)
+    _print(report, as_json, [*_lines(report), _closing(report)])
+
+
+def _print(report: CopyReport, as_json: bool, lines: list[str]) -> None:
+    if as_json:
+        print_json(report)
+    else:
+        show(lines)
+
+
+def _notes(report: CopyReport) -> Iterator[str]:
+    """What the user should know, on stderr."""
+    for name, reason in report.left_out.items():
+        yield from labelled("left out", f"{name}: {reason}", 9, prose_width())
+    for text in report.remarks:
+        yield from labelled("note", text, 9, prose_width())
+
+
+def _lines(report: CopyReport) -> Iterator[str]:
+    """A line for each part, and what is left out where nothing was done yet."""
+    for part in report.parts:
+        name, files = part.name or report.destination, plural(part.files, "file")
+        yield f"{name}: {part.outcome}, {files}, {disk(part.bytes)}{_more(part)}"
+    if any(part.outcome == "to be copied" for part in report.parts):
+        yield from _notes(report)
+
+
+def _more(part: CopiedPart) -> str:
+    parts = []
+    if part.bytes_resumed:
+        parts.append(f"{disk(part.bytes_resumed)} by an earlier run")
+    if part.bytes_by_store:
+        parts.append(f"{disk(part.bytes_by_store)} by the store itself")
+    if part.bytes_verified:
+        how = "compared" if part.outcome == "there already" else "read again"
+        parts.append(f"{disk(part.bytes_verified)} {how}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _closing(report: CopyReport) -> str:
+    """What a copy did, in one line."""
+    resumed = sum(part.bytes_resumed for part in report.parts)
+    rate = (report.bytes - resumed) / max(report.seconds, 1e-9)
+    speed = f" ({disk(rate)}/s)" if rate else ""
+    parts = [plural(report.files, "file"), f"{disk(report.bytes)} in {report.seconds:.2f} s{speed}"]
+    there = sum(part.outcome == "there already" for part in report.parts)
+    if there:
+        parts.append(f"{there} of {len(report.parts)} were there already")
+    if report.peak_bytes is not None:
+        parts.append(f"peak memory {memory(report.peak_bytes)}")
+    return f"{report.destination}: {', '.join(parts)}"

@@ -1,0 +1,1 @@
+"""Copying checkpoints byte for byte, from any store to any store."""

@@ -1,0 +1,156 @@
+"""Copying one part, or going on where an earlier run stopped: it becomes visible when all of it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from ckpttools.copying.comparison import equal_files
+from ckpttools.copying.files import files_below
+from ckpttools.copying.part import Part
+from ckpttools.copying.room import Room, room_for
+from ckpttools.copying.transfer import Transferred, WrittenWrongError, check_sizes, transfer
+from ckpttools.core.errors import SourceChangedError
+from ckpttools.formats.orbax.metadata import COMMIT_TEXT
+from ckpttools.run.apart import check_unread
+from ckpttools.stores.at_once import at_once
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import Purpose, Staging, Work, staging_of
+from ckpttools.stores.registry import parse
+
+
+def room_of(part: Part, place: Place, memory: int, jobs: int) -> Room:
+    """What copying a part to a place may take; arguments and errors as of `room_for`."""
+    held = sum(part.files[name].size for name in part.last)
+    return room_for(list(part.files), 2 * held, part.source.store, place.store, memory, jobs)
+
+
+def check_part(part: Part, place: Place, overwrite: bool, check_replaced: Callable[[], None]) -> None:
+    """Raises what stops `copy_part` before it writes anything; arguments as there."""
+    _checked(part, place, staging_of(place, overwrite, check_replaced))
+
+
+def _checked(part: Part, place: Place, staging: Staging) -> str:
+    sources = [(part.source / name).open(found) for name, found in part.files.items()]
+    check_unread(sources, staging.taken)
+    plan = part.fingerprint()
+    staging.check(plan, part.nbytes)
+    return plan
+
+
+def copy_part(
+    part: Part,
+    place: Place,
+    room: Room,
+    *,
+    overwrite: bool,
+    check_replaced: Callable[[], None],
+    verify: bool,
+    add_commits: bool,
+    command: str,
+    observe: Callable[[int], None],
+) -> Transferred:
+    """Copies a part.
+
+    Args:
+        part: what.
+        place: final name; it appears only when everything is there.
+        room: what copying may take.
+        overwrite, check_replaced: as of `ckpttools.stores.publishing.Publishes.staging`.
+        verify: whether all that was written is read again.
+        add_commits: whether the commit files are written that are missing.
+        command: the command line, for whoever finds the work unfinished; "" where there is none.
+        observe: called with numbers of bytes that are done.
+
+    Raises:
+        CheckpointError: of any kind; the destination is then as it was, and `<place>.partial` keeps what was
+            done.
+    """
+    staging = staging_of(place, overwrite, check_replaced)
+    plan = _checked(part, place, staging)
+    directory = str(parse(".").absolute()) if command else ""
+    purpose = Purpose(plan, str(part.source.absolute()), command, directory)
+    with staging.opened(purpose, part.nbytes) as work:
+        if work.is_complete:
+            done = Transferred(bytes_resumed=part.nbytes)
+            observe(part.nbytes)
+        else:
+            done = _made(part, place, work, room, verify, add_commits, observe)
+            check_sizes(part, _sizes(work.content), place)
+            work.publish()
+        # What a store has listed before is not what is there now: `work` tells it so when it ends.
+        work.conclude()
+    check_sizes(part, _sizes(place), place)
+    if not verify:
+        return done
+    names = part.last if done.bytes_verified else list(part.files)
+    nbytes = sum(verified(part, place, name) for name in names)
+    return replace(done, bytes_verified=done.bytes_verified + nbytes)
+
+
+def _sizes(place: Place) -> Mapping[str, int]:
+    return {name: found.size for name, found in files_below(place).items()}
+
+
+def verified(part: Part, place: Place, name: str) -> int:
+    """Bytes of a file that is read again.
+
+    Raises:
+        WrittenWrongError: it is not what was copied.
+    """
+    if not equal_files(part, place, name):
+        raise WrittenWrongError(f"{place}/{name} does not hold what was written to it")
+    return part.files[name].size
+
+
+def _made(
+    part: Part,
+    place: Place,
+    work: Work,
+    room: Room,
+    verify: bool,
+    add_commits: bool,
+    observe: Callable[[int], None],
+) -> Transferred:
+    """Makes the content, all but its name."""
+    try:
+        done = transfer(part, work, place.store, room, verify=verify, observe=observe)
+        for name in part.last:
+            if name not in part.commits:
+                _write_last(part, work, name, observe)
+        for name in part.commits:
+            if name in part.files:
+                _write_last(part, work, name, observe)
+            elif add_commits:
+                (work.content / name).write_bytes(COMMIT_TEXT)
+        check_source(part)
+    except (SourceChangedError, WrittenWrongError):
+        # What was copied is of two states, or is not what was read.
+        work.discard()
+        raise
+    return done
+
+
+def _write_last(part: Part, work: Work, name: str, observe: Callable[[int], None]) -> None:
+    with (part.source / name).open(part.files[name]) as source:
+        (work.content / name).write_bytes(source.read(0, source.size))
+        observe(source.size)
+
+
+def check_source(part: Part) -> None:
+    """Compares all files of a part with what they were at first.
+
+    Raises:
+        SourceChangedError: one was changed, or is gone, or there is one more.
+    """
+    files = [(part.source / name).open(found) for name, found in part.files.items()]
+    at_once(part.source.store, lambda file: file.check_unchanged(), files)
+    now = files_below(part.source)
+    if now.keys() != part.files.keys():
+        name = sorted(now.keys() ^ part.files.keys())[0]
+        raise SourceChangedError(
+            f"{part.source} was changed while it was copied",
+            got=f"{name} is {'new' if name in now else 'gone'}",
+            wanted="the files that were there at first",
+            hint="wait until nothing writes to it, then run the command again",
+        )

@@ -1,0 +1,53 @@
+"""All files of a directory, whatever they are: what cannot be copied is refused, nothing is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ckpttools.core.errors import FormatError
+from ckpttools.stores.at_once import at_once
+from ckpttools.stores.base import DirEntry, FileKind, Status
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import PLAN_MARK
+
+
+def files_below(directory: Place) -> Mapping[str, Status]:
+    """Each file below a directory, sorted by its names with "/" between them. Links to files are followed.
+
+    Raises:
+        FormatError: there is something that is neither a file nor a directory, or a link to a directory.
+        StorageError: nothing is here, or the store cannot answer.
+    """
+    names = sorted(_names(directory))
+    found = at_once(directory.store, lambda name: (directory / name).stat(), names)
+    for name, status in zip(names, found, strict=True):
+        if status.kind is not FileKind.FILE:
+            raise _refused(directory / name, "something that was a file when it was listed")
+    return dict(zip(names, found, strict=True))
+
+
+def _names(directory: Place) -> Iterator[str]:
+    for name, entry in directory.below():
+        if entry.is_own_dir:
+            continue
+        if not entry.is_file:
+            raise _refused(directory / name, _what(entry))
+        # It belongs to the command that wrote this checkpoint, and to no copy of it.
+        if name != PLAN_MARK:
+            yield name
+
+
+def _what(entry: DirEntry) -> str:
+    if entry.is_dir:
+        return "a link to a directory"
+    return "a link that leads to no file" if entry.is_link else "neither a file nor a directory"
+
+
+def _refused(place: Place, got: str) -> FormatError:
+    return FormatError(
+        "not everything here can be copied",
+        place=place,
+        got=got,
+        wanted="files, links to files, and directories",
+        hint="remove it, or put what it leads to in its place; then run the command again",
+    )

@@ -1,0 +1,107 @@
+"""What becomes visible in one step: a step of a run, an item, a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARDING_FILE, TREE_FILE
+from ckpttools.formats.orbax.ocdbt import MANIFEST
+from ckpttools.stores.base import Status
+from ckpttools.stores.place import Place
+
+# By these a reader finds that a checkpoint is there, and what is in it. The last ones come last.
+_TELLING = (
+    "*.safetensors.index.json",
+    "config.json",
+    ".zattrs",
+    ".zgroup",
+    ".zmetadata",
+    "zarr.json",
+    SHARDING_FILE,
+    MANIFEST,
+    TREE_FILE,
+    CHECKPOINT_FILE,
+    "orbax.checkpoint",
+)
+_LARGEST_TELLING = 8 << 20
+_MOST_TELLING = 32 << 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files that are there together, or not at all.
+
+    Attributes:
+        source: the directory, or the file.
+        name: below the destination; "" for the destination itself.
+        step: of a run; None where it is none.
+        commits: names of the files that say on `gs://` that item and step are complete, in this order.
+    """
+
+    source: Place
+    name: str = ""
+    step: int | None = None
+    commits: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def files(self) -> Mapping[str, Status]:
+        """Its files, as they were when they were first looked at; errors as `files_below`."""
+        from ckpttools.copying.files import files_below
+
+        return files_below(self.source)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(found.size for found in self.files.values())
+
+    @property
+    def missing_commits(self) -> tuple[str, ...]:
+        """Those that are not there."""
+        return tuple(name for name in self.commits if name not in self.files)
+
+    @cached_property
+    def last(self) -> Sequence[str]:
+        """Names of files that are written when all others are there, in that order; small ones."""
+        order = {name: number for number, name in enumerate(self._telling)}
+        chosen: list[str] = []
+        room = _MOST_TELLING
+        for name in sorted(order, key=lambda name: (-order[name], name)):
+            size = self.files[name].size
+            if size <= min(room, _LARGEST_TELLING):
+                chosen.append(name)
+                room -= size
+        return [*reversed(chosen), *(name for name in self.commits if name in self.files)]
+
+    @property
+    def _telling(self) -> list[str]:
+        """Names of files that tell, in order: those of the outermost directory after those in it."""
+        ranked = [
+            (-name.count("/"), rank, name)
+            for name in self.files
+            if name.count("/") <= 1 and name not in self.commits
+            for rank in [_rank(name)]
+            if rank is not None
+        ]
+        return [name for _, _, name in sorted(ranked)]
+
+    def fingerprint(self) -> str:
+        """The same for two copies of the same files: it names their sizes and versions."""
+        files = [[name, found.size, found.version] for name, found in self.files.items()]
+        described = [str(self.source.resolve()), files, self.commits]
+        return hashlib.sha256(json.dumps(described).encode(errors="surrogatepass")).hexdigest()
+
+
+def commits_of(names: Sequence[str]) -> tuple[str, ...]:
+    """The commit files of items, by their names in the step ("" for the step itself), and of the step."""
+    inner = tuple(f"{name}/{COMMIT_FILE}" for name in names if name)
+    return (*inner, COMMIT_FILE)
+
+
+def _rank(name: str) -> int | None:
+    base = name.rpartition("/")[2]
+    return next((rank for rank, pattern in enumerate(_TELLING) if fnmatchcase(base, pattern)), None)

@@ -1,0 +1,212 @@
+"""What of a source is copied: the finished steps of a run, a step, an item, a model in another format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from shlex import quote
+
+from ckpttools.copying.part import Part, commits_of
+from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.text import ranges
+from ckpttools.core.wording import option
+from ckpttools.formats.interrupted import absent, refuse_interrupted
+from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, described
+from ckpttools.formats.registry import open_tree
+from ckpttools.stores.at_once import at_once
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import begun_at, unfinished_at
+
+# Beside steps lie descriptions of the run. What is larger is copied by itself.
+LARGEST_BESIDE = 16 << 20
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is copied.
+
+    Attributes:
+        parts: in this order.
+        small: single files beside the steps, by the names that they get.
+        left_out: what lies there and is not copied, with the reason.
+        is_run: whether the destination becomes a run, to which later steps can be added.
+    """
+
+    parts: Sequence[Part]
+    small: Mapping[str, Place] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    is_run: bool = False
+
+
+def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None) -> Selection:
+    """What of a source is copied.
+
+    Args:
+        source: a run, a step, an item or a directory with a checkpoint of another format.
+        steps: of a run, those that are wanted; none for all finished ones.
+        latest: of a run, how many of the latest finished ones are wanted; None for all.
+
+    Raises:
+        UsageError: a step is not there, or there are no steps to choose from.
+        FormatError: it is no checkpoint, or not a finished one.
+        StorageError: nothing is there, or the store cannot answer.
+    """
+    if not source.exists():
+        raise absent(source)
+    refuse_interrupted(source)
+    if source.is_file():
+        raise UsageError(
+            "one file is not copied",
+            place=source,
+            wanted="a directory with a checkpoint",
+            hint=f"name the directory that it is in: {source.parent}",
+        )
+    found = described(source)
+    if isinstance(found, OrbaxRun) and found.steps:
+        return _Run(source, found).selected(steps, latest)
+    if steps or latest is not None:
+        asked = option("steps") if steps else option("latest")
+        raise UsageError(f"{source} is not a run with steps", hint=f"leave {asked} out")
+    match found:
+        case OrbaxItem():
+            reason = ", ".join(found.step.faults([found])) or None
+            part = Part(source, commits=commits_of([""]))
+        case Step():
+            reason, part = why_unfinished(found), part_of(found, "")
+        case _:
+            open_tree(source)  # raises where it is no checkpoint, or shards are missing
+            return Selection([Part(source)])
+    if reason:
+        raise _unfinished(source, reason)
+    return Selection([part])
+
+
+def why_unfinished(step: Step, *, is_asked: bool = True) -> str | None:
+    """Why a step is not a finished save; None if it is one, also one without a tree, such as of metrics.
+
+    Args:
+        step: which.
+        is_asked: whether a conversion may be going on there.
+    """
+    if is_asked and (begun_at(step.path) or unfinished_at(step.path)):
+        return "a conversion is being written to it"
+    if step.others:
+        faults = [each for each in step.faults(()) if not each.startswith("no tree")]
+        return ", ".join(faults) or None
+    return step.why_unfinished
+
+
+def part_of(step: Step, name: str) -> Part:
+    """A step as it is copied to a name."""
+    below = {item.directory.relative_to(step.path) for item in step.items}
+    handlers = step.said.handlers
+    if isinstance(handlers, dict):
+        there = {entry.name for entry in step.path.entries() if entry.is_dir}
+        below |= there & handlers.keys()
+    return Part(step.path, name, step.number, commits_of(sorted(below)))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A directory with steps, maybe one below what was named."""
+
+    source: Place
+    run: OrbaxRun
+
+    def selected(self, steps: Sequence[int], latest: int | None) -> Selection:
+        found = self.run.steps
+        answers = at_once(self.source.store, self._why_unfinished, found.values())
+        reasons = dict(zip(found, answers, strict=True))
+        self._check(steps, reasons)
+        finished = sorted(number for number, reason in reasons.items() if reason is None)
+        wanted = sorted(set(steps)) if steps else finished
+        if latest is not None:
+            wanted = wanted[-latest:]
+        if not wanted:
+            raise FormatError(
+                "no step is finished", place=self.run.path, got=f"step {ranges(reasons)}, none of them whole"
+            )
+        chosen = [part_of(self.run.steps[number], self._name(number)) for number in wanted]
+        beside = list(self._beside())
+        parts = [Part(place, self._below(place)) for place, reason in beside if reason is None]
+        directories = [part for part in parts if part.source.is_dir()]
+        small = {part.name: part.source for part in parts if part.source.is_file()}
+        left_out = {self._below(place): reason for place, reason in beside if reason is not None}
+        left_out |= {self._name(number): reason for number, reason in reasons.items() if reason is not None}
+        return Selection([*directories, *chosen], small, left_out, is_run=True)
+
+    def _why_unfinished(self, step: Step) -> str | None:
+        name = step.path.name
+        # What is asked of a conversion is several requests: only where its name tells that there may be one.
+        is_asked = any(each != name and each.startswith(name) for each in self._names)
+        return why_unfinished(step, is_asked=is_asked)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return [entry.name for entry in self.run.path.entries()]
+
+    def _check(self, steps: Sequence[int], reasons: Mapping[int, str | None]) -> None:
+        """Raises where a step that is wanted is not there or not whole, or any has lost something."""
+        for number in steps or reasons:
+            if number not in reasons:
+                got = f"step {ranges(reasons)}"
+                raise UsageError(f"there is no step {number}", place=self.run.path, got=got)
+            reason, step = reasons[number], self.run.steps[number]
+            if reason is None:
+                continue
+            if steps:
+                raise _unfinished(step.path, reason)
+            if step.is_damaged and not begun_at(step.path):
+                whole = sorted(each for each, why in reasons.items() if why is None)
+                others = " ".join(option("steps", each) for each in whole[-3:])
+                raise FormatError(
+                    f"step {number} was saved to its end, and is not whole any more",
+                    place=step.path,
+                    got=reason,
+                    hint=f"`ckpt doctor {quote(str(step.path))}` says more; "
+                    f"to copy others, name them: {others or 'none is whole'}",
+                )
+
+    def _name(self, number: int) -> str:
+        return self._below(self.run.steps[number].path)
+
+    def _below(self, place: Place) -> str:
+        return place.relative_to(self.source)
+
+    def _beside(self) -> Iterator[tuple[Place, str | None]]:
+        """What lies beside the steps, and why it is left out; None where it belongs to the run."""
+        if self.run.path != self.source:
+            inner = self.run.path.name
+            for entry in self.source.entries():
+                if entry.name != inner:
+                    yield self.source / entry.name, f"it is not in {inner}, where the steps are"
+        steps = {step.path.name for step in self.run.steps.values()}
+        for entry in self.run.path.entries():
+            if entry.name in steps:
+                continue
+            place = self.run.path / entry.name
+            yield place, _why_not_beside(place)
+
+
+def _why_not_beside(place: Place) -> str | None:
+    if IN_PROGRESS in place.name:
+        return f"its name is still {place.name}"
+    if place.is_file():
+        is_large = place.stat().size > LARGEST_BESIDE
+        return f"it is larger than {LARGEST_BESIDE >> 20} MiB, and no part of a step" if is_large else None
+    if unfinished_at(place):
+        return "a conversion that was interrupted, or is going on"
+    if Step(place).number is not None:
+        return "it has the name of a step, and is none of this run"
+    return None if any(True for _ in place.below()) else "it is empty"
+
+
+def _unfinished(place: Place, reason: str) -> FormatError:
+    return FormatError(
+        "this is not a finished checkpoint",
+        place=place,
+        got=reason,
+        wanted="a save that has ended: elsewhere an unfinished copy could look finished",
+        hint=f"`ckpt doctor {quote(str(place))}` says more",
+    )

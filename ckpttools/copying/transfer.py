@@ -1,0 +1,287 @@
+"""Copying the files of a part to where it grows: a few threads, each with a buffer of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ckpttools.array.scratch import Scratch
+from ckpttools.copying.part import Part
+from ckpttools.copying.pieces import PIECE_BYTES, Digester, Piece, digest_of, parts_of, pieces_of
+from ckpttools.copying.room import Room
+from ckpttools.core.errors import StorageError
+from ckpttools.run.threads import start_some
+from ckpttools.stores.base import File, Links, LinkTrials, Store
+from ckpttools.stores.publishing import DataFiles, Record, Sink, Work
+
+# As of conversions: the most work that a kill can lose.
+_SYNC_SECONDS = 0.5
+# A file of less is written in one go, and need not be reserved room for on a disk.
+_SMALL = 1 << 20
+# In the place of a digest: the store has copied the file, and nothing of it was read.
+_UNREAD = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """What was copied.
+
+    Attributes:
+        bytes_resumed: what an earlier run had copied.
+        bytes_by_store: what the store copied itself.
+        bytes_verified: what was read again where it was written, and is the same.
+    """
+
+    bytes_resumed: int = 0
+    bytes_by_store: int = 0
+    bytes_verified: int = 0
+
+
+def transfer(
+    part: Part, work: Work, destination: Store, room: Room, *, verify: bool, observe: Callable[[int], None]
+) -> Transferred:
+    """Copies all files of a part but those that come last.
+
+    Args:
+        part: what.
+        work: the destination.
+        destination: its store.
+        room: what copying may take.
+        verify: whether what was written is read again.
+        observe: called with numbers of bytes that are done, from several threads but never at once.
+
+    Raises:
+        SourceChangedError: a file is not what it was at first.
+        CheckpointError: reading or writing fails, or what was written is not what was read.
+    """
+    last = set(part.last)
+    sizes = {name: found.size for name, found in part.files.items() if name not in last}
+    pieces = pieces_of(sizes, None if destination.streams else PIECE_BYTES)
+    large = {name: size for name, size in sizes.items() if size > _SMALL}
+    with closing(work.data_files(large, {})) as files:
+        run = _Run(part, work, files, destination, room, observe)
+        return run.done(pieces, verify)
+
+
+@dataclass
+class _Run:
+    """The moving state of one transfer."""
+
+    part: Part
+    work: Work
+    files: DataFiles
+    destination: Store
+    room: Room
+    observe: Callable[[int], None]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    stop: threading.Event = field(default_factory=threading.Event)
+    digests: dict[int, str] = field(default_factory=dict)
+    unsynced: list[Record] = field(default_factory=list)
+    error: BaseException | None = None
+    sync_failed: bool = False
+
+    def done(self, pieces: Sequence[Piece], verify: bool) -> Transferred:
+        """Copies what an earlier run has not, and reads all of it again where that is asked for."""
+        self.digests |= self._kept(pieces)
+        resumed = sum(piece.stop - piece.start for piece in pieces if piece.number in self.digests)
+        self.observe(resumed)
+        self._work([piece for piece in pieces if piece.number not in self.digests])
+        by_store = [piece for piece in pieces if self.digests[piece.number] == _UNREAD]
+        verified = self._verified(pieces) if verify else 0
+        return Transferred(resumed, sum(piece.size for piece in by_store), verified)
+
+    def _kept(self, pieces: Sequence[Piece]) -> dict[int, str]:
+        """What an earlier run entered, where the files are still there."""
+        found: dict[int, str] = {}
+        for record in self.work.records:
+            match record:
+                case [int(number), str(digest)] if 0 <= number < len(pieces):
+                    found[number] = digest
+        content = self.work.content
+        sizes = dict.fromkeys((pieces[number].name for number in found), -1)
+        for name in sizes:
+            status = (content / name).status()
+            sizes[name] = -1 if status is None else status.size
+        whole = {number for number in found if sizes[pieces[number].name] == pieces[number].size}
+        return {number: digest for number, digest in found.items() if number in whole}
+
+    # -- threads
+
+    def _work(self, pieces: Sequence[Piece]) -> None:
+        todo = iter(pieces)
+        trials = self._trials()
+        workers: list[threading.Thread] = []
+        syncer: list[threading.Thread] = []
+        try:
+            start_some(lambda: self._thread(self._syncer), 1, syncer)
+            jobs = min(self.room.jobs, len(pieces))
+            if jobs:
+                start_some(lambda: self._worker(todo, trials, self._copy), jobs, workers)
+            for worker in workers:
+                worker.join()
+        finally:
+            self.stop.set()
+            for thread in (*workers, *syncer):
+                thread.join()
+            if not self.sync_failed:
+                self._guarded(self._sync)
+        self._raise()
+
+    def _guarded(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:
+            with self.lock:
+                self.error = self.error or error
+            self.stop.set()
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def _thread(self, target: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=lambda: self._guarded(target))
+
+    def _worker(
+        self,
+        todo: Iterator[Piece],
+        trials: LinkTrials | None,
+        act: Callable[[Piece, np.ndarray, LinkTrials | None], None],
+    ) -> threading.Thread:
+        scratch = Scratch(self.room.buffer_bytes)
+
+        def work() -> None:
+            with scratch.take((self.room.buffer_bytes,), np.dtype(np.uint8)) as buffer:
+                while not self.stop.is_set():
+                    with self.lock:
+                        piece = next(todo, None)
+                    if piece is None:
+                        return
+                    act(piece, buffer, trials)
+
+        return self._thread(work)
+
+    def _syncer(self) -> None:
+        while not self.stop.wait(_SYNC_SECONDS):
+            self._sync()
+
+    def _sync(self) -> None:
+        with self.lock:
+            records, self.unsynced = self.unsynced, []
+        if records:
+            self.sync_failed = True
+            self.files.sync()
+            self.work.enter(records)
+            self.sync_failed = False
+
+    # -- one piece
+
+    def _trials(self) -> LinkTrials | None:
+        """What finds out what the store copies itself; None where that would not be a copy."""
+        store = self.destination
+        return store.trials(self.work.content.key) if isinstance(store, Links) and store.copies else None
+
+    def _open(self, name: str) -> File:
+        return (self.part.source / name).open(self.part.files[name])
+
+    def _copy(self, piece: Piece, buffer: np.ndarray, trials: LinkTrials | None) -> None:
+        with self._open(piece.name) as source:
+            if trials is not None and trials.refusal(source) is None and self._linked(source, piece.name):
+                self._note(piece, _UNREAD)
+                return
+            digester = Digester()
+            with closing(self.files.passes(piece.number)) as sinks:
+                for sink in sinks:
+                    if not self._written(piece, source, sink, buffer, digester):
+                        return
+        self._note(piece, digester.text)
+
+    def _linked(self, source: File, name: str) -> bool:
+        content = self.work.content
+        assert isinstance(content.store, Links)
+        if not content.store.link(source, (content / name).key):
+            return False
+        with self.lock:
+            self.observe(source.size)
+        return True
+
+    def _written(
+        self, piece: Piece, source: File, sink: Sink, buffer: np.ndarray, digester: Digester
+    ) -> bool:
+        """Whether all of a piece was written; False where another worker has met an error."""
+        address, is_small = buffer.ctypes.data, piece.size <= _SMALL
+        if is_small:
+            part = buffer.data[: piece.size]
+            source.read_into(0, part)
+            sink.write_whole(piece.name, bytes(part))
+            self._advance(part, digester)
+            return True
+        for offset, part in parts_of(piece, buffer.data):
+            if self.stop.is_set():
+                return False
+            source.read_into(offset, part)
+            sink.write(piece.name, offset, part, address)
+            self._advance(part, digester)
+        return True
+
+    def _advance(self, part: memoryview, digester: Digester) -> None:
+        digester.add(part)
+        with self.lock:
+            self.observe(len(part))
+
+    def _note(self, piece: Piece, digest: str) -> None:
+        with self.lock:
+            self.digests[piece.number] = digest
+            self.unsynced.append([piece.number, digest])
+
+    # -- once more
+
+    def _verified(self, pieces: Sequence[Piece]) -> int:
+        """Bytes that were read where they were written, and are the same."""
+        todo, workers = iter(pieces), list[threading.Thread]()
+        self.stop.clear()
+        try:
+            jobs = min(self.room.jobs, len(pieces))
+            if jobs:
+                start_some(lambda: self._worker(todo, None, self._verify), jobs, workers)
+        finally:
+            for thread in workers:
+                thread.join()
+        self._raise()
+        return sum(piece.stop - piece.start for piece in pieces)
+
+    def _verify(self, piece: Piece, buffer: np.ndarray, trials: LinkTrials | None) -> None:
+        place, view = self.work.content / piece.name, buffer.data
+        digest = self.digests[piece.number]
+        if digest == _UNREAD:
+            with self._open(piece.name) as source:
+                digest = digest_of(piece, source.read_into, view)
+        with place.open() as written:
+            if digest_of(piece, written.read_into, view) != digest:
+                raise WrittenWrongError(
+                    f"{place} does not hold what was written to it",
+                    got=f"other bytes between byte {piece.start} and byte {piece.stop}",
+                    hint="the disk, the network or the store has changed them: run the same command again",
+                )
+
+
+class WrittenWrongError(StorageError):
+    """What is read where it was written is not what was written."""
+
+
+def check_sizes(part: Part, sizes: Mapping[str, int], place: object) -> None:
+    """Compares what is listed at a destination with what was copied there.
+
+    Raises:
+        CheckpointError: a file is missing, or has another size.
+    """
+    for name, found in part.files.items():
+        if sizes.get(name) != found.size:
+            got = f"{sizes[name]} bytes" if name in sizes else "nothing of this name"
+            raise WrittenWrongError(
+                f"{place}/{name} is not what was written", got=got, wanted=f"{found.size} bytes"
+            )

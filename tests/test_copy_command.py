@@ -1,0 +1,645 @@
+"""`ckpt copy`: the same bytes, visible once all are there, only what is finished, gone on with."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from urllib.parse import unquote
+
+import huggingface_hub.constants
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.command_line import ckpt, run
+from support.gcs_server import Fault
+from support.object_stores import amazon, azure, files_in, google
+from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
+from support.web_server import web_server
+
+import ckpttools
+from ckpttools.copying import pieces, transfer
+from ckpttools.core.errors import (
+    DestinationExistsError,
+    FormatError,
+    MemoryBudgetError,
+    NoSpaceError,
+    SourceChangedError,
+    StorageError,
+    UsageError,
+)
+from ckpttools.formats.orbax import ocdbt
+from ckpttools.stores import parse
+from ckpttools.stores.publishing import LockedError
+
+SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
+RUN = ORBAX / "cm_default"
+MAXTEXT_RUN = ORBAX / "maxtext_run"
+UNFINISHED = ORBAX / "unfinished_atomic_rename"
+COMMIT = "commit_success.txt"
+
+
+@pytest.fixture
+def gcs(gcs_server):
+    with google(gcs_server) as cloud:
+        yield cloud
+
+
+@pytest.fixture(params=["gs", "s3", "az"])
+def cloud(request):
+    server = request.getfixturevalue("s3_server" if request.param == "s3" else "gcs_server")
+    with {"gs": google, "s3": amazon, "az": azure}[request.param](server) as found:
+        found.filled({"a": b""})  # a bucket is there once something is in it
+        yield found
+
+
+@pytest.fixture
+def target(gcs):
+    gcs.filled({"a": b""})
+    return f"gs://{gcs.bucket}/runs/out"
+
+
+def contents(where) -> dict[str, bytes]:
+    place = parse(where)
+    place.store.forget(place.key) if hasattr(place.store, "forget") else None
+    return {name: (place / name).read_bytes() for name, _ in place.walk()}
+
+
+def without_commits(files):
+    return {name: content for name, content in files.items() if not name.endswith(COMMIT)}
+
+
+def in_bucket(cloud, name):
+    return f"{cloud.scheme}://{cloud.bucket}/{name}"
+
+
+@pytest.fixture
+def run_of_steps(tmp_path):
+    """A run with finished steps, to which others are added."""
+    source = tmp_path / "run"
+    shutil.copytree(RUN, source)
+    return source
+
+
+class TestLocal:
+    @pytest.mark.parametrize(
+        "source",
+        [
+            RUN,
+            RUN / "5",
+            RUN / "5" / "default",
+            MAXTEXT_RUN,
+            ORBAX / "cm_composite",
+            ORBAX / "cm_best_metrics",
+            ORBAX / "multihost_plain",
+            ORBAX / "pytree_ocdbt0_zarr30",
+            ORBAX / "handmade_bare",
+            SHARDED,
+            HF,
+        ],
+        ids=lambda path: f"{path.parent.name}/{path.name}",
+    )
+    def test_the_same_files_with_the_same_bytes(self, source, tmp_path):
+        report = ckpttools.copy(source, tmp_path / "out", verify=True)
+        assert files_in(tmp_path / "out") == files_in(source)
+        assert sum(part.bytes_verified for part in report.parts) == report.bytes
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+    def test_a_step_of_a_run_and_the_latest(self, tmp_path):
+        run("copy", RUN, tmp_path / "a", "--step", "0")
+        assert sorted(each.name for each in (tmp_path / "a").iterdir()) == ["0", "metadata"]
+        run("copy", RUN, tmp_path / "b", "--latest", "1")
+        assert sorted(each.name for each in (tmp_path / "b").iterdir()) == ["5", "metadata"]
+        run("copy", RUN, tmp_path / "b", "--step", "0", "--step", "5")
+        assert files_in(tmp_path / "b") == files_in(RUN)
+
+    @pytest.mark.parametrize("source", [UNFINISHED, ORBAX / "unfinished_commit_file"])
+    def test_what_is_unfinished_is_left_out_and_named(self, source, tmp_path):
+        done = ckpt("copy", source, tmp_path / "out")
+        assert done.exit_code == 0 and "left out 2" in done.output and "_METADATA" in done.output
+        assert [each.name for each in (tmp_path / "out").iterdir()] == ["1"]
+        (unfinished,) = [each for each in source.iterdir() if each.name.startswith("2")]
+        done = ckpt("copy", unfinished, tmp_path / "step")
+        assert done.exit_code == 3 and "not a finished checkpoint" in done.output
+        if unfinished.name == "2":
+            assert ckpt("copy", source, tmp_path / "two", "--step", "2").exit_code == 3
+
+    def test_a_step_that_has_lost_something_is_not_passed_over(self, run_of_steps, tmp_path):
+        (run_of_steps / "5" / "default" / "manifest.ocdbt").unlink()
+        shutil.rmtree(run_of_steps / "5" / "default" / "ocdbt.process_0")
+        with pytest.raises(FormatError, match="not whole any more"):
+            ckpttools.copy(run_of_steps, tmp_path / "out")
+        ckpttools.copy(run_of_steps, tmp_path / "out", steps=[0])
+
+    def test_a_data_file_that_is_gone(self, run_of_steps, tmp_path):
+        data = [path for path in (run_of_steps / "5").rglob("*") if path.parent.name == "d"]
+        for path in data:
+            path.unlink()
+        with pytest.raises(FormatError):
+            ckpttools.copy(run_of_steps, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+    def test_what_no_format_knows_goes_along(self, run_of_steps, tmp_path):
+        more = {
+            "5/default/tokenizer.json": b"{}",
+            "5/default/odd näme #1%20 [x]": b"1",
+            "5/grain/state.bin": b"i",
+            "5/empty": b"",
+            "notes.txt": b"mine",
+            "logs/events": b"e" * 100,
+        }
+        for name, content in more.items():
+            (run_of_steps / name).parent.mkdir(exist_ok=True)
+            (run_of_steps / name).write_bytes(content)
+        ckpttools.copy(run_of_steps, tmp_path / "out")
+        assert files_in(tmp_path / "out") == files_in(run_of_steps)
+        assert more.items() <= files_in(tmp_path / "out").items()
+
+    def test_links_to_files_are_followed_and_others_refused(self, tmp_path):
+        source = tmp_path / "model"
+        shutil.copytree(HF, source)
+        (source / "config.json").rename(tmp_path / "elsewhere.json")
+        (source / "config.json").symlink_to(tmp_path / "elsewhere.json")
+        ckpttools.copy(source, tmp_path / "out")
+        assert files_in(tmp_path / "out") == files_in(HF)
+        assert not (tmp_path / "out" / "config.json").is_symlink()
+        for name, got in (("more", "a link to a directory"), ("none", "a link that leads to no file")):
+            (source / name).symlink_to(tmp_path if name == "more" else tmp_path / "nothing")
+            with pytest.raises(FormatError, match=got):
+                ckpttools.copy(source, tmp_path / "again")
+            (source / name).unlink()
+        os.mkfifo(source / "pipe")
+        with pytest.raises(FormatError, match="neither a file nor a directory"):
+            ckpttools.copy(source, tmp_path / "again")
+
+    def test_files_of_other_checkpoints_are_told(self, run_of_steps, tmp_path, monkeypatch):
+        item = run_of_steps / "5" / "default"
+        entry = ocdbt.Extent("../../0/default/d/x", 0, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(ocdbt, "_check_path", lambda path, place=None: None)
+            index = ocdbt.encode([(b"a/.zarray", entry)], "d/index")
+        (item / "d" / "index").write_bytes(index.nodes)
+        (item / "manifest.ocdbt").write_bytes(index.manifest)
+        with pytest.raises(FormatError, match="not a path of a data file") as caught:
+            ckpttools.copy(run_of_steps, tmp_path / "out")
+        assert entry.file in str(caught.value) and not (tmp_path / "out").exists()
+
+    def test_what_is_no_checkpoint(self, tmp_path):
+        (tmp_path / "x").mkdir()
+        (tmp_path / "x" / "notes").write_text("n")
+        assert ckpt("copy", tmp_path / "x", tmp_path / "y").exit_code == 3
+        assert ckpt("copy", tmp_path / "none", tmp_path / "y").exit_code == 5
+        assert ckpt("copy", HF / "config.json", tmp_path / "y").exit_code == 2
+        assert ckpt("copy", HF, tmp_path / "y", "--step", "1").exit_code == 2
+        assert ckpt("copy", RUN, tmp_path / "y", "--step", "7").exit_code == 2
+        assert ckpt("copy", RUN, "https://example.com/x").exit_code == 2
+        shutil.copytree(RUN, tmp_path / "run")
+        assert ckpt("copy", tmp_path / "run", tmp_path / "run" / "in").exit_code == 2
+        assert not (tmp_path / "y").exists()
+
+    def test_a_dry_run_writes_nothing(self, tmp_path):
+        output = run("copy", UNFINISHED, tmp_path / "out", "--dry-run")
+        assert "1: to be copied" in output and "left out 2" in output and not list(tmp_path.iterdir())
+
+    def test_large_files_in_pieces(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(transfer, "PIECE_BYTES", 2 << 20)
+        source = tmp_path / "model"
+        shutil.copytree(HF, source)
+        (source / "big.bin").write_bytes(random.Random(0).randbytes((9 << 20) + 7))
+        report = ckpttools.copy(source, tmp_path / "out", memory="128MiB", jobs=3, verify=True)
+        assert files_in(tmp_path / "out") == files_in(source)
+        assert report.parts[0].bytes_verified == report.bytes
+        with pytest.raises(MemoryBudgetError):
+            ckpttools.copy(source, tmp_path / "less", memory="64MiB")
+
+
+class TestAgain:
+    def test_only_what_is_new_is_copied(self, run_of_steps, tmp_path):
+        out = tmp_path / "out"
+        ckpttools.copy(run_of_steps, out, steps=[0])
+        before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+        report = ckpttools.copy(run_of_steps, out)
+        assert {part.name: part.outcome for part in report.parts} == {
+            "metadata": "there already",
+            "0": "there already",
+            "5": "copied",
+        }
+        assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+        assert "3 of 3 were there already" in run("copy", run_of_steps, out)
+
+    def test_other_content_is_refused_and_replaced_only_when_asked(self, run_of_steps, tmp_path):
+        out = tmp_path / "out"
+        ckpttools.copy(run_of_steps, out)
+        shutil.rmtree(run_of_steps / "5")
+        shutil.copytree(run_of_steps / "0", run_of_steps / "5")
+        before = files_in(out)
+        with pytest.raises(DestinationExistsError, match="not what would be copied"):
+            ckpttools.copy(run_of_steps, out)
+        assert files_in(out) == before
+        ckpttools.copy(run_of_steps, out, overwrite=True)
+        assert files_in(out) == files_in(run_of_steps)
+
+    def test_somebody_else_s_file_is_never_replaced(self, tmp_path):
+        out = tmp_path / "out"
+        ckpttools.copy(RUN, out)
+        (out / "5" / "thesis.tex").write_text("mine")
+        with pytest.raises(DestinationExistsError, match=r"thesis\.tex"):
+            ckpttools.copy(RUN, out, overwrite=True)
+        assert (out / "5" / "thesis.tex").read_text() == "mine"
+
+    def test_the_same_sizes_and_other_bytes(self, run_of_steps, tmp_path):
+        out = tmp_path / "out"
+        ckpttools.copy(run_of_steps, out)
+        large = max(
+            (path for path in (out / "5").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size
+        )
+        content = large.read_bytes()
+        large.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        with pytest.raises(DestinationExistsError):
+            ckpttools.copy(run_of_steps, out, verify=True)
+
+
+class TestBuckets:
+    def test_there_and_back(self, cloud, tmp_path):
+        there = in_bucket(cloud, "copied/run")
+        report = ckpttools.copy(RUN, there, verify=True)
+        assert without_commits(contents(there)) == without_commits(files_in(RUN))
+        assert sum(part.bytes_verified for part in report.parts) == report.bytes
+        ckpttools.copy(there, tmp_path / "back")
+        assert contents(there) == files_in(tmp_path / "back")
+        assert "3 of 3 were there already" in run("copy", RUN, there)
+        beside = [entry.name for entry in parse(in_bucket(cloud, "copied")).entries()]
+        assert beside == ["run"]
+
+    def test_a_model(self, cloud):
+        there = in_bucket(cloud, "model")
+        run("copy", SHARDED, there)
+        assert contents(there) == files_in(SHARDED)
+        assert run("hash", there) == run("hash", SHARDED)
+
+    def test_within_a_bucket_no_byte_passes_through(self, gcs, target):
+        source = gcs.filled(files_in(SHARDED))
+        gcs.server.log.clear()
+        report = ckpttools.copy(source, target)
+        assert contents(target) == files_in(SHARDED)
+        large = sum(len(content) for name, content in files_in(SHARDED).items() if "safetensors" in name)
+        assert report.parts[0].bytes_by_store > 0.9 * large
+        assert ckpttools.copy(source, f"{target}-2", verify=True).parts[0].bytes_verified == report.bytes
+
+    def test_what_an_older_orbax_has_left_out_is_written(self, gcs, target, run_of_steps):
+        for path in run_of_steps.rglob(COMMIT):
+            path.unlink()
+        done = ckpt("copy", run_of_steps, target)
+        assert done.exit_code == 0 and "commit files added" in done.output, done.output
+        names = contents(target).keys()
+        assert {f"5/{COMMIT}", f"5/default/{COMMIT}", f"0/{COMMIT}"} <= names
+        assert "there already" in run("copy", run_of_steps, target)
+
+    def test_what_says_that_it_is_there_comes_last(self, gcs, target):
+        gcs.server.log.clear()
+        ckpttools.copy(RUN / "5", target)
+        asked = [unquote(each.path) for each in gcs.server.log if each.method in ("PUT", "POST")]
+        puts = [path for path in asked if ".partial" not in path]
+        assert puts[-1].endswith(f"out/{COMMIT}") and puts[-2].endswith(f"default/{COMMIT}")
+        metadata = next(n for n, path in enumerate(puts) if path.endswith("out/default/_METADATA"))
+        assert all("/d/" not in path for path in puts[metadata:])
+
+    def test_parts(self, cloud, tmp_path):
+        source = tmp_path / "model"
+        shutil.copytree(HF, source)
+        (source / "big.bin").write_bytes(random.Random(0).randbytes((17 << 20) + 7))
+        there = in_bucket(cloud, "parts")
+        ckpttools.copy(source, there, verify=True)
+        assert contents(there) == files_in(source)
+
+    def test_a_replaced_step(self, gcs, target, run_of_steps):
+        ckpttools.copy(run_of_steps, target)
+        shutil.rmtree(run_of_steps / "5")
+        shutil.copytree(run_of_steps / "0", run_of_steps / "5")
+        with pytest.raises(DestinationExistsError):
+            ckpttools.copy(run_of_steps, target)
+        ckpttools.copy(run_of_steps, target, overwrite=True)
+        assert without_commits(contents(target)) == without_commits(files_in(run_of_steps))
+
+
+class TestMemory:
+    def test_a_run(self):
+        ckpttools.copy(RUN, "memory://copied/run", verify=True)
+        assert contents("memory://copied/run") == files_in(RUN)
+        assert ckpttools.copy(RUN, "memory://copied/run").files == 0
+
+
+class TestWeb:
+    @pytest.fixture
+    def server(self, monkeypatch, tmp_path):
+        from ckpttools.stores.web import http, hub
+
+        with web_server() as web:
+            web.add("llama", SHARDED)
+            web.add("hub/org/llama", SHARDED)
+            monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://{web.address}")
+            monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub_cache"))
+            monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no_token"))
+            monkeypatch.delenv("HF_TOKEN", raising=False)
+            for module in (http, hub):
+                monkeypatch.setattr(module, "STORE", type(module.STORE)())
+            ckpttools.stores.registry._store.cache_clear()
+            yield web
+            ckpttools.stores.registry._store.cache_clear()
+
+    def test_from_the_hub_to_a_bucket(self, server, target):
+        ckpttools.copy("hf://org/llama", target)
+        assert contents(target).items() >= files_in(SHARDED).items()
+        assert ckpttools.copy("hf://org/llama", target).files == 0
+
+    def test_a_server_that_lists_nothing_is_told(self, server, tmp_path):
+        server.listing = None
+        report = ckpttools.copy(f"http://{server.address}/llama", tmp_path / "out")
+        assert files_in(tmp_path / "out") == files_in(SHARDED)
+        assert any("does not say what is in" in each for each in report.remarks)
+
+    def test_the_commit_is_in_the_report(self, server, tmp_path):
+        assert "@c0ffee" in ckpttools.copy("hf://org/llama", tmp_path / "out").source
+
+    def test_from_a_web_server(self, server, tmp_path):
+        ckpttools.copy(f"http://{server.address}/llama", tmp_path / "out")
+        assert files_in(tmp_path / "out") == files_in(SHARDED)
+
+
+class TestInterrupted:
+    def _stopped(self, gcs, at, *words):
+        """Runs a command; from one request that writes on, a bad request answers."""
+        left, original = [at], gcs.server.fault
+
+        def fault(method_and_path):
+            if method_and_path.split(" ")[0] in ("PUT", "POST", "DELETE"):
+                left[0] -= 1
+                if left[0] < 0:
+                    return Fault(status=400, body="<Error><Message>no more</Message></Error>")
+            return original(method_and_path)
+
+        gcs.server.fault = fault
+        try:
+            return ckpt(*words)
+        finally:
+            del gcs.server.fault
+
+    def _complete(self, gcs, prefix):
+        names = [
+            name.removeprefix(f"{prefix}/")
+            for name in gcs.server.buckets[gcs.bucket]
+            if name.startswith(prefix)
+        ]
+        return {
+            step: {n for n in names if n.startswith(f"{step}/")}
+            for step in ("0", "5")
+            if f"{step}/{COMMIT}" in names
+        }
+
+    @pytest.mark.parametrize("is_replacing", [False, True])
+    def test_any_failing_request(self, gcs, target, is_replacing, run_of_steps):
+        words = ["copy", run_of_steps, target, "--jobs", "2"]
+        if is_replacing:
+            run(*words)
+            shutil.rmtree(run_of_steps / "5")
+            shutil.copytree(run_of_steps / "0", run_of_steps / "5")
+            words = [*words, "--overwrite"]
+        rng = random.Random(str(is_replacing))
+        expected = files_in(run_of_steps)
+        wanted = {step: {n for n in expected if n.startswith(f"{step}/")} for step in ("0", "5")}
+        for _ in range(10):
+            done = self._stopped(gcs, rng.randrange(90), *words)
+            for step, names in self._complete(gcs, "runs/out").items():
+                if not is_replacing:
+                    assert without_commits(dict.fromkeys(names)) == without_commits(
+                        dict.fromkeys(wanted[step])
+                    )
+            if done.exit_code == 0:
+                break
+            assert done.exit_code == 5, done.output
+        run(*words)
+        assert without_commits(contents(target)) == without_commits(expected)
+        assert not any(".partial" in key for key in gcs.server.buckets[gcs.bucket])
+        assert not gcs.server.uploads
+
+    def test_killed_at_any_moment(self, gcs, target, run_of_steps):
+        words = ["copy", str(run_of_steps), target, "--jobs", "2"]
+        gcs.server.latency = 0.01
+        environment = {**os.environ, "STORAGE_EMULATOR_HOST": gcs.server.url}
+        rng = random.Random(1)
+        for _ in range(3):
+            process = subprocess.Popen([sys.executable, "-m", "ckpttools", *words], env=environment)
+            started = len(gcs.server.log)
+            while len(gcs.server.log) == started and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0, 0.5))
+            process.kill()
+            process.wait()
+        gcs.server.latency = 0
+        run(*words)
+        assert without_commits(contents(target)) == without_commits(files_in(run_of_steps))
+        assert not any(".partial" in key for key in gcs.server.buckets[gcs.bucket])
+
+    def test_killed_at_any_moment_on_a_disk(self, run_of_steps, tmp_path):
+        (run_of_steps / "5" / "big.bin").write_bytes(random.Random(0).randbytes(40 << 20))
+        words = ["copy", str(run_of_steps), str(tmp_path / "out"), "--jobs", "2"]
+        rng = random.Random(2)
+        for _ in range(3):
+            process = subprocess.Popen([sys.executable, "-m", "ckpttools", *words])
+            time.sleep(rng.uniform(0.2, 0.6))
+            process.kill()
+            process.wait()
+            for step in ("0", "5"):
+                if (tmp_path / "out" / step).exists():
+                    assert files_in(tmp_path / "out" / step).items() >= files_in(run_of_steps / step).items()
+        run(*words)
+        assert files_in(tmp_path / "out") == files_in(run_of_steps)
+
+    def test_what_was_copied_is_not_copied_again(self, tmp_path, monkeypatch):
+        source, out = tmp_path / "model", tmp_path / "out"
+        shutil.copytree(SHARDED, source)
+        (source / "big.bin").write_bytes(random.Random(0).randbytes(9 << 20))
+        monkeypatch.setattr(transfer, "PIECE_BYTES", 2 << 20)
+        original = transfer._Run._copy
+
+        def failing(self, piece, *rest):
+            if piece.name == "big.bin" and piece.start >= 6 << 20:
+                raise StorageError("the disk is gone")
+            original(self, piece, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(transfer._Run, "_copy", failing)
+            with pytest.raises(StorageError, match="gone"):
+                ckpttools.copy(source, out, jobs=1)
+        assert not out.exists()
+        report = ckpttools.copy(source, out, verify=True)
+        assert files_in(out) == files_in(source)
+        assert report.parts[0].bytes_resumed == 6 << 20
+
+    def test_a_source_that_changes(self, tmp_path, monkeypatch):
+        source, out = tmp_path / "model", tmp_path / "out"
+        shutil.copytree(SHARDED, source)
+        original, changes = transfer._Run._verified, []
+
+        def change(self, pieces):
+            if not changes:
+                (source / "model-00001-of-00004.safetensors").write_bytes(b"x" * 70_000)
+            changes.append(1)
+            return original(self, pieces)
+
+        monkeypatch.setattr(transfer._Run, "_verified", change)
+        with pytest.raises(SourceChangedError):
+            ckpttools.copy(source, out, verify=True)
+        assert not out.exists()
+        shutil.rmtree(source)
+        shutil.copytree(SHARDED, source)
+        ckpttools.copy(source, out, verify=True)
+        assert files_in(out) == files_in(SHARDED)
+
+    def test_a_file_that_is_added(self, tmp_path, monkeypatch):
+        source, out = tmp_path / "model", tmp_path / "out"
+        shutil.copytree(SHARDED, source)
+        original = transfer._Run._verified
+
+        def change(self, pieces):
+            (source / "new.json").write_bytes(b"{}")
+            return original(self, pieces)
+
+        monkeypatch.setattr(transfer._Run, "_verified", change)
+        with pytest.raises(SourceChangedError, match=r"new\.json is new|changed while"):
+            ckpttools.copy(source, out, verify=True)
+        assert not out.exists()
+
+    def test_what_the_disk_has_changed_is_noticed(self, tmp_path, monkeypatch):
+        original = transfer._Run._verified
+
+        def damage(self, found):
+            name = found[0].name
+            place = self.work.content / name
+            place.write_at(100, b"damage")
+            return original(self, found)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(transfer._Run, "_verified", damage)
+            with pytest.raises(StorageError, match="does not hold what was written"):
+                ckpttools.copy(SHARDED, tmp_path / "out", verify=True)
+        assert not (tmp_path / "out").exists()
+        ckpttools.copy(SHARDED, tmp_path / "out", verify=True)
+
+    def test_a_full_disk(self, tmp_path, monkeypatch):
+        import ckpttools.stores.local.data_files as local
+
+        def full(*arguments):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(local, "write_all_at", full)
+            with pytest.raises(NoSpaceError):
+                ckpttools.copy(RUN, tmp_path / "out")
+        assert not (tmp_path / "out" / "0").exists()
+        ckpttools.copy(RUN, tmp_path / "out")
+        assert files_in(tmp_path / "out") == files_in(RUN)
+
+    @pytest.mark.parametrize("where", ["local", "gs"])
+    def test_one_of_two_writers(self, where, target, tmp_path):
+        there = target if where == "gs" else tmp_path / "out"
+
+        def copy(_):
+            try:
+                return ckpttools.copy(SHARDED, there).files > 0
+            except (LockedError, DestinationExistsError, UsageError):
+                return False
+
+        with ThreadPoolExecutor(3) as pool:
+            assert sum(pool.map(copy, range(3))) == 1
+        assert contents(there) == files_in(SHARDED)
+
+
+class TestPage:
+    def test_its_commands(self, gcs, tmp_path, monkeypatch):
+        gcs.filled({"a": b""})
+        monkeypatch.chdir(tmp_path)
+        shutil.copytree(RUN, tmp_path / "RUN" / "checkpoints")
+        shutil.copytree(SHARDED, tmp_path / "MODEL")
+        page = (DOCS / "copy.md").read_text()
+        commands = re.findall(r"^\$ ckpt (.*)$", page, re.MULTILINE)
+        assert len(commands) == 5
+        for command in commands:
+            run(*shlex.split(command.replace("my-bucket", gcs.bucket)))
+        assert (tmp_path / "llama" / "5").is_dir() and not (tmp_path / "llama" / "0").exists()
+        (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        names: dict[str, object] = {"ckpttools": ckpttools}
+        exec(block, names)
+        assert (tmp_path / "kept" / "checkpoints" / "5").is_dir()
+
+
+class TestOrbax:
+    def test_a_training_state_is_the_same_checkpoint(self, tmp_path):
+        run("copy", TRAINED, tmp_path / "out")
+        assert run("hash", tmp_path / "out") == run("hash", TRAINED)
+
+
+NUMBERS = count()
+NAMES = st.text(
+    st.characters(blacklist_characters="/\0", blacklist_categories=("Cs", "Cc")), min_size=1, max_size=12
+).filter(lambda name: name not in (".", "..") and len(name.encode()) < 60)
+TREES = st.dictionaries(
+    st.lists(NAMES, min_size=1, max_size=3).map("/".join),
+    st.binary(max_size=40) | st.integers(0, 3 << 20).map(lambda n: random.Random(n).randbytes(n)),
+    max_size=8,
+)
+
+
+def consistent(tree):
+    """Without files that would be in other files."""
+    return {
+        name: content for name, content in tree.items() if not any(o.startswith(f"{name}/") for o in tree)
+    }
+
+
+@pytest.mark.parametrize("where", ["local", "memory", "gs"])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tree=TREES.map(consistent), piece=st.sampled_from([1 << 20, 64 << 20]))
+def test_a_copy_of_any_files_is_the_source(where, gcs, tmp_path_factory, monkeypatch, tree, piece):
+    tmp_path = tmp_path_factory.mktemp("tree")
+    source = tmp_path / "source"
+    shutil.copytree(HF, source)
+    for name, content in tree.items():
+        path = source / name
+        if path.parent.is_dir() or not any(each.is_file() for each in path.parents):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                path.write_bytes(content)
+    number = next(NUMBERS)
+    there = {
+        "local": str(tmp_path / "out"),
+        "memory": f"memory://any/{number}",
+        "gs": in_bucket(gcs, f"any-{number}"),
+    }[where]
+    gcs.filled({"a": b""})
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer, "PIECE_BYTES", piece)
+        ckpttools.copy(source, there, jobs=2)
+    assert contents(there) == files_in(source)
+
+
+def test_pieces_cover_files():
+    found = pieces.pieces_of({"a": 5, "b": 0, "c": 4}, 2)
+    assert [(each.name, each.start, each.stop) for each in found] == [
+        ("a", 0, 2),
+        ("a", 2, 4),
+        ("a", 4, 5),
+        ("c", 0, 2),
+        ("c", 2, 4),
+        ("b", 0, 0),
+    ]
+    assert Path(found[0].name).name == "a"
