@@ -148,6 +148,13 @@ class TestLocal:
             ckpttools.copy(run_of_steps, tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
+    def test_a_chunk_that_is_gone(self, tmp_path):
+        source = tmp_path / "run"
+        shutil.copytree(ORBAX / "pytree_ocdbt0_zarr30", source)
+        next(path for path in sorted(source.rglob("*")) if re.fullmatch(r"\d+(\.\d+)+", path.name)).unlink()
+        with pytest.raises(FormatError, match="chunk"):
+            ckpttools.copy(source, tmp_path / "out")
+
     def test_what_no_format_knows_goes_along(self, run_of_steps, tmp_path):
         more = {
             "5/default/tokenizer.json": b"{}",
@@ -303,6 +310,16 @@ class TestBuckets:
         names = contents(target).keys()
         assert {f"5/{COMMIT}", f"5/default/{COMMIT}", f"0/{COMMIT}"} <= names
         assert "there already" in run("copy", run_of_steps, target)
+
+    def test_a_save_of_which_nothing_says_that_it_has_ended(self, gcs, tmp_path):
+        files = {
+            f"{step}/{name}": content for name, content in files_in(RUN / "0").items() for step in (0, 1)
+        }
+        kept = {name for name in files if not (name.startswith("1/") and COMMIT in name)}
+        kept = {name for name in kept if "_CHECKPOINT_METADATA" not in name}
+        source = gcs.filled({name: files[name] for name in kept})
+        report = ckpttools.copy(source, tmp_path / "out")
+        assert [part.name for part in report.parts] == ["0"] and "saved to its end" in report.left_out["1"]
 
     def test_what_says_that_it_is_there_comes_last(self, gcs, target):
         gcs.server.log.clear()

@@ -131,11 +131,8 @@ class PreparedCopy:
             CheckpointError: reading or writing fails. Parts that are complete stay; the same call goes on.
         """
         from ckpttools.copying.execute import copy_part, room_of
-        from ckpttools.copying.whole import check_whole
 
         started, tally = time.monotonic(), _Tally(sum(part.nbytes for part in self.todo), observe)
-        for part in self.todo:
-            check_whole(part.source)
         self._copy_small()
         done: list[CopiedPart] = []
         for part in self._parts:
@@ -163,11 +160,9 @@ class PreparedCopy:
     def check(self) -> None:
         """Raises what would stop `run` before it writes anything."""
         from ckpttools.copying.execute import check_part, room_of
-        from ckpttools.copying.whole import check_whole
 
         for part in self.todo:
             place = self._place(part)
-            check_whole(part.source)
             room_of(part, place, self.resources.memory, self._jobs(part))
             check_part(part, place, self.overwrite, partial(_check_replaced, part, place))
 
@@ -282,6 +277,7 @@ def plan_copy(
 ) -> PreparedCopy:
     """What `copy` would do; arguments and errors as there. Nothing is written."""
     from ckpttools.copying.selection import selected
+    from ckpttools.copying.whole import check_whole
     from ckpttools.run.apart import check_apart
 
     read, written = parse(source), parse(destination, is_written=True)
@@ -292,8 +288,10 @@ def plan_copy(
     resources = Resources(parse_size(memory), jobs, destination=written)
     with allowing(resources.memory):
         selection = selected(read, tuple(steps), latest)
-    made = PreparedCopy(read, written, selection, {}, resources, overwrite, verify, command)
-    return replace(made, there=_found(made))
+        made = PreparedCopy(read, written, selection, {}, resources, overwrite, verify, command)
+        made = replace(made, there=_found(made))
+        at_once(read.store, check_whole, made.todo)
+    return made
 
 
 def _found(prepared: PreparedCopy) -> Mapping[str, Comparison]:

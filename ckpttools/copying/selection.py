@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from shlex import quote
 
+from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.copying.part import Part, commits_of
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.text import ranges
 from ckpttools.core.wording import option
 from ckpttools.formats.interrupted import absent, refuse_interrupted
+from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, described
 from ckpttools.formats.registry import open_tree
 from ckpttools.stores.at_once import at_once
@@ -75,7 +77,7 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
         case Step():
             reason, part = why_unfinished(found), part_of(found, "")
         case _:
-            open_tree(source)  # raises where it is no checkpoint, or shards are missing
+            refuse_incomplete(open_tree(source).arrays.values(), str(source))
             return Selection([Part(source)])
     if reason:
         raise _unfinished(source, reason)
@@ -91,6 +93,10 @@ def why_unfinished(step: Step, *, is_asked: bool = True) -> str | None:
     """
     if is_asked and (begun_at(step.path) or unfinished_at(step.path)):
         return "a conversion is being written to it"
+    # Versions of Orbax that note no time of the commit wrote this file there last.
+    said = step.said.fields.get("commit_timestamp_nsecs")
+    if step.path.store.streams and said is None and not (step.path / COMMIT_FILE).is_file():
+        return f"no {COMMIT_FILE}, and no time of its commit: nothing tells whether it was saved to its end"
     if step.others:
         faults = [each for each in step.faults(()) if not each.startswith("no tree")]
         return ", ".join(faults) or None

@@ -1,28 +1,45 @@
-"""Whether all that a step or an item names is in it: what lies elsewhere would not be copied along."""
+"""Whether all that a part names is in it: what lies elsewhere, or is missing, no copy would have."""
 
 from __future__ import annotations
 
+from ckpttools.array.gaps import refuse_incomplete
+from ckpttools.copying.part import Part
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.orbax.entries import entries_of
-from ckpttools.formats.orbax.steps import OrbaxItem, Step, described
+from ckpttools.formats.orbax.hosts import is_part_of_a_host
+from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, described
+from ckpttools.formats.registry import open_tree
 from ckpttools.stores.place import Place
 
 
-def check_whole(place: Place) -> None:
-    """Looks into the indexes of the items at a place; other formats name no files elsewhere.
+def check_whole(part: Part) -> None:
+    """Looks into the indexes of items, and for chunks that are missing.
 
     Raises:
-        FormatError: an index refers to files that lie outside of its item, are missing or end too early.
+        FormatError: an index refers to files that lie outside of its item, are missing or end too early; or
+            chunks are missing.
         StorageError: it cannot be read.
     """
-    found = described(place)
-    items = (found,) if isinstance(found, OrbaxItem) else found.items if isinstance(found, Step) else ()
-    for item in items:
-        _check_item(item.directory)
+    found = described(part.source)
+    if isinstance(found, OrbaxRun):
+        return  # what lies beside steps, or has been opened already
+    for item in (found,) if isinstance(found, OrbaxItem) else found.items:
+        _check_index(item.directory)
+        # One host's part lacks the chunks of the others.
+        if not is_part_of_a_host(item.directory):
+            _check_chunks(item.directory)
 
 
-def _check_item(item: Place) -> None:
+def _check_index(item: Place) -> None:
     # What is read of an index is refused where it names a file above its directory.
     fault = next(iter(entries_of(item).faults.values()), None)
     if fault is not None:
         raise FormatError("not all that the index names is there", place=item, got=fault, hint=fault.hint)
+
+
+def _check_chunks(item: Place) -> None:
+    try:
+        tree = open_tree(item)
+    except FormatError:
+        return  # a copy takes arrays of kinds that nothing here reads
+    refuse_incomplete(tree.arrays.values(), str(item))

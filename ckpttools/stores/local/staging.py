@@ -538,6 +538,6 @@ def _allocated(path: Path) -> int:
     for directory, _, names in os.walk(path):
         for name in names:
             with suppress(OSError):
-                each = os.lstat(os.path.join(directory, name))  # noqa: PTH118  half the time
+                each = os.lstat(os.path.join(directory, name))  # noqa: PTH118
                 found += each.st_blocks * 512 * (each.st_nlink == 1)
     return found
