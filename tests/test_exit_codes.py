@@ -24,6 +24,7 @@ RUN = ORBAX / "maxtext_run"
 # SRC is what a cause makes bad, OUT a name that is free; the others are whole checkpoints.
 CHECKPOINTS = {
     "cast": "cast SRC OUT --dtype float16",
+    "copy": "copy SRC OUT",
     "hf-to-maxtext": "convert hf-to-maxtext SRC OUT",
     "maxtext-to-hf": "convert maxtext-to-hf SRC OUT",
     "to-orbax": "convert to-orbax SRC OUT",

@@ -16,9 +16,12 @@ from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.core.text import plural, some
 from ckpttools.core.wording import option
 from ckpttools.stores.at_once import at_once
+from ckpttools.stores.base import Traffic
+from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import begun_at, staging_of
 from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.traffic import counted
 
 if TYPE_CHECKING:
     from ckpttools.copying.comparison import Comparison
@@ -67,6 +70,8 @@ class CopyReport:
         files, bytes: that were copied, those of earlier runs as well.
         seconds: wall time.
         peak_bytes: resident memory at its highest, or None where the system does not tell.
+        traffic: requests to stores behind a network, and the bytes that came, by address; of the copying, not
+            of looking for what to copy.
     """
 
     source: str
@@ -78,6 +83,7 @@ class CopyReport:
     bytes: int = 0
     seconds: float = 0.0
     peak_bytes: int | None = None
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,11 @@ class PreparedCopy:
         Raises:
             CheckpointError: reading or writing fails. Parts that are complete stay; the same call goes on.
         """
+        with requesting(self.resources.requests), counted() as traffic:
+            report = self._run(observe)
+            return replace(report, traffic=traffic())
+
+    def _run(self, observe: Observe | None) -> CopyReport:
         from ckpttools.copying.execute import copy_part, room_of
 
         started, tally = time.monotonic(), _Tally(sum(part.nbytes for part in self.todo), observe)
@@ -272,6 +283,7 @@ def plan_copy(
     verify: bool = False,
     memory: Size = DEFAULT_MEMORY,
     jobs: int | None = None,
+    requests: int | None = None,
     overwrite: bool = False,
     command: str = "",
 ) -> PreparedCopy:
@@ -285,8 +297,8 @@ def plan_copy(
     check_apart(read, written)
     if latest is not None and latest < 1:
         raise UsageError(f"{option('latest', latest)} means no step", wanted="1 or more")
-    resources = Resources(parse_size(memory), jobs, destination=written)
-    with allowing(resources.memory):
+    resources = Resources(parse_size(memory), jobs, destination=written, requests=requests)
+    with allowing(resources.memory), requesting(requests):
         selection = selected(read, tuple(steps), latest)
         made = PreparedCopy(read, written, selection, {}, resources, overwrite, verify, command)
         made = replace(made, there=_found(made))
@@ -307,6 +319,8 @@ def _found(prepared: PreparedCopy) -> Mapping[str, Comparison]:
         if not prepared.overwrite and place.exists() and place.read_bytes() != source.read_bytes():
             raise _other_content(place, "another content")
 
+    _check_run(prepared)
+
     def look(part: Part) -> Comparison | None:
         place = prepared._place(part)
         # What was begun is gone on with, or refused by who looks into its journal.
@@ -320,6 +334,32 @@ def _found(prepared: PreparedCopy) -> Mapping[str, Comparison]:
         elif comparison is not None and comparison.difference is not None and not prepared.overwrite:
             raise _other_content(prepared._place(part), comparison.difference)
     return found
+
+
+def _check_run(prepared: PreparedCopy) -> None:
+    """Refuses to put steps into a directory that is something else."""
+    from ckpttools.formats.orbax.steps import OrbaxRun
+
+    below = prepared.selection.steps_at
+    if below is None:
+        return
+    place = prepared.destination / below if below else prepared.destination
+    if not place.is_dir():
+        return
+    names = {(prepared.destination / part.name).name for part in prepared.selection.parts}
+    small = {(prepared.destination / name).name for name in prepared.selection.small}
+    others = [
+        entry.name
+        for entry in place.entries()
+        if entry.name not in small and not any(entry.name.startswith(name) for name in names)
+    ]
+    if others and not OrbaxRun(place).steps:
+        raise DestinationExistsError(
+            f"{place} exists, and is not a run",
+            got=f"{others[0]} in it, and no steps",
+            wanted="a run, to which steps can be added, or a new name",
+            hint="choose another destination, such as a directory in it",
+        )
 
 
 def _other_content(place: Place, difference: str) -> DestinationExistsError:
@@ -378,6 +418,7 @@ def copy(
     verify: bool = False,
     memory: Size = DEFAULT_MEMORY,
     jobs: int | None = None,
+    requests: int | None = None,
     overwrite: bool = False,
     observe: Callable[[int, int], None] | None = None,
     command: str = "",
@@ -395,6 +436,7 @@ def copy(
         verify: read again all that was written, and compare all of what is there already.
         memory: bytes that may be resident at most, such as "512MiB".
         jobs: files or parts of files that are copied at the same time; None for as many as suit the stores.
+        requests: reads under way at once in stores behind a network; None for as many as are found good.
         overwrite: replace checkpoints at the destination that have another content.
         observe: called with the bytes copied so far and those to copy in all; the first call has 0.
         command: what the user typed, for whoever finds the work unfinished.
@@ -413,6 +455,7 @@ def copy(
         verify=verify,
         memory=memory,
         jobs=jobs,
+        requests=requests,
         overwrite=overwrite,
         command=command,
     )

@@ -32,13 +32,13 @@ class Selection:
         parts: in this order.
         small: single files beside the steps, by the names that they get.
         left_out: what lies there and is not copied, with the reason.
-        is_run: whether the destination becomes a run, to which later steps can be added.
+        steps_at: below the destination, where steps come to lie that are added to a run; None for no run.
     """
 
     parts: Sequence[Part]
     small: Mapping[str, Place] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
-    is_run: bool = False
+    steps_at: str | None = None
 
 
 def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None) -> Selection:
@@ -58,6 +58,7 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
         raise absent(source)
     refuse_interrupted(source)
     if source.is_file():
+        open_tree(source)  # raises where it is nothing that could be copied with its directory
         raise UsageError(
             "one file is not copied",
             place=source,
@@ -140,7 +141,7 @@ class _Run:
         small = {part.name: part.source for part in parts if part.source.is_file()}
         left_out = {self._below(place): reason for place, reason in beside if reason is not None}
         left_out |= {self._name(number): reason for number, reason in reasons.items() if reason is not None}
-        return Selection([*directories, *chosen], small, left_out, is_run=True)
+        return Selection([*directories, *chosen], small, left_out, self._below(self.run.path))
 
     def _why_unfinished(self, step: Step) -> str | None:
         name = step.path.name
