@@ -148,6 +148,12 @@ class TestLocal:
             ckpttools.copy(run_of_steps, tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
+    def test_metadata_that_is_damaged(self, run_of_steps, tmp_path):
+        with (run_of_steps / "5" / "default" / "_METADATA").open("ab") as file:
+            file.write(b"x")
+        with pytest.raises(FormatError):
+            ckpttools.copy(run_of_steps, tmp_path / "out")
+
     def test_a_chunk_that_is_gone(self, tmp_path):
         source = tmp_path / "run"
         shutil.copytree(ORBAX / "pytree_ocdbt0_zarr30", source)
@@ -205,7 +211,8 @@ class TestLocal:
         (tmp_path / "x" / "notes").write_text("n")
         assert ckpt("copy", tmp_path / "x", tmp_path / "y").exit_code == 3
         assert ckpt("copy", tmp_path / "none", tmp_path / "y").exit_code == 5
-        assert ckpt("copy", HF / "config.json", tmp_path / "y").exit_code == 2
+        assert ckpt("copy", HF / "config.json", tmp_path / "y").exit_code == 3
+        assert ckpt("copy", HF / "model.safetensors", tmp_path / "y").exit_code == 2
         assert ckpt("copy", HF, tmp_path / "y", "--step", "1").exit_code == 2
         assert ckpt("copy", RUN, tmp_path / "y", "--step", "7").exit_code == 2
         assert ckpt("copy", RUN, "https://example.com/x").exit_code == 2
@@ -254,6 +261,14 @@ class TestAgain:
         assert files_in(out) == before
         ckpttools.copy(run_of_steps, out, overwrite=True)
         assert files_in(out) == files_in(run_of_steps)
+
+    def test_steps_are_added_to_runs_alone(self, tmp_path):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "thesis.tex").write_text("mine")
+        with pytest.raises(DestinationExistsError, match="is not a run"):
+            ckpttools.copy(RUN, tmp_path / "out")
+        (tmp_path / "out" / "thesis.tex").rename(tmp_path / "thesis.tex")
+        ckpttools.copy(RUN, tmp_path / "out")
 
     def test_somebody_else_s_file_is_never_replaced(self, tmp_path):
         out = tmp_path / "out"

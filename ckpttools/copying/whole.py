@@ -5,18 +5,20 @@ from __future__ import annotations
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.copying.part import Part
 from ckpttools.core.errors import FormatError
+from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
+from ckpttools.formats.orbax.metadata import TREE_FILE, parse_tree
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, described
 from ckpttools.formats.registry import open_tree
 from ckpttools.stores.place import Place
 
 
 def check_whole(part: Part) -> None:
-    """Looks into the indexes of items, and for chunks that are missing.
+    """Looks into metadata and indexes of items, and for chunks that are missing.
 
     Raises:
-        FormatError: an index refers to files that lie outside of its item, are missing or end too early; or
+        FormatError: metadata is damaged; an index refers to files that lie outside of its item, are missing or end too early; or
             chunks are missing.
         StorageError: it cannot be read.
     """
@@ -24,6 +26,7 @@ def check_whole(part: Part) -> None:
     if isinstance(found, OrbaxRun):
         return  # what lies beside steps, or has been opened already
     for item in (found,) if isinstance(found, OrbaxItem) else found.items:
+        parse_tree(read_json(item.directory / TREE_FILE), str(item.directory / TREE_FILE))
         _check_index(item.directory)
         # One host's part lacks the chunks of the others.
         if not is_part_of_a_host(item.directory):
