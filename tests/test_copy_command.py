@@ -537,6 +537,25 @@ class TestInterrupted:
         ckpttools.copy(source, out, verify=True)
         assert files_in(out) == files_in(SHARDED)
 
+    def test_a_source_that_changes_in_a_bucket(self, gcs, target, monkeypatch):
+        source = gcs.filled(files_in(SHARDED))
+        original = transfer._Run._work
+        name = next(
+            key for key in gcs.server.buckets[gcs.bucket] if key.endswith("00002-of-00004.safetensors")
+        )
+
+        def change(self, pieces):
+            original(self, pieces)
+            gcs.server.put(gcs.bucket, name, b"x")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(transfer._Run, "_work", change)
+            with pytest.raises(SourceChangedError):
+                ckpttools.copy(source, target)
+        assert not any(key.startswith("runs/out/") for key in gcs.server.buckets[gcs.bucket])
+        ckpttools.copy(SHARDED, target, overwrite=True)
+        assert contents(target) == files_in(SHARDED)
+
     def test_a_file_that_is_added(self, tmp_path, monkeypatch):
         source, out = tmp_path / "model", tmp_path / "out"
         shutil.copytree(SHARDED, source)

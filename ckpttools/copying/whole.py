@@ -18,8 +18,8 @@ def check_whole(part: Part) -> None:
     """Looks into metadata and indexes of items, and for chunks that are missing.
 
     Raises:
-        FormatError: metadata is damaged; an index refers to files that lie outside of its item, are missing or end too early; or
-            chunks are missing.
+        FormatError: metadata is damaged; an index refers to files that lie outside of its item, are missing
+            or end too early; or chunks are missing.
         StorageError: it cannot be read.
     """
     found = described(part.source)

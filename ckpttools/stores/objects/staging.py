@@ -279,7 +279,8 @@ class ObjectWork:
 
     def discard(self) -> None:
         self.lock.renew()
-        self.staging.discard(self.journal)
+        # As it is now: what was copied since it was taken up has no mark of the plan.
+        self.staging.discard(Journal.read(self._bucket, self.journal.key))
         self.journal.remove()
         self.journal = self.journal.begin(self.purpose, self.journal.is_beside)
         self.entries = Entries(self.journal)
