@@ -188,7 +188,7 @@ class TestCommands:
 
     def test_a_name_on_the_hub_gets_a_hint(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        assert "named hf://org/llama" in ckpt("convert", "hf-to-maxtext", "org/llama", "out").output
+        assert "named hf://org/llama" in ckpt("hash", "org/llama").output
 
 
 def run_plainly(*words):

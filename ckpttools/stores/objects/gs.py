@@ -58,11 +58,13 @@ class GoogleStore(ObjectStore):
     def uploads(self, key: str) -> Sequence[PendingUpload]:
         """See `KeepsUploads`."""
         bucket, _, rest = key.partition("/")
-        return list(gs_uploads.listed(self.access(bucket).endpoint, bucket, f"{rest}/" if rest else ""))
+        prefix = f"{rest}/" if rest else ""
+        return list(gs_uploads.listed(self.access(bucket).endpoint, bucket, prefix, self._meter))
 
     def abort(self, uploads: Iterable[PendingUpload]) -> None:
         """See `KeepsUploads`."""
         for each in uploads:
+            self._meter.add(requests=1)
             gs_uploads.abort(self.access(each.key.partition("/")[0]).endpoint, each)
 
     def upload_rule(self, key: str) -> str:

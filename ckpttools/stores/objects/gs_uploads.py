@@ -16,6 +16,8 @@ from ckpttools.stores.base import PendingUpload
 if TYPE_CHECKING:
     import urllib3
 
+    from ckpttools.stores.meter import Meter
+
 _HOST = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _TOKEN = "http://169.254.169.254/computeMetadata/v1/instance/service-accounts/default/token"
@@ -23,13 +25,14 @@ _SECONDS = 30.0
 _WHAT = "unfinished uploads cannot be looked for"
 
 
-def listed(endpoint: str, bucket: str, prefix: str) -> Iterator[PendingUpload]:
+def listed(endpoint: str, bucket: str, prefix: str, meter: Meter) -> Iterator[PendingUpload]:
     """Uploads to keys that begin so.
 
     Args:
         endpoint: URL of an emulator, which asks for no token; "" for the cloud itself.
         bucket: name of the bucket.
         prefix: what keys begin with.
+        meter: counts the requests.
 
     Raises:
         StorageError: they cannot be listed.
@@ -37,6 +40,7 @@ def listed(endpoint: str, bucket: str, prefix: str) -> Iterator[PendingUpload]:
     asked = {"uploads": "", "prefix": prefix}
     headers = _authorized(endpoint)
     while True:
+        meter.add(requests=1)
         page = ElementTree.fromstring(_answer("GET", endpoint, bucket, asked, headers))
         for each in page.iterfind("{*}Upload"):
             begun = datetime.fromisoformat(_text(each, "Initiated")).timestamp()

@@ -56,18 +56,18 @@ class HubFile(WebFile):
 
     @property
     def local_copy(self) -> str:
-        copy = self.store.copies.get(self.key)
+        copy = self.store.cached.get(self.key)
         return copy.local_copy if copy else ""
 
     def read_into(self, offset: int, out: Buffer) -> None:
-        copy = self.store.copies.get(self.key)
+        copy = self.store.cached.get(self.key)
         if copy is None:
             super().read_into(offset, out)
         else:
             copy.read_into(offset, out)
 
     def check_unchanged(self) -> None:
-        copy = self.store.copies.get(self.key)
+        copy = self.store.cached.get(self.key)
         if copy is not None:
             copy.check_unchanged()
 
@@ -76,7 +76,7 @@ class HubStore(WebStore):
     """Repositories of the hub; endpoint, token, cache and offline mode are those of `huggingface_hub`.
 
     Attributes:
-        copies: files that were fetched into the cache by this process, by their keys.
+        cached: files that were fetched into the cache by this process, by their keys.
     """
 
     scheme: ClassVar[str] = "hf"
@@ -86,7 +86,7 @@ class HubStore(WebStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.copies: dict[str, CachedFile] = {}
+        self.cached: dict[str, CachedFile] = {}
         self._looked_into: set[str] = set()
         self._sharing = Sharing()
         self._lock = threading.Lock()
@@ -176,7 +176,7 @@ class HubStore(WebStore):
         repos = {HubName.of(key).repo for key in read}
         keys = read | {key for key in self._looked_into if HubName.of(key).repo in repos}
         self._find_copies(keys)
-        wanted = [self._wanted(key) for key in sorted(keys - self.copies.keys())]
+        wanted = [self._wanted(key) for key in sorted(keys - self.cached.keys())]
         if wanted and _constants().HF_HUB_OFFLINE:
             raise StorageError(
                 f"{wanted[0].place} is not in the cache",
@@ -190,8 +190,8 @@ class HubStore(WebStore):
             self._find_copies(keys)
 
     def _find_copies(self, keys: Iterable[str]) -> None:
-        found = {key: self._copy(key, self._entry(key)) for key in keys if key not in self.copies}
-        self.copies |= {key: copy for key, copy in found.items() if copy}
+        found = {key: self._copy(key, self._entry(key)) for key in keys if key not in self.cached}
+        self.cached |= {key: copy for key, copy in found.items() if copy}
 
     def _entry(self, key: str) -> Entry:
         name = HubName.of(key)
