@@ -196,6 +196,7 @@ class _Run:
             digester = Digester()
             with closing(self.files.passes(piece.number)) as sinks:
                 for sink in sinks:
+                    digester = Digester()  # each sink gets all of it
                     if not self._written(piece, source, sink, buffer, digester):
                         return
         self._note(piece, digester.text)
