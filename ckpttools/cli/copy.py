@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.command_line import command_line
-from ckpttools.cli.options import json_option, resource_options
+from ckpttools.cli.options import json_option, limit_options
 from ckpttools.cli.output import labelled, print_json, prose_width, say, show
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.transforming import places
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     help="Read again all that was written, data before it becomes visible, and compare all of what is in DST "
     "already.",
 )
-@resource_options
+@limit_options
 @click.option("--dry-run", is_flag=True, help="Print what would be copied and write nothing.")
 @click.option(
     "--overwrite",

@@ -168,7 +168,7 @@ def _within_memory(command: Command) -> Command:
     return limited
 
 
-resource_options = together(
+_limits = together(
     click.option(
         "--memory",
         type=SIZE,
@@ -190,6 +190,11 @@ resource_options = together(
         help="Reads under way at once in buckets, on the hub and on web servers; by default 4 to 32, as many "
         "as are found to bring more.",
     ),
+)
+limit_options = together(_limits, _within_memory)
+"""Adds what any call may take; the command runs within this memory."""
+resource_options = together(
+    _limits,
     click.option(
         "--download",
         is_flag=True,
@@ -197,7 +202,7 @@ resource_options = together(
     ),
     _within_memory,
 )
-"""Adds what a call may take; the command runs within this memory."""
+"""The same of a call that opens a checkpoint, and may copy it first."""
 output_options = together(
     click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
     click.option(

@@ -183,7 +183,7 @@ class _Run:
     def _trials(self) -> LinkTrials | None:
         """What finds out what the store copies itself; None where that would not be a copy."""
         store = self.destination
-        return store.trials(self.work.content.key) if isinstance(store, Links) and store.copies else None
+        return store.trials(self.work.content.key) if isinstance(store, Links) and store.link_copies else None
 
     def _open(self, name: str) -> File:
         return (self.part.source / name).open(self.part.files[name])
@@ -196,6 +196,7 @@ class _Run:
             digester = Digester()
             with closing(self.files.passes(piece.number)) as sinks:
                 for sink in sinks:
+                    digester = Digester()  # each sink gets all of it
                     if not self._written(piece, source, sink, buffer, digester):
                         return
         self._note(piece, digester.text)

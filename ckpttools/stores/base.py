@@ -228,12 +228,12 @@ class Store(ABC):
     Attributes:
         scheme: what stands before `://`.
         streams: how checkpoints are written; None where files can be written at any offset, or not at all.
-        copies: whether `link` makes a copy, which shares nothing with the file that it is of.
+        link_copies: whether `link` makes a copy, which shares nothing with the file that it is of.
     """
 
     scheme: ClassVar[str]
     streams: ClassVar[Streams | None] = None
-    copies: ClassVar[bool] = False
+    link_copies: ClassVar[bool] = False
 
     @property
     def costs(self) -> Costs:

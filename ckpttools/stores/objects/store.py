@@ -56,7 +56,7 @@ class ObjectStore(Store):
     streams: ClassVar[Streams | None] = Streams(
         memory=PART_BYTES * (PARTS_UNDER_WAY + 2), file_bytes=_FILE_BYTES, files=_FILES
     )
-    copies: ClassVar[bool] = True
+    link_copies: ClassVar[bool] = True
     words: ClassVar[Words]
 
     def __init__(self) -> None:
