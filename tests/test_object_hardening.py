@@ -113,6 +113,18 @@ class TestSleepers:
         assert run("hash", target) == digest
         assert set(gcs.server.buckets[gcs.bucket]) == names
 
+    def test_while_it_gives_up_what_another_goes_on_with(self, gcs, target, short_lock):
+        gcs.server.faults = [Fault("PUT .*/0/commit_success", count=99, status=400, body="<Error/>")]
+        assert ckpt(*CONVERT, target).exit_code == 5
+        words = [*CONVERT, target, "--no-scan", "--overwrite"]
+        sleeper = stopped(gcs.server, words, "DELETE .*runs/out/0")
+        time.sleep(2.2)
+        run(*CONVERT, target)
+        digest, before = run("hash", target), dict(gcs.server.buckets[gcs.bucket])
+        code, output = woken(sleeper)
+        assert code == 5 and "not this process's" in output, output
+        assert run("hash", target) == digest and gcs.server.buckets[gcs.bucket] == before
+
 
 class TestAnswers:
     """Whatever a server does meanwhile: an error of ours, or the right content; then the same command."""
