@@ -123,7 +123,7 @@ def delete(bucket: Bucket, keys: Iterable[str]) -> None:
 
     for key in keys:
         try:
-            bucket.ask(_DOING, key, partial(obstore.delete, paths=key))
+            bucket.ask(_DOING, key, partial(obstore.delete, paths=key), is_brief=True)
         except FileNotFoundError:
             continue
 
