@@ -24,7 +24,8 @@ from ckpttools.stores.objects.writing import MARK, PART_BYTES, Upload
 SLEEPER = """
 import sys
 from ckpttools.__main__ import main
-from ckpttools.stores.objects import lock, writing
+from ckpttools.stores.objects import client, lock, writing
+client.BRIEF_SECONDS = 1.0
 lock.EXPIRED_SECONDS, lock.RENEWED_SECONDS, writing.PART_BYTES = 2.0, 0.5, 20_000
 lock._is_gone = lambda owner: False
 main()
@@ -112,6 +113,18 @@ class TestSleepers:
         assert code == 5, output
         assert run("hash", target).split()[0] == digest
         assert set(gcs.server.buckets[gcs.bucket]) == names
+
+    def test_while_it_gives_up_what_another_goes_on_with(self, gcs, target, short_lock):
+        gcs.server.faults = [Fault("PUT .*/0/commit_success", count=99, status=400, body="<Error/>")]
+        assert ckpt(*CONVERT, target).exit_code == 5
+        words = [*CONVERT, target, "--no-scan", "--overwrite"]
+        sleeper = stopped(gcs.server, words, "DELETE .*runs/out/0")
+        time.sleep(2.2)
+        run(*CONVERT, target)
+        digest, before = run("hash", target).split()[0], dict(gcs.server.buckets[gcs.bucket])
+        code, output = woken(sleeper)
+        assert code == 5, output
+        assert run("hash", target).split()[0] == digest and gcs.server.buckets[gcs.bucket] == before
 
 
 class TestAnswers:

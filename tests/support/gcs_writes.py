@@ -77,6 +77,8 @@ class _Asked:
             upload = f"{self.bucket}/{self.key}"
             self.server.uploads.setdefault(upload, Upload(self.bucket, self.key, {}))
             return self._part(upload, self.query["blockid"])
+        if "x-ms-version" in self.headers and not all(map(str.isidentifier, self.meta)):
+            return Answer(400, body="<Error><Code>InvalidMetadata</Code></Error>")
         if not self._allowed():
             return Answer(412, body="<Error><Code>ConditionNotMet</Code></Error>")
         if self.query.get("comp") == "blocklist":

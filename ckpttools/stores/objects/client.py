@@ -34,6 +34,9 @@ ANSWER_SECONDS = 300.0
 # depend on its answering again: 0.1 to 15 s lie between two tries (429, 408, 5xx, broken connections).
 FIRST_RETRIES, FIRST_SECONDS = 4, 10.0
 RETRIES, RETRY_SECONDS = 10, 180.0
+# For deletions, on which there are no conditions: none is under way any more when a lock that was held a
+# moment before is another's.
+BRIEF_SECONDS = 15.0
 # obstore resumes objects at the byte where they broke off, and listings not at all.
 _LISTED_AGAIN = 3
 _NAMES_TO_A_PAGE = 1000
@@ -189,13 +192,30 @@ class Bucket:
 
         return self.ask("cannot list", key, again)
 
-    def ask(self, doing: str, key: str, question: Callable[[Any], _Answer], *, requests: int = 1) -> _Answer:
-        """The answer to a question, which takes so many requests; errors as `read`."""
+    def ask(
+        self,
+        doing: str,
+        key: str,
+        question: Callable[[Any], _Answer],
+        *,
+        requests: int = 1,
+        is_brief: bool = False,
+    ) -> _Answer:
+        """The answer to a question; errors as `read`.
+
+        Args:
+            doing, key: what for, for messages.
+            question: asked of obstore's client.
+            requests: that it takes.
+            is_brief: whether it is better not asked at all than `BRIEF_SECONDS` after now: by a process that
+                was stopped, or is cut off.
+        """
         from obstore.exceptions import BaseError
 
         self._meter.add(requests=requests)
         try:
-            answer = question(self._patient if self._has_answered else self._impatient)
+            client = self._patient if self._has_answered else self._impatient
+            answer = question(self._brief if is_brief else client)
         except (BaseError, OSError, ValueError) as error:
             if is_no_object(error):
                 raise FileNotFoundError(key) from error
@@ -216,7 +236,11 @@ class Bucket:
     def _patient(self) -> Any:
         return self._client(RETRIES, RETRY_SECONDS)
 
-    def _client(self, retries: int, seconds: float) -> Any:
+    @cached_property
+    def _brief(self) -> Any:
+        return self._client(RETRIES, BRIEF_SECONDS, BRIEF_SECONDS)
+
+    def _client(self, retries: int, seconds: float, answer_seconds: float = ANSWER_SECONDS) -> Any:
         import obstore.store
 
         return getattr(obstore.store, self._access.kind)(
@@ -226,7 +250,7 @@ class Bucket:
                 "allow_http": self._access.endpoint.startswith("http://"),
                 "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
                 "read_timeout": timedelta(seconds=STALL_SECONDS),
-                "timeout": timedelta(seconds=ANSWER_SECONDS),
+                "timeout": timedelta(seconds=answer_seconds),
             },
             retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=seconds)},
         )

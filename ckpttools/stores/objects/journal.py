@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from dataclasses import replace as dataclass_replace
-from functools import partial
 from typing import Any, TypeAlias
 
 from ckpttools.stores.objects.client import Bucket
@@ -117,18 +116,27 @@ class Journal:
     def _put(self, name: str, content: object) -> None:
         put(self.bucket, f"{self.key}/{name}", json.dumps(content).encode())
 
-    def remove(self) -> None:
+    def remove(self, check: Callable[[], None]) -> None:
         """Removes all but the last word, so that what is left at any moment says what is still to be done.
+
+        Args:
+            check: raises where the destination is not this process's any more; asked before each deletion.
 
         Raises:
             StorageError: the store reports an error.
         """
         names = {name for name, _ in self.bucket.objects_below(self.key) or ()}
         rest = sorted(names - {PLAN, PUBLISHING, PUBLISHED})
-        remove = partial(delete, self.bucket)
+
+        def remove(name: str) -> None:
+            check()
+            delete(self.bucket, [f"{self.key}/{name}"])
+
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(lambda name: remove([f"{self.key}/{name}"]), rest))
-        remove([f"{self.key}/{name}" for name in (PLAN, PUBLISHING) if name in names])
+            list(pool.map(remove, rest))
+        for name in (PLAN, PUBLISHING):
+            if name in names:
+                remove(name)
 
     def remove_last(self) -> None:
         """Removes what says that the checkpoint has its name; errors as `remove`."""

@@ -11,9 +11,6 @@ from ckpttools.stores.objects.file import ObjectFile
 if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
 
-# What Amazon S3 copies in one request.
-_LARGEST_COPY = 5 << 30
-
 
 @dataclass(frozen=True)
 class CopyTrials:
@@ -33,6 +30,6 @@ class CopyTrials:
             return f"it is not in {self.store.words.cloud}"
         if source.key.partition("/")[0] != self.bucket:
             return f"it is in another {self.store.words.bucket}"
-        if source.size > _LARGEST_COPY:
-            return "objects of more than 5 GiB are not copied in one request"
+        if source.size > self.store.largest_copy:
+            return f"objects of more than {self.store.largest_copy >> 30} GiB are not copied in one request"
         return None

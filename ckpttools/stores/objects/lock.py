@@ -59,6 +59,7 @@ class Lock:
             StorageError: the store reports an error.
         """
         asked = _now()
+        # Before others can read who has it: they would take a thread of this process for gone.
         _HELD.add(self._owner["owner"])
         try:
             self._version = self._taken()

@@ -23,6 +23,7 @@ class AmazonStore(ObjectStore):
     """The store `s3`."""
 
     scheme: ClassVar[str] = "s3"
+    largest_copy: ClassVar[int] = 5 << 30
     words = Words(
         cloud="Amazon S3",
         bucket="bucket",

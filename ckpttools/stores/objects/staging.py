@@ -110,13 +110,13 @@ class ObjectStaging:
                 found = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
                 if found.is_there:
                     self._abort_uploads()
-                journal = self._begun(found, purpose)
+                journal = self._begun(found, purpose, lock)
                 yield ObjectWork(self, lock, journal, purpose)
             finally:
                 for key in (self.key, self.key + SUFFIX):
                     self.store.forget(key)
 
-    def _begun(self, journal: Journal, purpose: Purpose) -> Journal:
+    def _begun(self, journal: Journal, purpose: Purpose, lock: Lock) -> Journal:
         """The journal of this plan, with what was done of it or empty."""
         is_ours = journal.purpose is not None and journal.purpose.plan == purpose.plan
         if journal.published is not None:
@@ -124,13 +124,13 @@ class ObjectStaging:
                 return journal
             if is_ours and not self.overwrite:
                 raise self._changed()
-            self.conclude(journal)
+            self.conclude(journal, lock)
             journal.remove_last()
             journal = Journal(self.bucket, journal.key)
         elif is_ours:
             return journal
         if journal.is_there:
-            self._give_up(journal, purpose)
+            self._give_up(journal, purpose, lock)
         self._check_taken(Journal(self.bucket, journal.key))
         is_beside = bool(self.objects(self.rest))
         if is_beside and self.objects(f"{self.partial}/{CONTENT}"):
@@ -161,7 +161,7 @@ class ObjectStaging:
         """Size and version of each object below a key; by default those of the destination."""
         return {name: [found.size, found.version] for name, found in self.objects(key or self.rest)}
 
-    def _give_up(self, journal: Journal, purpose: Purpose) -> None:
+    def _give_up(self, journal: Journal, purpose: Purpose, lock: Lock) -> None:
         """Removes what another conversion has begun, if that is allowed.
 
         Raises:
@@ -194,27 +194,36 @@ class ObjectStaging:
                 wanted="that conversion brought to its end first",
                 hint=f"run: {begun.command}" if begun and begun.command else f"copy or delete {partial}",
             )
-        self.discard(journal)
-        journal.remove()
+        self.discard(journal, lock)
+        journal.remove(lock.check)
 
-    def conclude(self, journal: Journal) -> None:
+    def conclude(self, journal: Journal, lock: Lock) -> None:
         """Removes what tells of a conversion whose checkpoint has its name, all but the last word."""
         kinds = [f"{CONTENT}/", LOCK + PROBE] if journal.is_beside else [LOCK + PROBE]
         names = [name for name, _ in self.objects(self.partial) if name.startswith(tuple(kinds))]
-        each_of(names, lambda name: delete(self.bucket, [f"{self.partial}/{name}"]))
-        journal.remove()
+
+        def delete_one(name: str) -> None:
+            lock.check()
+            delete(self.bucket, [f"{self.partial}/{name}"])
+
+        each_of(names, delete_one)
+        journal.remove(lock.check)
 
     def content(self, journal: Journal) -> str:
         """Where the checkpoint of a journal grows: a key of the bucket."""
         return f"{self.partial}/{CONTENT}" if journal.is_beside else self.rest
 
-    def discard(self, journal: Journal) -> None:
-        """Deletes what was written by the plan of a journal, and nothing else."""
+    def discard(self, journal: Journal, lock: Lock) -> None:
+        """Deletes what was written by the plan of a journal, and nothing else.
+
+        The lock is looked at each time: who has slept would delete what another has finished since.
+        """
         plan, content = journal.purpose.plan if journal.purpose else None, self.content(journal)
 
         def delete_ours(name: str) -> None:
             key = f"{content}/{name}"
             if journal.is_beside or name in journal.linked or (plan and mark(self.bucket, key) == plan):
+                lock.check()
                 delete(self.bucket, [key])
 
         each_of([name for name, _ in self.objects(content)], delete_ours)
@@ -269,6 +278,14 @@ class ObjectWork:
         return self.journal.records
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> ObjectDataFiles:
+        largest, most = max(sizes.values(), default=0), self.staging.store.largest_copy
+        if self.journal.is_beside and largest > most:
+            raise UsageError(
+                f"what replaces {self.staging.place} has a file too large for the cloud to copy to its place",
+                got=f"{largest} bytes",
+                wanted=f"at most {most} bytes in a file",
+                hint="choose another destination, or smaller files",
+            )
         return ObjectDataFiles(self._bucket, self._content, sizes, heads, self.purpose.plan, self.lock.check)
 
     def enter(self, records: Iterable[Record]) -> None:
@@ -280,8 +297,8 @@ class ObjectWork:
     def discard(self) -> None:
         self.lock.renew()
         # As it is now: what was copied since it was taken up has no mark of the plan.
-        self.staging.discard(Journal.read(self._bucket, self.journal.key))
-        self.journal.remove()
+        self.staging.discard(Journal.read(self._bucket, self.journal.key), self.lock)
+        self.journal.remove(self.lock.check)
         self.journal = self.journal.begin(self.purpose, self.journal.is_beside)
         self.entries = Entries(self.journal)
 
@@ -342,7 +359,7 @@ class ObjectWork:
         copy(self._bucket, f"{self._content}/{name}", f"{self.staging.rest}/{name}")
 
     def conclude(self) -> None:
-        self.staging.conclude(self.journal)
+        self.staging.conclude(self.journal, self.lock)
         # Whoever takes over here finds that nothing is left to do.
         self.lock.release()
         self.journal.remove_last()

@@ -51,6 +51,7 @@ class ObjectStore(Store):
 
     Attributes:
         words: what messages say of it.
+        largest_copy: bytes of an object that the cloud copies in one request.
     """
 
     streams: ClassVar[Streams | None] = Streams(
@@ -58,6 +59,8 @@ class ObjectStore(Store):
     )
     link_copies: ClassVar[bool] = True
     words: ClassVar[Words]
+    # What Google and Azure take for an object at all.
+    largest_copy: ClassVar[int] = 5 << 40
 
     def __init__(self) -> None:
         self._buckets: dict[str, Bucket] = {}

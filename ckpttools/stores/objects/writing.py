@@ -13,7 +13,8 @@ from ckpttools.stores.objects.client import Bucket, ObjectChangedError
 
 PART_BYTES = 8 << 20
 PARTS_UNDER_WAY = 3
-MARK = "ckpttools-plan"
+# A name without a hyphen, which Azure does not take, or an underscore, which proxies drop.
+MARK = "ckpttoolsplan"
 """Attribute of objects that a conversion writes: the fingerprint of its plan."""
 _MOST_PARTS = 9_000  # 10,000 is what S3 takes
 _DOING = "cannot write"
@@ -122,7 +123,7 @@ def delete(bucket: Bucket, keys: Iterable[str]) -> None:
 
     for key in keys:
         try:
-            bucket.ask(_DOING, key, partial(obstore.delete, paths=key))
+            bucket.ask(_DOING, key, partial(obstore.delete, paths=key), is_brief=True)
         except FileNotFoundError:
             continue
 
@@ -183,7 +184,7 @@ class Upload:
             return
         if self._writer is None:
             self._begin()
-            start, self._start = bytes(self._start), bytearray()
+            start, self._start = self._start, bytearray()
             self._ask(lambda: self._writer.write(start))
         self._ask(lambda: self._writer.write(part))
 
