@@ -342,9 +342,12 @@ def hub_name(path: str, content: bytes) -> str:
     return digest("sha256", content) if path.endswith(".safetensors") else git_name(content)
 
 
+@cache
 def git_name(content: bytes) -> str:
     """What git calls a file."""
-    return digest("sha1", b"blob %d\0" % len(content) + content)
+    found = hashlib.sha1(b"blob %d\0" % len(content))
+    found.update(content)
+    return found.hexdigest()
 
 
 @cache
