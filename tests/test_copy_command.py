@@ -694,3 +694,8 @@ def test_pieces_cover_files():
         ("b", 0, 0),
     ]
     assert Path(found[0].name).name == "a"
+
+
+def test_nothing_is_copied_to_the_hub(tmp_path):
+    done = ckpt("copy", HF, "hf://me/new")
+    assert done.exit_code == 2 and "nothing is copied to the hub" in done.output

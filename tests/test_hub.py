@@ -247,3 +247,12 @@ class TestNames:
         monkeypatch.chdir(tmp_path)
         assert "taken for" not in ended("convert", "to-zarr3", name, "out", code=5).stderr
         assert not server.log
+
+
+def test_what_was_fetched_is_found_by_its_name_where_the_hub_is_not_asked(server, tmp_path, monkeypatch):
+    run("hash", HUB, "--download")
+    forget(server, dict(server.files))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    server.log.clear()
+    assert run("hash", HUB).split()[0] == run("hash", SHARDED).split()[0]
+    assert not server.log

@@ -121,7 +121,7 @@ class TestLeftovers:
         for where in (place, place.parent, place.with_name("out.partial")):
             (found,) = findings(where, "leftovers")
             assert found["place"].startswith(f"{place}")
-            assert "same command" in found["do"]
+            assert "again to resume" in found["do"]
         assert "gcloud storage rm -r" in found["do"] and str(place) in found["do"]
 
     def test_a_conversion_that_has_begun_to_replace_is_the_only_copy(self, gcs):

@@ -294,3 +294,21 @@ class TestTwoWriters:
         gcs.server.faults.append(Fault("PUT .*lock", count=1, cut=0))
         run("convert", "hf-to-maxtext", HF, target)
         assert run("hash", target)
+
+
+def test_what_is_being_written_is_not_called_interrupted(gcs, target):
+    staging = parse(target).store.staging(parse(target).key, False, lambda: None)
+    with staging.opened(Purpose("plan", command="ckpt convert x y")) as work:
+        done = ckpt("inspect", "tree", target)
+        assert "is the work of process" in done.output and "wait" in done.output, done.output
+        work.enter([[0, [], {}]])
+        told = " ".join(ckpt("doctor", f"{target}.partial").output.split())
+        assert "is writing it" in told and "rm -r" not in told, told
+
+
+def test_an_interrupted_conversion_says_by_which_command_it_goes_on(gcs, target):
+    staging = parse(target).store.staging(parse(target).key, False, lambda: None)
+    with staging.opened(Purpose("plan", command="ckpt convert x y")) as work:
+        work.enter([[0, [], {}]])
+    assert "run `ckpt convert x y` again" in ckpt("inspect", "tree", target).output
+    assert "run `ckpt convert x y` again" in ckpt("doctor", f"{target}.partial").output

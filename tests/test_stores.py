@@ -79,8 +79,11 @@ def test_what_is_to_be_written_is_copied_to_where_no_store_is():
 
 
 def test_an_address_that_pathlib_has_taken_for_a_path_is_refused():
-    with pytest.raises(UsageError, match="gs://b/x before it was made a path"):
+    with pytest.raises(UsageError, match="looks like gs://b/x"):
         parse(Path("gs://b/x"))
+    with pytest.raises(UsageError, match="looks like s3://b/x") as caught:
+        parse("s3:/b/x")
+    assert "./s3:/b/x" in caught.value.hint
 
 
 def test_what_only_looks_like_an_address_is_a_file(tmp_path, monkeypatch):

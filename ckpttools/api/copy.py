@@ -294,6 +294,14 @@ def plan_copy(
 
     read, written = parse(source), parse(destination, is_written=True)
     staging_of(written)  # raises where nothing can be written
+    if written.store.scheme == "hf":
+        raise UsageError(
+            "nothing is copied to the hub",
+            place=written,
+            wanted="a directory or a bucket",
+            hint="a model is uploaded while it is converted: ckpt convert maxtext-to-hf SRC "
+            f"{written}, or to-safetensors; files as they are: hf upload",
+        )
     check_apart(read, written)
     if latest is not None and latest < 1:
         raise UsageError(f"{option('latest', latest)} means no step", wanted="1 or more")

@@ -29,13 +29,15 @@ def refuse_interrupted(place: Place) -> None:
     """Raises FormatError if `place` is a directory in which a conversion grows, whatever lies in it."""
     left = unfinished_at(place)
     if left is not None:
-        raise FormatError(
-            "an interrupted conversion is not a checkpoint yet", place=place, hint=next_step(left)
-        )
+        what = "what is being written" if left.writer else "an interrupted conversion"
+        raise FormatError(f"{what} is not a checkpoint yet", place=place, hint=next_step(left))
 
 
 def next_step(left: Unfinished) -> str:
     """What to do about an interrupted conversion."""
     if left.replaced is not None:
         return f"{left.replaced} holds what it was before it was to be replaced: move it back"
-    return f"{left.place} is an interrupted conversion: run its command again, and it goes on"
+    if left.writer:
+        return f"{left.place} is the work of {left.writer}: wait until it is done"
+    again = f"run `{left.command}`" if left.command else "run its command"
+    return f"{left.place} is an interrupted conversion: {again} again, and it goes on"

@@ -261,10 +261,14 @@ class Unfinished:
     Attributes:
         place: where.
         replaced: what had the destination's name and has to get it back; None if nothing has.
+        command: the command line that began it, where that is known.
+        writer: the process that is at work on it, in words; "" if none is, as far as is known.
     """
 
     place: Place
     replaced: Place | None = None
+    command: str = ""
+    writer: str = ""
 
 
 @runtime_checkable

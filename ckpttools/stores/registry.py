@@ -49,8 +49,7 @@ def parse(where: Where, *, is_written: bool = False) -> Place:
     text = os.fsdecode(where)
     scheme, separator, rest = text.partition("://")
     if not separator or not _SCHEME.fullmatch(scheme):
-        if not isinstance(where, str):
-            _refuse_joined(text)
+        _refuse_joined(text)
         return Place(LOCAL, _key(text))
     store = _store(scheme.lower())
     if store is None:
@@ -84,12 +83,13 @@ def _store(scheme: str) -> Store | None:
 
 
 def _refuse_joined(text: str) -> None:
-    """Raises UsageError if a path was an address before `pathlib` took it for a path."""
+    """Raises UsageError if a path is an address with a slash too few, as `pathlib` makes it of one."""
     match = _JOINED.fullmatch(text)
     if match and match[1] in _BUILT_IN and not os.path.lexists(f"{match[1]}:"):
         raise UsageError(
-            f"{text} was {match[1]}://{match[2]} before it was made a path",
-            wanted="the text itself: pathlib joins the slashes",
+            f"{text} is a path, and looks like {match[1]}://{match[2]}, which pathlib makes such a path of",
+            wanted="two slashes, in text",
+            hint=f"write {match[1]}://{match[2]}; or ./{text}, if a directory of that name is meant",
         )
 
 

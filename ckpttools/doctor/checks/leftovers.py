@@ -53,14 +53,17 @@ def _why(place: Place) -> str:
 def _left(place: Place, what: str) -> Finding:
     remove = _removal(place)
     left = unfinished_at(place)
-    if left and left.replaced:
+    if left and left.writer:
+        do, remove = f"wait until it is done: {left.writer}, is writing it", None
+    elif left and left.replaced:
         do, remove = next_step(left), None
     elif remove is None:
         do = "run the same command again: what it replaces may be gone, and what is here is the only copy"
     elif _is_orphaned(place):
         do = f"look at it; when nothing writes to it: {remove}"
     elif left:
-        do = f"run the same command again to resume; or, to discard it, {remove}"
+        again = f"run `{left.command}` again" if left.command else "run the same command again"
+        do = f"{again} to resume; or, to discard it, {remove}"
     else:
         do = f"when nothing writes to it: {remove}"
     return Finding(WARNING, str(place), what, _why(place), do, command=remove)

@@ -95,7 +95,7 @@ def other_store(place: Place) -> Problem | None:
         return None
     return Problem(
         f"MaxText reads local paths and gs://, and not {scheme}://",
-        f"copy it to a directory or a bucket, such as with `ckpt convert to-orbax {quote(str(place))} DST`"
+        f"copy it to a directory or a bucket, such as with `ckpt copy {quote(str(place))} DST`"
         if scheme in ("s3", "az")
         else f"convert it first: `ckpt convert hf-to-maxtext {quote(str(place))} DST`",
     )

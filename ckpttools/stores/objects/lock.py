@@ -134,11 +134,10 @@ class Lock:
         owner = _parsed(content)
         age = None if _is_gone(owner) else self._age()
         if age is not None and age < EXPIRED_SECONDS:
-            by = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
             raise LockedError(
                 "another process is writing this checkpoint",
                 place=self._place,
-                got=f"{by}, last seen {age:.0f} s ago",
+                got=_named(owner, age),
                 hint=f"wait until it is done; if it is gone, run this again in {EXPIRED_SECONDS:.0f} s",
             )
         return self._put_or_refuse(version)
@@ -167,6 +166,24 @@ class Lock:
     def _content(self) -> bytes:
         # Another content each time, so that its ETag is another one.
         return json.dumps({**self._owner, "written": time.time_ns()}).encode()
+
+
+def writer_of(bucket: Bucket, key: str) -> str:
+    """Who has a lock, in words; "" if nobody has, as far as this machine's clock is right.
+
+    Raises:
+        StorageError: the store reports an error.
+    """
+    found, status = read(bucket, key), bucket.head(key)
+    if found is None or status is None:
+        return ""
+    owner, age = _parsed(found[0]), time.time() - (status.modified or 0) / 1e9
+    return "" if _is_gone(owner) or age > EXPIRED_SECONDS else _named(owner, age)
+
+
+def _named(owner: dict[str, str], age: float) -> str:
+    who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
+    return f"{who}, last seen {max(0.0, age):.0f} s ago"
 
 
 def _now() -> float:

@@ -28,7 +28,7 @@ class AmazonStore(ObjectStore):
         cloud="Amazon S3",
         bucket="bucket",
         list_permission="s3:ListBucket",
-        read_permission="s3:GetObject; and s3:ListBucket, else what is not there is not allowed, too",
+        read_permission="s3:GetObject (and s3:ListBucket: without it S3 says so of what is not there, too)",
         write_permission="s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload",
         list_buckets="aws s3 ls",
         remove="aws s3 rm --recursive s3://{bucket}/{key}/",

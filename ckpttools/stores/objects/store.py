@@ -29,7 +29,7 @@ from ckpttools.stores.objects.file import ObjectFile
 from ckpttools.stores.objects.journal import PLAN, PUBLISHED, Journal
 from ckpttools.stores.objects.known import Known
 from ckpttools.stores.objects.links import CopyTrials
-from ckpttools.stores.objects.lock import PROBE
+from ckpttools.stores.objects.lock import PROBE, writer_of
 from ckpttools.stores.objects.writing import PART_BYTES, PARTS_UNDER_WAY, Upload, copy, replace
 from ckpttools.stores.pace import USUAL, asked_for
 from ckpttools.stores.place import Place
@@ -140,9 +140,15 @@ class ObjectStore(Store):
             return self.begun_at(key.removesuffix(SUFFIX)) or self._left_at(key)
         partial = key + SUFFIX
         bucket, rest = self._at(f"{partial}/{JOURNAL}")
-        is_begun = "/" in key and bucket.head(f"{rest}/{PLAN}") is not None
-        is_there = is_begun and Journal.read(bucket, rest).grows_there
-        return Unfinished(Place(self, partial)) if is_there else None
+        if "/" not in key or bucket.head(f"{rest}/{PLAN}") is None:
+            return None
+        journal = Journal.read(bucket, rest)
+        return self._unfinished(partial, journal) if journal.grows_there else None
+
+    def _unfinished(self, partial: str, journal: Journal) -> Unfinished:
+        bucket, rest = self._at(partial)
+        command = journal.purpose.command if journal.purpose else ""
+        return Unfinished(Place(self, partial), None, command, writer_of(bucket, f"{rest}/{LOCK}"))
 
     def _left_at(self, key: str) -> Unfinished | None:
         """What is left of a conversion without its journal: nothing but a lock, or what has no owner."""
@@ -158,7 +164,7 @@ class ObjectStore(Store):
         partial = key + SUFFIX
         bucket, rest = self._at(f"{partial}/{JOURNAL}")
         is_begun = any(bucket.head(f"{rest}/{name}") is not None for name in (PLAN, PUBLISHED))
-        return Unfinished(Place(self, partial)) if is_begun else None
+        return self._unfinished(partial, Journal.read(bucket, rest)) if is_begun else None
 
     def trials(self, key: str) -> LinkTrials:
         """See `Links`."""

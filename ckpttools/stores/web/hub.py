@@ -24,7 +24,7 @@ from ckpttools.stores.fetching import Observe
 from ckpttools.stores.sharing import Sharing
 from ckpttools.stores.web.client import joined
 from ckpttools.stores.web.file import WebFile, WebStore
-from ckpttools.stores.web.hub_cache import CachedFile, cached_file, cached_snapshot
+from ckpttools.stores.web.hub_cache import CachedFile, cached_file, cached_snapshot, note_revision
 from ckpttools.stores.web.hub_data_files import MEMORY
 from ckpttools.stores.web.hub_errors import AbsentError, Answer, Asked, refused
 from ckpttools.stores.web.hub_fetch import Wanted, fetch
@@ -188,6 +188,9 @@ class HubStore(WebStore):
                 wanted, self._endpoint, lambda each, answer: refused(self._asked(each.key), answer), observe
             )
             self._find_copies(keys)
+        for name in {HubName.of(key)._replace(path="") for key in keys}:
+            if not COMMIT.fullmatch(name.revision) and not _constants().HF_HUB_OFFLINE:
+                note_revision(name.repo, name.revision or "main", self._snapshot(name).commit)
 
     def _find_copies(self, keys: Iterable[str]) -> None:
         found = {key: self._copy(key, self._entry(key)) for key in keys if key not in self.cached}

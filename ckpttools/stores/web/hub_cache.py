@@ -58,6 +58,22 @@ def cached_file(place: str, repo: str, path: str, commit: str, entry: Entry) -> 
     return CachedFile(place, entry.version, LocalFile.at(found))
 
 
+def note_revision(repo: str, revision: str, commit: str) -> None:
+    """Notes which commit a branch or tag was, so that its name is enough where the hub is not asked.
+
+    `hf_hub_download` does so where it is given the name; it is given the commit, which stays what it is.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    place = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model") / "refs" / revision
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(commit)
+    except OSError as error:
+        raise StorageError(f"cannot write {place}", got=error.strerror) from error
+
+
 def _is_copy(path: Path, entry: Entry) -> bool:
     """Whether a file of the cache is what the hub lists; what a link leads to is named by its content."""
     found = _entry(path)
