@@ -273,6 +273,10 @@ class TestTwoWriters:
                     first.enter([[1, [], {}]])
                 with pytest.raises(StorageError):
                     first.publish()
+                # Neither the first refusal nor a second try takes it from its new owner.
+                with pytest.raises(StorageError):
+                    first.publish()
+                second.lock.renew()
             assert not parse(target).exists()
 
     def test_a_process_of_this_machine_that_is_gone_has_not(self, gcs, target):

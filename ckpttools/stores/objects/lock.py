@@ -98,17 +98,23 @@ class Lock:
     def renew(self) -> None:
         """Writes a sign of life. Raises StorageError where that fails, or another process has taken over."""
         with self._lock:
-            asked = _now()
-            try:
-                self._version = put(self._bucket, self._key, self._content(), instead_of=self._version)
-            except TakenError:
-                # Or an answer was lost, and what is there is what this process wrote last.
-                found = read(self._bucket, self._key)
-                self._is_lost = found is None or not self._is_mine(found[0])
-                self._version = found[1] if found else {}
+            # Whoever took over keeps it: it is never asked for again.
             if not self._is_lost:
-                self._renewed = asked
+                self._write_again()
         self.check()
+
+    def _write_again(self) -> None:
+        asked = _now()
+        try:
+            self._version = put(self._bucket, self._key, self._content(), instead_of=self._version)
+        except TakenError:
+            # Or an answer was lost, and what is there is what this process wrote last.
+            found = read(self._bucket, self._key)
+            if found is None or not self._is_mine(found[0]):
+                self._is_lost = True
+                return
+            self._version = found[1]
+        self._renewed = asked
 
     def _keep(self) -> None:
         while not self._stop.wait(RENEWED_SECONDS):
