@@ -302,6 +302,15 @@ class TestStopped:
         assert "was changed while it was written: nothing was committed" in done.output
         assert names(server) == {".gitattributes"}
 
+    def test_a_refused_commit_is_told_though_the_last_one_cannot_be_looked_at(self, server):
+        def write_first(handler):
+            server.hub.commits["me/new"] = [("d" * 40, "other", "")]
+            server.fault("GET .*/commits/", status(403), 9)
+
+        server.fault("POST .*/commit/", write_first, 1)
+        done = ended("convert", "to-safetensors", HF, NEW, code=5)
+        assert "was changed while it was written: nothing was committed" in done.output
+
     def test_a_manifest_has_what_was_not_sent_again_too(self, server, tmp_path):
         words = "convert", "to-safetensors", HF, NEW, "--max-shard-size", "100kB", "--manifest"
         run(*words, tmp_path / "first.json")
