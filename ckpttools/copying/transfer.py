@@ -249,9 +249,13 @@ class _Run:
             jobs = min(self.room.jobs, len(pieces))
             if jobs:
                 start_some(lambda: self._worker(todo, None, self._verify), jobs, workers)
+            for worker in workers:
+                worker.join()
         finally:
-            for thread in workers:
-                thread.join()
+            # After an interruption the others read no further.
+            self.stop.set()
+            for worker in workers:
+                worker.join()
         self._raise()
         return sum(piece.stop - piece.start for piece in pieces)
 
