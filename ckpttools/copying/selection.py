@@ -21,7 +21,7 @@ from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import begun_at, unfinished_at
 
 # Beside steps lie descriptions of the run. What is larger is copied by itself.
-LARGEST_BESIDE = 16 << 20
+_LARGEST_BESIDE = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
             reason = ", ".join(found.step.faults([found])) or None
             part = Part(source, commits=commits_of([""]))
         case Step():
-            reason, part = why_unfinished(found), part_of(found, "")
+            reason, part = _why_unfinished(found), _part_of(found, "")
         case _:
             refuse_incomplete(open_tree(source).arrays.values(), str(source))
             return Selection([Part(source)])
@@ -85,7 +85,7 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
     return Selection([part])
 
 
-def why_unfinished(step: Step, *, is_asked: bool = True) -> str | None:
+def _why_unfinished(step: Step, *, is_asked: bool = True) -> str | None:
     """Why a step is not a finished save; None if it is one, also one without a tree, such as of metrics.
 
     Args:
@@ -104,7 +104,7 @@ def why_unfinished(step: Step, *, is_asked: bool = True) -> str | None:
     return step.why_unfinished
 
 
-def part_of(step: Step, name: str) -> Part:
+def _part_of(step: Step, name: str) -> Part:
     """A step as it is copied to a name."""
     below = {item.directory.relative_to(step.path) for item in step.items}
     handlers = step.said.handlers
@@ -134,7 +134,7 @@ class _Run:
             raise FormatError(
                 "no step is finished", place=self.run.path, got=f"step {ranges(reasons)}, none of them whole"
             )
-        chosen = [part_of(self.run.steps[number], self._name(number)) for number in wanted]
+        chosen = [_part_of(self.run.steps[number], self._name(number)) for number in wanted]
         beside = list(self._beside())
         parts = [Part(place, self._below(place)) for place, reason in beside if reason is None]
         directories = [part for part in parts if part.source.is_dir()]
@@ -147,7 +147,7 @@ class _Run:
         name = step.path.name
         # What is asked of a conversion is several requests: only where its name tells that there may be one.
         is_asked = any(each != name and each.startswith(name) for each in self._names)
-        return why_unfinished(step, is_asked=is_asked)
+        return _why_unfinished(step, is_asked=is_asked)
 
     @cached_property
     def _names(self) -> list[str]:
@@ -200,8 +200,8 @@ def _why_not_beside(place: Place) -> str | None:
     if IN_PROGRESS in place.name:
         return f"its name is still {place.name}"
     if place.is_file():
-        is_large = place.stat().size > LARGEST_BESIDE
-        return f"it is larger than {LARGEST_BESIDE >> 20} MiB, and no part of a step" if is_large else None
+        is_large = place.stat().size > _LARGEST_BESIDE
+        return f"it is larger than {_LARGEST_BESIDE >> 20} MiB, and no part of a step" if is_large else None
     if unfinished_at(place):
         return "a conversion that was interrupted, or is going on"
     if Step(place).number is not None:

@@ -166,9 +166,7 @@ def refusals(settings: Settings, version: Version) -> Iterator[Problem]:
 
 
 def _renames_before_deletion(settings: Settings) -> bool:
-    is_local = any(
-        settings.flag(name) for name in ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint")
-    )
+    is_local = any(settings.flag(name) for name in _LOCAL)
     is_managed = settings.flag("enable_checkpointing") and not is_local
     return is_managed and bool(settings.text("checkpoint_todelete_subdir"))
 
