@@ -415,7 +415,7 @@ class TestRefusals:
         assert "names no model" in ended("convert", "to-safetensors", HF, "hf://new", code=2).output
         for option in ("--public", "--model-card"):
             done = ended("convert", "to-safetensors", HF, tmp_path / "out", option, code=2)
-            assert f"{option} is about repositories of the hub" in done.output
+            assert f"{option} applies only to repositories on the hub" in done.output
 
     def test_offline_nothing_is_asked(self, server, monkeypatch):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

@@ -284,7 +284,7 @@ class TestTwoWriters:
             time.sleep(2.1)
             with staging.opened(Purpose("plan")) as second:
                 second.enter([[0, [], {}]])
-                with pytest.raises(StorageError, match="not this process's any more"):
+                with pytest.raises(StorageError, match="no longer belongs to this process"):
                     first.enter([[1, [], {}]])
                 with pytest.raises(StorageError):
                     first.publish()

@@ -43,7 +43,7 @@ class CopiedPart:
         bytes_resumed: copied by an earlier run.
         bytes_by_store: copied by the store itself, from one place in it to another.
         bytes_verified: read again where they were written, or compared with what was there already.
-        commits_added: names of the commit files that were written and that the source has not.
+        commits_added: names of the commit files that were written and that the source lacks.
     """
 
     name: str
@@ -228,12 +228,12 @@ class PreparedCopy:
                 "Orbax takes no step and no item for finished without them"
             )
         if self.selection.small:
-            yield f"copied, too: {', '.join(self.selection.small)}"
+            yield f"also copied: {', '.join(self.selection.small)}"
         unsure = [part.source for part in self._parts if not _lists_all(part.source)]
         if unsure:
             yield (
-                f"the server does not say what is in {unsure[0]}: copied are what the index names, and files "
-                "of names that models have"
+                f"the server does not list what is in {unsure[0]}: only files that the index names, and "
+                "files with the usual names of a model, are copied"
             )
 
     def _report(self, parts: tuple[CopiedPart, ...], seconds: float) -> CopyReport:
@@ -317,7 +317,7 @@ def _found(prepared: PreparedCopy) -> Mapping[str, Comparison]:
     for name, source in prepared.selection.small.items():
         place = prepared.destination / name
         if not prepared.overwrite and place.exists() and place.read_bytes() != source.read_bytes():
-            raise _other_content(place, "another content")
+            raise _other_content(place, "different content")
 
     _check_run(prepared)
 
@@ -375,7 +375,7 @@ def _check_replaced(part: Part, place: Place) -> None:
     """Refuses to replace what holds something that would be lost.
 
     Raises:
-        DestinationExistsError: there is a file that no checkpoint has, an item that the source has not, or
+        DestinationExistsError: there is a file that no checkpoint has, an item that the source lacks, or
             the state of an optimizer.
     """
     from ckpttools.copying.files import files_below
@@ -437,7 +437,7 @@ def copy(
         memory: bytes that may be resident at most, such as "512MiB".
         jobs: files or parts of files that are copied at the same time; None for as many as suit the stores.
         requests: reads under way at once in stores behind a network; None for as many as are found good.
-        overwrite: replace checkpoints at the destination that have another content.
+        overwrite: replace checkpoints at the destination whose content differs.
         observe: called with the bytes copied so far and those to copy in all; the first call has 0.
         command: what the user typed, for whoever finds the work unfinished.
 

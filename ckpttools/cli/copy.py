@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 @click.option(
     "--verify",
     is_flag=True,
-    help="Read again all that was written, data before it becomes visible, and compare all of what is in DST "
-    "already.",
+    help="Read back all that was written, data before it becomes visible, and compare every byte of what DST "
+    "already has.",
 )
 @limit_options
 @click.option("--dry-run", is_flag=True, help="Print what would be copied and write nothing.")
 @click.option(
     "--overwrite",
     is_flag=True,
-    help="Replace steps or checkpoints in DST that have another content; the old one is removed last.",
+    help="Replace steps or checkpoints in DST whose content differs; the old one is removed last.",
 )
 @progress_option
 @json_option

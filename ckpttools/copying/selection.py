@@ -60,7 +60,7 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
     if source.is_file():
         open_tree(source)  # raises where it is nothing that could be copied with its directory
         raise UsageError(
-            "one file is not copied",
+            "a single file cannot be copied",
             place=source,
             wanted="a directory with a checkpoint",
             hint=f"name the directory that it is in: {source.parent}",
@@ -97,7 +97,7 @@ def _why_unfinished(step: Step, *, is_asked: bool = True) -> str | None:
     # Versions of Orbax that note no time of the commit wrote this file there last.
     said = step.said.fields.get("commit_timestamp_nsecs")
     if step.path.store.streams and said is None and not (step.path / COMMIT_FILE).is_file():
-        return f"no {COMMIT_FILE}, and no time of its commit: nothing tells whether it was saved to its end"
+        return f"no {COMMIT_FILE}, and no time of its commit: nothing tells whether the save was completed"
     if step.others:
         faults = [each for each in step.faults(()) if not each.startswith("no tree")]
         return ", ".join(faults) or None
@@ -168,7 +168,7 @@ class _Run:
                 whole = sorted(each for each, why in reasons.items() if why is None)
                 others = " ".join(option("steps", each) for each in whole[-3:])
                 raise FormatError(
-                    f"step {number} was saved to its end, and is not whole any more",
+                    f"step {number} was saved completely, but is no longer whole",
                     place=step.path,
                     got=reason,
                     hint=f"`ckpt doctor {quote(str(step.path))}` says more; "
@@ -201,11 +201,11 @@ def _why_not_beside(place: Place) -> str | None:
         return f"its name is still {place.name}"
     if place.is_file():
         is_large = place.stat().size > _LARGEST_BESIDE
-        return f"it is larger than {_LARGEST_BESIDE >> 20} MiB, and no part of a step" if is_large else None
+        return f"it is larger than {_LARGEST_BESIDE >> 20} MiB and not part of a step" if is_large else None
     if unfinished_at(place):
         return "a conversion that was interrupted, or is going on"
     if Step(place).number is not None:
-        return "it has the name of a step, and is none of this run"
+        return "it is named like a step, but does not belong to this run"
     return None if any(True for _ in place.below()) else "it is empty"
 
 
@@ -214,6 +214,6 @@ def _unfinished(place: Place, reason: str) -> FormatError:
         "this is not a finished checkpoint",
         place=place,
         got=reason,
-        wanted="a save that has ended: elsewhere an unfinished copy could look finished",
+        wanted="a completed save: elsewhere a copy of an unfinished one could look finished",
         hint=f"`ckpt doctor {quote(str(place))}` says more",
     )

@@ -85,7 +85,7 @@ class _Run:
     sync_failed: bool = False
 
     def done(self, pieces: Sequence[Piece], verify: bool) -> Transferred:
-        """Copies what an earlier run has not, and reads all of it again where that is asked for."""
+        """Copies what earlier runs did not, and reads all of it back if that is asked for."""
         self.digests |= self._kept(pieces)
         resumed = sum(piece.stop - piece.start for piece in pieces if piece.number in self.digests)
         self.observe(resumed)

@@ -19,7 +19,7 @@ class ObjectDataFiles:
         sizes: bytes of files.
         heads: the first bytes of some.
         plan: fingerprint of the plan, with which objects are marked.
-        check: raises where the destination is not this process's any more.
+        check: raises where the destination no longer belongs to this process.
     """
 
     def __init__(

@@ -89,9 +89,9 @@ class Lock:
         if self._is_lost or _now() - self._renewed > EXPIRED_SECONDS * _BELIEVED:
             seconds = EXPIRED_SECONDS * _BELIEVED
             raise StorageError(
-                f"{self._place} is not this process's any more",
+                f"{self._place} no longer belongs to this process",
                 got=f"another process took over, or nothing could be written for {seconds:.0f} s",
-                wanted="one process that writes it",
+                wanted="one writer",
                 hint="run the same command again: it goes on from what is done",
             )
 

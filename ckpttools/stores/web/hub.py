@@ -330,7 +330,7 @@ class HubStore(WebStore):
             said = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise StorageError(
-                f"cannot read {place}", got="an answer that is no JSON", hint="is HF_ENDPOINT a hub?"
+                f"cannot read {place}", got="an answer that is not JSON", hint="is HF_ENDPOINT a hub?"
             ) from error
         return said, _next_page(url, response)
 
