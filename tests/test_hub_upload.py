@@ -18,6 +18,7 @@ from support.places import GOLDEN
 from support.stores_on_loopback import ask_only, forget
 from support.web_server import status, web_server
 
+import ckpttools
 from ckpttools.core.errors import CheckpointError, NoSpaceError, SourceChangedError, StorageError
 from ckpttools.stores import parse
 from ckpttools.stores.web import hub_data_files
@@ -427,3 +428,30 @@ class TestRefusals:
         server.files["hub/me/new/README.md"] = b"mine"
         done = ended("convert", "to-safetensors", HF, NEW, "--model-card", code=2)
         assert "has a README.md already" in done.output
+
+
+class TestCopies:
+    @pytest.mark.parametrize("verify", [False, True])
+    def test_of_a_model(self, server, tmp_path, verify):
+        model = tmp_path / "model"
+        write_llama(model, vocab_size=40_000)
+        done = []
+        report = ckpttools.copy(model, NEW, verify=verify, observe=lambda nbytes, total: done.append(nbytes))
+        assert done == sorted(done) and done[-1] == report.bytes
+        assert names(server) == {".gitattributes", *(each.name for each in model.iterdir())}
+        (part,) = report.parts
+        assert part.bytes_verified == (part.bytes if verify else 0)
+        run("verify", NEW, "--against", model)
+        assert ckpttools.copy(model, NEW).files == 0 and len(server.hub.commits["me/new"]) == 1
+
+    def test_of_a_run_one_commit_for_each_step(self, server, tmp_path):
+        run("convert", "hf-to-maxtext", HF, tmp_path / "run")
+        assert [part.name for part in ckpttools.copy(tmp_path / "run", NEW).parts] == ["0"]
+        assert ckpttools.copy(NEW, tmp_path / "back").files
+        run("verify", tmp_path / "back", "--against", tmp_path / "run")
+
+    def test_single_files_of_a_run_are_refused_before_anything_is_sent(self, server, tmp_path):
+        run("convert", "hf-to-maxtext", HF, tmp_path / "run")
+        (tmp_path / "run" / "config.yml").write_text("steps: 1")
+        done = ended("copy", tmp_path / "run", NEW, code=2)
+        assert "config.yml" in done.output and not sent(server) and "me/new" not in server.hub.commits

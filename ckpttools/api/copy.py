@@ -16,11 +16,12 @@ from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.core.text import plural, some
 from ckpttools.core.wording import option
 from ckpttools.stores.at_once import at_once
-from ckpttools.stores.base import Traffic
+from ckpttools.stores.base import Puts, Traffic
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import begun_at, staging_of
 from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.sharing import is_of_repository
 from ckpttools.stores.traffic import counted
 
 if TYPE_CHECKING:
@@ -311,10 +312,19 @@ def _found(prepared: PreparedCopy) -> Mapping[str, Comparison]:
 
     Raises:
         DestinationExistsError: something else is there, and may not be replaced.
+        UsageError: the destination takes no single files, and there are some.
     """
     from ckpttools.copying.comparison import compared
 
-    for name, source in prepared.selection.small.items():
+    small = prepared.selection.small
+    if small and not isinstance(prepared.destination.store, Puts):
+        raise UsageError(
+            f"what lies beside the steps of a run cannot be copied to {prepared.destination}",
+            got=some(list(small)),
+            wanted="a directory or a bucket as destination",
+            hint="copy a step by its own path",
+        )
+    for name, source in small.items():
         place = prepared.destination / name
         if not prepared.overwrite and place.exists() and place.read_bytes() != source.read_bytes():
             raise _other_content(place, "different content")
@@ -385,7 +395,7 @@ def _check_replaced(part: Part, place: Place) -> None:
     items = {name.partition("/")[0] for name in part.files if "/" in name}
     for name in there:
         head, slash, _ = name.partition("/")
-        if name in part.files or name in part.commits:
+        if name in part.files or name in part.commits or is_of_repository(place, name):
             continue
         if not is_own_file(name) or (part.step is not None and slash and head not in items):
             raise DestinationExistsError(

@@ -82,7 +82,7 @@ class HubStore(WebStore):
     scheme: ClassVar[str] = "hf"
     is_named_by_content: ClassVar[bool] = True
     # A file that breaks off is made and sent once more from its beginning.
-    streams: ClassVar[Streams | None] = Streams(MEMORY, file_bytes=400 << 20, files=5)
+    streams: ClassVar[Streams | None] = Streams(MEMORY, file_bytes=400 << 20, files=5, is_readable=False)
 
     def __init__(self) -> None:
         super().__init__()
