@@ -444,6 +444,14 @@ class TestCopies:
         run("verify", NEW, "--against", model)
         assert ckpttools.copy(model, NEW).files == 0 and len(server.hub.commits["me/new"]) == 1
 
+    def test_to_a_repository_that_is_public(self, server):
+        server.hub.private["me/new"] = False
+        server.files["hub/me/new/README.md"] = b"mine"
+        assert "say --public" in ended("copy", HF, NEW, code=2).output
+        run("copy", HF, NEW, "--public")
+        assert server.files["hub/me/new/README.md"] == b"mine"
+        assert "applies only to" in ended("copy", HF, "out", "--public", code=2).output
+
     def test_of_a_run_one_commit_for_each_step(self, server, tmp_path):
         run("convert", "hf-to-maxtext", HF, tmp_path / "run")
         assert [part.name for part in ckpttools.copy(tmp_path / "run", NEW).parts] == ["0"]

@@ -21,7 +21,7 @@ from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import begun_at, staging_of
 from ckpttools.stores.registry import Where, parse
-from ckpttools.stores.sharing import is_of_repository
+from ckpttools.stores.sharing import Sharing, is_of_repository, shared
 from ckpttools.stores.traffic import counted
 
 if TYPE_CHECKING:
@@ -286,6 +286,7 @@ def plan_copy(
     jobs: int | None = None,
     requests: int | None = None,
     overwrite: bool = False,
+    public: bool = False,
     command: str = "",
 ) -> PreparedCopy:
     """What `copy` would do; arguments and errors as there. Nothing is written."""
@@ -294,6 +295,7 @@ def plan_copy(
     from ckpttools.run.apart import check_apart
 
     read, written = parse(source), parse(destination, is_written=True)
+    written = shared(written, Sharing(public))
     staging_of(written)  # raises where nothing can be written
     check_apart(read, written)
     if latest is not None and latest < 1:
@@ -430,6 +432,7 @@ def copy(
     jobs: int | None = None,
     requests: int | None = None,
     overwrite: bool = False,
+    public: bool = False,
     observe: Callable[[int, int], None] | None = None,
     command: str = "",
 ) -> CopyReport:
@@ -448,6 +451,7 @@ def copy(
         jobs: files or parts of files that are copied at the same time; None for as many as suit the stores.
         requests: reads under way at once in stores behind a network; None for as many as are found good.
         overwrite: replace checkpoints at the destination whose content differs.
+        public: a new repository of the hub is for everybody to read; it is private without that.
         observe: called with the bytes copied so far and those to copy in all; the first call has 0.
         command: what the user typed, for whoever finds the work unfinished.
 
@@ -467,6 +471,7 @@ def copy(
         jobs=jobs,
         requests=requests,
         overwrite=overwrite,
+        public=public,
         command=command,
     )
     return prepared.run(observe)

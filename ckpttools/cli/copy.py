@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.command_line import command_line
-from ckpttools.cli.options import json_option, limit_options
+from ckpttools.cli.options import json_option, limit_options, public_option
 from ckpttools.cli.output import labelled, print_json, prose_width, say, show
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.transforming import places
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Replace steps or checkpoints in DST whose content differs; the old one is removed last.",
 )
+@public_option
 @progress_option
 @json_option
 def copy(
