@@ -136,7 +136,7 @@ class TestLocal:
     def test_a_step_that_has_lost_something_is_not_passed_over(self, run_of_steps, tmp_path):
         (run_of_steps / "5" / "default" / "manifest.ocdbt").unlink()
         shutil.rmtree(run_of_steps / "5" / "default" / "ocdbt.process_0")
-        with pytest.raises(FormatError, match="not whole any more"):
+        with pytest.raises(FormatError, match="no longer whole"):
             ckpttools.copy(run_of_steps, tmp_path / "out")
         ckpttools.copy(run_of_steps, tmp_path / "out", steps=[0])
 
@@ -334,7 +334,9 @@ class TestBuckets:
         kept = {name for name in kept if "_CHECKPOINT_METADATA" not in name}
         source = gcs.filled({name: files[name] for name in kept})
         report = ckpttools.copy(source, tmp_path / "out")
-        assert [part.name for part in report.parts] == ["0"] and "saved to its end" in report.left_out["1"]
+        assert [part.name for part in report.parts] == [
+            "0"
+        ] and "whether the save was completed" in report.left_out["1"]
 
     def test_what_says_that_it_is_there_comes_last(self, gcs, target):
         gcs.server.log.clear()
@@ -397,7 +399,7 @@ class TestWeb:
         server.listing = None
         report = ckpttools.copy(f"http://{server.address}/llama", tmp_path / "out")
         assert files_in(tmp_path / "out") == files_in(SHARDED)
-        assert any("does not say what is in" in each for each in report.remarks)
+        assert any("does not list what is in" in each for each in report.remarks)
 
     def test_the_commit_is_in_the_report(self, server, tmp_path):
         assert "@c0ffee" in ckpttools.copy("hf://org/llama", tmp_path / "out").source
@@ -694,8 +696,3 @@ def test_pieces_cover_files():
         ("b", 0, 0),
     ]
     assert Path(found[0].name).name == "a"
-
-
-def test_nothing_is_copied_to_the_hub(tmp_path):
-    done = ckpt("copy", HF, "hf://me/new")
-    assert done.exit_code == 2 and "nothing is copied to the hub" in done.output

@@ -107,7 +107,7 @@ class TestVerify:
 
     def test_what_cannot_be_meant_is_refused(self, server, tmp_path):
         done = ended("verify", HUB, "--cast", "--per-layer", code=2)
-        assert "--cast is not for files" in done.output and "--against" in done.output
+        assert "--cast does not apply where files" in done.output and "--against" in done.output
         with pytest.raises(UsageError, match="does not say what its files hold"):
             ckpttools.verify_files(tmp_path)
         with pytest.raises(UsageError) as caught:
@@ -206,7 +206,7 @@ class TestDownload:
 
     def test_what_lies_elsewhere_is_not_fetched(self, server, tmp_path):
         done = ended("hash", SHARDED, "--download", code=2)
-        assert "--download is about models of the hub" in done.output
+        assert "--download applies only to models on the hub" in done.output
         run("diff", HUB, SHARDED, "--download")
 
     def test_a_full_disk_is_noticed_before(self, server, tmp_path, monkeypatch):

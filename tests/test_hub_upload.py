@@ -18,6 +18,7 @@ from support.places import GOLDEN
 from support.stores_on_loopback import ask_only, forget
 from support.web_server import status, web_server
 
+import ckpttools
 from ckpttools.core.errors import CheckpointError, NoSpaceError, SourceChangedError, StorageError
 from ckpttools.stores import parse
 from ckpttools.stores.web import hub_data_files
@@ -302,6 +303,15 @@ class TestStopped:
         assert "was changed while it was written: nothing was committed" in done.output
         assert names(server) == {".gitattributes"}
 
+    def test_a_refused_commit_is_told_though_the_last_one_cannot_be_looked_at(self, server):
+        def write_first(handler):
+            server.hub.commits["me/new"] = [("d" * 40, "other", "")]
+            server.fault("GET .*/commits/", status(403), 9)
+
+        server.fault("POST .*/commit/", write_first, 1)
+        done = ended("convert", "to-safetensors", HF, NEW, code=5)
+        assert "was changed while it was written: nothing was committed" in done.output
+
     def test_a_manifest_has_what_was_not_sent_again_too(self, server, tmp_path):
         words = "convert", "to-safetensors", HF, NEW, "--max-shard-size", "100kB", "--manifest"
         run(*words, tmp_path / "first.json")
@@ -406,7 +416,7 @@ class TestRefusals:
         assert "names no model" in ended("convert", "to-safetensors", HF, "hf://new", code=2).output
         for option in ("--public", "--model-card"):
             done = ended("convert", "to-safetensors", HF, tmp_path / "out", option, code=2)
-            assert f"{option} is about repositories of the hub" in done.output
+            assert f"{option} applies only to repositories on the hub" in done.output
 
     def test_offline_nothing_is_asked(self, server, monkeypatch):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -418,3 +428,38 @@ class TestRefusals:
         server.files["hub/me/new/README.md"] = b"mine"
         done = ended("convert", "to-safetensors", HF, NEW, "--model-card", code=2)
         assert "has a README.md already" in done.output
+
+
+class TestCopies:
+    @pytest.mark.parametrize("verify", [False, True])
+    def test_of_a_model(self, server, tmp_path, verify):
+        model = tmp_path / "model"
+        write_llama(model, vocab_size=40_000)
+        done = []
+        report = ckpttools.copy(model, NEW, verify=verify, observe=lambda nbytes, total: done.append(nbytes))
+        assert done == sorted(done) and done[-1] == report.bytes
+        assert names(server) == {".gitattributes", *(each.name for each in model.iterdir())}
+        (part,) = report.parts
+        assert part.bytes_verified == (part.bytes if verify else 0)
+        run("verify", NEW, "--against", model)
+        assert ckpttools.copy(model, NEW).files == 0 and len(server.hub.commits["me/new"]) == 1
+
+    def test_to_a_repository_that_is_public(self, server):
+        server.hub.private["me/new"] = False
+        server.files["hub/me/new/README.md"] = b"mine"
+        assert "say --public" in ended("copy", HF, NEW, code=2).output
+        run("copy", HF, NEW, "--public")
+        assert server.files["hub/me/new/README.md"] == b"mine"
+        assert "applies only to" in ended("copy", HF, "out", "--public", code=2).output
+
+    def test_of_a_run_one_commit_for_each_step(self, server, tmp_path):
+        run("convert", "hf-to-maxtext", HF, tmp_path / "run")
+        assert [part.name for part in ckpttools.copy(tmp_path / "run", NEW).parts] == ["0"]
+        assert ckpttools.copy(NEW, tmp_path / "back").files
+        run("verify", tmp_path / "back", "--against", tmp_path / "run")
+
+    def test_single_files_of_a_run_are_refused_before_anything_is_sent(self, server, tmp_path):
+        run("convert", "hf-to-maxtext", HF, tmp_path / "run")
+        (tmp_path / "run" / "config.yml").write_text("steps: 1")
+        done = ended("copy", tmp_path / "run", NEW, code=2)
+        assert "config.yml" in done.output and not sent(server) and "me/new" not in server.hub.commits

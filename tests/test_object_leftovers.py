@@ -113,6 +113,13 @@ class TestUploads:
         gcs.server.faults = [Fault("GET .*uploads", count=9, status=403)]
         run("convert", "hf-to-maxtext", HF, place)
 
+    def test_an_answer_that_is_no_listing_is_none(self, gcs):
+        place = parse(f"gs://{gcs.bucket}/runs/out")
+        interrupted(gcs, place, "PUT .*/0/commit_success")
+        # 200 all the same, as a proxy answers that asks for a login.
+        gcs.server.faults = [Fault("GET .*uploads", count=9, status=200, body="<p>log in")]
+        run("convert", "hf-to-maxtext", HF, place)
+
 
 class TestLeftovers:
     def test_a_conversion_that_grows_at_its_place(self, gcs):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from urllib.parse import unquote
 
 import pytest
@@ -106,6 +107,20 @@ class TestConversions:
         run("convert", "hf-to-maxtext", HF, target)
         data = [found.size for name, found in parse(target).walk() if "/d/data" in name]
         assert len(data) > 3 and max(data) < 150_000
+
+    def test_a_chunk_is_put_before_the_next_is_made(self, gcs, target):
+        staging = parse(target).store.staging(parse(target).key, False, lambda: None)
+        with staging.opened(Purpose("plan")) as work:
+            with closing(work.data_files({}, {}).passes(0)) as sinks:
+                sink = next(sinks)
+                sink.write_whole("c/0", b"whole")
+                sink.write("c/1", 0, memoryview(b"half"), 0, 8)
+                names = gcs.server.buckets[gcs.bucket]
+                assert "runs/out/c/0" in names and "runs/out/c/1" not in names
+                sink.write("c/1", 4, memoryview(b"half"), 0, 8)
+                assert "runs/out/c/1" in names
+                assert list(sinks) == []
+            assert (work.content / "c" / "1").read_bytes() == b"halfhalf"
 
 
 class TestDestinations:
@@ -269,10 +284,14 @@ class TestTwoWriters:
             time.sleep(2.1)
             with staging.opened(Purpose("plan")) as second:
                 second.enter([[0, [], {}]])
-                with pytest.raises(StorageError, match="not this process's any more"):
+                with pytest.raises(StorageError, match="no longer belongs to this process"):
                     first.enter([[1, [], {}]])
                 with pytest.raises(StorageError):
                     first.publish()
+                # Neither the first refusal nor a second try takes it from its new owner.
+                with pytest.raises(StorageError):
+                    first.publish()
+                second.lock.renew()
             assert not parse(target).exists()
 
     def test_a_process_of_this_machine_that_is_gone_has_not(self, gcs, target):

@@ -85,7 +85,7 @@ class TestAgainstOrbax:
         found = resolve(maxtext=VERSION_OF[api], **{rule: f"{made}/{path}"})
         error = orbax[f"{rule} {api} {path}"]
         if rule == "load_full_state_path" and path.startswith(self.WITHOUT_OPTIMIZER) and not error:
-            assert "new optimizer, and says nothing" in texts(found)
+            assert "new optimizer, and does not say so" in texts(found)
         else:
             assert found.loads == (not error), (error, found)
         assert found.loads or found.problems
@@ -97,7 +97,7 @@ class TestAgainstOrbax:
         error = orbax[f"resume {api} {run}"]
         if run == "parameters":
             assert not error
-            assert "new optimizer, and says nothing" in texts(found)
+            assert "new optimizer, and does not say so" in texts(found)
         elif error == "ValueError: no step":
             assert (found.outcome, found.verdict) == ("scratch", NOTHING)
         else:
@@ -388,9 +388,9 @@ class TestRefusals:
             ("pure_nnx=true", "0.2.5", "has no setting pure_nnx"),
             ("load_paramters_path=a", "both", "MaxText has no setting load_paramters_path"),
             ("scan_layer=false", "both", "MaxText has no setting scan_layer"),
-            ("model_name=llama9", "both", "knows no model_name=llama9"),
-            ("model_name=weaver-max", "e591f30", "knows no model_name=weaver-max"),
-            ("source_checkpoint_layout=torch", "both", "knows no source_checkpoint_layout=torch"),
+            ("model_name=llama9", "both", "does not know model_name=llama9"),
+            ("model_name=weaver-max", "e591f30", "does not know model_name=weaver-max"),
+            ("source_checkpoint_layout=torch", "both", "does not know source_checkpoint_layout=torch"),
             ("lora_restore_path=a", "both", "no setting lora_restore_path at the top"),
             ("model_name=llama3.1-8b vocab_size=7", "both", "the model says otherwise"),
             ("enable_emergency_checkpoint=true", "both", "needs local_checkpoint_directory"),
@@ -561,7 +561,7 @@ class TestFiles:
         ("content", "error", "what"),
         [
             ("a: [", FormatError, "not a YAML file"),
-            ("- a\n", ConfigError, "no configuration"),
+            ("- a\n", ConfigError, "not a MaxText configuration"),
             ("base_config: absent.yml\n", StorageError, "absent.yml"),
             ("base_config: bad.yml\n", ConfigError, "in a circle"),
             ("\x00", FormatError, "not a YAML file"),
@@ -753,7 +753,7 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("words", "code", "said"),
         [
-            ("", 2, "Nothing is said of a run"),
+            ("", 2, "No run is described"),
             ("run_name=absent", 1, NOTHING),
             (f"-- base.yml load_parameters_path={SCANNED}", 1, "cannot use what is there"),
             (f"load_parameters_path={UNSCANNED}", 1, "set scan_layers=false"),

@@ -16,11 +16,12 @@ from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.core.text import plural, some
 from ckpttools.core.wording import option
 from ckpttools.stores.at_once import at_once
-from ckpttools.stores.base import Traffic
+from ckpttools.stores.base import Puts, Traffic
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import begun_at, staging_of
 from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.sharing import Sharing, is_of_repository, shared
 from ckpttools.stores.traffic import counted
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class CopiedPart:
         bytes_resumed: copied by an earlier run.
         bytes_by_store: copied by the store itself, from one place in it to another.
         bytes_verified: read again where they were written, or compared with what was there already.
-        commits_added: names of the commit files that were written and that the source has not.
+        commits_added: names of the commit files that were written and that the source lacks.
     """
 
     name: str
@@ -228,12 +229,12 @@ class PreparedCopy:
                 "Orbax takes no step and no item for finished without them"
             )
         if self.selection.small:
-            yield f"copied, too: {', '.join(self.selection.small)}"
+            yield f"also copied: {', '.join(self.selection.small)}"
         unsure = [part.source for part in self._parts if not _lists_all(part.source)]
         if unsure:
             yield (
-                f"the server does not say what is in {unsure[0]}: copied are what the index names, and files "
-                "of names that models have"
+                f"the server does not list what is in {unsure[0]}: only files that the index names, and "
+                "files with the usual names of a model, are copied"
             )
 
     def _report(self, parts: tuple[CopiedPart, ...], seconds: float) -> CopyReport:
@@ -285,6 +286,7 @@ def plan_copy(
     jobs: int | None = None,
     requests: int | None = None,
     overwrite: bool = False,
+    public: bool = False,
     command: str = "",
 ) -> PreparedCopy:
     """What `copy` would do; arguments and errors as there. Nothing is written."""
@@ -293,15 +295,8 @@ def plan_copy(
     from ckpttools.run.apart import check_apart
 
     read, written = parse(source), parse(destination, is_written=True)
+    written = shared(written, Sharing(public))
     staging_of(written)  # raises where nothing can be written
-    if written.store.scheme == "hf":
-        raise UsageError(
-            "nothing is copied to the hub",
-            place=written,
-            wanted="a directory or a bucket",
-            hint="a model is uploaded while it is converted: ckpt convert maxtext-to-hf SRC "
-            f"{written}, or to-safetensors; files as they are: hf upload",
-        )
     check_apart(read, written)
     if latest is not None and latest < 1:
         raise UsageError(f"{option('latest', latest)} means no step", wanted="1 or more")
@@ -319,13 +314,22 @@ def _found(prepared: PreparedCopy) -> Mapping[str, Comparison]:
 
     Raises:
         DestinationExistsError: something else is there, and may not be replaced.
+        UsageError: the destination takes no single files, and there are some.
     """
     from ckpttools.copying.comparison import compared
 
-    for name, source in prepared.selection.small.items():
+    small = prepared.selection.small
+    if small and not isinstance(prepared.destination.store, Puts):
+        raise UsageError(
+            f"what lies beside the steps of a run cannot be copied to {prepared.destination}",
+            got=some(list(small)),
+            wanted="a directory or a bucket as destination",
+            hint="copy a step by its own path",
+        )
+    for name, source in small.items():
         place = prepared.destination / name
         if not prepared.overwrite and place.exists() and place.read_bytes() != source.read_bytes():
-            raise _other_content(place, "another content")
+            raise _other_content(place, "different content")
 
     _check_run(prepared)
 
@@ -383,7 +387,7 @@ def _check_replaced(part: Part, place: Place) -> None:
     """Refuses to replace what holds something that would be lost.
 
     Raises:
-        DestinationExistsError: there is a file that no checkpoint has, an item that the source has not, or
+        DestinationExistsError: there is a file that no checkpoint has, an item that the source lacks, or
             the state of an optimizer.
     """
     from ckpttools.copying.files import files_below
@@ -393,7 +397,7 @@ def _check_replaced(part: Part, place: Place) -> None:
     items = {name.partition("/")[0] for name in part.files if "/" in name}
     for name in there:
         head, slash, _ = name.partition("/")
-        if name in part.files or name in part.commits:
+        if name in part.files or name in part.commits or is_of_repository(place, name):
             continue
         if not is_own_file(name) or (part.step is not None and slash and head not in items):
             raise DestinationExistsError(
@@ -428,6 +432,7 @@ def copy(
     jobs: int | None = None,
     requests: int | None = None,
     overwrite: bool = False,
+    public: bool = False,
     observe: Callable[[int, int], None] | None = None,
     command: str = "",
 ) -> CopyReport:
@@ -445,7 +450,8 @@ def copy(
         memory: bytes that may be resident at most, such as "512MiB".
         jobs: files or parts of files that are copied at the same time; None for as many as suit the stores.
         requests: reads under way at once in stores behind a network; None for as many as are found good.
-        overwrite: replace checkpoints at the destination that have another content.
+        overwrite: replace checkpoints at the destination whose content differs.
+        public: a new repository of the hub is for everybody to read; it is private without that.
         observe: called with the bytes copied so far and those to copy in all; the first call has 0.
         command: what the user typed, for whoever finds the work unfinished.
 
@@ -465,6 +471,7 @@ def copy(
         jobs=jobs,
         requests=requests,
         overwrite=overwrite,
+        public=public,
         command=command,
     )
     return prepared.run(observe)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.command_line import command_line
-from ckpttools.cli.options import json_option, limit_options
+from ckpttools.cli.options import json_option, limit_options, public_option
 from ckpttools.cli.output import labelled, print_json, prose_width, say, show
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.transforming import places
@@ -39,16 +39,17 @@ if TYPE_CHECKING:
 @click.option(
     "--verify",
     is_flag=True,
-    help="Read again all that was written, data before it becomes visible, and compare all of what is in DST "
-    "already.",
+    help="Read back all that was written, data before it becomes visible, and compare every byte of what DST "
+    "already has.",
 )
 @limit_options
 @click.option("--dry-run", is_flag=True, help="Print what would be copied and write nothing.")
 @click.option(
     "--overwrite",
     is_flag=True,
-    help="Replace steps or checkpoints in DST that have another content; the old one is removed last.",
+    help="Replace steps or checkpoints in DST whose content differs; the old one is removed last.",
 )
+@public_option
 @progress_option
 @json_option
 def copy(

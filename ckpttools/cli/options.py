@@ -203,6 +203,9 @@ resource_options = together(
     _within_memory,
 )
 """The same of a call that opens a checkpoint, and may copy it first."""
+public_option = click.option(
+    "--public", is_flag=True, help="Let everybody read DST, a new repository of the hub; else it is private."
+)
 output_options = together(
     click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
     click.option(
@@ -223,11 +226,7 @@ output_options = together(
         metavar="FILE",
         help="Also write digests of all arrays to FILE, for ckpt verify DST --manifest FILE.",
     ),
-    click.option(
-        "--public",
-        is_flag=True,
-        help="Let everybody read DST, a new repository of the hub; else it is private.",
-    ),
+    public_option,
     click.option(
         "--model-card", is_flag=True, help="Also write a stub of a README.md to DST, a repository of the hub."
     ),

@@ -51,9 +51,7 @@ def resolve(words: tuple[str, ...], maxtext: str, as_json: bool) -> None:
     from ckpttools.api.resolve import resolve as find
 
     if not words:
-        raise click.UsageError(
-            "Nothing is said of a run: name a configuration or settings, as in the example."
-        )
+        raise click.UsageError("No run is described: name a configuration or settings, as in the example.")
     found = find(*words, maxtext=maxtext)
     if as_json:
         print_json(found)

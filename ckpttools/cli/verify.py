@@ -104,7 +104,7 @@ def _verify_files(path: Place, as_json: bool, progress: bool, **resources: Any) 
         is_said = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if is_said and name not in _OF_ALL:
             raise UsageError(
-                f"{option.opts[0]} is not for files that are compared with what is listed of them",
+                f"{option.opts[0]} does not apply where files are compared with their listed digests",
                 hint=f"leave it out, or say with {flag('against', 'SRC')} what to compare with",
             )
     with watching(progress) as observe:

@@ -11,6 +11,7 @@ from ckpttools.copying.pieces import BLOCK_BYTES
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import Status
 from ckpttools.stores.place import Place
+from ckpttools.stores.sharing import is_of_repository
 
 # Files of so many bytes, and so many of them, are compared to the last byte: metadata, which has the times of
 # the save, is among them.
@@ -45,7 +46,10 @@ def compared(part: Part, place: Place, *, verify: bool) -> Comparison | None:
     """
     if not place.is_dir():
         return None
-    there = files_below(place)
+    found = files_below(place)
+    there = {
+        name: each for name, each in found.items() if name in part.files or not is_of_repository(place, name)
+    }
     if not there:
         return None
     difference = _by_size(part, there)

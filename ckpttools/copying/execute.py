@@ -75,8 +75,11 @@ def copy_part(
             done = Transferred(bytes_resumed=part.nbytes)
             observe(part.nbytes)
         else:
-            done = _made(part, place, work, room, verify, add_commits, observe)
-            check_sizes(part, _sizes(work.content), place)
+            streams = place.store.streams
+            is_readable = streams is None or streams.is_readable
+            done = _made(part, place, work, room, verify and is_readable, add_commits, observe)
+            if is_readable:
+                check_sizes(part, _sizes(work.content), place)
             work.publish()
         # What a store has listed before is not what is there now: `work` tells it so when it ends.
         work.conclude()

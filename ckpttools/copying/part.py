@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
+from ckpttools.copying.files import files_below
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARDING_FILE, TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.stores.base import Status
@@ -46,13 +47,11 @@ class Part:
     source: Place
     name: str = ""
     step: int | None = None
-    commits: tuple[str, ...] = field(default=())
+    commits: tuple[str, ...] = ()
 
     @cached_property
     def files(self) -> Mapping[str, Status]:
         """Its files, as they were when they were first looked at; errors as `files_below`."""
-        from ckpttools.copying.files import files_below
-
         return files_below(self.source)
 
     @property
@@ -83,9 +82,7 @@ class Part:
         ranked = [
             (-name.count("/"), rank, name)
             for name in self.files
-            if name.count("/") <= 1 and name not in self.commits
-            for rank in [_rank(name)]
-            if rank is not None
+            if name.count("/") <= 1 and name not in self.commits and (rank := _rank(name)) is not None
         ]
         return [name for _, _, name in sorted(ranked)]
 

@@ -21,7 +21,7 @@ from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import begun_at, unfinished_at
 
 # Beside steps lie descriptions of the run. What is larger is copied by itself.
-LARGEST_BESIDE = 16 << 20
+_LARGEST_BESIDE = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
     if source.is_file():
         open_tree(source)  # raises where it is nothing that could be copied with its directory
         raise UsageError(
-            "one file is not copied",
+            "a single file cannot be copied",
             place=source,
             wanted="a directory with a checkpoint",
             hint=f"name the directory that it is in: {source.parent}",
@@ -76,7 +76,7 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
             reason = ", ".join(found.step.faults([found])) or None
             part = Part(source, commits=commits_of([""]))
         case Step():
-            reason, part = why_unfinished(found), part_of(found, "")
+            reason, part = _why_unfinished(found), _part_of(found, "")
         case _:
             refuse_incomplete(open_tree(source).arrays.values(), str(source))
             return Selection([Part(source)])
@@ -85,7 +85,7 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
     return Selection([part])
 
 
-def why_unfinished(step: Step, *, is_asked: bool = True) -> str | None:
+def _why_unfinished(step: Step, *, is_asked: bool = True) -> str | None:
     """Why a step is not a finished save; None if it is one, also one without a tree, such as of metrics.
 
     Args:
@@ -97,14 +97,14 @@ def why_unfinished(step: Step, *, is_asked: bool = True) -> str | None:
     # Versions of Orbax that note no time of the commit wrote this file there last.
     said = step.said.fields.get("commit_timestamp_nsecs")
     if step.path.store.streams and said is None and not (step.path / COMMIT_FILE).is_file():
-        return f"no {COMMIT_FILE}, and no time of its commit: nothing tells whether it was saved to its end"
+        return f"no {COMMIT_FILE}, and no time of its commit: nothing tells whether the save was completed"
     if step.others:
         faults = [each for each in step.faults(()) if not each.startswith("no tree")]
         return ", ".join(faults) or None
     return step.why_unfinished
 
 
-def part_of(step: Step, name: str) -> Part:
+def _part_of(step: Step, name: str) -> Part:
     """A step as it is copied to a name."""
     below = {item.directory.relative_to(step.path) for item in step.items}
     handlers = step.said.handlers
@@ -134,7 +134,7 @@ class _Run:
             raise FormatError(
                 "no step is finished", place=self.run.path, got=f"step {ranges(reasons)}, none of them whole"
             )
-        chosen = [part_of(self.run.steps[number], self._name(number)) for number in wanted]
+        chosen = [_part_of(self.run.steps[number], self._name(number)) for number in wanted]
         beside = list(self._beside())
         parts = [Part(place, self._below(place)) for place, reason in beside if reason is None]
         directories = [part for part in parts if part.source.is_dir()]
@@ -147,7 +147,7 @@ class _Run:
         name = step.path.name
         # What is asked of a conversion is several requests: only where its name tells that there may be one.
         is_asked = any(each != name and each.startswith(name) for each in self._names)
-        return why_unfinished(step, is_asked=is_asked)
+        return _why_unfinished(step, is_asked=is_asked)
 
     @cached_property
     def _names(self) -> list[str]:
@@ -168,7 +168,7 @@ class _Run:
                 whole = sorted(each for each, why in reasons.items() if why is None)
                 others = " ".join(option("steps", each) for each in whole[-3:])
                 raise FormatError(
-                    f"step {number} was saved to its end, and is not whole any more",
+                    f"step {number} was saved completely, but is no longer whole",
                     place=step.path,
                     got=reason,
                     hint=f"`ckpt doctor {quote(str(step.path))}` says more; "
@@ -200,12 +200,12 @@ def _why_not_beside(place: Place) -> str | None:
     if IN_PROGRESS in place.name:
         return f"its name is still {place.name}"
     if place.is_file():
-        is_large = place.stat().size > LARGEST_BESIDE
-        return f"it is larger than {LARGEST_BESIDE >> 20} MiB, and no part of a step" if is_large else None
+        is_large = place.stat().size > _LARGEST_BESIDE
+        return f"it is larger than {_LARGEST_BESIDE >> 20} MiB and not part of a step" if is_large else None
     if unfinished_at(place):
         return "a conversion that was interrupted, or is going on"
     if Step(place).number is not None:
-        return "it has the name of a step, and is none of this run"
+        return "it is named like a step, but does not belong to this run"
     return None if any(True for _ in place.below()) else "it is empty"
 
 
@@ -214,6 +214,6 @@ def _unfinished(place: Place, reason: str) -> FormatError:
         "this is not a finished checkpoint",
         place=place,
         got=reason,
-        wanted="a save that has ended: elsewhere an unfinished copy could look finished",
+        wanted="a completed save: elsewhere a copy of an unfinished one could look finished",
         hint=f"`ckpt doctor {quote(str(place))}` says more",
     )

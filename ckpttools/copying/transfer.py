@@ -80,12 +80,13 @@ class _Run:
     lock: threading.Lock = field(default_factory=threading.Lock)
     stop: threading.Event = field(default_factory=threading.Event)
     digests: dict[int, str] = field(default_factory=dict)
+    told: dict[int, int] = field(default_factory=dict)
     unsynced: list[Record] = field(default_factory=list)
     error: BaseException | None = None
     sync_failed: bool = False
 
     def done(self, pieces: Sequence[Piece], verify: bool) -> Transferred:
-        """Copies what an earlier run has not, and reads all of it again where that is asked for."""
+        """Copies what earlier runs did not, and reads all of it back if that is asked for."""
         self.digests |= self._kept(pieces)
         resumed = sum(piece.stop - piece.start for piece in pieces if piece.number in self.digests)
         self.observe(resumed)
@@ -199,6 +200,7 @@ class _Run:
                     digester = Digester()  # each sink gets all of it
                     if not self._written(piece, source, sink, buffer, digester):
                         return
+        self._tell(piece, piece.stop)
         self._note(piece, digester.text)
 
     def _linked(self, source: File, name: str) -> bool:
@@ -219,20 +221,25 @@ class _Run:
             part = buffer.data[: piece.size]
             source.read_into(0, part)
             sink.write_whole(piece.name, bytes(part))
-            self._advance(part, digester)
+            digester.add(part)
             return True
         for offset, part in parts_of(piece, buffer.data):
             if self.stop.is_set():
                 return False
             source.read_into(offset, part)
             sink.write(piece.name, offset, part, address)
-            self._advance(part, digester)
+            digester.add(part)
+            if not sink.is_rehearsal:
+                self._tell(piece, offset + len(part))
         return True
 
-    def _advance(self, part: memoryview, digester: Digester) -> None:
-        digester.add(part)
+    def _tell(self, piece: Piece, stop: int) -> None:
+        """Tells that a piece is copied up to an offset; nothing is told twice of what is sent twice."""
         with self.lock:
-            self.observe(len(part))
+            before = self.told.get(piece.number, piece.start)
+            if stop > before:
+                self.told[piece.number] = stop
+                self.observe(stop - before)
 
     def _note(self, piece: Piece, digest: str) -> None:
         with self.lock:
@@ -249,9 +256,13 @@ class _Run:
             jobs = min(self.room.jobs, len(pieces))
             if jobs:
                 start_some(lambda: self._worker(todo, None, self._verify), jobs, workers)
+            for worker in workers:
+                worker.join()
         finally:
-            for thread in workers:
-                thread.join()
+            # After an interruption the others read no further.
+            self.stop.set()
+            for worker in workers:
+                worker.join()
         self._raise()
         return sum(piece.stop - piece.start for piece in pieces)
 

@@ -127,7 +127,7 @@ def _checked(plan: Plan, writer: Writer, destination: Place, staging: Staging) -
             "the plan was made for a place where files are written at any offset",
             place=destination,
             wanted="a plan for this place",
-            hint="give the destination where the plan is made, too",
+            hint="also give the destination when the plan is made",
         )
     check_unread(plan.sources, staging.taken)
     staging.check(own, plan.layout.nbytes)

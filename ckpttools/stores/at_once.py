@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ckpttools.stores.base import Store
 
+WRITES_AT_ONCE = 16
+"""Small objects that are written, copied or deleted at a time."""
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
@@ -18,8 +20,13 @@ def at_once(store: Store, function: Callable[[_Item], _Answer], items: Iterable[
     The first error in the order of the items is raised, and what is not begun then is left out.
     """
     waiting = list(items)
-    threads = min(store.costs.requests or 1, len(waiting))
+    return in_threads(store.costs.requests or 1, function, waiting)
+
+
+def in_threads(most: int, function: Callable[[_Item], _Answer], items: Collection[_Item]) -> list[_Answer]:
+    """The same in so many threads at most."""
+    threads = min(most, len(items))
     if threads <= 1:
-        return list(map(function, waiting))
+        return list(map(function, items))
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(function, waiting))
+        return list(pool.map(function, items))

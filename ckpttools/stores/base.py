@@ -103,11 +103,13 @@ class Streams:
         file_bytes: of a data file that is large enough for few requests and small enough to be written
             again.
         files: that are of use at a time.
+        is_readable: whether data files can be read where they grow, before all is published.
     """
 
     memory: int
     file_bytes: int
     files: int
+    is_readable: bool = True
 
 
 @dataclass(frozen=True, slots=True)

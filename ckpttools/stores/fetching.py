@@ -31,7 +31,7 @@ def check_fetched(sources: Iterable[object]) -> None:
     """Raises UsageError if none of what is read is of a store that keeps copies."""
     if not _by_store(sources):
         raise UsageError(
-            f"{option('download', True)} is about models of the hub",
+            f"{option('download', True)} applies only to models on the hub",
             got="nothing that is read from there",
             wanted="hf://org/name",
             hint=f"leave out {option('download', True)}: what lies elsewhere is read from where it is",

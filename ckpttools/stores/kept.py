@@ -8,6 +8,13 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 _Name = TypeVar("_Name", bound=Hashable)
+# Whoever looks into a document reads all of it, some several times. The index of 91,000 tensors has 9 MB.
+_DOCUMENT, _LARGEST_DOCUMENT = ".json", 16 << 20
+
+
+def is_document(key: str, size: int) -> bool:
+    """Whether all of a file is worth keeping once any of it is read."""
+    return key.endswith(_DOCUMENT) and size <= _LARGEST_DOCUMENT
 
 
 class Kept(Generic[_Name]):

@@ -2,14 +2,14 @@
 
     staging = store.staging(key, overwrite, check_replaced)
     staging.check(plan, nbytes)                      what stops a run before it writes anything
-    with staging.opened(purpose) as work:            the destination is this process's alone
-        files = work.data_files(sizes)               bytes of arrays, at any place, from any thread
+    with staging.opened(purpose, nbytes) as work:    the destination is this process's alone
+        files = work.data_files(sizes, heads)        bytes of arrays, from any thread
         work.enter(records)                          what is done and durable: the same command skips it
         work.publish()                               all of it has its name, durable, or none of it
-        work.conclude()                              nothing tells of the work any more
+        work.conclude()                              no trace of the work is left
 
 `ckpttools.stores.local` does this with a directory beside the destination and one rename, `memory` with a
-dictionary.
+dictionary, the hub with one commit (`ckpttools.stores.web.hub_staging`).
 
 **In a bucket** there is no rename and no lock, and an object is written from its first byte to its last. The
 same protocol holds with other means (`ckpttools.stores.objects.staging`):

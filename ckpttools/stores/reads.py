@@ -79,7 +79,7 @@ class Reads:
             self._lateness.note(part.length, part.attempt())
 
     def _ask_again_if_late(self, part: _Part) -> None:
-        """Called with what `part` is changed under."""
+        """Called with the lock of `part` held."""
         if part.is_over or part.attempts > 1 or part.began is None:
             return
         if self._lateness.allows_another(part.length, time.monotonic() - part.began):
@@ -100,12 +100,12 @@ class _Part:
         start: of the first byte wanted.
         out: where they go.
         fetch: asks for them.
-        changed: what all else is looked at and changed under; notified when it is over.
+        changed: guards all that changes; notified when the part is over.
 
     Attributes:
         out: None once nothing may be written there any more.
         length: bytes wanted.
-        began: when the first attempt began, by the monotonic clock; None if it has not.
+        began: when the first attempt began, by the monotonic clock; None if it has not begun.
         attempts: how many there are.
         errors: of those that failed.
     """

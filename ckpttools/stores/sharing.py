@@ -50,7 +50,7 @@ def shared(destination: Place, sharing: Sharing) -> Place:
         return Place(destination.store.shared(sharing), destination.key)
     said = option("public", True) if sharing.public else option("model_card", True)
     raise UsageError(
-        f"{said} is about repositories of the hub",
+        f"{said} applies only to repositories on the hub",
         place=destination,
         wanted="hf://org/name as destination",
         hint=f"leave out {said}",

@@ -12,7 +12,7 @@ def is_unanswered(error: Exception, place: Place) -> bool:
 
 
 def kept_unless_unanswered(error: CheckpointError, place: Place) -> CheckpointError:
-    """The error as a fact of what is at a place; raises it where it is none."""
+    """The error, if it says something of the file at a place; raises it if the store did not answer."""
     if is_unanswered(error, place):
         raise error
     return error

@@ -66,11 +66,11 @@ def _without_program(words: list[str]) -> tuple[str | None, list[str]]:
 def _no_setting(word: str) -> UsageError:
     if word.endswith((".yaml", ".json", ".toml")):
         return UsageError(
-            f"{word} is no configuration for MaxText",
+            f"{word} is not a MaxText configuration",
             wanted=f"a file whose name ends in {_SUFFIX}, before all settings",
         )
     return UsageError(
-        f"{word} is no setting",
+        f"{word} is not a setting",
         wanted="a configuration file NAME.yml first, then settings as NAME=VALUE",
         hint=f"if this is a checkpoint: load_parameters_path={word}",
     )
@@ -86,7 +86,7 @@ def value_of(word: str, text: str) -> Any:
         return load_yaml(text)
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        raise FormatError("the value of a setting is no YAML", place=word, got=reason) from error
+        raise FormatError("the value of a setting is not YAML", place=word, got=reason) from error
 
 
 def _put(into: dict[str, Any], keys: Sequence[str], value: Any) -> None:
@@ -142,7 +142,7 @@ def read_yaml(path: Place) -> dict[str, Any]:
         return {}
     if not isinstance(document, dict):
         raise ConfigError(
-            "no configuration for MaxText", place=path, got=type(document).__name__, wanted="NAME: VALUE"
+            "not a MaxText configuration", place=path, got=type(document).__name__, wanted="NAME: VALUE"
         )
     return {str(name): value for name, value in document.items()}
 

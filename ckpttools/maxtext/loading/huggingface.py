@@ -51,7 +51,7 @@ def by_function(text: str, settings: Settings, version: Version) -> Led:
     led = Led(place) if place.is_file() else _directory(place)
     problems = list(led.problems)
     if not settings.text("checkpoint_conversion_fn"):
-        do = "name a function, as `ckpttools.family_conversion_fn` makes one"
+        do = "name a function, such as `ckpttools.family_conversion_fn` makes"
         problems.append(Problem("source_checkpoint_layout=safetensors needs checkpoint_conversion_fn", do))
     if version.orbax == "v0" and not settings.flag("enable_orbax_v1"):
         what = f"MaxText {version.name} reads safetensors only with enable_orbax_v1=true"

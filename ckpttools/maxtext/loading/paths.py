@@ -95,7 +95,7 @@ def other_store(place: Place) -> Problem | None:
         return None
     return Problem(
         f"MaxText reads local paths and gs://, and not {scheme}://",
-        f"copy it to a directory or a bucket, such as with `ckpt copy {quote(str(place))} DST`"
+        f"copy it to a directory or to gs://: `ckpt copy {quote(str(place))} DST`"
         if scheme in ("s3", "az")
         else f"convert it first: `ckpt convert hf-to-maxtext {quote(str(place))} DST`",
     )
@@ -177,7 +177,7 @@ def _no_item(place: Place, setting: str, api: str) -> Problem:
             f"convert them, `ckpt convert hf-to-maxtext {quote(str(place))} DST`, or set "
             "source_checkpoint_layout=safetensors_dynamic",
         )
-    return Problem(f"{place} is no checkpoint of Orbax: there is no {TREE_FILE} in it", _doctor(place))
+    return Problem(f"{place} is not an Orbax checkpoint: there is no {TREE_FILE} in it", _doctor(place))
 
 
 def _other_item(place: Place | None, setting: str, api: str) -> str | None:

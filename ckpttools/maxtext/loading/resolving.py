@@ -54,7 +54,7 @@ def resolution(settings: Settings, version: Version, environment: Mapping[str, s
         version.name, "fails", "", "none", None, None, "nothing", (), (), settings.notes, settings.that_matter
     )
     if problems := tuple(refusals(settings, version)):
-        return replace(blank, verdict="refuses these settings, whatever there is", problems=problems)
+        return replace(blank, verdict="refuses these settings, whatever is there", problems=problems)
     run = own_run(settings, environment)
     made = replace(blank, tried=(run.tried,), notes=(*blank.notes, *run.notes))
     if run.led is not None:

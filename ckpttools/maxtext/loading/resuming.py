@@ -56,7 +56,7 @@ def own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
     seen = [] if local is None else [local]
     if not settings.flag(_MULTI_TIER):
         if not name:
-            found = f"run_name is empty: MaxText makes a new one of model and time, unless {_JOB} is set"
+            found = f"run_name is empty: MaxText makes a new one from model and time, unless {_JOB} is set"
             return OwnRun(Tried("resume", None, found), notes=tuple(notes))
         base = settings.text("base_output_directory")
         if base and (problem := other_store(parse(base))):

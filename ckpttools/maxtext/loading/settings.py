@@ -113,17 +113,17 @@ class Settings:
         return self.said.get(name) or Setting(name, DEFAULTS[name], DEFAULT)
 
     def text(self, name: str) -> str:
-        """A text; "" where it is none."""
+        """A text; "" where it is not one."""
         value = self[name].value
         return value if isinstance(value, str) and value.lower() != "none" else ""
 
     def flag(self, name: str) -> bool:
-        """Whether a switch is on; its default where the value is none of a switch."""
+        """Whether a switch is on; its default where the value does not say."""
         value = _WORDS.get(str(self[name].value).lower())
         return bool(DEFAULTS[name]) if value is None else value
 
     def number(self, name: str) -> float | None:
-        """A number; None where it is none."""
+        """A number; None where it is not one."""
         value = self[name].value
         try:
             return float(str(value)) if value is not None else None
@@ -166,9 +166,7 @@ def refusals(settings: Settings, version: Version) -> Iterator[Problem]:
 
 
 def _renames_before_deletion(settings: Settings) -> bool:
-    is_local = any(
-        settings.flag(name) for name in ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint")
-    )
+    is_local = any(settings.flag(name) for name in _LOCAL)
     is_managed = settings.flag("enable_checkpointing") and not is_local
     return is_managed and bool(settings.text("checkpoint_todelete_subdir"))
 
@@ -219,7 +217,8 @@ def _wrong_names(settings: Settings, version: Version) -> Iterator[Problem]:
     for setting in settings.said.values():
         if f"{LORA}.{setting.name}" in DEFAULTS:
             yield Problem(
-                f"MaxText has no setting {setting.name} at the top", f"write it as {LORA}.{setting.name}"
+                f"MaxText has no setting {setting.name} at the top level",
+                f"write it as {LORA}.{setting.name}",
             )
         if setting.name in version.absent_settings:
             yield Problem(
@@ -231,12 +230,12 @@ def _wrong_names(settings: Settings, version: Version) -> Iterator[Problem]:
     layout = settings.text("source_checkpoint_layout")
     if layout not in LAYOUTS:
         yield Problem(
-            f"MaxText knows no source_checkpoint_layout={layout}", f"take one of {', '.join(LAYOUTS)}"
+            f"MaxText does not know source_checkpoint_layout={layout}", f"take one of {', '.join(LAYOUTS)}"
         )
     name = settings.text("model_name")
     if name in version.absent_models or name not in KNOWN_NAMES:
         hint = did_you_mean(name, KNOWN_NAMES - version.absent_models)
-        yield Problem(f"MaxText {version.name} knows no model_name={name}", hint)
+        yield Problem(f"MaxText {version.name} does not know model_name={name}", hint)
 
 
 def _without_checkpointing(settings: Settings, version: Version) -> Iterator[Problem]:

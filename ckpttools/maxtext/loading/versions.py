@@ -24,8 +24,8 @@ class Version:
             parameters.
         stacked_by_kind: beginnings of the names of models that have a stack for each kind of layers in their
             cycle; of the other models with linear attention each position in the cycle has one.
-        absent_models: names of models that it does not know yet.
-        absent_settings: names of settings that it has no more.
+        absent_models: names of models that it does not know.
+        absent_settings: names of settings that it no longer has.
     """
 
     name: str
@@ -42,13 +42,21 @@ NEWEST = "0.2.5"
 VERSIONS: Mapping[str, Version] = {
     each.name: each
     for each in (
-        Version(NEWEST, "v1", False, False, True, ("qwen3-next",), absent_settings=frozenset({"pure_nnx"})),
+        Version(
+            NEWEST,
+            orbax="v1",
+            parameters_need_checkpointing=False,
+            renames_before_deletion=False,
+            learned_variables=True,
+            stacked_by_kind=("qwen3-next",),
+            absent_settings=frozenset({"pure_nnx"}),
+        ),
         Version(
             "e591f30",  # main on 22 August 2026
-            "v0",
-            True,
-            True,
-            False,
+            orbax="v0",
+            parameters_need_checkpointing=True,
+            renames_before_deletion=True,
+            learned_variables=False,
             absent_models=frozenset(
                 {
                     "deepseek3-671b-lineage",

@@ -100,8 +100,8 @@ def _kind(tree: Tree, view: MaxTextView, wanted: Wanted, where: str) -> Iterator
             )
         else:
             yield Problem(
-                f"the full state is wanted, and {where} holds parameters alone: MaxText begins with a new "
-                "optimizer, and says nothing",
+                f"the full state is wanted, and {where} holds parameters alone: MaxText starts with a new "
+                "optimizer, and does not say so",
                 "name it as load_parameters_path if that is meant",
             )
 
@@ -205,7 +205,7 @@ def _notes(tree: Tree, view: MaxTextView, wanted: Wanted, settings: Settings) ->
         yield "it has no layers as MaxText names them, so these were not compared with the settings"
         return
     if _is_pipelined(settings):
-        yield "with pipeline parallelism layers lie otherwise, so scan_layers was not compared"
+        yield "with pipeline parallelism layers are laid out differently, so scan_layers was not compared"
     if not _is_sized(settings):
         yield "no model_name and no sizes are set, so sizes were not compared"
 

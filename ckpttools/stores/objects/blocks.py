@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ckpttools.stores.kept import Kept
+from ckpttools.stores.kept import Kept, is_document
 
 SIZE = 256 << 10
 """Bytes of a block. The header of a shard with 1,500 tensors fits into one."""
@@ -14,13 +14,6 @@ MOST_BYTES = 32 << 20
 
 Fetch: TypeAlias = Callable[[int, memoryview], None]
 """Fills a buffer with an object's bytes from one on."""
-
-# Whoever looks into a document reads all of it, some several times. The index of 91,000 tensors has 9 MB.
-_DOCUMENT, _LARGEST_DOCUMENT = ".json", 16 << 20
-
-
-def _is_document(key: str, size: int) -> bool:
-    return key.endswith(_DOCUMENT) and size <= _LARGEST_DOCUMENT
 
 
 class Blocks:
@@ -31,7 +24,7 @@ class Blocks:
 
     def takes(self, key: str, size: int, length: int) -> bool:
         """Whether a read of so many bytes of an object goes by blocks."""
-        return length < SIZE or _is_document(key, size)
+        return length < SIZE or is_document(key, size)
 
     def read_into(self, name: tuple[str, str], size: int, start: int, out: memoryview, fetch: Fetch) -> None:
         """Fills `out` with the bytes of an object from `start` on; errors as `fetch`.
@@ -48,7 +41,7 @@ class Blocks:
         blocks = {number: self._kept.get((*name, number)) for number in range(first, last + 1)}
         missing = [number for number, block in blocks.items() if not block]
         if missing:
-            if _is_document(name[0], size):
+            if is_document(name[0], size):
                 missing = [*range((size - 1) // SIZE + 1)]
             begin = missing[0] * SIZE
             fetched = bytearray(min(size, (missing[-1] + 1) * SIZE) - begin)

@@ -207,8 +207,7 @@ class Bucket:
             doing, key: what for, for messages.
             question: asked of obstore's client.
             requests: that it takes.
-            is_brief: whether it is better not asked at all than `BRIEF_SECONDS` after now: by a process that
-                was stopped, or is cut off.
+            is_brief: whether it is given up after `BRIEF_SECONDS` instead of being tried for longer.
         """
         from obstore.exceptions import BaseError
 

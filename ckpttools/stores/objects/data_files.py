@@ -19,7 +19,7 @@ class ObjectDataFiles:
         sizes: bytes of files.
         heads: the first bytes of some.
         plan: fingerprint of the plan, with which objects are marked.
-        check: raises where the destination is not this process's any more.
+        check: raises where the destination no longer belongs to this process.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class ObjectDataFiles:
         plan: str,
         check: Callable[[], None],
     ) -> None:
-        self._bucket, self._key, self._plan, self._check = bucket, key, plan, check
+        self._bucket, self._key, self._plan, self.check = bucket, key, plan, check
         self._sizes, self._heads = sizes, heads
         self._begun: set[str] = set()
 
@@ -40,7 +40,7 @@ class ObjectDataFiles:
         with ExitStack() as uploads:
             yield ObjectSink(self, uploads, group)
             # Here and not in each of them: a file may be complete before another of the group fails.
-            self._check()
+            self.check()
 
     def begun(self, name: str, size: int) -> Upload:
         """A file of which nothing is written but its head.
@@ -59,7 +59,7 @@ class ObjectDataFiles:
         for name in self._sizes.keys() - self._begun:
             if self._bucket.head(f"{self._key}/{name}") is None:
                 with self.begun(name, 0):
-                    self._check()
+                    self.check()
 
     def extend(self, name: str, end: int) -> None:
         """Each group appends to files of its own."""
@@ -86,6 +86,10 @@ class ObjectSink:
             raise RuntimeError(f"{name}: byte {offset} comes after byte {upload.position}")
         upload.fill(offset)
         upload.write(data)
+        if loose is not None and upload.position >= loose:
+            # A task may write hundreds of chunks; what is kept of each would be as much as all of them.
+            self._files.check()
+            upload.complete()
 
     def _begun(self, name: str, size: int) -> Upload:
         upload = self._uploads[name] = self._stack.enter_context(self._files.begun(name, size))

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from datetime import datetime
+from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 from xml.etree import ElementTree
@@ -41,14 +42,21 @@ def listed(endpoint: str, bucket: str, prefix: str, meter: Meter) -> Iterator[Pe
     headers = _authorized(endpoint)
     while True:
         meter.add(requests=1)
-        page = ElementTree.fromstring(_answer("GET", endpoint, bucket, asked, headers))
-        for each in page.iterfind("{*}Upload"):
-            begun = datetime.fromisoformat(_text(each, "Initiated")).timestamp()
-            yield PendingUpload(f"{bucket}/{_text(each, 'Key')}", _text(each, "UploadId"), begun)
+        answer = _answer("GET", endpoint, bucket, asked, headers)
+        try:
+            page = ElementTree.fromstring(answer)
+            yield from [_upload(bucket, each) for each in page.iterfind("{*}Upload")]
+        except (ElementTree.ParseError, ValueError) as error:
+            raise _refused(bucket, f"an answer that cannot be read: {error}") from error
         if _text(page, "IsTruncated") != "true":
             return
         after = {"key-marker": "NextKeyMarker", "upload-id-marker": "NextUploadIdMarker"}
         asked |= {name: _text(page, said) for name, said in after.items()}
+
+
+def _upload(bucket: str, said: ElementTree.Element) -> PendingUpload:
+    begun = datetime.fromisoformat(_text(said, "Initiated")).timestamp()
+    return PendingUpload(f"{bucket}/{_text(said, 'Key')}", _text(said, "UploadId"), begun)
 
 
 def abort(endpoint: str, upload: PendingUpload) -> None:
@@ -75,6 +83,7 @@ def _refused(key: str, got: str) -> StorageError:
     return StorageError(_WHAT, place=f"gs://{key}", got=got, wanted=wanted)
 
 
+@cache
 def _pool() -> urllib3.PoolManager:
     import urllib3
 

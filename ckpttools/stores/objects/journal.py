@@ -12,18 +12,17 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from dataclasses import replace as dataclass_replace
 from typing import Any, TypeAlias
 
+from ckpttools.stores.at_once import WRITES_AT_ONCE, in_threads
 from ckpttools.stores.objects.client import Bucket
 from ckpttools.stores.objects.writing import delete, put, read
 from ckpttools.stores.publishing import Purpose, Record
 
 PLAN, PUBLISHING, PUBLISHED = "plan", "publishing", "published"
 _DONE, _LINKED = "done-", "linked-"
-_AT_ONCE = 16
 Inventory: TypeAlias = Mapping[str, Sequence[Any]]
 """Size and version of objects, by name below a checkpoint."""
 
@@ -64,11 +63,10 @@ class Journal:
     def read(cls, bucket: Bucket, key: str) -> Journal:
         """What is noted. Raises StorageError where the store reports an error."""
         names = [name for name, _ in bucket.objects_below(key) or ()]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            contents = pool.map(lambda name: read(bucket, f"{key}/{name}"), names)
-            found = {
-                name: _parsed(each[0]) for name, each in zip(names, contents, strict=True) if each is not None
-            }
+        contents = in_threads(WRITES_AT_ONCE, lambda name: read(bucket, f"{key}/{name}"), names)
+        found = {
+            name: _parsed(each[0]) for name, each in zip(names, contents, strict=True) if each is not None
+        }
         begun: Any = found.get(PLAN)
         published: Any = found.get(PUBLISHED)
         records = [record for name, each in found.items() if name.startswith(_DONE) for record in each or ()]
@@ -120,7 +118,7 @@ class Journal:
         """Removes all but the last word, so that what is left at any moment says what is still to be done.
 
         Args:
-            check: raises where the destination is not this process's any more; asked before each deletion.
+            check: raises where the destination no longer belongs to this process; asked before each deletion.
 
         Raises:
             StorageError: the store reports an error.
@@ -132,8 +130,7 @@ class Journal:
             check()
             delete(self.bucket, [f"{self.key}/{name}"])
 
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(remove, rest))
+        in_threads(WRITES_AT_ONCE, remove, rest)
         for name in (PLAN, PUBLISHING):
             if name in names:
                 remove(name)

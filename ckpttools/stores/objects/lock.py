@@ -89,26 +89,32 @@ class Lock:
         if self._is_lost or _now() - self._renewed > EXPIRED_SECONDS * _BELIEVED:
             seconds = EXPIRED_SECONDS * _BELIEVED
             raise StorageError(
-                f"{self._place} is not this process's any more",
+                f"{self._place} no longer belongs to this process",
                 got=f"another process took over, or nothing could be written for {seconds:.0f} s",
-                wanted="one process that writes it",
+                wanted="one writer",
                 hint="run the same command again: it goes on from what is done",
             )
 
     def renew(self) -> None:
         """Writes a sign of life. Raises StorageError where that fails, or another process has taken over."""
         with self._lock:
-            asked = _now()
-            try:
-                self._version = put(self._bucket, self._key, self._content(), instead_of=self._version)
-            except TakenError:
-                # Or an answer was lost, and what is there is what this process wrote last.
-                found = read(self._bucket, self._key)
-                self._is_lost = found is None or not self._is_mine(found[0])
-                self._version = found[1] if found else {}
+            # Whoever took over keeps it: it is never asked for again.
             if not self._is_lost:
-                self._renewed = asked
+                self._write_again()
         self.check()
+
+    def _write_again(self) -> None:
+        asked = _now()
+        try:
+            self._version = put(self._bucket, self._key, self._content(), instead_of=self._version)
+        except TakenError:
+            # Or an answer was lost, and what is there is what this process wrote last.
+            found = read(self._bucket, self._key)
+            if found is None or not self._is_mine(found[0]):
+                self._is_lost = True
+                return
+            self._version = found[1]
+        self._renewed = asked
 
     def _keep(self) -> None:
         while not self._stop.wait(RENEWED_SECONDS):

@@ -1,4 +1,4 @@
-"""The small files of a checkpoint that grows in a bucket: in memory until it is published.
+"""The small files of a checkpoint that grows in a bucket or on the hub: in memory until it is published.
 
 A reader goes by them. So they are put when all data is there, and those that were written last, which say
 that this is a checkpoint, when all others are.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import FormatError
+from ckpttools.stores.at_once import WRITES_AT_ONCE, in_threads
 from ckpttools.stores.base import DirEntry, File, FileKind, Links, LinkTrials, Status, Store
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # Item and step have a file each that says that they are complete.
 _LAST = 2
-_AT_ONCE = 16
 
 
 class PendingFiles(Store):
@@ -87,8 +86,7 @@ class PendingFiles(Store):
             put: writes one.
         """
         names = list(self._files)
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(lambda key: put(key, self._files[key]), names[:-_LAST]))
+        in_threads(WRITES_AT_ONCE, lambda key: put(key, self._files[key]), names[:-_LAST])
         for key in names[-_LAST:]:
             put(key, self._files[key])
 

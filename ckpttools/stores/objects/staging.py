@@ -1,16 +1,16 @@
-"""How a checkpoint grows in a bucket: see "On an object store" in `ckpttools.stores.publishing`."""
+"""How a checkpoint grows in a bucket: see "In a bucket" in `ckpttools.stores.publishing`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
 from ckpttools.core.wording import option
+from ckpttools.stores.at_once import WRITES_AT_ONCE, in_threads
 from ckpttools.stores.base import FileKind, KeepsUploads
 from ckpttools.stores.objects.client import Bucket, Object
 from ckpttools.stores.objects.data_files import ObjectDataFiles
@@ -24,7 +24,6 @@ from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, Purpose,
 if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
 
-_AT_ONCE = 16
 # What obstore does not take for a key.
 _UNUSABLE = re.compile(r"[\x00-\x1f\x7f]|(^|/)\.\.?(/|$)")
 # What says that a checkpoint is there is small, and goes before what is large.
@@ -80,10 +79,10 @@ class ObjectStaging:
         journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
         is_begun = journal.purpose is not None and journal.purpose.plan == plan
         if not is_begun or (journal.is_beside and not journal.is_replacing):
-            self._check_taken(journal)
+            self.check_taken(journal)
 
-    def _check_taken(self, journal: Journal) -> None:
-        """Raises DestinationExistsError if something is there that may not be replaced."""
+    def check_taken(self, journal: Journal) -> None:
+        """Raises DestinationExistsError if something that may not be replaced is there."""
         status = self.bucket.head(self.rest)
         if status is not None and status.kind is FileKind.FILE:
             raise DestinationExistsError(f"{self.place} is an object", hint="choose another destination")
@@ -131,7 +130,7 @@ class ObjectStaging:
             return journal
         if journal.is_there:
             self._give_up(journal, purpose, lock)
-        self._check_taken(Journal(self.bucket, journal.key))
+        self.check_taken(Journal(self.bucket, journal.key))
         is_beside = bool(self.objects(self.rest))
         if is_beside and self.objects(f"{self.partial}/{CONTENT}"):
             raise UsageError(
@@ -191,7 +190,7 @@ class ObjectStaging:
             raise UsageError(
                 f"{partial} holds a complete checkpoint that was about to take the place of {self.place}",
                 got=begun.source if begun else None,
-                wanted="that conversion brought to its end first",
+                wanted="that conversion finished first",
                 hint=f"run: {begun.command}" if begun and begun.command else f"copy or delete {partial}",
             )
         self.discard(journal, lock)
@@ -206,7 +205,7 @@ class ObjectStaging:
             lock.check()
             delete(self.bucket, [f"{self.partial}/{name}"])
 
-        each_of(names, delete_one)
+        in_threads(WRITES_AT_ONCE, delete_one, names)
         journal.remove(lock.check)
 
     def content(self, journal: Journal) -> str:
@@ -226,7 +225,7 @@ class ObjectStaging:
                 lock.check()
                 delete(self.bucket, [key])
 
-        each_of([name for name, _ in self.objects(content)], delete_ours)
+        in_threads(WRITES_AT_ONCE, delete_ours, [name for name, _ in self.objects(content)])
 
 
 @dataclass
@@ -308,7 +307,7 @@ class ObjectWork:
             self.pending.put_all(self._put)
         else:
             if self.journal.replacing is None:
-                self.staging._check_taken(Journal(self._bucket, self.journal.key))
+                self.staging.check_taken(Journal(self._bucket, self.journal.key))
                 self.pending.put_all(self._put)
                 self.lock.renew()
                 staging = self.staging
@@ -350,7 +349,7 @@ class ObjectWork:
             self.lock.check()
             delete(self._bucket, [f"{self.staging.rest}/{name}"])
         self.lock.renew()
-        each_of(sorted(new.keys() - set(last)), self._move)
+        in_threads(WRITES_AT_ONCE, self._move, sorted(new.keys() - set(last)))
         for name in last:
             self._move(name)
 
@@ -363,12 +362,6 @@ class ObjectWork:
         # Whoever takes over here finds that nothing is left to do.
         self.lock.release()
         self.journal.remove_last()
-
-
-def each_of(names: Sequence[str], do: Callable[[str], None]) -> None:
-    """Does something for each name, several at a time; raises the first error."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(do, names))
 
 
 def _small_first(found: Object) -> tuple[bool, int, int]:

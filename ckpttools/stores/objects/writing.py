@@ -160,6 +160,7 @@ class Upload:
         self._start = bytearray()
         self._part_bytes = max(PART_BYTES, ceil_div(size, _MOST_PARTS))
         self._writer: Any = None
+        self._is_complete = False
 
     def write(self, data: memoryview) -> None:
         """Writes what comes next.
@@ -208,7 +209,9 @@ class Upload:
         )
         self._writer.__enter__()
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
+        """Ends it before the `with` statement does; errors as `write`."""
+        self.fill(self._size)
         if self._writer is not None:
             # With those that begin it and put its parts together.
             requests = ceil_div(self.position, self._part_bytes) + 2
@@ -221,6 +224,7 @@ class Upload:
             put_again(self._bucket, self._key, bytes(self._start), self._plan)
         else:
             replace(self._bucket, self._key, bytes(self._start))
+        self._start, self._is_complete = bytearray(), True
 
     def _is_there(self) -> bool:
         """Whether all of it is, and only the answer was lost."""
@@ -244,9 +248,10 @@ class Upload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._is_complete:
+            return
         if kind is None:
-            self.fill(self._size)
-            self._complete()
+            self.complete()
         elif self._writer is not None:
             self._writer.__exit__(kind, error, trace)
 

@@ -13,7 +13,7 @@ from urllib3.response import BaseHTTPResponse
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
 from ckpttools.stores.base import FAR, Costs, File, Store, Traffic
 from ckpttools.stores.contents import WrongLengthError
-from ckpttools.stores.kept import Kept
+from ckpttools.stores.kept import Kept, is_document
 from ckpttools.stores.pace import MOST, USUAL, asked_for
 from ckpttools.stores.web.attempts import Attempts
 from ckpttools.stores.web.client import Client, closing, described, discard, status_text
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 # The header of a shard of two thousand tensors, read with the 8 bytes that say how long it is.
 HEAD = 256 << 10
-# Whoever looks into a document reads all of it, some several times. The index of 91,000 tensors has 9 MB.
-_DOCUMENT, _LARGEST_DOCUMENT = ".json", 16 << 20
 _KEPT = 32 << 20
 # What may come of a server that sends files whole only and is not asked for.
 _MOST_WASTED = 1 << 20
@@ -209,11 +207,9 @@ class WebFile(File):
         head = self.store.kept.get(name)
         if stop <= len(head):
             return head
-        length = min(self.size, HEAD)
-        is_document = self.key.endswith(_DOCUMENT) and self.size <= _LARGEST_DOCUMENT
-        if is_document:
-            length = self.size
-        if len(head) < length and stop <= length and (offset == 0 or is_document):
+        is_read_whole = is_document(self.key, self.size)
+        length = self.size if is_read_whole else min(self.size, HEAD)
+        if len(head) < length and stop <= length and (offset == 0 or is_read_whole):
             made = bytearray(length)
             self._fill(0, memoryview(made))
             head = bytes(made)

@@ -82,7 +82,7 @@ class HubStore(WebStore):
     scheme: ClassVar[str] = "hf"
     is_named_by_content: ClassVar[bool] = True
     # A file that breaks off is made and sent once more from its beginning.
-    streams: ClassVar[Streams | None] = Streams(MEMORY, file_bytes=400 << 20, files=5)
+    streams: ClassVar[Streams | None] = Streams(MEMORY, file_bytes=400 << 20, files=5, is_readable=False)
 
     def __init__(self) -> None:
         super().__init__()
@@ -333,7 +333,7 @@ class HubStore(WebStore):
             said = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise StorageError(
-                f"cannot read {place}", got="an answer that is no JSON", hint="is HF_ENDPOINT a hub?"
+                f"cannot read {place}", got="an answer that is not JSON", hint="is HF_ENDPOINT a hub?"
             ) from error
         return said, _next_page(url, response)
 

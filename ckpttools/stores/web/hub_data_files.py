@@ -10,14 +10,13 @@ from contextlib import closing
 from typing import Protocol
 
 from ckpttools.stores.web.client import FAILURES
-from ckpttools.stores.web.hub_repository import Blob, BusyError, Repository
+from ckpttools.stores.web.hub_repository import SAMPLE_BYTES, Blob, BusyError, Repository
 from ckpttools.stores.web.hub_streams import PIECE_BYTES, WAITING, Stream
 
 # What a group keeps of small files, which spares making them twice.
 KEPT_BYTES = 4 << 20
 MEMORY = KEPT_BYTES + (WAITING + 4) * PIECE_BYTES
 """What a group of tasks takes beside the bytes that are being made."""
-_SAMPLE = 512
 _ZEROS = memoryview(bytes(1 << 20))
 # Each time all bytes of a group are made anew.
 _ATTEMPTS = 3
@@ -193,7 +192,7 @@ class _Digest:
     def write(self, data: memoryview) -> None:
         self._hasher.update(data)
         self._size += len(data)
-        self._sample += bytes(data[: _SAMPLE - len(self._sample)])
+        self._sample += bytes(data[: SAMPLE_BYTES - len(self._sample)])
         if self._kept is None:
             return
         if len(data) <= self._group.room:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -20,7 +21,8 @@ from ckpttools.stores.web.client import FAILURES, LONGEST_STORING, Client, closi
 from ckpttools.stores.web.hub_errors import AbsentError, Answer, Asked, not_taken, refused
 
 _LARGEST_ANSWER = 64 << 20
-_SAMPLE = 512
+SAMPLE_BYTES = 512
+"""The first bytes of a file, by which the hub tells whether it is text."""
 _AT_ONCE = 256
 # How often a commit is looked for that may have been made.
 _LOOKED = 3
@@ -61,7 +63,7 @@ class Blob(NamedTuple):
 
     @classmethod
     def of(cls, content: bytes) -> Blob:
-        return cls(len(content), hashlib.sha256(content).hexdigest(), content[:_SAMPLE], content)
+        return cls(len(content), hashlib.sha256(content).hexdigest(), content[:SAMPLE_BYTES], content)
 
 
 class Target(NamedTuple):
@@ -288,11 +290,18 @@ class Repository:
             self._said("POST", url, body, {"Content-Type": "application/x-ndjson"}, doing="commit to")
         except StorageError:
             # An answer may be lost on its way, and the commit be made all the same, then or a little later.
-            for attempt in range(_LOOKED):
-                time.sleep(attempt * 4 * self.client.patience.first_wait)
-                if text in self.latest():
-                    return
+            if self._was_committed(text):
+                return
             raise
+
+    def _was_committed(self, text: str) -> bool:
+        """Whether the last commit has this text, as far as the hub can be asked."""
+        for attempt in range(_LOOKED):
+            time.sleep(attempt * 4 * self.client.patience.first_wait)
+            with suppress(StorageError):
+                if text in self.latest():
+                    return True
+        return False
 
     # -- requests
 
@@ -345,7 +354,7 @@ class Repository:
     def _not_understood(self, what: str) -> StorageError:
         return StorageError(
             f"cannot upload {self.place}/{what}",
-            got="an answer that is none of a hub",
+            got="an answer that no hub gives",
             hint="is HF_ENDPOINT a hub?",
         )
 

@@ -153,7 +153,7 @@ class HubStaging:
                 self.repository.create(private=not self.sharing.public)
                 head = self.repository.head()
                 if head is None:
-                    raise StorageError(f"{self.repository.place} was made, and is not there")
+                    raise StorageError(f"{self.repository.place} was created, but is not there")
                 self._check_visibility(head)
             if not is_complete:
                 self.repository.check_writable()

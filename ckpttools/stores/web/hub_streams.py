@@ -63,7 +63,7 @@ class Stream:
             self._kept(held)
 
     def ended(self) -> Exception | None:
-        """Waits until storage has it; why it has not, None if all is well."""
+        """Waits until storage has it; returns why it does not, None if all is well."""
         if self._error is None and self._hasher.hexdigest() != self._blob.sha256:
             self._error = SourceChangedError(
                 f"{self._path}: its content was another when it was made for the second time",
