@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from ckpttools.core.errors import DestinationExistsError, StorageError
+from ckpttools.core.errors import CheckpointError, DestinationExistsError, StorageError
 from ckpttools.core.region import ceil_div
 from ckpttools.stores.objects.client import Bucket, ObjectChangedError
 
@@ -192,8 +192,7 @@ class Upload:
         """Begins to write in parts, for which the clouds know no conditions."""
         import obstore
 
-        if self._plan and self._bucket.head(self._key) and mark(self._bucket, self._key) != self._plan:
-            raise taken(self._bucket, self._key)
+        self._check_free()
         self._writer = self._bucket.ask(
             _DOING,
             self._key,
@@ -208,8 +207,19 @@ class Upload:
         )
         self._writer.__enter__()
 
+    def _check_free(self) -> None:
+        """Raises DestinationExistsError if something is there that this plan has not put there."""
+        if self._plan and self._bucket.head(self._key) and mark(self._bucket, self._key) != self._plan:
+            raise taken(self._bucket, self._key)
+
     def _complete(self) -> None:
         if self._writer is not None:
+            # Minutes may have passed since it was begun.
+            try:
+                self._check_free()
+            except CheckpointError as error:
+                self._writer.__exit__(type(error), error, None)
+                raise
             # With those that begin it and put its parts together.
             requests = ceil_div(self.position, self._part_bytes) + 2
             try:
