@@ -12,11 +12,12 @@ from contextlib import closing
 
 import huggingface_hub.constants
 import pytest
-from support.command_line import ended, run
+from support.command_line import ckpt, ended, run
 from support.hf_models import write_llama
+from support.object_stores import files_in
 from support.places import GOLDEN
 from support.stores_on_loopback import ask_only, forget
-from support.web_server import status, web_server
+from support.web_server import Fault, status, web_server
 
 from ckpttools.core.errors import CheckpointError, NoSpaceError, SourceChangedError, StorageError
 from ckpttools.stores import parse
@@ -418,3 +419,31 @@ class TestRefusals:
         server.files["hub/me/new/README.md"] = b"mine"
         done = ended("convert", "to-safetensors", HF, NEW, "--model-card", code=2)
         assert "has a README.md already" in done.output
+
+
+class TestNames:
+    """Of a listing, such as git cannot have."""
+
+    @pytest.mark.parametrize("name", ["./config.json", "a//config.json", "d/."])
+    def test_other_spellings_are_no_files(self, server, tmp_path, name):
+        server.files[f"hub/org/llama/{name}"] = b"evil"
+        run("copy", "hf://org/llama", tmp_path / "out")
+        assert files_in(tmp_path / "out") == files_in(HF)
+
+    def test_one_that_the_cache_refuses(self, server, tmp_path):
+        server.files["hub/org/llama/a\\..\\b"] = b"fine"
+        run("copy", "hf://org/llama", tmp_path / "out")
+        assert (tmp_path / "out" / "a\\..\\b").read_bytes() == b"fine"
+        assert "3 files" in run("verify", "hf://org/llama")
+
+    def test_what_is_no_listing_is_not_an_empty_one(self, server):
+        body = b'{"error": "try again later"}'
+        server.faults = [Fault("tree/", lambda handler: (200, {}, body))]
+        done = ckpt("convert", "to-safetensors", HF, "hf://org/llama")
+        assert done.exit_code == 5 and "no listing" in done.output, done.output
+
+
+def test_nothing_is_copied_to_the_hub(server):
+    done = ckpt("copy", HF, "hf://me/new")
+    assert done.exit_code == 2 and "hf upload me/new" in done.output, done.output
+    assert not server.hub.private and not sent(server)

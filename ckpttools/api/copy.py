@@ -21,6 +21,7 @@ from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import begun_at, staging_of
 from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.sharing import Shares
 from ckpttools.stores.traffic import counted
 
 if TYPE_CHECKING:
@@ -294,6 +295,13 @@ def plan_copy(
 
     read, written = parse(source), parse(destination, is_written=True)
     staging_of(written)  # raises where nothing can be written
+    if isinstance(written.store, Shares):
+        raise UsageError(
+            f"nothing is copied to {written.store.scheme}://: what grows there cannot be looked at",
+            place=written,
+            wanted="a local directory, or a place in a bucket",
+            hint=f"copy it to a local directory, and from there: hf upload {written.key} DIRECTORY",
+        )
     check_apart(read, written)
     if latest is not None and latest < 1:
         raise UsageError(f"{option('latest', latest)} means no step", wanted="1 or more")
