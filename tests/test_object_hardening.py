@@ -248,6 +248,27 @@ class TestSomebodyElses:
         assert run("hash", target).split()[0] == run("hash", f"{target}-0").split()[0]
 
 
+class TestSources:
+    @pytest.mark.parametrize("where", ["gs", "local"])
+    def test_one_that_is_changed_while_it_is_read_is_read_anew_by_the_same_command(
+        self, gcs, target, tmp_path, where
+    ):
+        model = bytearray((HF / "model.safetensors").read_bytes())
+        source = f"gs://{gcs.bucket}/changing"
+        gcs.server.put(gcs.bucket, "changing/model.safetensors", bytes(model))
+        model[-1] ^= 1
+
+        def change():
+            gcs.server.put(gcs.bucket, "changing/model.safetensors", bytes(model))
+
+        gcs.server.faults = [Fault("GET .*changing/model", then=change)]
+        out = target if where == "gs" else tmp_path / "out"
+        done = ckpt("convert", "to-safetensors", source, out)
+        assert done.exit_code == 3 and "run the command again" in done.output, done.output
+        run("convert", "to-safetensors", source, out)
+        assert "equal" in run("verify", out, "--against", source)
+
+
 class TestNames:
     @pytest.mark.parametrize("name", ["ü #1", "50%", "a%20b&c+", "~[x]?'\"*"])
     def test_odd_ones(self, gcs, name):

@@ -305,8 +305,8 @@ class ObjectWork:
         # As it is now: what was copied since it was taken up has no mark of the plan.
         self.staging.discard(Journal.read(self._bucket, self.journal.key), self.lock)
         self.journal.remove(self.lock.check)
-        self.journal = self.journal.begin(self.purpose, self.journal.is_beside)
-        self.entries = Entries(self.journal)
+        # Of this plan nothing is left: whoever has another one may begin.
+        self.journal = Journal(self._bucket, self.journal.key)
 
     def publish(self) -> None:
         self.lock.renew()
