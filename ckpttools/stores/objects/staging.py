@@ -228,7 +228,11 @@ class ObjectStaging:
 
         def delete_ours(name: str) -> None:
             key = f"{content}/{name}"
-            if journal.is_beside or name in journal.linked or (plan and mark(self.bucket, key) == plan):
+            if (
+                journal.is_beside
+                or name in journal.linked
+                or (plan and mark(self.bucket, key, is_brief=True) == plan)
+            ):
                 lock.check()
                 delete(self.bucket, [key])
 

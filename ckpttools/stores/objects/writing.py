@@ -103,13 +103,21 @@ def read(bucket: Bucket, key: str) -> tuple[bytes, Version] | None:
         return None
 
 
-def mark(bucket: Bucket, key: str) -> str | None:
-    """The plan by which an object was written; None if it has none, or is not there. Errors as `read`."""
+def mark(bucket: Bucket, key: str, *, is_brief: bool = False) -> str | None:
+    """The plan by which an object was written; None if it has none, or is not there. Errors as `read`.
+
+    Args:
+        bucket, key: the object.
+        is_brief: as of `Bucket.ask`, by whose connection a deletion goes that comes next.
+    """
     import obstore
 
     try:
         attributes = bucket.ask(
-            "cannot look at", key, lambda client: obstore.get(client, key, options={"head": True}).attributes
+            "cannot look at",
+            key,
+            lambda client: obstore.get(client, key, options={"head": True}).attributes,
+            is_brief=is_brief,
         )
     except FileNotFoundError:
         return None
