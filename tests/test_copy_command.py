@@ -278,6 +278,41 @@ class TestAgain:
             ckpttools.copy(RUN, out, overwrite=True)
         assert (out / "5" / "thesis.tex").read_text() == "mine"
 
+    @pytest.mark.parametrize("source", [RUN / "5", RUN / "5" / "default", HF], ids=["step", "item", "model"])
+    def test_a_run_is_no_single_checkpoint_that_another_replaces(self, tmp_path, source):
+        out = tmp_path / "out"
+        ckpttools.copy(RUN, out, steps=[0, 5])
+        shutil.rmtree(out / "metadata")  # nothing is left that no checkpoint has
+        before = files_in(out)
+        with pytest.raises(DestinationExistsError, match="is not replaced"):
+            ckpttools.copy(source, out, overwrite=True)
+        assert files_in(out) == before
+
+    @pytest.mark.parametrize("source", [RUN / "5", RUN / "5" / "default"], ids=["step", "item"])
+    def test_a_model_is_not_replaced_by_another_format(self, tmp_path, source):
+        out = tmp_path / "out"
+        ckpttools.copy(HF, out)
+        with pytest.raises(DestinationExistsError, match="it is a checkpoint of format safetensors"):
+            ckpttools.copy(source, out, overwrite=True)
+        assert files_in(out) == files_in(HF)
+
+    def test_a_model_in_a_model_is_not_lost(self, tmp_path):
+        out = tmp_path / "out"
+        ckpttools.copy(HF, out)
+        shutil.copytree(HF, out / "original")
+        with pytest.raises(DestinationExistsError, match="with original in it"):
+            ckpttools.copy(SHARDED, out, overwrite=True)
+        shutil.rmtree(out / "original")
+        ckpttools.copy(SHARDED, out, overwrite=True)
+        assert files_in(out) == files_in(SHARDED)
+
+    def test_a_link_to_a_step_is_no_step(self, run_of_steps, tmp_path):
+        """It leads to another one after the next save, and the copy would be in its way."""
+        (run_of_steps / "latest").symlink_to("5")
+        out = tmp_path / "out"
+        assert "left out latest" in run("copy", run_of_steps, out)
+        assert not (out / "latest").exists()
+
     def test_the_same_sizes_and_other_bytes(self, run_of_steps, tmp_path):
         out = tmp_path / "out"
         ckpttools.copy(run_of_steps, out)
@@ -354,6 +389,14 @@ class TestBuckets:
         there = in_bucket(cloud, "parts")
         ckpttools.copy(source, there, verify=True)
         assert contents(there) == files_in(source)
+
+    def test_names_that_no_object_can_have(self, target, tmp_path):
+        source = tmp_path / "source"
+        shutil.copytree(HF, source)
+        (source / "a\nb").write_text("x")
+        with pytest.raises(UsageError, match="has a name that nothing in gs:// can have"):
+            ckpttools.copy(source, target)
+        assert not parse(target).exists() and not parse(f"{target}.partial").exists()
 
     def test_a_replaced_step(self, gcs, target, run_of_steps):
         ckpttools.copy(run_of_steps, target)

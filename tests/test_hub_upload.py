@@ -12,11 +12,12 @@ from contextlib import closing
 
 import huggingface_hub.constants
 import pytest
-from support.command_line import ended, run
+from support.command_line import ckpt, ended, run
 from support.hf_models import write_llama
+from support.object_stores import files_in
 from support.places import GOLDEN
 from support.stores_on_loopback import ask_only, forget
-from support.web_server import status, web_server
+from support.web_server import Fault, status, web_server
 
 import ckpttools
 from ckpttools.core.errors import CheckpointError, NoSpaceError, SourceChangedError, StorageError
@@ -463,3 +464,25 @@ class TestCopies:
         (tmp_path / "run" / "config.yml").write_text("steps: 1")
         done = ended("copy", tmp_path / "run", NEW, code=2)
         assert "config.yml" in done.output and not sent(server) and "me/new" not in server.hub.commits
+
+
+class TestNames:
+    """Of a listing, such as git cannot have."""
+
+    @pytest.mark.parametrize("name", ["./config.json", "a//config.json", "d/."])
+    def test_other_spellings_are_no_files(self, server, tmp_path, name):
+        server.files[f"hub/org/llama/{name}"] = b"evil"
+        run("copy", "hf://org/llama", tmp_path / "out")
+        assert files_in(tmp_path / "out") == files_in(HF)
+
+    def test_one_that_the_cache_refuses(self, server, tmp_path):
+        server.files["hub/org/llama/a\\..\\b"] = b"fine"
+        run("copy", "hf://org/llama", tmp_path / "out")
+        assert (tmp_path / "out" / "a\\..\\b").read_bytes() == b"fine"
+        assert "3 files" in run("verify", "hf://org/llama")
+
+    def test_what_is_no_listing_is_not_an_empty_one(self, server):
+        body = b'{"error": "try again later"}'
+        server.faults = [Fault("tree/", lambda handler: (200, {}, body))]
+        done = ckpt("convert", "to-safetensors", HF, "hf://org/llama")
+        assert done.exit_code == 5 and "no listing" in done.output, done.output

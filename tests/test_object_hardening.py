@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -163,6 +164,47 @@ class TestSomebodyElses:
                 pass
             assert len(gcs.server.buckets[gcs.bucket]["runs/out/x"].content) == size
 
+    def test_one_that_appears_while_parts_are_uploaded_is_not_written_over(self, gcs, target):
+        bucket, key = parse(target).store._at(f"{gcs.bucket}/runs/out/x")
+        with (
+            pytest.raises(DestinationExistsError, match="somebody else"),
+            Upload(bucket, key, 0, "p") as upload,
+        ):
+            upload.write(memoryview(bytes(2 * PART_BYTES)))
+            gcs.server.put(gcs.bucket, "runs/out/x", b"mine")
+        assert gcs.server.buckets[gcs.bucket]["runs/out/x"].content == b"mine"
+        assert not gcs.server.uploads
+
+    def test_what_was_restored_while_the_new_one_came_is_not_deleted(self, gcs, target):
+        """Who finds the old one gone may bring it back, under names that the new one has as well."""
+        run(*CONVERT, target)
+        words = (*CONVERT, target, "--no-scan", "--overwrite")
+        gcs.server.faults = [Fault("PUT .*/out/0/items/d", count=99, status=400, body="<Error/>")]
+        assert ckpt(*words).exit_code == 5
+        gcs.server.faults = []
+        gcs.server.put(gcs.bucket, "runs/out/0/items/_METADATA", b"mine")
+        done = ckpt(*words)
+        assert done.exit_code == 2 and "somebody else" in done.output, done.output
+        assert gcs.server.buckets[gcs.bucket]["runs/out/0/items/_METADATA"].content == b"mine"
+        del gcs.server.buckets[gcs.bucket]["runs/out/0/items/_METADATA"]
+        run(*words)
+        assert run("hash", target)
+
+    def test_a_source_that_was_changed_before_the_new_one_had_its_place(self, gcs, target, tmp_path):
+        """The old one is gone in part, and the new one complete: what is said leads to it."""
+        source = tmp_path / "source"
+        shutil.copytree(HF, source)
+        words = ("convert", "hf-to-maxtext", source, target)
+        run(*words)
+        gcs.server.faults = [Fault("PUT .*/out/0/items/d", count=99, status=400, body="<Error/>")]
+        assert ckpt(*words, "--no-scan", "--overwrite").exit_code == 5
+        gcs.server.faults = []
+        (source / "model.safetensors").touch()
+        done = ckpt(*words, "--no-scan", "--overwrite")
+        assert done.exit_code == 2 and "holds a complete checkpoint" in done.output, done.output
+        run("copy", f"{target}.partial/content", f"{target}-2")
+        assert "equal" in run("verify", f"{target}-2", "--against", HF)
+
     def test_what_appears_in_what_is_replaced_is_not_deleted(self, gcs, target):
         run(*CONVERT, target)
         words = (*CONVERT, target, "--no-scan", "--overwrite")
@@ -204,6 +246,27 @@ class TestSomebodyElses:
         gcs.server.faults = []
         run(*words)
         assert run("hash", target).split()[0] == run("hash", f"{target}-0").split()[0]
+
+
+class TestSources:
+    @pytest.mark.parametrize("where", ["gs", "local"])
+    def test_one_that_is_changed_while_it_is_read_is_read_anew_by_the_same_command(
+        self, gcs, target, tmp_path, where
+    ):
+        model = bytearray((HF / "model.safetensors").read_bytes())
+        source = f"gs://{gcs.bucket}/changing"
+        gcs.server.put(gcs.bucket, "changing/model.safetensors", bytes(model))
+        model[-1] ^= 1
+
+        def change():
+            gcs.server.put(gcs.bucket, "changing/model.safetensors", bytes(model))
+
+        gcs.server.faults = [Fault("GET .*changing/model", then=change)]
+        out = target if where == "gs" else tmp_path / "out"
+        done = ckpt("convert", "to-safetensors", source, out)
+        assert done.exit_code == 3 and "run the command again" in done.output, done.output
+        run("convert", "to-safetensors", source, out)
+        assert "equal" in run("verify", out, "--against", source)
 
 
 class TestNames:

@@ -309,6 +309,25 @@ class TestTwoWriters:
             pass
         assert "on elsewhere, last seen" in caught.value.got
 
+    def test_nor_has_one_whose_end_nobody_has_asked_for(self, gcs, target):
+        """A process that was killed in a container may be listed as long as that runs."""
+        script = (
+            "from ckpttools.stores.objects.lock import _process\n"
+            "print(__import__('json').dumps(_process()), flush=True)\n"
+            "input()"
+        )
+        pipe = subprocess.PIPE
+        with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe) as process:
+            gone = process.stdout.readline()
+            gcs.server.put(gcs.bucket, "runs/out.partial/lock", gone)
+            staging = parse(target).store.staging(parse(target).key, False, lambda: None)
+            with pytest.raises(LockedError), staging.opened(Purpose("plan")):
+                pass
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            with staging.opened(Purpose("plan")):
+                pass
+
     def test_an_answer_that_was_lost_is_no_loss(self, gcs, target):
         gcs.server.faults.append(Fault("PUT .*lock", count=1, cut=0))
         run("convert", "hf-to-maxtext", HF, target)

@@ -387,18 +387,20 @@ def _check_replaced(part: Part, place: Place) -> None:
     """Refuses to replace what holds something that would be lost.
 
     Raises:
-        DestinationExistsError: there is a file that no checkpoint has, an item that the source lacks, or
-            the state of an optimizer.
+        DestinationExistsError: it is a checkpoint of another kind, such as a run; or there is a file that no
+            checkpoint has, an item that the source lacks, or the state of an optimizer.
     """
     from ckpttools.copying.files import files_below
     from ckpttools.formats.registry import is_own_file
 
     there = files_below(place) if place.is_dir() else {}
+    known = {*part.files, *part.commits}
+    lost = [name for name in there if name not in known and not is_of_repository(place, name)]
+    if lost:
+        _check_kinds(part.source, place)
     items = {name.partition("/")[0] for name in part.files if "/" in name}
-    for name in there:
+    for name in lost:
         head, slash, _ = name.partition("/")
-        if name in part.files or name in part.commits or is_of_repository(place, name):
-            continue
         if not is_own_file(name) or (part.step is not None and slash and head not in items):
             raise DestinationExistsError(
                 f"{place} is not replaced: it holds {name}, which is not in what is copied",
@@ -407,6 +409,20 @@ def _check_replaced(part: Part, place: Place) -> None:
             )
     if there:
         _check_optimizer(part.source, place)
+
+
+def _check_kinds(source: Place, place: Place) -> None:
+    """Refuses to replace a run, or a checkpoint of another kind, or one with others in it."""
+    from ckpttools.copying.kinds import kind_of, others_in
+
+    old, new = kind_of(place), kind_of(source)
+    others = [name for name in others_in(place) if not (source / name).exists()] if old == new else []
+    if old != new or others:
+        raise DestinationExistsError(
+            f"{place} is not replaced: it is {f'{old} with {others[0]} in it' if others else old}",
+            wanted=f"{new}, as what is copied, and nothing else",
+            hint="choose another destination, or move away what is there",
+        )
 
 
 def _check_optimizer(source: Place, place: Place) -> None:

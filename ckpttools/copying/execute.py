@@ -10,7 +10,7 @@ from ckpttools.copying.files import files_below
 from ckpttools.copying.part import Part
 from ckpttools.copying.room import Room, room_for
 from ckpttools.copying.transfer import Transferred, WrittenWrongError, check_sizes, transfer
-from ckpttools.core.errors import SourceChangedError
+from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.formats.orbax.metadata import COMMIT_TEXT
 from ckpttools.run.apart import check_unread
 from ckpttools.stores.at_once import at_once
@@ -33,9 +33,22 @@ def check_part(part: Part, place: Place, overwrite: bool, check_replaced: Callab
 def _checked(part: Part, place: Place, staging: Staging) -> str:
     sources = [(part.source / name).open(found) for name, found in part.files.items()]
     check_unread(sources, staging.taken)
+    _check_names(part, place)
     plan = part.fingerprint()
     staging.check(plan, part.nbytes)
     return plan
+
+
+def _check_names(part: Part, place: Place) -> None:
+    """Raises UsageError where a file has a name that nothing can have at the destination."""
+    name = next((name for name in part.files if not place.store.takes((place / name).key)), None)
+    if name is not None:
+        raise UsageError(
+            f"a file has a name that nothing in {place.store.scheme}:// can have",
+            place=part.source / name,
+            wanted="names without control characters",
+            hint="give it another name, or move it away; then run the command again",
+        )
 
 
 def copy_part(

@@ -202,6 +202,8 @@ def _why_not_beside(place: Place) -> str | None:
     if place.is_file():
         is_large = place.stat().size > _LARGEST_BESIDE
         return f"it is larger than {_LARGEST_BESIDE >> 20} MiB and not part of a step" if is_large else None
+    if place.is_link():
+        return "it is a link to a directory, or to nothing"
     if unfinished_at(place):
         return "a conversion that was interrupted, or is going on"
     if Step(place).number is not None:

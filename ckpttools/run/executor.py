@@ -175,9 +175,9 @@ def _made(plan: Plan, writer: Writer, work: Work, observe: Observer, watch: Watc
     unlinked = link_files(plan.layout, work.content)
     with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
         run = _Execution(plan, files, work, observe, watch)
-        extents = run.work(done)
-        observe(Publishing())
         try:
+            extents = run.work(done)
+            observe(Publishing())
             check_unchanged(plan.sources)
             files.write_heads()
             writer.finish(work.content, plan.tree, plan.layout, extents)

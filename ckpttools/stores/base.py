@@ -333,6 +333,10 @@ class Store(ABC):
         """Whether what is listed of a directory is all that is in it; errors as `list`."""
         return True
 
+    def takes(self, key: str) -> bool:
+        """Whether something can be written that has this key."""
+        return True
+
     def why_absent(self, key: str) -> CheckpointError | None:
         """Why nothing is at a key, where the store knows; None where it does not."""
         return None

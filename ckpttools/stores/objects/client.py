@@ -43,8 +43,15 @@ _NAMES_TO_A_PAGE = 1000
 # How versions of objects begin that have no ETag.
 _BY_TIME = "changed "
 _ENDPOINT = re.compile(r"https?://[^\s\[\]]*(\[[0-9A-Fa-f:.]+\][^\s\[\]]*)?")
+# What obstore does not take for a key.
+_UNUSABLE = re.compile(r"[\x00-\x1f\x7f]|(^|/)\.\.?(/|$)")
 _LOGIN = re.compile(r"(?<=//)[^/@]*(?=@)")
 _Answer = TypeVar("_Answer")
+
+
+def is_usable(key: str) -> bool:
+    """Whether an object can have this key."""
+    return not _UNUSABLE.search(key)
 
 
 class ObjectChangedError(Exception):

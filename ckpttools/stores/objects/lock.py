@@ -29,6 +29,8 @@ PROBE = "-"
 """What follows the name of a lock in those of objects by which the bucket is asked for the time."""
 
 
+# States of processes that are listed and run no more.
+_ENDED = "ZX"
 # Those of this process, which is not gone when one of them is given back.
 _HELD: set[str] = set()
 
@@ -220,10 +222,12 @@ def _boot() -> str:
 
 
 def _began(pid: int) -> str:
-    """When a process began, in the system's ticks; "" if it is not there, or cannot be looked at."""
+    """When a process began, in the system's ticks; "" if it is not there any more, or cannot be looked at."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # One that was killed is listed until its parent asks how it ended, which in a container may be never.
+        return "" if state in _ENDED else fields[18]
+    except (OSError, IndexError, ValueError):
         return ""
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.stores.at_once import WRITES_AT_ONCE, in_threads
 from ckpttools.stores.base import FileKind, KeepsUploads
-from ckpttools.stores.objects.client import Bucket, Object
+from ckpttools.stores.objects.client import Bucket, Object, is_usable
 from ckpttools.stores.objects.data_files import ObjectDataFiles
 from ckpttools.stores.objects.journal import Entries, Inventory, Journal
 from ckpttools.stores.objects.lock import PROBE, Lock
@@ -24,8 +24,6 @@ from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, Purpose,
 if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
 
-# What obstore does not take for a key.
-_UNUSABLE = re.compile(r"[\x00-\x1f\x7f]|(^|/)\.\.?(/|$)")
 # What says that a checkpoint is there is small, and goes before what is large.
 _SMALL = 1 << 20
 
@@ -70,7 +68,7 @@ class ObjectStaging:
                 wanted="a name in it, which a checkpoint can be given",
                 hint=f"choose one: {self.place}/NAME",
             )
-        if _UNUSABLE.search(self.rest):
+        if not is_usable(self.rest):
             raise UsageError(
                 f"{self.place!r} cannot be a destination",
                 wanted="names without control characters, none of them `.` or `..`",
@@ -78,6 +76,8 @@ class ObjectStaging:
             )
         journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
         is_begun = journal.purpose is not None and journal.purpose.plan == plan
+        if not is_begun and journal.is_replacing and journal.published is None:
+            raise self._about_to_replace(journal)
         if not is_begun or (journal.is_beside and not journal.is_replacing):
             self.check_taken(journal)
 
@@ -187,14 +187,20 @@ class ObjectStaging:
                 + f"to give it up, discard it with {option('overwrite', True)}",
             )
         if journal.is_replacing:
-            raise UsageError(
-                f"{partial} holds a complete checkpoint that was about to take the place of {self.place}",
-                got=begun.source if begun else None,
-                wanted="that conversion finished first",
-                hint=f"run: {begun.command}" if begun and begun.command else f"copy or delete {partial}",
-            )
+            raise self._about_to_replace(journal)
         self.discard(journal, lock)
         journal.remove(lock.check)
+
+    def _about_to_replace(self, journal: Journal) -> UsageError:
+        partial, begun = self.place + SUFFIX, journal.purpose
+        again = f"run: {begun.command}; if that is refused, " if begun and begun.command else ""
+        return UsageError(
+            f"{partial} holds a complete checkpoint that was about to take the place of {self.place}",
+            got=begun.source if begun else None,
+            wanted="that conversion brought to its end first",
+            hint=f"{again}copy {partial}/{CONTENT} to another place (what was at {self.place} may be gone), "
+            f"then delete {partial}",
+        )
 
     def conclude(self, journal: Journal, lock: Lock) -> None:
         """Removes what tells of a conversion whose checkpoint has its name, all but the last word."""
@@ -221,7 +227,11 @@ class ObjectStaging:
 
         def delete_ours(name: str) -> None:
             key = f"{content}/{name}"
-            if journal.is_beside or name in journal.linked or (plan and mark(self.bucket, key) == plan):
+            if (
+                journal.is_beside
+                or name in journal.linked
+                or (plan and mark(self.bucket, key, is_brief=True) == plan)
+            ):
                 lock.check()
                 delete(self.bucket, [key])
 
@@ -298,8 +308,8 @@ class ObjectWork:
         # As it is now: what was copied since it was taken up has no mark of the plan.
         self.staging.discard(Journal.read(self._bucket, self.journal.key), self.lock)
         self.journal.remove(self.lock.check)
-        self.journal = self.journal.begin(self.purpose, self.journal.is_beside)
-        self.entries = Entries(self.journal)
+        # Of this plan nothing is left: whoever has another one may begin.
+        self.journal = Journal(self._bucket, self.journal.key)
 
     def publish(self) -> None:
         self.lock.renew()
@@ -341,9 +351,8 @@ class ObjectWork:
                 hint=f"delete {self.staging.place}{SUFFIX} and run the command again",
             )
         found = sorted(self.staging.objects(self.staging.rest), key=_small_first)
-        for name, status in found:
-            if old.get(name) != [status.size, status.version] and name not in new:
-                raise taken(self._bucket, f"{self.staging.rest}/{name}")
+        changed = [name for name, status in found if old.get(name) != [status.size, status.version]]
+        in_threads(WRITES_AT_ONCE, partial(self._check_copied, new), changed)
         for name, _ in found:
             # Asked each time: what would be deleted by who has slept may be another's by now.
             self.lock.check()
@@ -352,6 +361,13 @@ class ObjectWork:
         in_threads(WRITES_AT_ONCE, self._move, sorted(new.keys() - set(last)))
         for name in last:
             self._move(name)
+
+    def _check_copied(self, new: Inventory, name: str) -> None:
+        """Raises DestinationExistsError if this was put by somebody else, not copied by an earlier run."""
+        key = f"{self.staging.rest}/{name}"
+        is_linked = name in self.journal.linked  # has no mark of the plan
+        if name not in new or not (is_linked or mark(self._bucket, key) == self.purpose.plan):
+            raise taken(self._bucket, key)
 
     def _move(self, name: str) -> None:
         self.lock.check()

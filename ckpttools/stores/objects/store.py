@@ -23,7 +23,14 @@ from ckpttools.stores.base import (
 )
 from ckpttools.stores.meter import Meter
 from ckpttools.stores.objects import blocks
-from ckpttools.stores.objects.client import Access, Bucket, Object, ObjectChangedError, require_obstore
+from ckpttools.stores.objects.client import (
+    Access,
+    Bucket,
+    Object,
+    ObjectChangedError,
+    is_usable,
+    require_obstore,
+)
 from ckpttools.stores.objects.errors import Words
 from ckpttools.stores.objects.file import ObjectFile
 from ckpttools.stores.objects.journal import PLAN, PUBLISHED, Journal
@@ -85,6 +92,9 @@ class ObjectStore(Store):
     @property
     def traffic(self) -> Traffic:
         return self._meter.total
+
+    def takes(self, key: str) -> bool:
+        return is_usable(key)
 
     def removal(self, key: str) -> str:
         bucket, _, rest = key.partition("/")

@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from ckpttools.core.errors import DestinationExistsError, StorageError
+from ckpttools.core.errors import CheckpointError, DestinationExistsError, StorageError
 from ckpttools.core.region import ceil_div
 from ckpttools.stores.objects.client import Bucket, ObjectChangedError
 
@@ -103,13 +103,21 @@ def read(bucket: Bucket, key: str) -> tuple[bytes, Version] | None:
         return None
 
 
-def mark(bucket: Bucket, key: str) -> str | None:
-    """The plan by which an object was written; None if it has none, or is not there. Errors as `read`."""
+def mark(bucket: Bucket, key: str, *, is_brief: bool = False) -> str | None:
+    """The plan by which an object was written; None if it has none, or is not there. Errors as `read`.
+
+    Args:
+        bucket, key: the object.
+        is_brief: as of `Bucket.ask`, by whose connection a deletion goes that comes next.
+    """
     import obstore
 
     try:
         attributes = bucket.ask(
-            "cannot look at", key, lambda client: obstore.get(client, key, options={"head": True}).attributes
+            "cannot look at",
+            key,
+            lambda client: obstore.get(client, key, options={"head": True}).attributes,
+            is_brief=is_brief,
         )
     except FileNotFoundError:
         return None
@@ -193,8 +201,7 @@ class Upload:
         """Begins to write in parts, for which the clouds know no conditions."""
         import obstore
 
-        if self._plan and self._bucket.head(self._key) and mark(self._bucket, self._key) != self._plan:
-            raise taken(self._bucket, self._key)
+        self._check_free()
         self._writer = self._bucket.ask(
             _DOING,
             self._key,
@@ -209,10 +216,21 @@ class Upload:
         )
         self._writer.__enter__()
 
+    def _check_free(self) -> None:
+        """Raises DestinationExistsError if something is there that this plan has not put there."""
+        if self._plan and self._bucket.head(self._key) and mark(self._bucket, self._key) != self._plan:
+            raise taken(self._bucket, self._key)
+
     def complete(self) -> None:
         """Ends it before the `with` statement does; errors as `write`."""
         self.fill(self._size)
         if self._writer is not None:
+            # Minutes may have passed since it was begun.
+            try:
+                self._check_free()
+            except CheckpointError as error:
+                self._writer.__exit__(type(error), error, None)
+                raise
             # With those that begin it and put its parts together.
             requests = ceil_div(self.position, self._part_bytes) + 2
             try:

@@ -30,7 +30,7 @@ from ckpttools.stores.web.hub_errors import AbsentError, Answer, Asked, refused
 from ckpttools.stores.web.hub_fetch import Wanted, fetch
 from ckpttools.stores.web.hub_name import COMMIT, HubName
 from ckpttools.stores.web.hub_repository import Repository
-from ckpttools.stores.web.listing import is_text
+from ckpttools.stores.web.listing import is_plain, is_text
 from ckpttools.stores.web.snapshot import Entry, Snapshot
 
 if TYPE_CHECKING:
@@ -314,9 +314,15 @@ class HubStore(WebStore):
             if url is None:
                 return Snapshot(commit, files)
             said, url = self._said(name, url)
-            for each in said if isinstance(said, list) else ():
+            if not isinstance(said, list):
+                raise StorageError(
+                    f"cannot list {self.spelled(name.repo)}",
+                    got="an answer that is no listing",
+                    hint="is HF_ENDPOINT a hub?",
+                )
+            for each in said:
                 path = str(each.get("path")) if isinstance(each, dict) else ""
-                if is_inside(path) and is_text(path) and each.get("type") == "file":
+                if is_inside(path) and is_plain(path) and is_text(path) and each.get("type") == "file":
                     files[path] = _entry(each)
         raise StorageError(f"cannot list {self.spelled(name.repo)}", got=f"more than {_MOST_PAGES} pages")
 

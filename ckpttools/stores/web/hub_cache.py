@@ -52,7 +52,10 @@ def cached_file(place: str, repo: str, path: str, commit: str, entry: Entry) -> 
     """
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(repo, path, revision=commit)
+    try:
+        found = try_to_load_from_cache(repo, path, revision=commit)
+    except ValueError:
+        return None  # a name that huggingface_hub keeps no file by, such as one with `\\..\\`
     if not isinstance(found, str) or not _is_copy(Path(found), entry):
         return None
     return CachedFile(place, entry.version, LocalFile.at(found))

@@ -127,10 +127,10 @@ def _fetched(wanted: Wanted, endpoint: str, explain: Explain, progress: _Progres
         came += nbytes
         progress.add(nbytes)
 
-    known = try_to_load_from_cache(wanted.repo, wanted.path, revision=wanted.commit)
     bar: Any = partial(_Bar, add)
     progress.add(0)
     with _explained(wanted, explain):
+        known = try_to_load_from_cache(wanted.repo, wanted.path, revision=wanted.commit)
         path = hf_hub_download(
             wanted.repo,
             wanted.path,

@@ -59,6 +59,11 @@ def is_name(text: str) -> bool:
     return is_inside(text) and "/" not in text and is_text(text)
 
 
+def is_plain(path: str) -> bool:
+    """Whether a path has no empty part and no `.`, which are other spellings of a shorter one."""
+    return not any(part in ("", ".") for part in path.split("/"))
+
+
 def is_text(text: str) -> bool:
     """Whether it can be written: half a surrogate pair, which JSON may have, cannot."""
     return not _HALF.search(text)

@@ -1,0 +1,48 @@
+"""What kind of checkpoint lies in a directory: one is replaced by another of its kind alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ckpttools.core.errors import CheckpointError, StorageError
+from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, described
+from ckpttools.formats.registry import open_tree, strangers_in
+from ckpttools.stores.place import Place
+
+
+def kind_of(place: Place) -> str:
+    """What a directory holds, in words that are the same for what may replace each other.
+
+    Raises:
+        StorageError: it cannot be looked into.
+    """
+    found = described(place)
+    if isinstance(found, OrbaxItem):
+        return "an item of Orbax"
+    if not isinstance(found, OrbaxRun):
+        return "a step of Orbax"
+    if found.steps:
+        return f"a run with {len(found.steps)} steps"
+    try:
+        return f"a checkpoint of format {open_tree(place).metadata.format}"
+    except StorageError:
+        raise
+    except CheckpointError:
+        return "no whole checkpoint"
+
+
+def others_in(place: Place) -> Iterable[str]:
+    """What lies in a directory with a checkpoint and is no part of it, such as another checkpoint.
+
+    Raises:
+        StorageError: it cannot be looked into.
+    """
+    found = described(place)
+    if not isinstance(found, OrbaxRun) or found.steps:
+        return ()
+    try:
+        return sorted(strangers_in(place, open_tree(place)))
+    except StorageError:
+        raise
+    except CheckpointError:
+        return ()
