@@ -287,7 +287,7 @@ class TestRequests:
         gcs.server.latency = 0.005
         succeed("convert", "hf-to-maxtext", place, tmp_path / "out", "--requests", 2)
         ckpttools.stats(str(place), requests=2)
-        assert gcs.server.most_at_once == 2
+        assert gcs.server.most_at_once <= 2
         assert pace.asked_for() is None
 
     def test_it_is_a_number(self):
