@@ -66,6 +66,13 @@ def test_a_scheme_without_a_store_is_refused_by_name(text):
     assert "local directory" in caught.value.hint
 
 
+@pytest.mark.parametrize(("scheme", "own"), [("gcs", "gs"), ("S3A", "s3"), ("abfs", "az")])
+def test_what_other_tools_call_a_store_is_known(scheme, own):
+    with pytest.raises(UsageError) as caught:
+        parse(f"{scheme}://b/x")
+    assert caught.value.hint == f"here that is {own}://"
+
+
 def test_what_is_to_be_written_is_copied_to_where_nothing_can_be():
     with pytest.raises(UsageError) as caught:
         staging_of(parse("https://host/out"))

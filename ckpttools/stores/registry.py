@@ -29,6 +29,16 @@ _BUILT_IN = {
     "https": "web.https",
     "hf": "web.hub",
 }
+# What other tools call these stores.
+_ELSEWHERE = {
+    "gcs": "gs",
+    "s3a": "s3",
+    "s3n": "s3",
+    "abfs": "az",
+    "abfss": "az",
+    "azure": "az",
+    "huggingface": "hf",
+}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 # `pathlib` makes `gs:/bucket` of `gs://bucket`.
 _JOINED = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)(.+)", re.DOTALL)
@@ -95,9 +105,11 @@ def _refuse_joined(text: str) -> None:
 
 def _no_store(scheme: str, text: str, is_written: bool) -> UsageError:
     written, read = "write to a local directory, then copy that there", "copy it to a local directory"
+    hint = written if is_written else read
+    own = _ELSEWHERE.get(scheme.lower())
     return UsageError(
         f"no store for {scheme}:// is installed",
         place=text,
         wanted="a local path, or a package that brings such a store (entry point `ckpttools.stores`)",
-        hint=written if is_written else read,
+        hint=f"here that is {own}://" if own else hint,
     )
