@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from operator import add, lt, mul, sub
 
 Shape = tuple[int, ...]
+_MOST_IN_MEMORY = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,11 @@ def grid_cell(shape: Sequence[int], chunk: Sequence[int], index: Sequence[int]) 
 
 def grid_indices(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Shape]:
     """Every cell index of the grid, in C order."""
-    return itertools.product(*map(range, grid_shape(shape, chunk)))
+    grid = grid_shape(shape, chunk)
+    # `product` has all coordinates in memory; a damaged shape may have more than there is.
+    if max(grid, default=0) > _MOST_IN_MEMORY:
+        return (grid_index(grid, position) for position in range(math.prod(grid)))
+    return itertools.product(*map(range, grid))
 
 
 def grid_cells(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Region]:

@@ -19,7 +19,7 @@ from ckpttools.core.budget import BASE_BYTES, does_not_fit
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape, grid_cells, split_to
 from ckpttools.plan.plan import BYTES_PER_NODE
-from ckpttools.plan.reading import prices, readers, reading_costs
+from ckpttools.plan.reading import Prices, prices, readers, reading_costs
 from ckpttools.plan.task import LARGEST_TASK
 from ckpttools.plan.tiles import tile_shape
 
@@ -148,25 +148,27 @@ def _kind(array: LazyArray) -> Hashable:
 
 def _cheapest(item: Item, most: int, piece_bytes: int) -> Shape:
     """The shape of the pieces."""
-    large = _tile(item, item[0].shape, most)
-    tile = _tile(item, large, piece_bytes // _element_bytes(item))
-    return large if _cost(item, large) * _WORTH_MORE_MEMORY < _cost(item, tile) else tile
+    cost = partial(_cost, item, [prices(array) for array in item])
+    large = _tile(item, item[0].shape, most, cost)
+    tile = _tile(item, large, piece_bytes // _element_bytes(item), cost)
+    return large if cost(large) * _WORTH_MORE_MEMORY < cost(tile) else tile
 
 
 def _element_bytes(item: Item) -> int:
     return sum(array.dtype.itemsize for array in item)
 
 
-def _tile(item: Item, shape: Shape, most: int) -> Shape:
+def _tile(item: Item, shape: Shape, most: int, cost: Callable[[Shape], float]) -> Shape:
     """A shape of at most `most` elements, or of one."""
     cells = [grain(array) for array in item]
-    return tile_shape(shape, max(1, most), cells, partial(_cost, item)) or (1,) * len(shape)
+    return tile_shape(shape, max(1, most), cells, cost) or (1,) * len(shape)
 
 
-def _cost(item: Item, shape: Shape) -> float:
+def _cost(item: Item, prices: Sequence[Prices], shape: Shape) -> float:
     """What reading a piece of this shape takes, in bytes for each element."""
     region = Region.whole(shape)
-    return sum(prices(array).of(array.read_cost(region)) for array in item) / max(1, region.size)
+    costs = (price.of(array.read_cost(region)) for array, price in zip(item, prices, strict=True))
+    return sum(costs) / max(1, region.size)
 
 
 def grain(array: LazyArray) -> Shape:
