@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ckpttools.api.convert import convert as convert
     from ckpttools.api.copy import PreparedCopy as PreparedCopy
     from ckpttools.api.copy import copy as copy
-    from ckpttools.api.copy import plan_copy as plan_copy
     from ckpttools.api.diagnosis import doctor as doctor
     from ckpttools.api.differing import diff as diff
     from ckpttools.api.digests import hash as hash
@@ -83,7 +82,7 @@ _MODULES = {
     "api.conversion": "Conversion Resources open",
     "api.conversion_fn": "family_conversion_fn",
     "api.convert": "convert",
-    "api.copy": "PreparedCopy copy plan_copy",
+    "api.copy": "PreparedCopy copy",
     "api.diagnosis": "doctor",
     "api.differing": "diff",
     "api.digests": "hash",

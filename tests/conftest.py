@@ -73,3 +73,32 @@ def s3_server():
         yield f"http://{host}:{port}"
     finally:
         server.stop()
+
+
+@pytest.fixture
+def gcs(gcs_server):
+    """`gs://`, with a bucket of its own; a bucket is there once something is in it."""
+    from support.object_stores import google
+
+    with google(gcs_server) as found:
+        found.filled({"a": b""})
+        yield found
+        gcs_server.uploads.clear()
+
+
+@pytest.fixture(params=["gs", "s3", "az"])
+def cloud(request):
+    """Each scheme of object stores, with a bucket of its own."""
+    from support.object_stores import amazon, azure, google
+
+    server = request.getfixturevalue("s3_server" if request.param == "s3" else "gcs_server")
+    with {"gs": google, "s3": amazon, "az": azure}[request.param](server) as found:
+        found.filled({"a": b""})
+        yield found
+        request.getfixturevalue("gcs_server").uploads.clear()
+
+
+@pytest.fixture
+def target(gcs):
+    """A destination in a bucket, where nothing is."""
+    return f"gs://{gcs.bucket}/runs/out"

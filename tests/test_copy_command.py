@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
-from support.object_stores import amazon, azure, files_in, google
+from support.object_stores import files_in
 from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.web_server import web_server
 
@@ -46,26 +46,6 @@ RUN = ORBAX / "cm_default"
 MAXTEXT_RUN = ORBAX / "maxtext_run"
 UNFINISHED = ORBAX / "unfinished_atomic_rename"
 COMMIT = "commit_success.txt"
-
-
-@pytest.fixture
-def gcs(gcs_server):
-    with google(gcs_server) as cloud:
-        yield cloud
-
-
-@pytest.fixture(params=["gs", "s3", "az"])
-def cloud(request):
-    server = request.getfixturevalue("s3_server" if request.param == "s3" else "gcs_server")
-    with {"gs": google, "s3": amazon, "az": azure}[request.param](server) as found:
-        found.filled({"a": b""})  # a bucket is there once something is in it
-        yield found
-
-
-@pytest.fixture
-def target(gcs):
-    gcs.filled({"a": b""})
-    return f"gs://{gcs.bucket}/runs/out"
 
 
 def contents(where) -> dict[str, bytes]:
@@ -739,3 +719,11 @@ def test_pieces_cover_files():
         ("b", 0, 0),
     ]
     assert Path(found[0].name).name == "a"
+
+
+def test_the_plan_of_a_call_writes_nothing(tmp_path):
+    prepared = ckpttools.copy.plan(HF, tmp_path / "out")
+    assert prepared.report.bytes and not (tmp_path / "out").exists()
+    assert prepared.run().bytes == prepared.report.bytes
+    with pytest.raises(TypeError, match="did you mean 'steps'"):
+        ckpttools.copy(HF, tmp_path / "other", step=8)

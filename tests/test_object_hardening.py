@@ -12,7 +12,7 @@ import time
 import pytest
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
-from support.object_stores import files_in, google
+from support.object_stores import files_in
 from support.places import GOLDEN, HF
 
 from ckpttools.core.errors import DestinationExistsError
@@ -32,19 +32,6 @@ lock._is_gone = lambda owner: False
 main()
 """
 CONVERT = ("convert", "hf-to-maxtext", HF)
-
-
-@pytest.fixture
-def gcs(gcs_server):
-    with google(gcs_server) as cloud:
-        cloud.filled({"a": b""})
-        yield cloud
-        gcs_server.uploads.clear()
-
-
-@pytest.fixture
-def target(gcs):
-    return f"gs://{gcs.bucket}/runs/out"
 
 
 @pytest.fixture

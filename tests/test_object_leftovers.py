@@ -16,14 +16,6 @@ from ckpttools.stores.base import KeepsUploads
 from ckpttools.stores.objects.writing import PART_BYTES, Upload
 
 
-@pytest.fixture
-def gcs(gcs_server):
-    with google(gcs_server) as cloud:
-        cloud.filled({"a": b""})
-        yield cloud
-        gcs_server.uploads.clear()
-
-
 @pytest.fixture(params=["gs", "s3"])
 def cloud(request):
     server = request.getfixturevalue("s3_server" if request.param == "s3" else "gcs_server")

@@ -13,7 +13,7 @@ import pytest
 from support.command_line import ckpt, run, succeed
 from support.gcs_server import Fault
 from support.measured import within
-from support.object_stores import amazon, azure, environment, files_in, google
+from support.object_stores import amazon, azure, environment, files_in
 from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.safetensors_files import packed
 
@@ -26,12 +26,6 @@ from ckpttools.testing.stores import StoreTests
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
 ZARR = ORBAX / "llama3.1_scanned_zarr2_noocdbt"
-
-
-@pytest.fixture
-def gcs(gcs_server):
-    with google(gcs_server) as cloud:
-        yield cloud
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import pytest
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
-from support.object_stores import amazon, azure, files_in, google
+from support.object_stores import files_in
 from support.places import GOLDEN, HF, TRAINED
 
 import ckpttools
@@ -38,26 +38,6 @@ WRITERS = {
     "zarr3-zstd": ("to-zarr3", TRAINED, "--compression", "zstd"),
     "safetensors": ("to-safetensors", TRAINED),
 }
-
-
-@pytest.fixture
-def gcs(gcs_server):
-    with google(gcs_server) as cloud:
-        yield cloud
-
-
-@pytest.fixture(params=["gs", "s3", "az"])
-def cloud(request):
-    server = request.getfixturevalue("s3_server" if request.param == "s3" else "gcs_server")
-    with {"gs": google, "s3": amazon, "az": azure}[request.param](server) as found:
-        found.filled({"a": b""})  # a bucket is there once something is in it
-        yield found
-
-
-@pytest.fixture
-def target(gcs):
-    gcs.filled({"a": b""})
-    return f"gs://{gcs.bucket}/runs/out"
 
 
 class TestConversions:

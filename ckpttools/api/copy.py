@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.conversion import DEFAULT_MEMORY, Resources
+from ckpttools.api.prepared import command
 from ckpttools.api.sources import Observe
 from ckpttools.core.budget import allowing, parse_size
 from ckpttools.core.errors import DestinationExistsError, UsageError
@@ -96,7 +97,7 @@ class PreparedCopy:
         selection: what is copied.
         there: what of that is there already, by its name.
         resources: what copying may take.
-        overwrite, verify, command: as of `copy`.
+        overwrite, verify, observe, command: as of `copy`.
     """
 
     source: Place
@@ -106,6 +107,7 @@ class PreparedCopy:
     resources: Resources
     overwrite: bool
     verify: bool
+    observe: Observe | None
     command: str
 
     @property
@@ -132,13 +134,14 @@ class PreparedCopy:
         """Copies.
 
         Args:
-            observe: called with the bytes copied so far and those to copy in all; the first call has 0.
+            observe: called with the bytes copied so far and those to copy in all, in place of `self.observe`;
+                the first call has 0.
 
         Raises:
             CheckpointError: reading or writing fails. Parts that are complete stay; the same call goes on.
         """
         with requesting(self.resources.requests), counted() as traffic:
-            report = self._run(observe)
+            report = self._run(observe or self.observe)
             return replace(report, traffic=traffic())
 
     def _run(self, observe: Observe | None) -> CopyReport:
@@ -275,40 +278,6 @@ def _lists_all(place: Place) -> bool:
     return place.store.lists_all(place.key)
 
 
-def plan_copy(
-    source: Where,
-    destination: Where,
-    *,
-    steps: Iterable[int] = (),
-    latest: int | None = None,
-    verify: bool = False,
-    memory: Size = DEFAULT_MEMORY,
-    jobs: int | None = None,
-    requests: int | None = None,
-    overwrite: bool = False,
-    public: bool = False,
-    command: str = "",
-) -> PreparedCopy:
-    """What `copy` would do; arguments and errors as there. Nothing is written."""
-    from ckpttools.copying.selection import selected
-    from ckpttools.copying.whole import check_whole
-    from ckpttools.run.apart import check_apart
-
-    read, written = parse(source), parse(destination, is_written=True)
-    written = shared(written, Sharing(public))
-    staging_of(written)  # raises where nothing can be written
-    check_apart(read, written)
-    if latest is not None and latest < 1:
-        raise UsageError(f"{option('latest', latest)} means no step", wanted="1 or more")
-    resources = Resources(parse_size(memory), jobs, destination=written, requests=requests)
-    with allowing(resources.memory), requesting(requests):
-        selection = selected(read, tuple(steps), latest)
-        made = PreparedCopy(read, written, selection, {}, resources, overwrite, verify, command)
-        made = replace(made, there=_found(made))
-        at_once(read.store, check_whole, made.todo)
-    return made
-
-
 def _found(prepared: PreparedCopy) -> Mapping[str, Comparison]:
     """What of a copy is there already.
 
@@ -437,6 +406,7 @@ def _check_optimizer(source: Place, place: Place) -> None:
         )
 
 
+@command(returns="CopyReport")
 def copy(
     source: Where,
     destination: Where,
@@ -449,9 +419,9 @@ def copy(
     requests: int | None = None,
     overwrite: bool = False,
     public: bool = False,
-    observe: Callable[[int, int], None] | None = None,
+    observe: Observe | None = None,
     command: str = "",
-) -> CopyReport:
+) -> PreparedCopy:
     """Copies a checkpoint byte for byte, from any store to any store.
 
     Of a run the finished steps are copied, oldest first, each visible when it is complete; those that are
@@ -477,17 +447,20 @@ def copy(
         SourceChangedError: it was changed while it was copied.
         CheckpointError: it does not fit into the memory or the disk, or reading or writing fails.
     """
-    prepared = plan_copy(
-        source,
-        destination,
-        steps=steps,
-        latest=latest,
-        verify=verify,
-        memory=memory,
-        jobs=jobs,
-        requests=requests,
-        overwrite=overwrite,
-        public=public,
-        command=command,
-    )
-    return prepared.run(observe)
+    from ckpttools.copying.selection import selected
+    from ckpttools.copying.whole import check_whole
+    from ckpttools.run.apart import check_apart
+
+    read, written = parse(source), parse(destination, is_written=True)
+    written = shared(written, Sharing(public))
+    staging_of(written)  # raises where nothing can be written
+    check_apart(read, written)
+    if latest is not None and latest < 1:
+        raise UsageError(f"{option('latest', latest)} means no step", wanted="1 or more")
+    resources = Resources(parse_size(memory), jobs, destination=written, requests=requests)
+    with allowing(resources.memory), requesting(requests):
+        selection = selected(read, tuple(steps), latest)
+        made = PreparedCopy(read, written, selection, {}, resources, overwrite, verify, observe, command)
+        made = replace(made, there=_found(made))
+        at_once(read.store, check_whole, made.todo)
+    return made

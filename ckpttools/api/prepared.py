@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import signature
-from typing import Any, ParamSpec, Protocol, TypedDict, cast
+from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, cast
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
@@ -33,6 +33,10 @@ from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.sharing import Sharing, shared
 
 P = ParamSpec("P")
+Made = TypeVar("Made")
+Made_co = TypeVar("Made_co", covariant=True)
+Done = TypeVar("Done")
+Done_co = TypeVar("Done_co", covariant=True)
 
 
 class Writing(TypedDict, total=False):
@@ -189,46 +193,54 @@ def _require_partial(destination: Place) -> None:
         )
 
 
-class Command(Protocol[P]):
+class Runs(Protocol[Done_co]):
+    """What has been decided, and is carried out by one call."""
+
+    def run(self) -> Done_co:
+        """Carries it out."""
+
+
+class Command(Protocol[P, Made_co]):
     """A call that writes, and its plan."""
 
     __name__: str
 
-    def __call__(self, *args: P.args, **options: P.kwargs) -> Receipt:
+    def __call__(self: Command[P, Runs[Done]], *args: P.args, **options: P.kwargs) -> Done:
         """Writes; each call documents its arguments and errors."""
 
-    def plan(self, *args: P.args, **options: P.kwargs) -> Prepared:
+    def plan(self, *args: P.args, **options: P.kwargs) -> Made_co:
         """What the same call would do."""
 
 
 def command(
-    *groups: type, more: Callable[[], Iterable[Option]] = tuple
-) -> Callable[[Callable[P, Prepared]], Command[P]]:
+    *groups: type, more: Callable[[], Iterable[Option]] = tuple, returns: str = "Receipt"
+) -> Callable[[Callable[P, Made]], Command[P, Made]]:
     """Makes a call that writes from one that plans.
 
     Args:
         groups: the `TypedDict`s of keyword arguments that the function hands on.
         more: further options that it hands on; called only if a name is none of the others.
+        returns: name of what the call returns.
     """
 
-    def make(plan: Callable[P, Prepared]) -> Command[P]:
+    def make(plan: Callable[P, Made]) -> Command[P, Made]:
         own = signature(plan)
         named = [each.name for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
         known = [*named, *(name for group in groups for name in group.__annotations__)]
 
         @wraps(plan)
-        def planned(*args: P.args, **options: P.kwargs) -> Prepared:
+        def planned(*args: P.args, **options: P.kwargs) -> Made:
             if unknown := options.keys() - known:
                 _check_names(plan.__name__, unknown, [*known, *(each.name for each in more())])
             return plan(*args, **options)
 
         @wraps(plan)
-        def run(*args: P.args, **options: P.kwargs) -> Receipt:
-            return planned(*args, **options).run()
+        def run(*args: P.args, **options: P.kwargs) -> Any:
+            return cast(Runs[Any], planned(*args, **options)).run()
 
         called = cast(Any, run)
-        called.plan, called.__signature__ = planned, own.replace(return_annotation="Receipt")
-        return cast(Command[P], run)
+        called.plan, called.__signature__ = planned, own.replace(return_annotation=returns)
+        return cast(Command[P, Made], run)
 
     return make
 

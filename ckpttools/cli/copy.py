@@ -67,9 +67,9 @@ def copy(
       ckpt copy gs://my-bucket/runs/run/checkpoints ~/run --latest 1
       ckpt copy hf://org/name s3://my-bucket/models/name
     """
-    from ckpttools.api.copy import plan_copy
+    from ckpttools.api.copy import copy as copy_checkpoint
 
-    prepared = plan_copy(source, destination, command=command_line(), **options)
+    prepared = copy_checkpoint.plan(source, destination, command=command_line(), **options)
     if dry_run:
         _print(prepared.report, as_json, [*_lines(prepared.report), "", "Dry run: nothing was written."])
         prepared.check()
