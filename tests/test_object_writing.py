@@ -330,3 +330,12 @@ def test_an_interrupted_conversion_says_by_which_command_it_goes_on(gcs, target)
         work.enter([[0, [], {}]])
     assert "run `ckpt convert x y` again" in ckpt("inspect", "tree", target).output
     assert "run `ckpt convert x y` again" in ckpt("doctor", f"{target}.partial").output
+
+
+def test_a_step_that_orbax_does_not_list_there_is_opened_with_a_warning(gcs):
+    files = files_in(TRAINED)
+    place = gcs.filled({name: content for name, content in files.items() if name != "1/commit_success.txt"})
+    done = ckpt("inspect", "tree", place)
+    assert done.exit_code == 0 and "which Orbax does not list on gs://" in done.stderr
+    assert "does not list" not in ckpt("inspect", "tree", gcs.filled(files)).stderr
+    assert "does not list" not in ckpt("inspect", "tree", TRAINED).stderr

@@ -13,7 +13,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.errors import (
     CheckpointError,
     DestinationExistsError,
-    LaterStepWarning,
+    StepWarning,
     StorageError,
     listing,
 )
@@ -68,7 +68,7 @@ def optimizer_in(place: Place) -> str | None:
     """The name of the optimizer whose state a checkpoint has; None for none, and where it cannot be read."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", LaterStepWarning)
+            warnings.simplefilter("ignore", StepWarning)
             optimizer = view_of(open_tree(place)).optimizer
     except StorageError:
         raise
@@ -80,7 +80,7 @@ def optimizer_in(place: Place) -> str | None:
 def _opened(destination: Place) -> Tree:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", LaterStepWarning)
+            warnings.simplefilter("ignore", StepWarning)
             return open_tree(destination)
     except StorageError:
         raise

@@ -18,7 +18,7 @@ from ckpttools.cli.lazy import LazyGroup, in_module
 from ckpttools.cli.output import say
 from ckpttools.cli.plugged import plugged_in
 from ckpttools.cli.traffic_text import telling_traffic
-from ckpttools.core.errors import LaterStepWarning
+from ckpttools.core.errors import StepWarning
 from ckpttools.core.wording import as_flags
 
 _COMMANDS = {
@@ -81,7 +81,7 @@ class _Root(LazyGroup):
     def invoke(self, ctx: click.Context) -> None:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            warnings.simplefilter("default", LaterStepWarning)
+            warnings.simplefilter("default", StepWarning)
             with kept_from_click(), as_flags(), telling_traffic():
                 super().invoke(ctx)
 

@@ -144,8 +144,16 @@ class StorageError(CheckpointError):
     exit_code = 5
 
 
-class LaterStepWarning(Warning):
+class StepWarning(Warning):
+    """Another step was opened than one might expect."""
+
+
+class LaterStepWarning(StepWarning):
     """An earlier step was opened than the latest, which has no finished tree."""
+
+
+class UnlistedStepWarning(StepWarning):
+    """A step was opened that Orbax does not list where it lies: it lacks the file by which it goes there."""
 
 
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:

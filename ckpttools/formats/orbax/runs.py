@@ -12,13 +12,28 @@ from collections.abc import Collection
 from shlex import quote
 
 from ckpttools.array.tree import Tree
-from ckpttools.core.errors import FormatError, LaterStepWarning, StorageError, UsageError, listing
+from ckpttools.core.errors import (
+    FormatError,
+    LaterStepWarning,
+    StorageError,
+    UnlistedStepWarning,
+    UsageError,
+    listing,
+)
 from ckpttools.formats.base import OtherSteps
 from ckpttools.formats.orbax.hosts import hosts_at, not_together
 from ckpttools.formats.orbax.index import processes_of
-from ckpttools.formats.orbax.metadata import TREE_FILE
+from ckpttools.formats.orbax.metadata import COMMIT_FILE, TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
-from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, described, directories, step_of
+from ckpttools.formats.orbax.steps import (
+    OrbaxItem,
+    OrbaxRun,
+    Step,
+    commits_by_file,
+    described,
+    directories,
+    step_of,
+)
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
@@ -51,7 +66,8 @@ def why_not(path: Place) -> str | None:
 def find_item(path: Place, step: int | None) -> OrbaxItem:
     """The item that a path and a step mean; without a step the latest finished one.
 
-    Warns with `LaterStepWarning` of later steps that are passed over.
+    Warns with `LaterStepWarning` of later steps that are passed over, with `UnlistedStepWarning` where Orbax
+    would not open the same one.
 
     Raises:
         DamagedStepError: the latest that was finished is not whole.
@@ -156,6 +172,7 @@ def _in_run(run: OrbaxRun, step: int | None) -> OrbaxItem:
         if each.why_unfinished is None:
             later = [other for at, other in run.steps.items() if at > number]
             _tell_of_later(each, [*later, *remains_after(each)])
+            _tell_if_unlisted(each)
             return _only(each)
         reasons[number] = each.why_unfinished
     lines = [f"step {number}: {reason}" for number, reason in sorted(reasons.items())]
@@ -191,6 +208,17 @@ def _tell_of_later(opened: Step, later: Collection[Step]) -> None:
         if not all(step.others for step in ordered):
             text += f"\n  next   `ckpt doctor {run}` says more"
         warnings.warn(text, LaterStepWarning, stacklevel=2)
+
+
+def _tell_if_unlisted(opened: Step) -> None:
+    """Warns where Orbax would not open the same step."""
+    if commits_by_file(opened.path) and not (opened.path / COMMIT_FILE).is_file():
+        text = (
+            f"step {opened.number} of {opened.path.parent} is opened, which Orbax does not list on "
+            f"{opened.path.store.scheme}://: it has no {COMMIT_FILE}\n"
+            f"  next   `ckpt doctor {quote(str(opened.path))}` says more"
+        )
+        warnings.warn(text, UnlistedStepWarning, stacklevel=2)
 
 
 def _only(step: Step) -> OrbaxItem:

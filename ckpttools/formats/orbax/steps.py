@@ -24,6 +24,11 @@ IN_PROGRESS = ".orbax-checkpoint-tmp"
 _TREE_HANDLERS = ("PyTree", "Standard")
 
 
+def commits_by_file(place: Place) -> bool:
+    """Whether Orbax takes a directory here for finished only with a commit file; the scheme alone decides."""
+    return place.store.scheme == "gs"
+
+
 @dataclass(frozen=True)
 class StepMetadata:
     """What the `_CHECKPOINT_METADATA` of a step says; nothing where there is none, as in old versions.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ckpttools.core.text import plural
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
-from ckpttools.formats.orbax.steps import IN_PROGRESS, Step, directories
+from ckpttools.formats.orbax.steps import IN_PROGRESS, Step, commits_by_file, directories
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 
@@ -45,11 +45,6 @@ class Seen:
             listed = f"{plural(len(self.steps), 'step')}, the latest {self.latest}"
         skipped = [f"{name} is passed over: {reason}" for name, reason in self.passed_over.items()]
         return "; ".join([listed, *skipped])
-
-
-def commits_by_file(place: Place) -> bool:
-    """Whether Orbax takes a directory here for finished only with a commit file; the scheme alone decides."""
-    return place.store.scheme == "gs"
 
 
 def is_committed(directory: Place) -> bool:
