@@ -1,11 +1,13 @@
 """`ckpt convert hf-to-maxtext hf://… gs://…` against bare clients of the same servers, and the long way.
 
-    python benchmarks/stores.py [--directory DIR] [--latency SECONDS] [--rounds N] [--memory SIZE]
+    python benchmarks/stores.py [--directory DIR] [--latency SECONDS] [--bandwidth SIZE] [--rounds N]
+                                [--memory SIZE]
 
-Servers of the tests, in a process of their own, which wait before each answer and keep what they have in
-memory. Each round downloads the model with threads that do nothing else, uploads as many bytes with obstore
-alone, converts, and takes the long way: download, conversion, upload. The target is 0.8 of the slower of the
-two bare ones. All of it shares the cores of this machine, the servers as well.
+Servers of the tests, each in a process of its own, which wait before each answer, have a line of so many bytes
+in a second in each direction, and keep what they have in memory. Each round downloads the model with threads
+that do nothing else, uploads as many bytes with obstore alone, converts, and takes the long way: download,
+conversion, upload. The target is 0.8 of the slower of the two bare ones. All of it shares the cores of this
+machine, the servers as well: without a limit (0) it is they that are measured.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import urllib3
 
+from ckpttools.core.budget import parse_size
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -38,22 +40,37 @@ RANGE, THREADS, UPLOADS = 8 << 20, 16, 8
 COMMIT = "c0ffee" + "0" * 34
 
 
-def serve(directory: Path, latency: float, addresses: Any) -> None:
-    """Serves the model of a directory, and takes what is written, until the process ends."""
-    from support import gcs_server, web_server
+def serve_hub(directory: Path, latency: float, bandwidth: float, pipe: Any) -> None:
+    """Serves the model of a directory until the process ends."""
+    from support import web_server
 
-    with ExitStack() as stack:
-        bucket = stack.enter_context(gcs_server.Server().running())
-        web = stack.enter_context(web_server.web_server())
-        bucket.latency, web.delay = latency, latency
-        bucket.put("bucket", "a", b"")
+    with web_server.web_server() as web:
+        web.delay, web.down.bandwidth = latency, bandwidth
         for path in directory.iterdir():
             web.files[f"hub/org/model/{path.name}"] = path.read_bytes()
-        addresses.send((bucket.url, f"http://{web.address}"))
-        while addresses.recv() == "clear":
+        pipe.send(f"http://{web.address}")
+        pipe.recv()
+
+
+def serve_bucket(latency: float, bandwidth: float, pipe: Any) -> None:
+    """Takes what is written until the process ends; forgets it when told to."""
+    from support import gcs_server
+
+    with gcs_server.Server().running() as bucket:
+        bucket.latency, bucket.up.bandwidth, bucket.down.bandwidth = latency, bandwidth, bandwidth
+        bucket.put("bucket", "a", b"")
+        pipe.send(bucket.url)
+        while pipe.recv() == "clear":
             for name in [name for name in bucket.buckets["bucket"] if name != "a"]:
                 del bucket.buckets["bucket"][name]
-            addresses.send("done")
+            pipe.send("done")
+
+
+def started(target: Callable[..., None], *arguments: object) -> tuple[str, Any]:
+    """A server in a process of its own: its address, and what it is told by."""
+    here, there = multiprocessing.Pipe()
+    multiprocessing.Process(target=target, args=(*arguments, there), daemon=True).start()
+    return here.recv(), here
 
 
 def download(web: str, name: str, size: int) -> None:
@@ -155,6 +172,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--directory", type=Path, help="a place with 8 GB of room; default a temporary one")
     parser.add_argument("--latency", type=float, default=0.02, help="seconds before each answer")
+    parser.add_argument(
+        "--bandwidth", default="200MB", help="bytes in a second of each server; 0 for no limit"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", default="1GiB")
     arguments = parser.parse_args()
@@ -162,12 +182,9 @@ def main() -> None:
         directory = Path(name)
         model = write_llama(directory / "hf", SIZES)
         size = model.stat().st_size
-        here, there = multiprocessing.Pipe()
-        server = multiprocessing.Process(
-            target=serve, args=(model.parent, arguments.latency, there), daemon=True
-        )
-        server.start()
-        bucket, web = here.recv()
+        line = arguments.latency, parse_size(arguments.bandwidth)
+        web, _ = started(serve_hub, model.parent, *line)
+        bucket, here = started(serve_bucket, *line)
         environment = {"STORAGE_EMULATOR_HOST": bucket, "HF_ENDPOINT": web}
         environment["HF_HUB_CACHE"] = str(directory / "empty")
         # The hub of the tests computes its digests at the first question.
@@ -193,8 +210,6 @@ def main() -> None:
             clear(here)
             print(f"  the long way {long:5.2f} s", flush=True)
         print(f"median ratio {statistics.median(ratios):.2f}")
-        here.send("end")
-        server.join()
 
 
 def clear(server: Any) -> None:

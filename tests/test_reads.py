@@ -174,7 +174,7 @@ class TestPace:
         assert gcs.server.most_at_once <= 1.5 * pace.USUAL
 
     def test_where_the_line_is_full_fewer_do(self, gcs):
-        gcs.server.bandwidth = 1e6
+        gcs.server.down.bandwidth = 1e6
         assert self.reads_until(gcs, lambda limit: limit <= pace.USUAL // 2)
 
     def test_a_server_that_is_asked_too_much_is_asked_less(self, monkeypatch):
@@ -245,6 +245,15 @@ class TestPrices:
         kernels = [task for task in plan.tasks if "wi_0" in task.path]
         fetched = sum(plan.tree.arrays[task.path].read_cost(task.region).nbytes for task in kernels)
         assert kernels and fetched <= 1.1 * sum(task.bytes_in for task in kernels)
+
+    def test_what_is_not_transposed_is_made_in_small_tasks(self, gcs, model):
+        source = self.served(gcs, model)
+        plan = ckpttools.hf_to_maxtext.plan(source, f"gs://{gcs.bucket}/out", memory="1GiB").plan
+        sizes = {
+            name: {task.bytes_out for task in plan.tasks if name in task.path}
+            for name in ("wi_0", "embedding")
+        }
+        assert max(sizes["embedding"]) < 64 << 20 < max(sizes["wi_0"])
 
     def test_of_local_files_bytes_and_reads_have_the_prices_of_a_disk(self, gcs, model):
         near = ckpttools.open(model).arrays

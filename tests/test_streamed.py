@@ -20,8 +20,10 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.write import ZarrWriter
+from ckpttools.plan import streamed
 from ckpttools.plan.plan import build
-from ckpttools.plan.streamed import boxes, cut_in_order
+from ckpttools.plan.reading import prices
+from ckpttools.plan.streamed import boxes, cut_in_order, task_sizes
 from ckpttools.stores.base import Streams
 from ckpttools.testing.strategies import chunk_shapes, lazy_arrays
 
@@ -71,6 +73,26 @@ def test_tasks_write_each_file_from_its_beginning_to_its_end(data):
     for each in runs.values():
         assert all(stop <= start for (_, stop), (start, _) in pairwise(each))
     assert sum(stop - start for each in runs.values() for start, stop in each) == array.nbytes
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_small_tasks_are_no_more_to_read_than_large_ones(data):
+    array = data.draw(lazy_arrays())[0]
+    writer = OrbaxWriter(target_data_file_bytes=4096)
+    layout = writer.layout(Tree({("a",): array}, Metadata("test")), 1 << 20)
+    most = data.draw(st.integers(64, 4096))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streamed, "_SMALLEST_TASK", 64)
+        (size,) = task_sizes({("a",): array}, layout, most).values()
+    assert min(64, most) <= size <= most
+
+    def reads(size):
+        first = next(cut_in_order(("a",), array, layout.placements["a",], size))
+        return prices(array).of(array.read_cost(first.region)) / first.region.size
+
+    if array.size:
+        assert reads(size) <= 1.05 * reads(most)
 
 
 def test_what_does_not_fit_is_refused():

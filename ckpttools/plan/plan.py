@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 
 from ckpttools.array.fingerprint import Describer, nodes, sources
@@ -19,7 +20,7 @@ from ckpttools.core.wording import option, place
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.formats.placement import Referenced
 from ckpttools.plan.reading import reading_costs
-from ckpttools.plan.streamed import cut_in_order, groups, in_order, most_groups
+from ckpttools.plan.streamed import cut_in_order, groups, in_order, most_groups, task_sizes
 from ckpttools.plan.task import LARGEST_TASK, Task, cut
 from ckpttools.stores.base import Streams
 from ckpttools.stores.registry import parse
@@ -181,23 +182,34 @@ def build(
     """
     refuse_incomplete(tree.arrays.values(), tree.metadata.place)
     jobs, most, layout = _fitted(tree, writer, memory, jobs, reserved, streams)
-    written = _written(tree, layout)
-    share = min(most, _share(written.values(), jobs))
-    tasks = [
-        task
-        for path, array in written.items()
-        for placement in (layout.placements[path],)
-        for task in (cut_in_order if streams else cut)(
-            path, array, placement, most if placement.codec else share
-        )
-    ]
-    tasks = in_order(tasks, layout) if streams else sorted(tasks, key=lambda task: task.locality)
+    tasks = _in_order(tree, layout, most) if streams else _in_any_order(tree, layout, most, jobs)
     buffer = max((task.bytes_out for task in tasks), default=0)
     scratch = _scratch_bytes(tree, layout)
     reserved += jobs * streams.memory if streams else 0
     return Plan(
         tree, layout, tuple(tasks), jobs, memory, buffer, scratch, notes or Notes(), reserved, streams
     )
+
+
+def _in_order(tree: Tree, layout: Layout, most: int) -> list[Task]:
+    """Tasks for files that are streamed."""
+    written = _written(tree, layout)
+    sizes = task_sizes(written, layout, most)
+    cuts = (cut_in_order(path, written[path], layout.placements[path], size) for path, size in sizes.items())
+    return in_order(chain.from_iterable(cuts), layout)
+
+
+def _in_any_order(tree: Tree, layout: Layout, most: int, jobs: int) -> list[Task]:
+    """Tasks for files that are written at any offset, sources in file order."""
+    written = _written(tree, layout)
+    share = min(most, _share(written.values(), jobs))
+    tasks = (
+        task
+        for path, array in written.items()
+        for placement in (layout.placements[path],)
+        for task in cut(path, array, placement, most if placement.codec else share)
+    )
+    return sorted(tasks, key=lambda task: task.locality)
 
 
 def _share(arrays: Collection[LazyArray], jobs: int) -> int:
@@ -223,7 +235,7 @@ def _fitted(
     for count, most in _in_order_from_far(jobs) if streams and is_far else _choices(jobs):
         # Chunks that are encoded are made whole: a smaller task then means smaller chunks.
         layout = writer.layout(tree, most) if encodes else layout
-        needed = reserved + _needed(tree, layout, count, most) + (count * streams.memory if streams else 0)
+        needed = reserved + _needed(tree, layout, count, most, streams)
         if needed <= memory:
             return count, most, layout
         # Many small tasks can take more than a few large ones.
@@ -249,12 +261,15 @@ def _in_order_from_far(jobs: int) -> Iterator[tuple[int, int]]:
     yield from _choices(jobs)
 
 
-def _needed(tree: Tree, layout: Layout, jobs: int, most: int) -> int:
+def _needed(tree: Tree, layout: Layout, jobs: int, most: int, streams: Streams | None) -> int:
     """Bytes resident at most with tasks of this size."""
+    written = _written(tree, layout)
+    sizes = task_sizes(written, layout, most) if streams else dict.fromkeys(written, most)
     # Halving an axis may leave tasks of little more than half the size.
-    arrays = _written(tree, layout).values()
-    tasks = sum(max(1, ceil_div(2 * array.nbytes, most)) for array in arrays)
-    return _base_bytes(tree, layout, tasks) + jobs * (most + _scratch_bytes(tree, layout))
+    tasks = sum(max(1, ceil_div(2 * array.nbytes, sizes[path])) for path, array in written.items())
+    largest = max(sizes.values(), default=0) if streams else most
+    worker = largest + _scratch_bytes(tree, layout) + (streams.memory if streams else 0)
+    return _base_bytes(tree, layout, tasks) + jobs * worker
 
 
 def _scratch_bytes(tree: Tree, layout: Layout) -> int:

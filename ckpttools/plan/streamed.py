@@ -6,7 +6,7 @@ when the object is complete.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import prod
 
@@ -16,7 +16,13 @@ from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Region, Shape, ceil_div, grid_cell, grid_index
 from ckpttools.formats.base import Layout
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
+from ckpttools.plan.reading import prices
 from ckpttools.plan.task import Task
+
+# Tasks of little more than a part of an upload: while one is sent, the next one is read.
+_SMALLEST_TASK = 16 << 20
+# What reading may cost beside that of the best size.
+_AS_GOOD = 1.05
 
 
 def boxes(shape: Sequence[int], most: int, stride: int | None = None) -> Iterator[Region]:
@@ -49,6 +55,49 @@ def boxes(shape: Sequence[int], most: int, stride: int | None = None) -> Iterato
         position += inner
 
 
+def task_sizes(arrays: Mapping[Path, LazyArray], layout: Layout, most: int) -> dict[Path, int]:
+    """Bytes of a task of each array at most: small where that costs nothing.
+
+    A transposed matrix is read whole for each part of it that is made alone.
+
+    Args:
+        arrays: those that are written.
+        layout: where.
+        most: bytes that no task may exceed.
+    """
+    known: dict[Hashable, int] = {}
+    sizes = {}
+    for path, array in arrays.items():
+        placement = layout.placements[path]
+        kind = array.read_kind, placement.chunk, placement.order, type(placement.home)
+        if kind not in known:
+            known[kind] = _task_size(path, array, placement, most)
+        sizes[path] = known[kind]
+    return sizes
+
+
+def _task_size(path: Path, array: LazyArray, placement: Placement, most: int) -> int:
+    if array.size == 0 or most <= _SMALLEST_TASK:
+        return most
+    sizes = [_SMALLEST_TASK]
+    while sizes[-1] < min(most, array.nbytes):
+        sizes.append(min(2 * sizes[-1], most))
+    costs = {size: _cost(path, array, placement, size) for size in sizes if size >= _least(placement)}
+    best = min(costs.values(), default=0.0)
+    return next((size for size, cost in costs.items() if cost <= _AS_GOOD * best), most)
+
+
+def _cost(path: Path, array: LazyArray, placement: Placement, size: int) -> float:
+    """What reading the first task takes, in bytes for each element."""
+    region = next(_regions(path, array.shape, placement, size))
+    return prices(array).of(array.read_cost(region)) / region.size
+
+
+def _least(placement: Placement) -> int:
+    """Bytes of a task at least."""
+    return placement.chunk_nbytes if placement.codec else placement.itemsize
+
+
 def cut_in_order(path: Path, array: LazyArray, placement: Placement, most: int) -> Iterator[Task]:
     """The array as tasks whose buffers hold at most `most` bytes, in the order of the bytes that they write.
 
@@ -65,7 +114,7 @@ def cut_in_order(path: Path, array: LazyArray, placement: Placement, most: int) 
 
 def _regions(path: Path, shape: Shape, placement: Placement, most: int) -> Iterator[Region]:
     """Parts of an array, none of which needs bytes of a file that come before those of another before it."""
-    least = placement.chunk_nbytes if placement.codec else placement.itemsize
+    least = _least(placement)
     if most < least:
         raise MemoryBudgetError(
             "a chunk that must be encoded whole does not fit" if placement.codec else "no element fits",

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Shape
@@ -41,25 +41,44 @@ class Described(Protocol):
     def dtype(self) -> DType: ...
 
 
+class _InModule(NamedTuple):
+    """What tells an array from the others of its module.
+
+    Attributes:
+        key: the last one of its name.
+        item: what follows the key where that is a list, as a scale may be; else empty.
+        dtype: of what is stored.
+        rank: number of its axes.
+    """
+
+    key: str
+    item: str
+    dtype: DType
+    rank: int
+
+
 @dataclass(frozen=True, slots=True)
 class _ModuleArray:
     """An array as one of its module.
 
     Attributes:
-        name: of the array, keys joined by dots.
-        dtype: of what is stored.
-        rank: number of its axes.
-        index: what follows the key where that is a list, as a scale may be; else empty.
+        place: among those of the module.
+        key, item, dtype, rank: as of `_InModule`.
         words: of its last key; of a scale those that say whose it is.
         is_scale: whether a word for a scale is among them.
     """
 
-    name: str
+    place: int
+    key: str
+    item: str
     dtype: DType
     rank: int
-    index: str
     words: tuple[str, ...]
     is_scale: bool
+
+    @property
+    def is_block_scale(self) -> bool:
+        return not self.item and self.key.endswith(BLOCK_SCALE)
 
     @property
     def is_weight(self) -> bool:
@@ -111,11 +130,20 @@ def scales_of(arrays: Mapping[str, Described]) -> dict[str, tuple[str, ...]]:
     Returns:
         Name -> names of the arrays that scale it or say how it is packed, in the order of `arrays`.
     """
-    modules: defaultdict[str, list[_ModuleArray]] = defaultdict(list)
+    modules: defaultdict[str, tuple[list[str], list[_InModule]]] = defaultdict(lambda: ([], []))
     for name, array in arrays.items():
         module, key, index = split_name(name)
-        modules[module].append(_array(name, array, key, index))
-    pairs = [pair for module in modules.values() for pair in _pairs(module)]
+        names, described = modules[module]
+        names.append(name)
+        described.append(_InModule(key, index, array.dtype, len(array.shape)))
+    # Tens of thousands of experts are alike.
+    known: dict[tuple[_InModule, ...], list[tuple[int, int]]] = {}
+    pairs = []
+    for names, described in modules.values():
+        module_kind = tuple(described)
+        if module_kind not in known:
+            known[module_kind] = list(_pairs([_array(*each) for each in enumerate(described)]))
+        pairs += [(names[weight], names[scale]) for weight, scale in known[module_kind]]
     pairs += _below(arrays)
     found: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for weight, scale in pairs:
@@ -150,11 +178,11 @@ def split_name(name: str) -> tuple[str, str, str]:
     return module, key, index
 
 
-def _array(name: str, array: Described, key: str, index: str) -> _ModuleArray:
-    words = words_of(key)
+def _array(place: int, array: _InModule) -> _ModuleArray:
+    words = words_of(array.key)
     at = _scale_at(words)
     owner = words if at is None else _owner(words, at)
-    return _ModuleArray(name, array.dtype, len(array.shape), index, owner, at is not None)
+    return _ModuleArray(place, *array, words=owner, is_scale=at is not None)
 
 
 def _scale_at(words: tuple[str, ...]) -> int | None:
@@ -167,22 +195,22 @@ def _owner(words: tuple[str, ...], at: int) -> tuple[str, ...]:
     return before or tuple(word for word in words[at + 1 :] if word not in _BEHIND and not word.isdigit())
 
 
-def _pairs(module: list[_ModuleArray]) -> Iterator[tuple[str, str]]:
-    """(weight, scale) for all arrays of a module."""
+def _pairs(module: list[_ModuleArray]) -> Iterator[tuple[int, int]]:
+    """The places of (weight, scale) for all arrays of a module."""
     scales = [each for each in module if each.is_scale and each.dtype.kind not in ("bool", "complex")]
     if not scales:
         return
     others = [each for each in module if not each.is_scale]
     known = _named(others)
-    owners = {scale.name: _owners(scale, known) for scale in scales}
+    owners = {scale.place: _owners(scale, known) for scale in scales}
     yield from ((weight, scale) for scale, weights in owners.items() for weight in weights or ())
     owned = {weight for weights in owners.values() for weight in weights or ()}
     weights = [each for each in others if each.is_weight]
     are_packed = not any(each.dtype.is_float for each in weights)
-    if (len(weights) == 1 or are_packed) and owned.isdisjoint(each.name for each in weights):
+    if (len(weights) == 1 or are_packed) and owned.isdisjoint(each.place for each in weights):
         # `qvalue` and `kernel_scale`: there is nothing else that it could be the scale of.
-        near = [each for each in scales if owners[each.name] is None and not of_activations(each.words)]
-        yield from ((w.name, each.name) for w in weights for each in near if _may_scale(each, w))
+        near = [each for each in scales if owners[each.place] is None and not of_activations(each.words)]
+        yield from ((w.place, each.place) for w in weights for each in near if _may_scale(each, w))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,24 +256,25 @@ def _named(arrays: list[_ModuleArray]) -> _WordIndex:
     return _WordIndex(arrays, with_words, with_word, with_rarest)
 
 
-def _owners(scale: _ModuleArray, others: _WordIndex) -> list[str] | None:
+def _owners(scale: _ModuleArray, others: _WordIndex) -> list[int] | None:
     """The arrays that a scale belongs to by its words; None where no array has them."""
     named = _near(scale, others.with_words.get(scale.words, ()))
     if named:
-        return [each.name for each in named if _is_scaled(each, scale)]
+        return [each.place for each in named if _is_scaled(each, scale)]
     alike = _near(scale, others.alike(scale.words))
-    return [each.name for each in alike if each.is_weight and _may_scale(scale, each)] or None
+    return [each.place for each in alike if each.is_weight and _may_scale(scale, each)] or None
 
 
 def _near(scale: _ModuleArray, arrays: Iterable[_ModuleArray]) -> list[_ModuleArray]:
     """Those of its place, where both are of lists."""
-    return [each for each in arrays if not (scale.index and each.index) or scale.index == each.index]
+    return [each for each in arrays if not (scale.item and each.item) or scale.item == each.item]
 
 
 def _is_scaled(array: _ModuleArray, scale: _ModuleArray) -> bool:
     """Whether an array is scaled by one that has its name: of any rank, and in blocks of any float dtype."""
-    in_blocks = bare_name(scale.name).endswith(BLOCK_SCALE) and array.dtype.is_float
-    return in_blocks or (is_narrow(array.dtype) and _may_scale(scale, array))
+    return (scale.is_block_scale and array.dtype.is_float) or (
+        is_narrow(array.dtype) and _may_scale(scale, array)
+    )
 
 
 def _may_scale(scale: _ModuleArray, weight: _ModuleArray) -> bool:

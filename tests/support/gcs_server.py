@@ -23,6 +23,7 @@ from xml.sax.saxutils import escape
 
 from support import gcs_json
 from support.gcs_writes import Upload, written
+from support.line import Line
 
 _GENERATIONS = count(1_700_000_000_000_000)
 
@@ -85,7 +86,7 @@ class Server:
         faults: what goes wrong.
         page: names in one page of a listing.
         latency: seconds before each answer.
-        bandwidth: bytes in a second of all answers together; 0 for no limit.
+        down, up: what answers go over, and what is written.
         heeds_conditions: whether `If-Match` is looked at.
         most_at_once: the most requests that were answered at the same time.
         uploads: those in parts that are not complete.
@@ -107,12 +108,11 @@ class Server:
         self.faults: list[Fault] = []
         self.page = 1000
         self.latency = 0.0
-        self.bandwidth = 0.0
+        self.down, self.up = Line(), Line()
         self.heeds_conditions = True
         self.most_at_once = 0
         self._now = 0
         self._lock = threading.Lock()
-        self._line = threading.Lock()
 
     @contextmanager
     def running(self) -> Iterator[Server]:
@@ -142,12 +142,6 @@ class Server:
             with self._lock:
                 self._now -= 1
 
-    def carry(self, nbytes: int) -> None:
-        """Waits as long as so many bytes take, one answer after the other."""
-        if self.bandwidth:
-            with self._line:
-                time.sleep(nbytes / self.bandwidth)
-
     def fault(self, method_and_path: str) -> Fault | None:
         for each in self.faults:
             if each.count > 0 and re.search(each.match, method_and_path):
@@ -170,6 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.owner.log.append(Request(self.command, self.path, self.headers.get("Range", "")))
         with self.owner.answering():
             time.sleep(self.owner.latency)
+            self.owner.up.carry(int(self.headers.get("Content-Length") or 0))
             self._answer()
 
     do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
@@ -250,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         sent = len(body) if fault.cut is None and not fault.stall else fault.cut or 0
         if self.command != "HEAD":
-            self.owner.carry(sent)
+            self.owner.down.carry(sent)
             self.wfile.write(body[:sent])
             if fault.stall:
                 self.wfile.flush()

@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from support.hub_server import FIRST as COMMIT
 from support.hub_server import Hub, taken
+from support.line import Line
 
 PAGE_SIZE = 4
 
@@ -114,6 +115,7 @@ class WebServer:
         hub: what uploads change, beside files.
         signed: how often addresses were signed; those signed before `expired` are no more of use.
         delay: seconds before each answer.
+        down: what answers go over.
         nbytes: that were sent as bodies.
         most_at_once: requests that waited together.
     """
@@ -133,6 +135,7 @@ class WebServer:
     signed: int = 0
     expired: int = 0
     delay: float = 0
+    down: Line = field(default_factory=Line)
     nbytes: int = 0
     waiting: int = 0
     most_at_once: int = 0
@@ -219,6 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         with self.server.web.lock:
             self.server.web.nbytes += len(body)
+        self.server.web.down.carry(len(body))
         self.wfile.write(body if self.cut is None else body[: self.cut])
         self.wfile.flush()
         if self.stall:
