@@ -126,7 +126,11 @@ class FamilyFit:
         }
         met = frozenset(template for found in hits.values() for template in found)
         unmet = {group: names[group] for group, found in hits.items() if not found}
-        wanted = {group: [each for each in found if each not in left_out] for group, found in unmet.items()}
+        wanted = unmet
+        if left_out:
+            wanted = {
+                group: [each for each in found if each not in left_out] for group, found in unmet.items()
+            }
         others = {
             group: found
             for group, found in wanted.items()

@@ -102,6 +102,13 @@ def keys_of(path: Path) -> Path:
     return path
 
 
+def first_keys(path: Path, count: int) -> Path:
+    """The first of `keys_of(path)`, so many at most."""
+    if len(path) == 1 and isinstance(path[0], str):
+        return tuple(path[0].split("/" if "/" in path[0] else ".", count)[:count])
+    return path[:count]
+
+
 def core_of(path: Path) -> Path:
     """The keys without NNX's `value` behind them."""
     keys = keys_of(path)

@@ -33,6 +33,7 @@ from ckpttools.roles.names import (
     MOMENTS,
     container,
     core_of,
+    first_keys,
     is_bookkeeping,
     is_random,
     is_wrapper,
@@ -45,6 +46,8 @@ from ckpttools.roles.subtrees import Heads, branch, inside, lifted, outside
 from ckpttools.roles.unnamed_state import beside, unnamed_state
 
 Role = Literal["parameter", "optimizer", "other"]
+# Keys that tell the largest parts of a tree from one another, but for wrappers of wrappers.
+_HEAD = 4
 
 
 class Typed(Protocol):
@@ -214,13 +217,22 @@ def _branches_with_steps(mirrors: Mirrors, twice: Copies) -> set[Path]:
 
 def _may_be_twice(arrays: Mapping[Path, Typed]) -> bool:
     """Whether so much lies beside the largest key that it may be what up to three copies are of."""
-    large = [path for path, each in arrays.items() if each.shape]
+    heads = Counter([_head(path) for path, each in arrays.items() if each.shape])
     for start in range(2):
-        counts = Counter(_top(keys, start) for path in large if len(keys := keys_of(path)) > start + 1)
+        counts: Counter[Path] = Counter()
+        for keys, count in heads.items():
+            if len(keys) > start + 1:
+                counts[_top(keys, start)] += count
         beside = counts.total() - max(counts.values(), default=0)
         if beside:
             return 4 * beside >= counts.total()
     return False
+
+
+def _head(path: Path) -> Path:
+    """The first keys of a path, of which few are different; all where it may begin with so many wrappers."""
+    keys = first_keys(path, _HEAD)
+    return keys if len(keys) < _HEAD or not all(map(is_wrapper, keys[1:])) else keys_of(path)
 
 
 def _top(keys: Path, start: int) -> Path:
