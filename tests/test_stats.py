@@ -24,10 +24,11 @@ from ckpttools.array.scratch import ALIGNMENT, Scratch
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Region
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect import moments as moments_module
-from ckpttools.inspect.distribution import QUANTILES
+from ckpttools.inspect.distribution import QUANTILES, most_bins
 from ckpttools.inspect.extremes import Extremes, extremes, near_zero
 from ckpttools.inspect.layer_rows import layer_rows
 from ckpttools.inspect.moments import Moments
@@ -345,6 +346,20 @@ class TestPieces:
 
 
 class TestDistribution:
+    def test_the_largest_arrays_have_one(self):
+        arrays = {
+            (name,): stored(noise((size,), F32), F32) for name, size in zip("abcd", (3, 9, 1, 8), strict=True)
+        }
+        found = inspect_stats(Tree(arrays), memory=1 << 30, jobs=1, histograms=True, most_histograms=2).arrays
+        assert [each.path for each in found if each.distribution] == ["b", "d"]
+
+    def test_what_they_take_is_reserved(self):
+        arrays = {(str(index),): stored(noise((300,), F32), F32) for index in range(2000)}
+        options = {"memory": 170 << 20, "jobs": 1}
+        inspect_stats(Tree(arrays), **options)
+        with pytest.raises(MemoryBudgetError):
+            inspect_stats(Tree(arrays), **options, histograms=True)
+
     @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
     @settings(max_examples=30)
     @given(seed=st.integers(0, 1 << 30), size=st.integers(1, 300))
@@ -358,6 +373,7 @@ class TestDistribution:
             return
         assert found is not None
         assert found.zeros + sum(each.negative + each.positive for each in found.bins) == finite.size
+        assert len(found.bins) <= most_bins(dtype)
         least = 0.0 if found.exact else 2.0**-133
         for each in found.bins:
             low, high = 2.0**each.exponent, 2.0 ** (each.exponent + 1) if each.exponent < 1023 else np.inf

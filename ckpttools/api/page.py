@@ -83,7 +83,7 @@ def report(
 
 def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
     from ckpttools.inspect.layer_rows import layer_rows
-    from ckpttools.inspect.report.contents import contents
+    from ckpttools.inspect.report.contents import MOST_HISTOGRAMS, contents
     from ckpttools.inspect.report.page import page
     from ckpttools.inspect.stats import inspect_stats
     from ckpttools.inspect.tree import inspect_tree
@@ -96,6 +96,7 @@ def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
             jobs=scan.jobs,
             per_layer=True,
             histograms=True,
+            most_histograms=MOST_HISTOGRAMS,
             observe=scan.observer(tree.nbytes),
         )
     return page(

@@ -15,6 +15,7 @@ from math import ceil, isfinite
 import numpy as np
 
 from ckpttools.array.elements import table, wide, widen
+from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import ALIGNMENT, Scratch
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.inspect.moments import Moments, in_blocks
@@ -27,6 +28,10 @@ _FEW = 1 << 13
 _BLOCK = 1 << 19
 # Numbers, patterns as indices, and counts.
 SCRATCH_BYTES = _BLOCK * (8 + 8) + _PATTERNS * 8 + 4 * ALIGNMENT
+
+
+# An object with its quantiles, and each of its bins. 20,000 arrays with 20 bins took 3.6 KiB each.
+_BYTES, _BYTES_PER_BIN = 1024, 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,18 @@ def _least(dtype: DType) -> int:
     values = _values(dtype)
     magnitudes = abs(values[np.isfinite(values) & (values != 0)])
     return int(np.frexp(magnitudes.min())[1]) - 1
+
+
+def most_bytes(array: LazyArray) -> int:
+    """Bytes of memory that an array's distribution takes at most."""
+    return _BYTES + _BYTES_PER_BIN * min(array.size, most_bins(array.dtype))
+
+
+@cache
+def most_bins(dtype: DType) -> int:
+    """Exponents that numbers of a dtype have."""
+    values = _values(dtype)
+    return int(np.unique(np.frexp(values[np.isfinite(values) & (values != 0)])[1]).size)
 
 
 def _bins(values: np.ndarray, times: np.ndarray) -> tuple[Bin, ...]:

@@ -114,6 +114,7 @@ def inspect_stats(
     jobs: int | None,
     per_layer: bool = False,
     histograms: bool = False,
+    most_histograms: int | None = None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> StatsReport:
     """Reads every element of a tree.
@@ -125,17 +126,20 @@ def inspect_stats(
         jobs: parallel workers; fewer if the memory is too small for so many.
         per_layer: also for every layer stacked in an array.
         histograms: also how the elements are distributed.
+        most_histograms: of how many arrays at most, the largest ones; None for all.
         observe: called with the bytes of every piece that was read.
 
     Raises:
         CheckpointError: an array cannot be read, the memory is too small, or no array matches.
     """
     chosen = matching(tree, pattern)
-    look = _Look(tuple(chosen.values()), _stacked(tree, chosen) if per_layer else {}, histograms)
+    counted = _largest(chosen.values(), most_histograms) if histograms else frozenset[int]()
+    look = _Look(tuple(chosen.values()), _stacked(tree, chosen) if per_layer else {}, counted)
     items = [(array,) for array in chosen.values()]
     cut = Tiles(_PIECE_BYTES)
     names = list(map(spelled, chosen))
     reserved = names_bytes(names) + len(chosen) * _BYTES_PER_ARRAY
+    reserved += sum(distributions.most_bytes(look.arrays[index]) for index in counted)
     seen = scan(
         items,
         look,
@@ -164,6 +168,12 @@ def inspect_stats(
         inf=sum(each.statistics.inf for each in arrays),
         arrays=arrays,
     )
+
+
+def _largest(arrays: Iterable[LazyArray], most: int | None) -> frozenset[int]:
+    """The indices of so many arrays at most, those of the most bytes."""
+    sizes = [array.nbytes for array in arrays]
+    return frozenset(sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)[:most])
 
 
 def matching(tree: Tree, pattern: str) -> dict[Path, LazyArray]:
@@ -206,12 +216,12 @@ class _Look:
     Attributes:
         arrays: by index.
         rows: index -> layers of an array that are kept apart.
-        histograms: whether patterns are counted.
+        counted: of which arrays patterns are counted.
     """
 
     arrays: tuple[LazyArray, ...]
     rows: Mapping[int, LayerRow]
-    histograms: bool
+    counted: frozenset[int]
 
     def __call__(
         self, index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
@@ -222,7 +232,7 @@ class _Look:
         if row is not None:
             parts = row.parts(region, array.shape).items()
         # Counted first: `moments` uses the elements up.
-        counts = count_patterns(data, array.dtype, scratch) if self.histograms else None
+        counts = count_patterns(data, array.dtype, scratch) if index in self.counted else None
         layers = {layer: moments.moments(data, region, part, array.dtype, scratch) for layer, part in parts}
         return _PieceSummary(layers, counts)
 

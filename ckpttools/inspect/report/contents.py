@@ -23,7 +23,7 @@ from ckpttools.inspect.tree import ArrayReport, TreeReport
 _DIGITS = 8
 _COLUMNS = ("min", "max", "mean", "std", "norm", "zeros", "subnormals", "nan", "inf")
 # What is beyond makes the page large, and nobody finds it there: the largest are kept.
-_MOST_HISTOGRAMS, _MOST_HEAT_ROWS = 2000, 500
+MOST_HISTOGRAMS, _MOST_HEAT_ROWS = 2000, 500
 
 
 def contents(tree: TreeReport, stats: StatsReport | None, rows: Mapping[Path, LayerRow]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _short(number: float | None) -> float | None:
 def _histograms(arrays: Sequence[ArrayStats]) -> dict[str, Any]:
     """Index of an array -> its distribution, of the largest that have one."""
     having = ((index, each, each.distribution) for index, each in enumerate(arrays) if each.distribution)
-    largest = sorted(having, key=lambda found: -found[1].nbytes)[:_MOST_HISTOGRAMS]
+    largest = sorted(having, key=lambda found: -found[1].nbytes)[:MOST_HISTOGRAMS]
     return {str(index): _histogram(each.statistics.zeros, spread) for index, each, spread in largest}
 
 
