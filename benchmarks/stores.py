@@ -3,8 +3,8 @@
     python benchmarks/stores.py [--directory DIR] [--latency SECONDS] [--bandwidth SIZE] [--rounds N]
                                 [--memory SIZE]
 
-Servers of the tests, each in a process of its own, which wait before each answer, have a line of so many bytes
-in a second in each direction, and keep what they have in memory. Each round downloads the model with threads
+Servers of the tests, each in a process of its own, which wait before each answer, have a line of so many
+bytes in a second in each direction, and keep what they have in memory. Each round downloads the model with threads
 that do nothing else, uploads as many bytes with obstore alone, converts, and takes the long way: download,
 conversion, upload. The target is 0.8 of the slower of the two bare ones. All of it shares the cores of this
 machine, the servers as well: without a limit (0) it is they that are measured.
@@ -172,9 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--directory", type=Path, help="a place with 8 GB of room; default a temporary one")
     parser.add_argument("--latency", type=float, default=0.02, help="seconds before each answer")
-    parser.add_argument(
-        "--bandwidth", default="200MB", help="bytes in a second of each server; 0 for no limit"
-    )
+    parser.add_argument("--bandwidth", default="200MB", help="bytes in a second; 0 for no limit")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", default="1GiB")
     arguments = parser.parse_args()
