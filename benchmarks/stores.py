@@ -4,10 +4,10 @@
                                 [--memory SIZE]
 
 Servers of the tests, each in a process of its own, which wait before each answer, have a line of so many
-bytes in a second in each direction, and keep what they have in memory. Each round downloads the model with threads
-that do nothing else, uploads as many bytes with obstore alone, converts, and takes the long way: download,
-conversion, upload. The target is 0.8 of the slower of the two bare ones. All of it shares the cores of this
-machine, the servers as well: without a limit (0) it is they that are measured.
+bytes in a second in each direction, and keep what they have in memory. Each round downloads the model with
+threads that do nothing else, uploads as many bytes with obstore alone, converts, and takes the long way:
+download, conversion, upload. The target is 0.8 of the slower of the two bare ones. All of it shares the cores
+of this machine, the servers as well: without a limit (0) it is they that are measured.
 """
 
 from __future__ import annotations
