@@ -80,7 +80,7 @@ def _task_size(path: Path, array: LazyArray, placement: Placement, most: int) ->
     if array.size == 0 or most <= _SMALLEST_TASK:
         return most
     sizes = [_SMALLEST_TASK]
-    while sizes[-1] < min(most, array.nbytes):
+    while sizes[-1] < min(most, placement.nbytes):
         sizes.append(min(2 * sizes[-1], most))
     costs = {size: _cost(path, array, placement, size) for size in sizes if size >= _least(placement)}
     best = min(costs.values(), default=0.0)
