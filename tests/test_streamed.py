@@ -33,7 +33,7 @@ HOMES = (
     DataFile("d/data", 64),
     DataFile("d/data", 0, per_file=1),
     DataFile("d/data", 0, per_file=3),
-    ChunkFiles(lambda index: "c/" + "/".join(map(str, index))),
+    ChunkFiles("", "c", "/"),
 )
 
 

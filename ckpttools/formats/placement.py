@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -59,10 +59,19 @@ class ChunkFiles:
     """Every chunk in a file of its own.
 
     Attributes:
-        name: the name of a chunk's file, from its grid index.
+        directory: where they lie, ended with "/"; "" for the root.
+        prefix: what comes before the grid index, "" for nothing.
+        separator: what stands between the numbers.
     """
 
-    name: Callable[[Shape], str]
+    directory: str
+    prefix: str
+    separator: str
+
+    def name(self, index: Shape) -> str:
+        """The name of a chunk's file."""
+        parts = [self.prefix] if self.prefix else []
+        return self.directory + (self.separator.join([*parts, *map(str, index)]) or "0")
 
 
 @dataclass(frozen=True, slots=True)

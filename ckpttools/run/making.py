@@ -89,8 +89,8 @@ def _place(placement: Placement, index: Shape, encoded: bytes, files: Sink) -> R
     match placement.home:
         case Appended(series, most):
             return Range(*files.append(series, most, encoded), len(encoded))
-        case ChunkFiles(name):
-            files.write_whole(name(index), encoded)
-            return Range(name(index), 0, len(encoded))
+        case ChunkFiles() as home:
+            files.write_whole(home.name(index), encoded)
+            return Range(home.name(index), 0, len(encoded))
         case _:
             raise TypeError("encoded chunks have no fixed place in a data file")

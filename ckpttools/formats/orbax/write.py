@@ -27,6 +27,7 @@ from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent, encode
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement, Range, Referenced
 from ckpttools.formats.references import NO_REFERENCES, ReferenceMode, References, find
 from ckpttools.formats.zarr import zarr2, zarr3
+from ckpttools.formats.zarr.array import ChunkKeys
 from ckpttools.formats.zarr.chunking import chunk_shape
 from ckpttools.formats.zarr.zarr3 import DOCUMENT, written_codecs
 from ckpttools.stores.place import Place
@@ -111,13 +112,15 @@ class OrbaxWriter:
     def _home(self, base: str, path: Path) -> ChunkFiles | Appended | None:
         """Where the chunks of an array go that have no fixed place in a data file, else None."""
         if not self.ocdbt:
-            return ChunkFiles(lambda index: f"{base}/{_key(path, self._chunk_key(index))}")
+            keys = self._chunk_keys
+            return ChunkFiles(f"{base}/{_key(path, '')}", keys.prefix, keys.separator)
         if self.compression:
             return Appended(f"{base}/{DATA_FILE}", self.target_data_file_bytes or _NO_TARGET)
         return None
 
-    def _chunk_key(self, index: Shape) -> str:
-        return (zarr3.KEYS if self.zarr3 else zarr2.KEYS).key(index)
+    @property
+    def _chunk_keys(self) -> ChunkKeys:
+        return zarr3.KEYS if self.zarr3 else zarr2.KEYS
 
     def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`: index or documents, Orbax's metadata at both levels, then the commit marks."""
@@ -158,7 +161,7 @@ class OrbaxWriter:
         below = len(self._base(tree)) + 1
         for path in tree.arrays:
             for index, place in _places(path, layout.placements[path], extents):
-                key = _key(path, self._chunk_key(index))
+                key = _key(path, self._chunk_keys.key(index))
                 if isinstance(place, bytes):
                     yield key.encode(), place
                 else:

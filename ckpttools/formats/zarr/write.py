@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -62,7 +61,7 @@ class ZarrWriter:
         else:
             # A grid has cells of at least one element, also where there is no cell at all.
             chunk = tuple(max(1, length) for length in array.shape)
-        home = ChunkFiles(partial(_chunk_file, path))
+        home = ChunkFiles("".join(f"{name}{SEPARATOR}" for name in _names(path)), KEYS.prefix, KEYS.separator)
         return Placement(array.shape, itemsize, chunk, home, self.compression)
 
     def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
@@ -96,10 +95,6 @@ def _attributes(tree: Tree) -> dict[str, Any]:
 
 def _names(path: Path) -> tuple[str, ...]:
     return tuple(map(str, path))
-
-
-def _chunk_file(path: Path, index: Shape) -> str:
-    return SEPARATOR.join((*_names(path), KEYS.key(index)))
 
 
 def _write(directory: Place, path: Path, document: dict[str, Any]) -> None:
