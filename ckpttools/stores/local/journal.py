@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from ckpttools.core.errors import UsageError
 from ckpttools.stores.local.files import write_all, write_error
@@ -34,6 +35,9 @@ _LEAST_BEGINNING = b'00000000 ["plan",["'
 _TEXT = re.compile(rb"[ -~]*\n?")
 
 
+Access: TypeAlias = Literal["alone", "together", "looking"]
+
+
 class Journal:
     """The journal in one directory, open and locked as long as this object is.
 
@@ -44,8 +48,13 @@ class Journal:
         inventory: of the checkpoint then, as it was found here; None if there was none, or not all of it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, access: Access = "alone") -> None:
         """Opens and locks the journal, which is made if there is none.
+
+        Args:
+            directory: where it is.
+            access: whether it is locked "alone", "together" with others, or only looked at ("looking"), which
+                locks nothing; it is made and written only by who has it alone.
 
         Raises:
             FileNotFoundError: the directory is not there, or the file was removed before it was locked.
@@ -54,10 +63,12 @@ class Journal:
             OSError: it cannot be opened.
         """
         self._path = directory / JOURNAL
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._descriptor = os.open(self._path, flags, 0o666)
+        self._access = access
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT if access == "alone" else os.O_RDONLY
+        self._descriptor = os.open(self._path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
-            self._lock()
+            if access != "looking":
+                self._lock()
             self._refuse_others()
             self.purpose: Purpose | None = None
             self.records: list[Record] = []
@@ -70,7 +81,8 @@ class Journal:
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            how = fcntl.LOCK_EX if self._access == "alone" else fcntl.LOCK_SH
+            fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LockedError(
                 "another process is writing this checkpoint",
@@ -111,7 +123,7 @@ class Journal:
         whole = data.rfind(b"\n") + 1
         files: list[str] = []
         is_ours = size <= _LARGEST and _may_be_torn(data)
-        for kind, content in _lines(data[:whole]):
+        for kind, content in lines(data[:whole]):
             is_ours = True
             if kind == _PLAN:
                 self.purpose = _purpose(content)
@@ -128,7 +140,7 @@ class Journal:
             raise _anothers(self._path, f"{size} bytes without a line that has a checksum of ours")
         if self.purpose is None:
             self.records, self.publishing, self.inventory = [], False, None
-        elif whole < size:
+        elif whole < size and self._access == "alone":
             # A line was being written when the process died: the next one must not be joined to it.
             os.ftruncate(self._descriptor, whole)
 
@@ -148,7 +160,7 @@ class Journal:
     def note_publishing(self, inventory: Iterable[str]) -> None:
         """Notes that the checkpoint is about to get its name, and what its files are; errors as `begin`."""
 
-        def lines() -> Iterator[tuple[str, object]]:
+        def entries() -> Iterator[tuple[str, object]]:
             count = 0
             yield _INVENTORY, None
             for each in inventory:
@@ -156,7 +168,7 @@ class Journal:
                 count += 1
             yield _PUBLISHING, count
 
-        self._append(lines())
+        self._append(entries())
         self.publishing = True
 
     def enter(self, records: Iterable[Record]) -> None:
@@ -168,7 +180,7 @@ class Journal:
         try:
             # A checkpoint may have a hundred thousand files.
             while some := list(islice(waiting, _LINES_AT_ONCE)):
-                write_all(self._descriptor, b"".join(_line(kind, content) for kind, content in some))
+                write_all(self._descriptor, b"".join(line(kind, content) for kind, content in some))
             os.fsync(self._descriptor)
         except OSError as error:
             raise write_error(self._path, error) from error
@@ -191,12 +203,13 @@ class Journal:
         return there
 
 
-def _line(kind: str, content: object) -> bytes:
+def line(kind: str, content: object) -> bytes:
+    """An entry with its checksum."""
     text = json.dumps([kind, content], separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
-def _lines(data: bytes) -> Iterator[tuple[str, object]]:
+def lines(data: bytes) -> Iterator[tuple[str, object]]:
     """Kind and content of each line whose checksum matches."""
     for line in data.split(b"\n"):
         checksum, _, text = line.partition(b" ")

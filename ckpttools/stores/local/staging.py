@@ -2,6 +2,7 @@
 
     DST.partial/journal.ckpttools   whose work this is and how far it has come; locked by the process at work
     DST.partial/content/            the checkpoint; after an exchange what had the name before
+    DST.partial/parts/              what each of several processes has done (`ckpttools.stores.shares`)
     DST.partial/replaced/           what had the name before, where the file system cannot swap two names
     DST.partial/removed/            what is being deleted
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -41,12 +43,16 @@ from ckpttools.stores.local.inventory import check_inventory, inventory
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.mounts import first_mount
 from ckpttools.stores.local.partial import CONTENT, JOURNAL, REMOVED, REPLACED, SUFFIX, is_staging
+from ckpttools.stores.local.parts import PartJournal, members, remove_parts
 from ckpttools.stores.local.store import STORE
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import PLAN_MARK, Purpose, Record, check_name
+from ckpttools.stores.publishing import PLAN_MARK, LockedError, Purpose, Record, check_name
+from ckpttools.stores.shares import DONE, Share, Standing, check_free, named, published
 
 _LONGEST_MARK = 1 << 10
 _ATTEMPTS = 100
+# Making files of their full size can take its time where the file system has to write all of it.
+_PREPARED_SECONDS = 10.0
 
 
 def _nothing_more() -> None:
@@ -165,8 +171,102 @@ class LocalStaging:
                 self._refuse_foreign()
                 # Another process may just have finished here and removed its directory: once more.
                 with suppress(FileNotFoundError) if attempt < _ATTEMPTS else nullcontext():
-                    return Journal(self.directory)
+                    return self._locked_alone()
         raise AssertionError("the last attempt returns or raises")
+
+    def _locked_alone(self) -> Journal:
+        try:
+            return Journal(self.directory)
+        except LockedError as error:
+            begun = self._looked_at()
+            at_work = named(members(self.directory, begun.plan)) if begun and begun.plan else ""
+            if not at_work:
+                raise
+            raise LockedError(
+                "other processes are writing this checkpoint, each a part of it",
+                place=self.directory,
+                got=at_work,
+                hint="wait until they are done: `ckpt run PLAN --status` tells of them",
+            ) from error
+
+    @contextmanager
+    def joined(self, purpose: Purpose, nbytes: int, share: Share) -> Iterator[LocalPartWork]:
+        """Takes a share of the destination; see `SharedStaging`."""
+        journal = self._joined(purpose, nbytes)
+        try:
+            with _errors_of(self.directory):
+                check_free(share, members(self.directory, purpose.plan), self.directory)
+            own = PartJournal(self.directory, purpose.plan, share)
+            try:
+                yield self._part_work(journal, purpose.plan, own, share)
+                own.end(DONE)
+            except BaseException as error:
+                with suppress(OSError, StorageError):
+                    own.end(str(error).partition("\n")[0] or type(error).__name__)
+                raise
+            finally:
+                own.close()
+        finally:
+            journal.close()
+
+    def _part_work(self, journal: Journal, plan: str, own: PartJournal, share: Share) -> LocalPartWork:
+        """Raises LockedError if somebody else has begun on the same tasks at the same moment."""
+        with _errors_of(self.directory):
+            all_members = members(self.directory, plan)
+        others = (each for each in all_members if each.token != own.token)
+        check_free(share, others, self.directory)
+        records = [record for each in all_members for record in each.records]
+        return LocalPartWork(self, own, [*journal.records, *records])
+
+    def _joined(self, purpose: Purpose, nbytes: int) -> Journal:
+        """The journal of this plan, locked together with others; prepared by whoever comes first."""
+        until = time.monotonic() + _PREPARED_SECONDS
+        while True:
+            try:
+                journal = self._shared(purpose.plan)
+                if journal is not None:
+                    return journal
+                with self.opened(purpose, nbytes) as work:
+                    if work.is_complete:
+                        raise published(self.destination)
+                    continue
+            except LockedError:
+                # Another part may be preparing it.
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_PREPARED_SECONDS / 100)
+
+    def _shared(self, plan: str) -> Journal | None:
+        """The journal, where all is prepared for the parts of a plan; None where it is not."""
+        with _errors_of(self.directory):
+            try:
+                journal = Journal(self.directory, "together")
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            if journal.plan == plan and _mark(self.content) == plan and not self.is_published(plan):
+                return journal
+            journal.close()
+            return None
+
+    def _looked_at(self) -> Journal | None:
+        """The journal as it is now; None if there is none."""
+        try:
+            found = Journal(self.directory, "looking")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        found.close()
+        return found
+
+    def standing(self, plan: str) -> Standing:
+        """How far a plan has come; see `SharedStaging`."""
+        with _errors_of(self.directory):
+            found = self._looked_at()
+            if found is None or found.plan is None:
+                return Standing(False)
+            if found.plan != plan:
+                return Standing(False, other=_described(found.purpose) if found.purpose else "")
+            is_published = found.publishing and self.is_published(plan)
+            return Standing(True, is_published, "", found.records, members(self.directory, plan))
 
     def _refuse_foreign(self) -> None:
         """Raises UsageError if the directory holds something, and that is not ours or lies elsewhere."""
@@ -317,6 +417,8 @@ class LocalStaging:
         plan = purpose.plan
         with _errors_of(self.directory):
             if journal.plan != plan or _mark(self.content) != plan:
+                # First: no record may outlive what it tells of.
+                remove_parts(self.directory)
                 self._remove(self.content)
                 journal.begin(purpose)
                 self.content.mkdir()
@@ -331,6 +433,7 @@ class LocalStaging:
             StorageError: that is not possible.
         """
         with _errors_of(self.directory):
+            remove_parts(self.directory)
             self._remove(self.content)
         if journal.purpose is not None:
             journal.begin(journal.purpose)
@@ -395,6 +498,7 @@ class LocalStaging:
             StorageError: that is not possible.
         """
         with _errors_of(self.directory):
+            remove_parts(self.directory)
             _unmark(self.destination)
             journal.remove()
             with suppress(OSError):  # somebody else has put something there
@@ -432,7 +536,9 @@ class LocalWork:
 
     @property
     def records(self) -> Sequence[Record]:
-        return self.journal.records
+        with _errors_of(self.staging.directory):
+            parts = members(self.staging.directory, self.plan)
+        return [*self.journal.records, *(record for each in parts for record in each.records)]
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
         return LocalDataFiles(self.staging.content, sizes, heads)
@@ -448,6 +554,38 @@ class LocalWork:
 
     def conclude(self) -> None:
         self.staging.conclude(self.journal)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPartWork:
+    """A staging directory in which this process does a share; see `shares.PartWork`.
+
+    Attributes:
+        staging: the directory.
+        own: what this process enters.
+        records: what all had entered when it began.
+    """
+
+    staging: LocalStaging
+    own: PartJournal
+    records: Sequence[Record]
+
+    @property
+    def token(self) -> str:
+        return self.own.token
+
+    @property
+    def content(self) -> Place:
+        return Place(STORE, str(self.staging.content))
+
+    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
+        return LocalDataFiles(self.staging.content, sizes, heads, is_alone=False)
+
+    def enter(self, records: Iterable[Record]) -> None:
+        self.own.enter(records)
+
+    def discard(self) -> None:
+        self.own.discard()
 
 
 def _described(purpose: Purpose) -> str:

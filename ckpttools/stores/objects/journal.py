@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from dataclasses import replace as dataclass_replace
 from typing import Any, TypeAlias
 
@@ -35,7 +35,7 @@ class Journal:
         bucket, key: where it is.
         purpose: whose work it is; None where none is noted, or it cannot be read.
         is_beside: whether the checkpoint grows beside the destination, which it will replace.
-        records: of the finished tasks.
+        by_run: records of the finished tasks, by the run that entered them.
         linked: names of files that were, or may have been, copied from elsewhere.
         replacing: what is to be replaced, of which some may be gone, and what takes its place: two of what
             `published` is; None as long as all of it is there.
@@ -48,11 +48,16 @@ class Journal:
     key: str
     purpose: Purpose | None = None
     is_beside: bool = False
-    records: Sequence[Record] = ()
+    by_run: Mapping[str, Sequence[Record]] = field(default_factory=dict)
     linked: frozenset[str] = frozenset()
     replacing: tuple[Inventory, Inventory] | None = None
     published: Inventory | None = None
     is_there: bool = False
+
+    @property
+    def records(self) -> list[Record]:
+        """Of the finished tasks."""
+        return [record for records in self.by_run.values() for record in records]
 
     @property
     def grows_there(self) -> bool:
@@ -69,7 +74,10 @@ class Journal:
         }
         begun: Any = found.get(PLAN)
         published: Any = found.get(PUBLISHED)
-        records = [record for name, each in found.items() if name.startswith(_DONE) for record in each or ()]
+        by_run: dict[str, list[Record]] = {}
+        for name, each in found.items():
+            if name.startswith(_DONE) and isinstance(each, list):
+                by_run.setdefault(name.removeprefix(_DONE).partition("-")[0], []).extend(each)
         linked = {str(each) for name, each in found.items() if name.startswith(_LINKED)}
         try:
             purpose = Purpose(**(begun or published)["purpose"]) if begun or published else None
@@ -80,7 +88,7 @@ class Journal:
             key,
             purpose,
             bool(begun and begun.get("is_beside")),
-            records,
+            by_run,
             frozenset(linked),
             _two(found[PUBLISHING]) if PUBLISHING in found else None,
             published.get("objects") if isinstance(published, dict) else None,
@@ -145,11 +153,12 @@ class Entries:
 
     Args:
         journal: where.
+        run: what tells its entries from those of other runs; "" for a new name.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, run: str = "") -> None:
         self._journal = journal
-        self._run = uuid.uuid4().hex[:12]
+        self._run = run or uuid.uuid4().hex[:12]
         self._count = 0
 
     def enter(self, records: Iterable[Record]) -> None:
@@ -157,6 +166,11 @@ class Entries:
         journal, name = self._journal, f"{_DONE}{self._run}-{self._count:06d}"
         put(journal.bucket, f"{journal.key}/{name}", json.dumps(list(records)).encode())
         self._count += 1
+
+    def remove(self) -> None:
+        """Removes what was entered; errors as `Journal.read`."""
+        names = [f"{_DONE}{self._run}-{number:06d}" for number in range(self._count)]
+        delete(self._journal.bucket, [f"{self._journal.key}/{name}" for name in names])
 
 
 def _two(said: Any) -> tuple[Inventory, Inventory]:

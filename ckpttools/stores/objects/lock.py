@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,10 +42,13 @@ class Lock:
     Args:
         bucket, key: the object.
         place: the destination, for messages.
+        said: what else the object says.
     """
 
-    def __init__(self, bucket: Bucket, key: str, place: str) -> None:
-        self._bucket, self._key, self._place = bucket, key, place
+    def __init__(
+        self, bucket: Bucket, key: str, place: str, said: Mapping[str, object] | None = None
+    ) -> None:
+        self._bucket, self._key, self._place, self._said = bucket, key, place, said or {}
         self._owner = {"owner": uuid.uuid4().hex, **_process()}
         self._renewed = 0.0
         self._version: Version = {}
@@ -173,11 +177,15 @@ class Lock:
 
     def _content(self) -> bytes:
         # Another content each time, so that its ETag is another one.
-        return json.dumps({**self._owner, "written": time.time_ns()}).encode()
+        return json.dumps({**self._said, **self._owner, "written": time.time_ns()}).encode()
 
 
-def writer_of(bucket: Bucket, key: str) -> str:
-    """Who has a lock, in words; "" if nobody has, as far as this machine's clock is right.
+def writer_of(bucket: Bucket, key: str, now: float | None = None) -> str:
+    """Who has a lock, in words; "" if nobody has.
+
+    Args:
+        bucket, key: the lock.
+        now: by the clock of the bucket, in seconds since 1970; None to believe that of this machine.
 
     Raises:
         StorageError: the store reports an error.
@@ -185,13 +193,23 @@ def writer_of(bucket: Bucket, key: str) -> str:
     found, status = read(bucket, key), bucket.head(key)
     if found is None or status is None:
         return ""
-    owner, age = _parsed(found[0]), time.time() - (status.modified or 0) / 1e9
+    now = time.time() if now is None else now
+    owner, age = _parsed(found[0]), now - (status.modified or 0) / 1e9
     return "" if _is_gone(owner) or age > EXPIRED_SECONDS else _named(owner, age)
 
 
 def _named(owner: dict[str, str], age: float) -> str:
-    who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
-    return f"{who}, last seen {max(0.0, age):.0f} s ago"
+    return f"{process_of(owner)}, last seen {max(0.0, age):.0f} s ago"
+
+
+def process_of(owner: Mapping[str, object]) -> str:
+    """The process that wrote a lock, in words."""
+    return f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
+
+
+def is_live(owner: Mapping[str, object], age: float) -> bool:
+    """Whether the process that wrote a lock, so many seconds ago, may still be there."""
+    return age < EXPIRED_SECONDS and not _is_gone({name: str(value) for name, value in owner.items()})
 
 
 def _now() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -15,17 +16,31 @@ from ckpttools.stores.base import FileKind, KeepsUploads
 from ckpttools.stores.objects.client import Bucket, Object, is_usable
 from ckpttools.stores.objects.data_files import ObjectDataFiles
 from ckpttools.stores.objects.journal import Entries, Inventory, Journal
-from ckpttools.stores.objects.lock import PROBE, Lock
+from ckpttools.stores.objects.lock import EXPIRED_SECONDS, PROBE, Lock, writer_of
+from ckpttools.stores.objects.parts import Claim, at_work, claimed, members
 from ckpttools.stores.objects.pending import PendingFiles
 from ckpttools.stores.objects.writing import copy, delete, mark, put_again, taken
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, Purpose, Record, check_name
+from ckpttools.stores.publishing import (
+    CONTENT,
+    JOURNAL,
+    LOCK,
+    SUFFIX,
+    LockedError,
+    Purpose,
+    Record,
+    check_name,
+)
+from ckpttools.stores.shares import PARTS, Member, Share, Standing, check_free, published
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
 
 # What says that a checkpoint is there is small, and goes before what is large.
 _SMALL = 1 << 20
+# Preparing takes a few requests.
+_PREPARED_SECONDS = 30.0
+_LOOK_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +121,7 @@ class ObjectStaging:
     def opened(self, purpose: Purpose, nbytes: int = 0) -> Iterator[ObjectWork]:
         with Lock(self.bucket, f"{self.partial}/{LOCK}", self.place) as lock:
             try:
+                self._refuse_beside_parts()
                 found = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
                 if found.is_there:
                     self._abort_uploads()
@@ -114,6 +130,101 @@ class ObjectStaging:
             finally:
                 for key in (self.key, self.key + SUFFIX):
                     self.store.forget(key)
+
+    def _refuse_beside_parts(self) -> None:
+        """Raises LockedError if processes do shares; one that begins from now on finds the lock."""
+        found = list(at_work(self.bucket, self.partial, self._now()))
+        if found:
+            raise LockedError(
+                "other processes are writing this checkpoint, each a part of it",
+                place=self.place,
+                got=f"{found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}",
+                hint="wait until they are done: `ckpt run PLAN --status` tells of them; what is gone counts "
+                f"for {EXPIRED_SECONDS:.0f} s",
+            )
+
+    def _now(self, name: str = LOCK) -> float:
+        """The time by the clock of the bucket, when an object of this process was written just now."""
+        found = self.bucket.head(f"{self.partial}/{name}")
+        return time.time() if found is None or found.modified is None else found.modified / 1e9
+
+    @contextmanager
+    def joined(self, purpose: Purpose, nbytes: int, share: Share) -> Iterator[ObjectPartWork]:
+        """Takes a share of the destination; see `SharedStaging`."""
+        self._prepare(purpose, nbytes)
+        self._wait_for_the_lost(purpose.plan, share)
+        with claimed(self.bucket, self.partial, self.place, purpose.plan, share) as claim:
+            journal = self._joined(purpose.plan, share, claim)
+            try:
+                yield ObjectPartWork(self, claim, journal, purpose.plan)
+            finally:
+                for key in (self.key, self.key + SUFFIX):
+                    self.store.forget(key)
+
+    def _prepare(self, purpose: Purpose, nbytes: int) -> None:
+        """Makes this a place for the parts of a plan, if no other part has done that."""
+        until = time.monotonic() + _PREPARED_SECONDS
+        while True:
+            journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
+            if journal.purpose is not None and journal.purpose.plan == purpose.plan:
+                if journal.published is not None or journal.is_replacing:
+                    raise published(self.place)
+                return
+            try:
+                with self.opened(purpose, nbytes):
+                    continue
+            except LockedError:
+                # Another part may be at it.
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_PREPARED_SECONDS / 50)
+
+    def _joined(self, plan: str, share: Share, claim: Claim) -> Journal:
+        """The journal, looked at after it was said that this process is at work.
+
+        Raises:
+            LockedError: somebody else is.
+        """
+        now = self._now(f"{PARTS}/{claim.token}")
+        owner = writer_of(self.bucket, f"{self.partial}/{LOCK}", now)
+        if owner:
+            raise LockedError("another process is writing this checkpoint", place=self.place, got=owner)
+        journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
+        if journal.purpose is None or journal.purpose.plan != plan or journal.published is not None:
+            raise LockedError(
+                "another process has just begun, or finished, to write this checkpoint", place=self.place
+            )
+        others = (each for each in self._members(journal, now) if each.token != claim.token)
+        check_free(share, others, self.place)
+        return journal
+
+    def _wait_for_the_lost(self, plan: str, share: Share) -> None:
+        """Waits for processes that may be gone, until they are known to be, or give a sign of life."""
+        first: dict[str, float] = {}
+        while True:
+            journal = Journal(self.bucket, "", Purpose(plan))
+            met = [m for m in self._members(journal) if m.is_alive and m.share.meets(share)]
+            if any(first.setdefault(each.token, each.seen) != each.seen for each in met):
+                check_free(share, met, self.place)
+            if not met:
+                return
+            time.sleep(_LOOK_SECONDS)
+
+    def _members(self, journal: Journal, now: float | None = None) -> list[Member]:
+        plan = journal.purpose.plan if journal.purpose else ""
+        return members(self.bucket, self.partial, plan, journal.by_run, now)
+
+    def standing(self, plan: str) -> Standing:
+        """How far a plan has come; see `SharedStaging`."""
+        journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
+        if journal.purpose is None:
+            return Standing(False)
+        if journal.purpose.plan != plan:
+            return Standing(False, other=f"{journal.purpose.source}, plan {journal.purpose.plan[:12]}")
+        found = self._members(journal)
+        known = {each.token for each in found}
+        rest = [record for run, each in journal.by_run.items() if run not in known for record in each]
+        return Standing(True, journal.published is not None, "", rest, found)
 
     def _begun(self, journal: Journal, purpose: Purpose, lock: Lock) -> Journal:
         """The journal of this plan, with what was done of it or empty."""
@@ -204,7 +315,7 @@ class ObjectStaging:
 
     def conclude(self, journal: Journal, lock: Lock) -> None:
         """Removes what tells of a conversion whose checkpoint has its name, all but the last word."""
-        kinds = [f"{CONTENT}/", LOCK + PROBE] if journal.is_beside else [LOCK + PROBE]
+        kinds = [f"{PARTS}/", LOCK + PROBE, *([f"{CONTENT}/"] if journal.is_beside else [])]
         names = [name for name, _ in self.objects(self.partial) if name.startswith(tuple(kinds))]
 
         def delete_one(name: str) -> None:
@@ -217,6 +328,17 @@ class ObjectStaging:
     def content(self, journal: Journal) -> str:
         """Where the checkpoint of a journal grows: a key of the bucket."""
         return f"{self.partial}/{CONTENT}" if journal.is_beside else self.rest
+
+    def check_copied(self, journal: Journal, sizes: Mapping[str, int]) -> None:
+        """Raises UsageError if files grow beside the destination that cannot be copied there."""
+        largest, most = max(sizes.values(), default=0), self.store.largest_copy
+        if journal.is_beside and largest > most:
+            raise UsageError(
+                f"what replaces {self.place} has a file too large for the cloud to copy to its place",
+                got=f"{largest} bytes",
+                wanted=f"at most {most} bytes in a file",
+                hint="choose another destination, or smaller files",
+            )
 
     def discard(self, journal: Journal, lock: Lock) -> None:
         """Deletes what was written by the plan of a journal, and nothing else.
@@ -287,14 +409,7 @@ class ObjectWork:
         return self.journal.records
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> ObjectDataFiles:
-        largest, most = max(sizes.values(), default=0), self.staging.store.largest_copy
-        if self.journal.is_beside and largest > most:
-            raise UsageError(
-                f"what replaces {self.staging.place} has a file too large for the cloud to copy to its place",
-                got=f"{largest} bytes",
-                wanted=f"at most {most} bytes in a file",
-                hint="choose another destination, or smaller files",
-            )
+        self.staging.check_copied(self.journal, sizes)
         return ObjectDataFiles(self._bucket, self._content, sizes, heads, self.purpose.plan, self.lock.check)
 
     def enter(self, records: Iterable[Record]) -> None:
@@ -378,6 +493,53 @@ class ObjectWork:
         # Whoever takes over here finds that nothing is left to do.
         self.lock.release()
         self.journal.remove_last()
+
+
+@dataclass
+class ObjectPartWork:
+    """A destination in a bucket in which this process does a share; see `ckpttools.stores.shares.PartWork`.
+
+    Attributes:
+        staging: the destination.
+        claim: what says so.
+        journal: as it was when the process began.
+        plan: fingerprint of the plan.
+    """
+
+    staging: ObjectStaging
+    claim: Claim
+    journal: Journal
+    plan: str
+    entries: Entries = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.entries = Entries(self.journal, self.claim.token)
+
+    @property
+    def token(self) -> str:
+        return self.claim.token
+
+    @property
+    def content(self) -> Place:
+        name = self.staging.key.partition("/")[0]
+        return Place(self.staging.store, f"{name}/{self.staging.content(self.journal)}")
+
+    @property
+    def records(self) -> Sequence[Record]:
+        self.staging.store.forget(self.content.key)
+        return self.journal.records
+
+    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> ObjectDataFiles:
+        staging, check = self.staging, self.claim.lock.check
+        staging.check_copied(self.journal, sizes)
+        return ObjectDataFiles(staging.bucket, staging.content(self.journal), sizes, heads, self.plan, check)
+
+    def enter(self, records: Iterable[Record]) -> None:
+        self.claim.lock.check()
+        self.entries.enter(records)
+
+    def discard(self) -> None:
+        self.entries.remove()
 
 
 def _small_first(found: Object) -> tuple[bool, int, int]:

@@ -1,0 +1,129 @@
+"""Who does a share of a conversion to a bucket: an object for each process, `DST.partial/parts/TOKEN`.
+
+It is a lock that nobody else wants (`ckpttools.stores.objects.lock`), and says which groups its process does.
+In the end it is not deleted but says how it ended. What was done is in the journal.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.stores.at_once import WRITES_AT_ONCE, in_threads
+from ckpttools.stores.objects.client import Bucket
+from ckpttools.stores.objects.lock import Lock, is_live, process_of
+from ckpttools.stores.objects.writing import TakenError, put, read
+from ckpttools.stores.publishing import Record
+from ckpttools.stores.shares import DONE, PARTS, Member, Share, share_of
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The share of this process.
+
+    Attributes:
+        token: name of the object, which no other process has.
+        lock: the object itself.
+    """
+
+    token: str
+    lock: Lock
+
+
+@contextmanager
+def claimed(bucket: Bucket, partial: str, place: str, plan: str, share: Share) -> Iterator[Claim]:
+    """Says that this process does a share, as long as it does, and then how it ended.
+
+    Args:
+        bucket: where.
+        partial: key of what there is beside the checkpoint as long as it grows.
+        place: the destination, for messages.
+        plan: fingerprint of the plan.
+        share: its groups.
+
+    Raises:
+        StorageError: the store reports an error.
+    """
+    token = uuid.uuid4().hex[:12]
+    key = f"{partial}/{PARTS}/{token}"
+    said = {"plan": plan, "share": [share.name, share.first, share.stop], "began": time.time()}
+    lock = _Kept(bucket, key, place, said)
+    with lock:
+        try:
+            yield Claim(token, lock)
+            lock.outcome = DONE
+        except BaseException as error:
+            lock.outcome = str(error).partition("\n")[0] or type(error).__name__
+            raise
+
+
+class _Kept(Lock):
+    """A lock that says how it ended."""
+
+    outcome = ""
+
+    def release(self) -> None:
+        found = read(self._bucket, self._key)
+        # Whoever took this process for gone may have removed it with all the rest.
+        if found and self._is_mine(found[0]):
+            content = {**json.loads(self._content()), "ended": self.outcome}
+            with suppress(TakenError):
+                put(self._bucket, self._key, json.dumps(content).encode(), instead_of=found[1])
+
+
+def members(
+    bucket: Bucket, partial: str, plan: str, done: Mapping[str, Sequence[Record]], now: float | None = None
+) -> list[Member]:
+    """The processes that do, or did, shares of a plan.
+
+    Args:
+        bucket, partial, plan: as of `claimed`.
+        done: what each has entered, by token.
+        now: by the clock of the bucket; None for that of this machine.
+
+    Raises:
+        StorageError: the store reports an error.
+    """
+    found = list(bucket.objects_below(f"{partial}/{PARTS}") or ())
+    contents = in_threads(WRITES_AT_ONCE, lambda each: read(bucket, f"{partial}/{PARTS}/{each[0]}"), found)
+    listed: list[Member] = []
+    for (token, status), content in zip(found, contents, strict=True):
+        said = _parsed(content[0]) if content else {}
+        share, seen = share_of(said.get("share")), (status.modified or 0) / 1e9
+        if share is None or said.get("plan") != plan:
+            continue
+        outcome = str(said.get("ended", ""))
+        alive = "ended" not in said and is_live(said, (time.time() if now is None else now) - seen)
+        began = said.get("began")
+        began = float(began) if isinstance(began, int | float) else seen
+        listed.append(
+            Member(token, share, process_of(said), began, seen, alive, outcome, done.get(token, ()))
+        )
+    return sorted(listed, key=lambda each: each.began)
+
+
+def at_work(bucket: Bucket, partial: str, now: float) -> Iterator[str]:
+    """The processes that do shares of any plan, in words; errors as `members`.
+
+    Args:
+        bucket, partial, now: as of `members`.
+    """
+    for token, status in bucket.objects_below(f"{partial}/{PARTS}") or ():
+        content = read(bucket, f"{partial}/{PARTS}/{token}")
+        said = _parsed(content[0]) if content else {}
+        share = share_of(said.get("share"))
+        if share and "ended" not in said and is_live(said, now - (status.modified or 0) / 1e9):
+            yield f"part {share.name}: {process_of(said)}"
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    with suppress(ValueError):
+        found = json.loads(content)
+        if isinstance(found, dict):
+            return found
+    return {}
