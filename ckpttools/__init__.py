@@ -15,6 +15,8 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
+from ckpttools.core.version import __version__ as __version__
+
 # Not that of typing, whose import takes as long as all else before the command line can be stopped in order.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,8 +74,6 @@ if TYPE_CHECKING:
     from ckpttools.transforms.select import Select as Select
 
     open = open_checkpoint
-
-__version__ = "0.1.0"
 
 # Module -> what it has of what is here.
 _MODULES = {

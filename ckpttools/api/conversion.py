@@ -58,7 +58,7 @@ class Resources:
             plan = build(
                 tree, writer, memory=self.memory, jobs=jobs, notes=notes, reserved=reserved, streams=streams
             )
-            return Conversion(plan, writer, self.requests)
+            return Conversion(plan, writer, self.requests, jobs)
 
 
 def open_checkpoint(path: Where, step: int | None = None) -> Tree:
@@ -76,11 +76,18 @@ def open_checkpoint(path: Where, step: int | None = None) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A plan and its writer, and how many reads may be under way at once: see `Resources`."""
+    """A plan and its writer, with what it was planned for.
+
+    Attributes:
+        plan, writer: they.
+        requests: as of `Resources`.
+        jobs: workers at a time that were wanted; fewer may fit.
+    """
 
     plan: Plan
     writer: Writer
     requests: int | None = None
+    jobs: int = 1
 
     def run(
         self,
@@ -90,11 +97,12 @@ class Conversion:
         observe: Observer = lambda event: None,
         manifest: Where | None = None,
         command: str = "",
+        planned: str = "",
     ) -> Receipt:
         """Executes the plan.
 
         Args:
-            destination, overwrite, observe, command: see `ckpttools.run.executor.execute`.
+            destination, overwrite, observe, command, planned: see `ckpttools.run.executor.execute`.
             manifest: file that gets the digests of all arrays; replaced only if `overwrite`. They are
                 computed while data is in memory; arrays that do not pass through it are read once more.
 
@@ -114,6 +122,7 @@ class Conversion:
             check_replaced=self._check_replaced,
             observe=observe,
             command=command,
+            planned=planned,
         )
         with requesting(self.requests):
             if manifest is None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import lru_cache
+from typing import TypeAlias
 
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked, Constant, Decoded, Stored, distinct, inner
@@ -31,10 +32,24 @@ def nodes(arrays: Iterable[LazyArray]) -> int:
     return sum(_CHUNKED if isinstance(array, Chunked) else 1 for array in distinct(arrays))
 
 
-class Describer:
-    """Describes arrays as plain values; what several are made of is described once and has a number."""
+Identify: TypeAlias = Callable[[ByteSource], tuple[str, str]]
+"""The one name of a file, and something that changes when its content does."""
 
-    def __init__(self) -> None:
+
+def identity(source: ByteSource) -> tuple[str, str]:
+    """A file's own name, however the path to it is written, and its version."""
+    return _file(source.path), source.version
+
+
+class Describer:
+    """Describes arrays as plain values; what several are made of is described once and has a number.
+
+    Args:
+        identify: says which file a source is.
+    """
+
+    def __init__(self, identify: Identify = identity) -> None:
+        self._identify = identify
         self._numbers: dict[int, int] = {}
 
     def lines(self, array: LazyArray) -> Iterator[object]:
@@ -52,10 +67,10 @@ class Describer:
         if parts:
             yield [*_own_fields(array), [self._numbers[id(part)] for part in parts]]
         else:
-            yield _described(array)
+            yield _described(array, self._identify)
 
 
-def _described(array: LazyArray) -> list[object]:
+def _described(array: LazyArray, identify: Identify) -> list[object]:
     """What an array is made of, as plain values: arrays described alike hold the same elements.
 
     Raises:
@@ -63,16 +78,16 @@ def _described(array: LazyArray) -> list[object]:
     """
     match array:
         case Stored(source=source):
-            return ["stored", _file(source.path), source.version, array.offset]
+            return ["stored", *identify(source), array.offset]
         case Chunked():
             parts = (array.part(index) for index in grid_indices(array.shape, array.chunk))
-            return ["chunked", array.chunk, *map(_described, parts)]
+            return ["chunked", array.chunk, *(_described(part, identify) for part in parts)]
         case Decoded(encoded=code):
-            return ["decoded", _file(code.source.path), code.source.version, code.offset, code.code]
+            return ["decoded", *identify(code.source), code.offset, code.code]
         case Constant():
             return ["constant", array.element.hex()]
         case _ if inner(array):
-            return [*_own_fields(array), *map(_described, inner(array))]
+            return [*_own_fields(array), *(_described(part, identify) for part in inner(array))]
         case _:
             raise TypeError(f"{array!r} is not a node")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttools.cli.command_line import command_line
 from ckpttools.cli.output import print_json, say, show
+from ckpttools.cli.planning import taken
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def write(
         options: of the call.
     """
     prepared = call(source, destination, command=command_line(), **options)
+    if taken(prepared, dry_run=dry_run, resume=bool(options.get("resume"))):
+        return
     if dry_run:
         _print_plan(prepared, source, as_json)
     else:

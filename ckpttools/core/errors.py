@@ -167,10 +167,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     return f"did you mean {near[0]}?" if near else None
 
 
-def listing(items: Sequence[str], most: int = 20) -> str:
-    """`items` one to a line and indented; those that differ in numbers only are one line with ranges."""
-    folds = folded(items)
-    lines = [f"\n    {item}" for item in folds[:most]]
-    if len(folds) > most:
-        lines.append(f"\n    … and {len(folds) - most} more lines")
+def listing(items: Sequence[str], most: int = 20, *, folds: bool = True) -> str:
+    """`items` one to a line and indented; those that differ in numbers only are one line if `folds`."""
+    said = folded(items) if folds else items
+    lines = [f"\n    {item}" for item in said[:most]]
+    if len(said) > most:
+        lines.append(f"\n    … and {len(said) - most} more lines")
     return "".join(lines)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
 
-from ckpttools.array.fingerprint import Describer, nodes, sources
+from ckpttools.array.fingerprint import Describer, Identify, identity, nodes, sources
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.tree import Path, Tree, spelled
@@ -23,7 +23,6 @@ from ckpttools.plan.reading import reading_costs
 from ckpttools.plan.streamed import cut_in_order, groups, in_order, most_groups, task_sizes
 from ckpttools.plan.task import LARGEST_TASK, Task, cut
 from ckpttools.stores.base import Streams
-from ckpttools.stores.registry import parse
 
 _SMALLEST_TASK = 1 << 20
 # Sizes of a task, each half the one before, that are tried before fewer workers: smaller tasks cut matrices
@@ -133,20 +132,24 @@ class Plan:
         found = {source.path: source for source in (*read, *self.layout.links.values())}
         return tuple(found[path] for path in sorted(found))
 
-    def fingerprint(self) -> str:
-        """The same for two plans that put the same bytes of the same files in the same places."""
+    def fingerprint(self, identify: Identify = identity) -> str:
+        """The same for two plans that put the same bytes of the same files in the same places.
+
+        Args:
+            identify: the one name of a file, and its version.
+        """
         digest = hashlib.sha256()
-        for line in self._described():
+        for line in self._described(identify):
             digest.update(json.dumps(line, separators=(",", ":")).encode())
         return digest.hexdigest()
 
-    def _described(self) -> Iterator[object]:
-        files = [(str(parse(each.path).resolve()), each.size, each.version) for each in self.sources]
-        yield sorted(files)
+    def _described(self, identify: Identify) -> Iterator[object]:
+        identities = [(*identify(each), each.size) for each in self.sources]
+        yield sorted((name, size, version) for name, version, size in identities)
         yield [sorted(self.layout.files.items()), sorted(self.tree.metadata.custom.items())]
         yield [[note.subject, note.text] for note in (*self.notes.inexact, *self.notes.values)]
-        yield [[name, str(parse(source.path).resolve())] for name, source in self.layout.links.items()]
-        describer = Describer()
+        yield [[name, identify(source)[0]] for name, source in self.layout.links.items()]
+        describer = Describer(identify)
         for path, array in self.tree.arrays.items():
             placement = self.layout.placements[path]
             yield [spelled(path), array.shape, array.dtype.name, placement.described]

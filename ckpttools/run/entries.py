@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from ckpttools.core.errors import UsageError, listing
 from ckpttools.core.region import Shape
+from ckpttools.core.text import plural
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
 from ckpttools.stores.place import Place
@@ -59,6 +61,44 @@ def kept(records: Iterable[Record], plan: Plan, content: Place) -> list[Finished
 
     found = {entry.task: entry for entry in entries(records) if 0 <= entry.task < len(plan.tasks)}
     return [entry for entry in found.values() if all(size(file) >= stop for file, stop in _ends(entry, plan))]
+
+
+class UnfinishedError(UsageError):
+    """Tasks are missing of what is to get its name."""
+
+
+def unfinished(missing: Sequence[int], count: int, place: object, got: str | None = None) -> UnfinishedError:
+    """The error that lists tasks that nobody has done.
+
+    Args:
+        missing: their numbers, in order.
+        count: how many there are in all.
+        place: where they are missing.
+        got: who is at work on them.
+    """
+    listed = listing([_spelled(*stretch) for stretch in stretches(missing)], folds=False)
+    return UnfinishedError(
+        f"{len(missing)} of {plural(count, 'task')} are missing:{listed}",
+        place=place,
+        got=got,
+        wanted="all parts done",
+        hint="`ckpt run PLAN --status` says who does what; `ckpt run PLAN --part 0/1` does all that is left",
+    )
+
+
+def stretches(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Sorted numbers as stretches (first, stop) without gaps."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1] = found[-1][0], number + 1
+        else:
+            found.append((number, number + 1))
+    return found
+
+
+def _spelled(first: int, stop: int) -> str:
+    return f"task {first}" if stop == first + 1 else f"tasks {first} to {stop - 1}"
 
 
 def entries(records: Iterable[Record]) -> Iterator[FinishedTask]:

@@ -6,14 +6,15 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from ckpttools.array.fingerprint import Identify, identity
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, spelled
 from ckpttools.core.errors import SourceChangedError, UsageError
@@ -22,14 +23,14 @@ from ckpttools.formats.base import Extents, Writer
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
 from ckpttools.run.apart import check_apart, check_unread
-from ckpttools.run.entries import FinishedTask, kept
+from ckpttools.run.entries import FinishedTask, kept, unfinished
 from ckpttools.run.events import Observer, Publishing, Receipt, Started, TaskDone, Watch
 from ckpttools.run.linking import link_files
 from ckpttools.run.making import make
 from ckpttools.run.memory import peak_bytes
 from ckpttools.run.threads import start_some
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import DataFiles, Purpose, Sink, Staging, Work, staging_of
+from ckpttools.stores.publishing import Purpose, Record, Sink, Staging, Work, staging_of
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.traffic import counted
 from ckpttools.stores.unchanged import check_unchanged
@@ -50,6 +51,7 @@ def execute(
     watch: Watch = lambda path, region, values: None,
     conclude: Callable[[], None] = lambda: None,
     command: str = "",
+    planned: str = "",
 ) -> Receipt:
     """Makes the checkpoint that the plan describes, or goes on where an earlier run stopped.
 
@@ -65,22 +67,25 @@ def execute(
         conclude: called when the checkpoint has its name, before the journal goes: what it raises leaves the
             same command something to go on with.
         command: the command line, for whoever finds the work unfinished; "" where there is none.
+        planned: fingerprint under which others have done all the tasks, so that only the last steps are left;
+            "" to do the tasks, too.
 
     Raises:
+        UnfinishedError: `planned`, and tasks are missing.
         CheckpointError: of any kind; the destination is then as it was, and `<destination>.partial` keeps
             what was done.
     """
     started = time.monotonic()
     place = parse(destination)
     staging = staging_of(place, overwrite, partial(check_replaced, place))
-    own = _checked(plan, writer, place, staging)
-    purpose = Purpose(own, _source(plan), command, str(parse(".").absolute()) if command else "")
+    own = _checked(plan, writer, place, staging, planned)
+    purpose = Purpose(own, source_of(plan), command, str(parse(".").absolute()) if command else "")
     with counted() as traffic, staging.opened(purpose, plan.layout.nbytes) as work:
         if work.is_complete:
             done, unlinked = _Done(len(plan.tasks), plan.bytes_out), 0
             observe(Started(plan, done.tasks, done.bytes_out))
         else:
-            done, unlinked = _made(plan, writer, work, observe, watch)
+            done, unlinked = _made(plan, writer, work, observe, watch, only_last_steps=bool(planned))
             work.publish()
         conclude()
         work.conclude()
@@ -117,9 +122,9 @@ def check(
     _checked(plan, writer, place, staging_of(place, overwrite, partial(check_replaced, place)))
 
 
-def _checked(plan: Plan, writer: Writer, destination: Place, staging: Staging) -> str:
+def _checked(plan: Plan, writer: Writer, destination: Place, staging: Staging, planned: str = "") -> str:
     """The fingerprint of a run that nothing stops before it writes anything."""
-    own, source = fingerprint(plan, writer), plan.tree.metadata.place
+    own, source = planned or fingerprint(plan, writer), plan.tree.metadata.place
     if source:
         check_apart(source, destination)
     if destination.store.streams and plan.streams is None:
@@ -134,7 +139,7 @@ def _checked(plan: Plan, writer: Writer, destination: Place, staging: Staging) -
     return own
 
 
-def _source(plan: Plan) -> str:
+def source_of(plan: Plan) -> str:
     """What is converted, for messages: where it was opened, or where all its files lie."""
     if plan.tree.metadata.place:
         return str(parse(plan.tree.metadata.place).absolute())
@@ -154,27 +159,43 @@ class _Done:
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-def fingerprint(plan: Plan, writer: Writer) -> str:
-    """The same for two runs that make the same files of the same sources by the same tasks."""
+def fingerprint(
+    plan: Plan,
+    writer: Writer,
+    identify: Identify = identity,
+    said: Callable[[str], str] = lambda text: text,
+) -> str:
+    """The same for two runs that make the same files of the same sources by the same tasks.
+
+    Args:
+        plan, writer: the run.
+        identify: says which file a source is.
+        said: a text that may name places, as it is to count.
+    """
     metadata = plan.tree.metadata
     leaves = [(path, leaf) for path, leaf in plan.tree.items() if path not in plan.tree.arrays]
     marks = sorted(map(repr, metadata.scalars)), metadata.key_impls
     rest = writer, leaves, metadata.step, metadata.item, marks
-    return hashlib.sha256(f"{plan.fingerprint()} {rest!r}".encode()).hexdigest()
+    return hashlib.sha256(f"{plan.fingerprint(identify)} {said(repr(rest))}".encode()).hexdigest()
 
 
-def _made(plan: Plan, writer: Writer, work: Work, observe: Observer, watch: Watch) -> tuple[_Done, int]:
+def _made(
+    plan: Plan, writer: Writer, work: Work, observe: Observer, watch: Watch, *, only_last_steps: bool
+) -> tuple[_Done, int]:
     """Makes the content, all but its name.
 
     Returns:
         What an earlier run had done, and the bytes that were copied where links were refused.
     """
     done = kept(work.records, plan, work.content)
+    if only_last_steps and len(done) < len(plan.tasks):
+        missing = sorted({*range(len(plan.tasks))} - {entry.task for entry in done})
+        raise unfinished(missing, len(plan.tasks), work.content)
     bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
     observe(Started(plan, len(done), bytes_done))
     unlinked = link_files(plan.layout, work.content)
     with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
-        run = _Execution(plan, files, work, observe, watch)
+        run = Execution(plan, files, work, observe, watch)
         try:
             extents = run.work(done)
             observe(Publishing())
@@ -197,10 +218,31 @@ def _see_nothing(path: Path, region: Region, values: np.ndarray) -> None:
     """Watches what is only rehearsed."""
 
 
-class _Execution:
+class TaskFiles(Protocol):
+    """What of `DataFiles` doing tasks takes."""
+
+    def passes(self, group: int) -> Generator[Sink]: ...
+    def extend(self, name: str, end: int) -> None: ...
+    def sync(self) -> None: ...
+
+
+class Enters(Protocol):
+    """What of `Work` doing tasks takes."""
+
+    def enter(self, records: Iterable[Record]) -> None: ...
+
+
+class Execution:
     """The moving state of one run: the tasks still to be taken, those finished, the first error."""
 
-    def __init__(self, plan: Plan, files: DataFiles, work: Work, observe: Observer, watch: Watch) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        files: TaskFiles,
+        work: Enters,
+        observe: Observer,
+        watch: Watch = lambda path, region, values: None,
+    ) -> None:
         self._plan = plan
         self._files = files
         self._work = work

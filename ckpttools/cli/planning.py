@@ -1,0 +1,74 @@
+"""A command line that is only planned: what writes hands over what it has decided."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from ckpttools.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
+    from ckpttools.plan.plan_file import Header
+    from ckpttools.stores.relocation import Relocation
+
+_TAKEN: ContextVar[list[Prepared] | None] = ContextVar("planned commands", default=None)
+
+
+def taken(prepared: Prepared, *, dry_run: bool, resume: bool) -> bool:
+    """Whether somebody else takes over from here, who has only asked for the plan."""
+    found = _TAKEN.get()
+    if found is None:
+        return False
+    if dry_run or resume:
+        flag = "--dry-run" if dry_run else "--resume"
+        raise UsageError(f"{flag} has no meaning for a plan in a file", hint="leave it out")
+    found.append(prepared)
+    return True
+
+
+def prepared_by(words: Sequence[str]) -> Prepared:
+    """What a command line decides.
+
+    Args:
+        words: after `ckpt`.
+
+    Raises:
+        UsageError: it writes no checkpoint, or not by tasks that can be dealt out.
+        CheckpointError: it cannot be planned.
+    """
+    from ckpttools.cli.lazy import LazyGroup
+    from ckpttools.cli.main import main
+
+    with _taking() as found, main.make_context("ckpt", list(words)) as context:
+        LazyGroup.invoke(main, context)
+    if not found:
+        raise UsageError(
+            f"`ckpt {' '.join(words[:2])}` does no work that can be dealt out",
+            wanted="a command that writes a checkpoint, such as convert hf-to-maxtext, cast, select or stack",
+            hint="run it by itself",
+        )
+    return found[0]
+
+
+@contextmanager
+def _taking() -> Iterator[list[Prepared]]:
+    found: list[Prepared] = []
+    token = _TAKEN.set(found)
+    try:
+        yield found
+    finally:
+        _TAKEN.reset(token)
+
+
+def replanned(header: Header, relocation: Relocation) -> Prepared:
+    """The plan of a file, made again: see `ckpttools.api.parts.Replan`."""
+    words = [relocation.word(word) for word in header.command]
+    directory = relocation.there(header.directory)
+    # The number of workers decides how large tasks are, and must not be that of this machine.
+    words += ["--jobs", str(header.jobs)]
+    with chdir(directory if os.path.isdir(directory) else "."):  # noqa: PTH112
+        return prepared_by(words)

@@ -1,0 +1,3 @@
+"""The version of this package: also in pyproject.toml."""
+
+__version__ = "0.1.0"

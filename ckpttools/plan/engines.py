@@ -1,0 +1,85 @@
+"""Which part is this process's, as the engine that started it says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
+from ckpttools.plan.dealing import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Variables of the environment.
+
+    Attributes:
+        number: says which process this is.
+        count: says how many there are; "" where the engine does not tell.
+        first: says the number of the first one; "" where that is 0.
+        step: says how far apart numbers are; "" where that is 1.
+    """
+
+    number: str
+    count: str = ""
+    first: str = ""
+    step: str = ""
+
+
+# A batch script of SLURM has SLURM_PROCID, too: only a step of `srun` says how many of it there are.
+ENGINES = (
+    Engine("JOB_COMPLETION_INDEX"),
+    Engine("CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
+    Engine("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
+    Engine("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP"),
+    Engine("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+def part_here(count: int | None = None, environment: Mapping[str, str] = os.environ) -> Part:
+    """The part of this process.
+
+    Args:
+        count: how many parts there are, which then are numbered as the engine numbers processes; None for as
+            many as the engine has started.
+        environment: its variables.
+
+    Raises:
+        UsageError: nothing says which part, or how many there are.
+    """
+    for engine in ENGINES:
+        if engine.number in environment and (
+            count is not None or engine.count in environment or not engine.count
+        ):
+            return _part(engine, count, environment)
+    raise UsageError(
+        "nothing says which part to do",
+        got="none of " + ", ".join(engine.number for engine in ENGINES),
+        wanted=f"{option('part', 'I/N')}, or one of these variables",
+        hint="`--part 0/1` does all that is left",
+    )
+
+
+def _part(engine: Engine, count: int | None, environment: Mapping[str, str]) -> Part:
+    number = _whole(engine.number, environment)
+    if count is not None:
+        # A job array that does a few parts again has their numbers, and its own first one and count.
+        return Part(number, count)
+    if not engine.count:
+        raise UsageError(
+            f"{engine.number} says which part this is, and nothing how many there are",
+            got=f"{engine.number}={number}",
+            hint=f"say it: {option('parts', 'N')}, the completions of the job",
+        )
+    first = _whole(engine.first, environment) if engine.first in environment else 0
+    step = _whole(engine.step, environment) if engine.step in environment else 1
+    return Part((number - first) // max(1, step), _whole(engine.count, environment))
+
+
+def _whole(name: str, environment: Mapping[str, str]) -> int:
+    text = environment[name]
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"{name} is no number", got=text, wanted="0, 1, 2, …")
+    return int(text)

@@ -1,0 +1,269 @@
+"""Lazy arrays as lines of text, and back: an array is made again without opening what it is read from.
+
+Each node is a list, and has the number of its line; what it is made of are numbers of lines before it. Nodes
+are made when they are asked for: of an array that is stacked from thousands only those that are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from typing import Any, cast, overload
+
+from ckpttools.array.lazy import ByteSource, LazyArray
+from ckpttools.array.nodes import (
+    Chunked,
+    Constant,
+    Elementwise,
+    Padded,
+    Relayout,
+    Stack,
+    Stored,
+    Take,
+    Window,
+    take,
+)
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.errors import FormatError
+from ckpttools.core.region import Shape, grid_indices, grid_shape
+from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
+
+# Rooms whose frozen dataclasses may be named in a line: functions of elements, and codecs.
+_OPS = ("ckpttools.mapping.", "ckpttools.transforms.", "ckpttools.quantized.")
+_CODECS = ("ckpttools.codecs.",)
+_DTYPE = "dtype"
+
+
+class NotInLinesError(Exception):
+    """An array, or a place, of which lines cannot say what it is."""
+
+
+class NodeLines:
+    """Arrays become lines.
+
+    Args:
+        source: gives a file its number.
+
+    Attributes:
+        lines: what was said so far.
+    """
+
+    def __init__(self, source: Callable[[ByteSource], int]) -> None:
+        self._source = source
+        self._numbers: dict[int, int] = {}
+        self._kept: list[LazyArray] = []
+        self.lines: list[str] = []
+
+    def number(self, array: LazyArray) -> int:
+        """The line of an array, which is written if it was not yet.
+
+        Raises:
+            NotInLinesError: it is made of something that lines do not know.
+        """
+        found = self._numbers.get(id(array))
+        if found is None:
+            said = self._said(array)
+            found = self._numbers[id(array)] = len(self.lines)
+            # A number means this object as long as there is no other one with its address.
+            self._kept.append(array)
+            self.lines.append(_text(said))
+        return found
+
+    def _said(self, array: LazyArray) -> list[object]:
+        kind = [array.shape, _dtype(array.dtype)]
+        match array:
+            case Stored():
+                return ["stored", *kind, self._source(array.source), array.offset, array.whole_bytes]
+            case Constant():
+                return ["constant", *kind, array.element.hex()]
+            case Stack():
+                return ["stack", *kind, array.axis, [self.number(part) for part in array.parts]]
+            case Take():
+                return ["take", self.number(array.source), array.axis, array.index]
+            case Relayout():
+                how = array.split, array.order, array.merge
+                return ["relayout", *kind, self.number(array.source), *how]
+            case Window():
+                return ["window", *kind, self.number(array.source), array.start]
+            case Padded():
+                return ["padded", *kind, self.number(array.source)]
+            case Elementwise():
+                return ["elementwise", *kind, self.number(array.source), said_of(array.op, _OPS)]
+            case Chunked(gaps=None):
+                parts = (array.part(index) for index in grid_indices(array.shape, array.chunk))
+                numbers = [self.number(part) for part in parts]
+                return ["chunked", *kind, array.chunk, array.part_scratch, numbers]
+        raise NotInLinesError(f"{array!r}")
+
+
+class Nodes:
+    """Lines become arrays, each when it is asked for.
+
+    Args:
+        lines: what `NodeLines` wrote.
+        source: the file of a number.
+    """
+
+    def __init__(self, lines: Sequence[bytes], source: Callable[[int], ByteSource]) -> None:
+        self._lines, self._source = lines, source
+        self._made: dict[int, LazyArray] = {}
+
+    def array(self, number: int) -> LazyArray:
+        """The array of a line. Raises FormatError where the line says none."""
+        found = self._made.get(number)
+        if found is None:
+            try:
+                found = self._array(json.loads(self._lines[number]))
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+                raise FormatError("a line of a plan says no array", got=error) from error
+            # Another thread may have been quicker.
+            found = self._made.setdefault(number, found)
+        return found
+
+    def _array(self, said: list[Any]) -> LazyArray:
+        match said:
+            case ["take", source, axis, index]:
+                return take(self.array(source), axis, index)
+            case [str(kind), shape, name, *rest]:
+                return self._made_of(kind, tuple(shape), DTYPES[name], rest)
+        raise ValueError(f"{said!r:.80}")
+
+    def _made_of(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray:
+        match kind, rest:
+            case "stored", [source, offset, whole_bytes]:
+                return Stored(shape, dtype, self._source(source), offset, whole_bytes)
+            case "constant", [element]:
+                return Constant(shape, dtype, bytes.fromhex(element))
+            case "stack", [axis, numbers]:
+                return Stack(shape, dtype, cast("tuple[LazyArray, ...]", _Parts(self, numbers)), axis)
+            case "relayout", [source, split, order, merge]:
+                groups = tuple(map(tuple, split))
+                return Relayout(shape, dtype, self.array(source), groups, tuple(order), tuple(merge))
+            case "window", [source, start]:
+                return Window(shape, dtype, self.array(source), tuple(start))
+            case "padded", [source]:
+                return Padded(shape, dtype, self.array(source))
+            case "elementwise", [source, op]:
+                return Elementwise(shape, dtype, self.array(source), made_of(op, _OPS))
+            case "chunked", [chunk, part_scratch, numbers]:
+                part = _Grid(self, grid_shape(shape, tuple(chunk)), numbers)
+                return Chunked(shape, dtype, tuple(chunk), part, part_scratch)
+        raise ValueError(f"{kind!r:.80}")
+
+
+class _Parts(Sequence[LazyArray]):
+    """What a stack is made of, each made when it is asked for."""
+
+    def __init__(self, nodes: Nodes, numbers: Sequence[int]) -> None:
+        self._nodes, self._numbers = nodes, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> LazyArray: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LazyArray]: ...
+    def __getitem__(self, index: int | slice) -> LazyArray | Sequence[LazyArray]:
+        if isinstance(index, slice):
+            return _Parts(self._nodes, self._numbers[index])
+        return self._nodes.array(self._numbers[index])
+
+
+class _Grid:
+    """The chunks of an array, by grid index."""
+
+    def __init__(self, nodes: Nodes, grid: Shape, numbers: Sequence[int]) -> None:
+        self._nodes, self._grid, self._numbers = nodes, grid, numbers
+
+    def __call__(self, index: Shape) -> LazyArray:
+        position = 0
+        for i, count in zip(index, self._grid, strict=True):
+            position = position * count + i
+        return self._nodes.array(self._numbers[position])
+
+
+def said_of_placement(placement: Placement) -> list[object]:
+    """A place as a list. Raises NotInLinesError for one that writes nothing."""
+    match placement.home:
+        case DataFile(file, offset, per_file):
+            home: list[object] = ["file", file, offset, per_file]
+        case ChunkFiles(directory, prefix, separator):
+            home = ["chunks", directory, prefix, separator]
+        case Appended(file, most):
+            home = ["appended", file, most]
+        case other:
+            raise NotInLinesError(f"{other!r:.80}")
+    codec = None if placement.codec is None else said_of(placement.codec, _CODECS)
+    return [placement.shape, placement.itemsize, placement.chunk, home, codec]
+
+
+def placement_of(said: Any) -> Placement:
+    """The inverse of `said_of_placement`. Raises FormatError where nothing is said of a place."""
+    homes: Mapping[str, Callable[..., DataFile | ChunkFiles | Appended]] = {
+        "file": DataFile,
+        "chunks": ChunkFiles,
+        "appended": Appended,
+    }
+    try:
+        shape, itemsize, chunk, (kind, *home), codec = said
+        made = None if codec is None else made_of(codec, _CODECS)
+        return Placement(tuple(shape), itemsize, tuple(chunk), homes[kind](*home), made)
+    except (ValueError, TypeError, KeyError) as error:
+        raise FormatError("a line of a plan says no place", got=error) from error
+
+
+def said_of(value: Any, rooms: tuple[str, ...]) -> list[object]:
+    """A dataclass of one of some rooms by its name and its fields, which are plain.
+
+    Raises:
+        NotInLinesError: another object.
+    """
+    kind = type(value)
+    if not (is_dataclass(kind) and kind.__module__.startswith(rooms) and "<" not in kind.__qualname__):
+        raise NotInLinesError(f"{value!r:.80}")
+    said = {each.name: _plain(getattr(value, each.name)) for each in fields(kind) if each.init}
+    return [f"{kind.__module__}:{kind.__qualname__}", said]
+
+
+def made_of(said: Any, rooms: tuple[str, ...]) -> Any:
+    """The inverse of `said_of`. Raises ValueError where something else is named."""
+    name, values = said
+    module, _, kind = str(name).partition(":")
+    # Nothing else is imported, and no other class is made, whatever the file says.
+    if not (module.startswith(rooms) and kind.isidentifier()):
+        raise ValueError(f"{name!r:.80} is none of the things that a plan may name")
+    found = getattr(import_module(module), kind)
+    if not (isinstance(found, type) and is_dataclass(found) and found.__module__ == module):
+        raise ValueError(f"{name!r:.80} is none of the things that a plan may name")
+    return found(**{key: _unplain(value) for key, value in values.items()})
+
+
+def _plain(value: object) -> object:
+    match value:
+        case DType():
+            return {_DTYPE: _dtype(value)}
+        case None | bool() | int() | float() | str():
+            return value
+    raise NotInLinesError(f"{value!r:.80}")
+
+
+def _unplain(value: Any) -> object:
+    return DTYPES[value[_DTYPE]] if isinstance(value, dict) else value
+
+
+def _dtype(dtype: DType) -> str:
+    if DTYPES.get(dtype.name) != dtype:
+        raise NotInLinesError(f"{dtype!r:.80}")
+    return dtype.name
+
+
+def _text(said: Iterable[object]) -> str:
+    return json.dumps(said, separators=(",", ":"))
+
+
+def texts(lines: Iterable[Iterable[object]]) -> Iterator[str]:
+    """Each list as a line of JSON."""
+    return map(_text, lines)

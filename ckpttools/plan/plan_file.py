@@ -1,0 +1,387 @@
+"""A plan in a file: written once, then any process does any part of it without planning again.
+
+Lines of JSON. The first says what is done and how many lines of each kind follow; the last is a checksum of
+all before it. Of what a part does not do nothing but its size is looked at: a plan of 23,636 tasks over
+89,939 arrays is read in a fraction of a second.
+
+An array that lines cannot describe, such as one that a function of the user makes, leaves the plan without
+tasks: whoever does a part then plans it all again, and compares the fingerprint.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+from ckpttools.array.lazy import ByteSource
+from ckpttools.array.tree import Path, Tree
+from ckpttools.core.errors import FormatError, SourceChangedError
+from ckpttools.core.region import Region
+from ckpttools.formats.base import Layout
+from ckpttools.plan.node_lines import (
+    NodeLines,
+    Nodes,
+    NotInLinesError,
+    placement_of,
+    said_of_placement,
+    texts,
+)
+from ckpttools.plan.plan import Plan
+from ckpttools.plan.task import Task
+from ckpttools.stores.base import File
+from ckpttools.stores.memory import Bytes
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
+
+_KIND = "ckpttools-plan-1"
+# Of a local file, whose time of change a copy need not have: a few blocks tell it from another model.
+_SAMPLE, _SAMPLES, _MOST_SAMPLES = 4096, 8, 20_000
+# What is in a file of this size is not worth a file of its own.
+_LARGEST_INLINE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a plan does, in a few words.
+
+    Attributes:
+        version: of this package.
+        command: the words after `ckpt`.
+        directory: where they were given.
+        jobs: workers at a time that it was planned for, at most.
+        source, destination: what is read, for messages, and what is written, wherever the process is.
+        plan: fingerprint.
+        overwrite: whether what is at the destination may be replaced.
+        memory: bytes that a process may have resident.
+        requests: reads under way at once; None for as many as are found good.
+        nbytes: bytes that will certainly be written.
+        arrays, tasks, bytes_in, bytes_out: of all of it.
+        buffer_bytes, scratch_bytes: that each worker has.
+        has_tasks: whether the tasks are in the file.
+    """
+
+    version: str
+    command: tuple[str, ...]
+    directory: str
+    jobs: int
+    source: str
+    destination: str
+    plan: str
+    overwrite: bool
+    memory: int
+    requests: int | None
+    nbytes: int
+    arrays: int
+    tasks: int
+    bytes_in: int
+    bytes_out: int
+    buffer_bytes: int
+    scratch_bytes: int
+    has_tasks: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSource:
+    """A file as it was when the plan was made.
+
+    Attributes:
+        path: wherever the process is.
+        real: the one name of it.
+        size, version: see `ckpttools.stores.base.File`.
+        sample: a digest of some of its bytes; "" where its version is enough.
+        is_inline: whether it is no file: its bytes are in the plan.
+    """
+
+    path: str
+    real: str
+    size: int
+    version: str
+    sample: str = ""
+    is_inline: bool = False
+
+    def opened(self, there: Callable[[str], str]) -> File:
+        """The file as it is here.
+
+        Args:
+            there: where what had a path has it here.
+
+        Raises:
+            SourceChangedError: it is another one.
+            CheckpointError: it cannot be opened.
+        """
+        path = there(self.path)
+        file = parse(path).open()
+        is_same = file.size == self.size and (
+            file.version == self.version or (path != self.path and self._is_sampled(file))
+        )
+        if not is_same:
+            file.close()
+            raise SourceChangedError(
+                f"{file.path} is not the file that the plan was made of",
+                got=f"{file.size} bytes, version {file.version}",
+                wanted=f"{self.size} bytes, version {self.version}",
+                hint="make the plan again; if the file was copied here, copy it with its time of change",
+            )
+        return file
+
+    def _is_sampled(self, file: File) -> bool:
+        return bool(self.sample) and _sampled(file, self.sample.count(":") + 1) == self.sample
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """What a file says; arrays and tasks are made when they are asked for.
+
+    Attributes:
+        header: of it.
+        sources: the files that are read.
+        groups: bytes of each group of tasks, read and written.
+        nbytes: of the file.
+    """
+
+    header: Header
+    sources: tuple[PlannedSource, ...]
+    groups: tuple[int, ...]
+    nbytes: int
+    _counts: tuple[int, ...] | None
+    _files: Mapping[str, int]
+    _heads: Mapping[str, bytes]
+    _inline: Mapping[int, bytes]
+    _sizes: tuple[int, int, int]
+    _lines: Sequence[bytes]
+
+    def tasks_of(self, first: int, stop: int) -> range:
+        """The numbers of the tasks of groups."""
+        return range(self._starts[first], self._starts[stop])
+
+    @cached_property
+    def _starts(self) -> Sequence[int]:
+        if self._counts is None:
+            return range(len(self.groups) + 1)
+        return list(accumulate(self._counts, initial=0))
+
+    def bytes_of_tasks(self, numbers: Iterable[int]) -> int:
+        """Bytes that are read and written for tasks, those of a group shared out evenly among its tasks."""
+        total = 0.0
+        per_task = self._per_task
+        for number in numbers:
+            total += per_task(number)
+        return round(total)
+
+    @cached_property
+    def _per_task(self) -> Callable[[int], float]:
+        if self._counts is None:
+            return self.groups.__getitem__
+        shares = [
+            nbytes / count
+            for nbytes, count in zip(self.groups, self._counts, strict=True)
+            for _ in range(count)
+        ]
+        return shares.__getitem__
+
+    def part(self, first: int, stop: int, jobs: int, there: Callable[[str], str]) -> tuple[Plan, Opened]:
+        """The plan of some groups, their tasks alone, and the files that they read.
+
+        Args:
+            first, stop: numbers of groups.
+            jobs: workers at a time.
+            there: where what had a path has it here.
+
+        Raises:
+            FormatError: the file is damaged.
+        """
+        arrays_at, nodes_at, tasks_at = 0, self._sizes[0], self._sizes[0] + self._sizes[1]
+        opened = Opened(self.sources, self._inline, there)
+        nodes = Nodes(self._lines[nodes_at:tasks_at], opened)
+        said = [_list(self._lines[tasks_at + number]) for number in self.tasks_of(first, stop)]
+        paths: dict[int, Path] = {}
+        placements, arrays = {}, {}
+        for number in dict.fromkeys(each[0] for each in said):
+            path, node, placement = _list(self._lines[arrays_at + number])
+            paths[number] = tuple(path)
+            placements[tuple(path)] = placement_of(placement)
+            arrays[tuple(path)] = nodes.array(node)
+        tasks = tuple(
+            Task(paths[number], Region(tuple(start), tuple(end)), bytes_in, bytes_out, ("", 0))
+            for number, start, end, bytes_in, bytes_out in said
+        )
+        layout = Layout(placements, self._files, heads=self._heads)
+        header = self.header
+        streams = parse(header.destination).store.streams
+        return (
+            Plan(
+                Tree(arrays), layout, tasks, jobs, header.memory, header.buffer_bytes, header.scratch_bytes,
+                streams=streams,
+            ),
+            opened,
+        )  # fmt: skip
+
+
+class Opened:
+    """The files that a part reads, each opened when it is needed for the first time."""
+
+    def __init__(
+        self, sources: Sequence[PlannedSource], inline: Mapping[int, bytes], there: Callable[[str], str]
+    ) -> None:
+        self._sources, self._inline, self._there = sources, inline, there
+        self._files: dict[int, File] = {}
+
+    def __call__(self, number: int) -> ByteSource:
+        """Raises SourceChangedError where it is not what it was."""
+        found = self._files.get(number)
+        if found is None:
+            content = self._inline.get(number)
+            source = self._sources[number]
+            made = source.opened(self._there) if content is None else Bytes(source.path, content)
+            # Another thread may have been quicker.
+            found = self._files.setdefault(number, made)
+        return found
+
+    @property
+    def files(self) -> list[File]:
+        """Those that were."""
+        return list(self._files.values())
+
+
+def encoded(plan: Plan, header: Header) -> bytes:
+    """The content of a plan's file.
+
+    Args:
+        plan: all of it.
+        header: what it does; `has_tasks` is found out here.
+    """
+    sources = _Sources()
+    nodes = NodeLines(sources.number)
+    for each in plan.sources:
+        sources.number(each)
+    try:
+        arrays = list(_arrays(plan, nodes))
+    except (NotInLinesError, RecursionError):
+        arrays, nodes, header = [], NodeLines(sources.number), replace(header, has_tasks=False)
+    groups = [list(group) for group in plan.groups]
+    sizes = [sum(plan.tasks[n].bytes_in + plan.tasks[n].bytes_out for n in group) for group in groups]
+    counts = None if plan.streams is None else [len(group) for group in groups]
+    heads = {name: base64.b64encode(head).decode() for name, head in plan.layout.heads.items()}
+    numbers = {path: number for number, (path, _, _) in enumerate(arrays)}
+    tasks = [
+        [numbers[task.path], task.region.start, task.region.stop, task.bytes_in, task.bytes_out]
+        for task in (plan.tasks if header.has_tasks else ())
+    ]
+    first: list[object] = [_KIND, asdict(header), [len(arrays), len(nodes.lines), len(tasks)]]
+    said = [
+        *texts([first]),
+        *_small([sources.said(), sources.inline, sizes, counts, plan.layout.files, heads]),
+    ]
+    text = "\n".join([*said, *texts(arrays), *nodes.lines, *texts(tasks), ""]).encode()
+    return text + f"{hashlib.sha256(text).hexdigest()}\n".encode()
+
+
+def _small(values: Iterable[object]) -> Iterator[str]:
+    return (json.dumps(value, separators=(",", ":")) for value in values)
+
+
+def _arrays(plan: Plan, nodes: NodeLines) -> Iterator[list[object]]:
+    for path in dict.fromkeys(task.path for task in plan.tasks):
+        yield [path, nodes.number(plan.tree.arrays[path]), said_of_placement(plan.layout.placements[path])]
+
+
+class _Sources:
+    """Files get numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._listed: list[ByteSource] = []
+        self._held: dict[int, int] = {}
+        self.inline: dict[int, str] = {}
+
+    def number(self, source: ByteSource) -> int:
+        """Raises NotInLinesError for what no process finds again."""
+        if isinstance(source, Bytes):
+            return self._inline_number(source)
+        if not isinstance(source, File):
+            raise NotInLinesError(f"{source!r:.80}")
+        found = self._numbers.get(source.path)
+        if found is None:
+            found = self._numbers[source.path] = len(self._listed)
+            self._listed.append(source)
+        return found
+
+    def _inline_number(self, source: Bytes) -> int:
+        found = self._held.get(id(source))
+        if found is None:
+            if source.size > _LARGEST_INLINE:
+                raise NotInLinesError(f"{source!r:.80}")
+            found = self._held[id(source)] = len(self._listed)
+            self._listed.append(source)
+            self.inline[found] = base64.b64encode(source.read(0, source.size)).decode()
+        return found
+
+    def said(self) -> list[list[object]]:
+        """Each in the order of its number."""
+        samples = max(2, min(_SAMPLES, _MOST_SAMPLES // max(1, len(self._listed))))
+        return [list(asdict(_planned(each, samples)).values()) for each in self._listed]
+
+
+def _planned(source: ByteSource, samples: int) -> PlannedSource:
+    if isinstance(source, Bytes) or not isinstance(source, File):
+        return PlannedSource(source.path, source.path, source.size, source.version, is_inline=True)
+    place = parse(source.path)
+    sample = _sampled(source, samples) if place.store.scheme == "file" else ""
+    return PlannedSource(str(place.absolute()), str(place.resolve()), source.size, source.version, sample)
+
+
+def _sampled(file: File, count: int) -> str:
+    """Short digests of blocks that are spread evenly over a file, the first at its beginning."""
+    last = max(0, file.size - _SAMPLE)
+    starts = [last * number // max(1, count - 1) for number in range(count)]
+    blocks = (file.read(start, min(_SAMPLE, file.size - start)) for start in starts)
+    return ":".join(hashlib.sha256(block).hexdigest()[:16] for block in blocks)
+
+
+def read_plan(place: Place) -> PlanFile:
+    """The plan in a file.
+
+    Raises:
+        FormatError: it is none, or damaged.
+        StorageError: it cannot be read.
+    """
+    return decoded(place.read_bytes(), place)
+
+
+def decoded(data: bytes, place: object) -> PlanFile:
+    """What the content of a file says; errors as `read_plan`."""
+    *lines, checksum, rest = data.split(b"\n") if data.count(b"\n") > 1 else (b"", b"", b"")
+    whole = len(data) - len(checksum) - 1
+    if not lines[0].startswith(f'["{_KIND}"'.encode()):
+        raise FormatError("not a plan that `ckpt plan` wrote", place=place, got=f"{lines[0][:40]!r}")
+    if rest or hashlib.sha256(data[:whole]).hexdigest().encode() != checksum:
+        raise FormatError(
+            "the plan is damaged, or not all there",
+            place=place,
+            got=f"{len(data)} bytes with another checksum",
+            hint="copy it again, or make it again with ckpt plan",
+        )
+    _, header, sizes = json.loads(lines[0])
+    sources, inline, groups, counts, files, heads = map(json.loads, lines[1:7])
+    return PlanFile(
+        Header(**{**header, "command": tuple(header["command"])}),
+        tuple(PlannedSource(*each) for each in sources),
+        tuple(groups),
+        len(data),
+        None if counts is None else tuple(counts),
+        files,
+        {name: base64.b64decode(head) for name, head in heads.items()},
+        {int(number): base64.b64decode(content) for number, content in inline.items()},
+        tuple(sizes),
+        lines[7:],
+    )
+
+
+def _list(line: bytes) -> Any:
+    return json.loads(line)

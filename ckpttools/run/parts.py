@@ -1,0 +1,157 @@
+"""Doing a part of a plan, beside other processes that do the others: see `ckpttools.stores.shares`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from ckpttools.core.errors import SourceChangedError
+from ckpttools.plan.plan import Plan
+from ckpttools.run.entries import kept
+from ckpttools.run.events import Observer, Started
+from ckpttools.run.executor import Execution
+from ckpttools.run.memory import peak_bytes
+from ckpttools.stores.base import Traffic
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import DataFiles, Purpose, Record, Sink, staging_of
+from ckpttools.stores.shares import PartWork, Share, shared_staging
+from ckpttools.stores.traffic import counted
+from ckpttools.stores.unchanged import check_unchanged
+
+
+@dataclass(frozen=True, slots=True)
+class PartReceipt:
+    """What a process did of a plan.
+
+    Attributes:
+        part: which, such as "3/8".
+        destination: where.
+        tasks: of the part; `tasks_resumed` of them were done before.
+        bytes_out: that they write; `bytes_resumed` of them were written before.
+        seconds: wall time, reading the plan left out.
+        peak_bytes: resident memory at its highest, or None where the system does not tell.
+        traffic: what stores were asked over a network, by address.
+    """
+
+    part: str
+    destination: Place
+    tasks: int = 0
+    tasks_resumed: int = 0
+    bytes_out: int = 0
+    bytes_resumed: int = 0
+    seconds: float = 0.0
+    peak_bytes: int | None = None
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
+
+
+def execute_part(
+    plan: Plan,
+    first: int,
+    share: Share,
+    destination: Place,
+    purpose: Purpose,
+    *,
+    nbytes: int,
+    overwrite: bool,
+    sources: Callable[[], Iterable[object]],
+    observe: Observer = lambda event: None,
+) -> PartReceipt:
+    """Does the tasks of a part that nobody has done yet.
+
+    Args:
+        plan: of these tasks alone.
+        first: number of the first one in the plan that they are of.
+        share: the part.
+        destination: final name of the checkpoint.
+        purpose: whose plan that is.
+        nbytes: bytes that all parts will write.
+        overwrite: whether what is at the destination may be replaced when all is published.
+        sources: the files that were read.
+        observe: called with every event, from several threads but never at once.
+
+    Raises:
+        LockedError: a single run is at work there, or another process on some of these tasks.
+        SourceChangedError: a file is not what it was when the plan was made.
+        CheckpointError: of any kind; what was done stays, and the same part goes on from there.
+    """
+    started = time.monotonic()
+    staging = staging_of(destination, overwrite)
+    staging.check(purpose.plan, nbytes)
+    with counted() as traffic, shared_staging(staging, destination).joined(purpose, nbytes, share) as work:
+        shifted = _Shifted(work, first, len(plan.tasks))
+        done = kept(shifted.records, plan, work.content)
+        bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
+        observe(Started(plan, len(done), bytes_done))
+        if len(done) < len(plan.tasks):
+            with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
+                run = Execution(plan, _Own(files, work.token), shifted, observe)
+                try:
+                    run.work(done)
+                    check_unchanged(sources())
+                except SourceChangedError:
+                    # What was read may be of two states.
+                    work.discard()
+                    raise
+    return PartReceipt(
+        share.name,
+        destination,
+        len(plan.tasks),
+        len(done),
+        sum(task.bytes_out for task in plan.tasks),
+        bytes_done,
+        time.monotonic() - started,
+        peak_bytes(),
+        traffic(),
+    )
+
+
+class _Shifted:
+    """Records of a part, with its tasks counted from 0."""
+
+    def __init__(self, work: PartWork, first: int, count: int) -> None:
+        self._work, self._first, self._count = work, first, count
+
+    @property
+    def records(self) -> Iterator[Record]:
+        for number, *rest in self._work.records:
+            if isinstance(number, int) and 0 <= number - self._first < self._count:
+                yield [number - self._first, *rest]
+
+    def enter(self, records: Iterable[Record]) -> None:
+        self._work.enter([[self._first + int(str(number)), *rest] for number, *rest in records])
+
+
+class _Own:
+    """Data files of which what is appended goes to files of this process alone."""
+
+    def __init__(self, files: DataFiles, token: str) -> None:
+        self._files, self._token = files, token
+
+    def passes(self, group: int) -> Generator[Sink]:
+        with closing(self._files.passes(group)) as sinks:
+            for sink in sinks:
+                yield _OwnSink(sink, self._token)
+
+    def extend(self, name: str, end: int) -> None:
+        """What others have appended is in files of theirs."""
+
+    def sync(self) -> None:
+        self._files.sync()
+
+
+class _OwnSink:
+    def __init__(self, sink: Sink, token: str) -> None:
+        self._sink, self._token = sink, token
+        self.write, self.write_whole = sink.write, sink.write_whole
+        self.is_rehearsal = sink.is_rehearsal
+
+    def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
+        return self._sink.append(f"{name}-{self._token}", most, data)
+
+
+def numbers_of(records: Iterable[Record], count: int) -> set[int]:
+    """The tasks that records tell of, of so many."""
+    heads: Iterable[Sequence[object]] = records
+    return {each[0] for each in heads if each and isinstance(each[0], int) and 0 <= each[0] < count}

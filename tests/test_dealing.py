@@ -1,0 +1,85 @@
+"""Dealing tasks out: parts tile them exactly, and none is larger than it must be."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttools.core.errors import UsageError
+from ckpttools.plan.dealing import Part, dealt, parse_part
+from ckpttools.plan.engines import part_here
+
+SIZES = st.lists(st.integers(0, 1000), max_size=40)
+
+
+def least_most(sizes, count):
+    """The least that the largest of so many stretches can have, by trying all limits."""
+
+    def parts(most):
+        used, room = 1, most
+        for size in sizes:
+            if size > room:
+                used, room = used + 1, most
+            room -= size
+        return used
+
+    return next(m for m in range(max(sizes, default=0), sum(sizes) + 1) if parts(m) <= count)
+
+
+@given(SIZES, st.integers(1, 60))
+def test_parts_tile_what_is_dealt_out_and_the_largest_is_as_small_as_can_be(sizes, count):
+    cuts = dealt(sizes, count)
+    assert len(cuts) == count + 1 and cuts == sorted(cuts)
+    assert (cuts[0], cuts[-1]) == (0, len(sizes))
+    assert max(sum(sizes[a:b]) for a, b in pairwise(cuts)) == least_most(sizes, count)
+
+
+def test_tasks_of_a_large_model_are_dealt_out_evenly():
+    # As 671 billion parameters are planned: nearly all tasks have two matrices of experts.
+    sizes = [*[2 * 58_720_256] * 23_000, *[3 * 16_777_216] * 600, *[4096] * 36]
+    for count in (2, 64, 256, 1024):
+        parts = [sum(sizes[a:b]) for a, b in pairwise(dealt(sizes, count))]
+        even = sum(sizes) / count
+        assert max(parts) <= (1.01 if count <= 256 else 1.04) * even, count
+        assert min(parts) >= 0.9 * even, count
+
+
+@pytest.mark.parametrize("text", ["4/4", "0/0", "3", "a/4", "1/b", "-1/4", "1/", "/4", "1/2/3", "³/4"])
+def test_what_is_no_part_is_refused(text):
+    with pytest.raises(UsageError):
+        parse_part(text)
+
+
+SLURM = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "1"}
+STEP = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "count", "part"),
+    [
+        ({"JOB_COMPLETION_INDEX": "3"}, 8, Part(3, 8)),
+        ({"CLOUD_RUN_TASK_INDEX": "2", "CLOUD_RUN_TASK_COUNT": "5"}, None, Part(2, 5)),
+        ({"AWS_BATCH_JOB_ARRAY_INDEX": "0", "AWS_BATCH_JOB_ARRAY_SIZE": "2"}, None, Part(0, 2)),
+        ({**SLURM, "SLURM_ARRAY_TASK_STEP": "2"}, None, Part(3, 4)),
+        (SLURM, 64, Part(7, 64)),  # one of an array of 64 that is done again
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "8"}, None, Part(3, 8)),
+    ],
+)
+def test_the_engine_says_which_part(environment, count, part):
+    assert part_here(count, environment) == part
+
+
+@pytest.mark.parametrize(
+    ("environment", "count", "says"),
+    [
+        ({}, None, "nothing says which part"),
+        ({"JOB_COMPLETION_INDEX": "3"}, None, "nothing how many there are"),
+        ({"JOB_COMPLETION_INDEX": "8"}, 8, "there is no part 8 of 8"),
+        ({"JOB_COMPLETION_INDEX": "x"}, 8, "is no number"),
+        (STEP, None, "nothing says which part"),  # a batch script, not a step of srun
+    ],
+)
+def test_what_the_engine_leaves_open_is_refused(environment, count, says):
+    with pytest.raises(UsageError, match=says):
+        part_here(count, environment)

@@ -1,0 +1,310 @@
+"""One conversion by many processes: the same bytes as by one, whoever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command_line import ckpt, run
+from support.object_stores import files_in
+from support.places import GOLDEN, HF, TESTS, TRAINED
+
+from ckpttools.stores import parse
+from ckpttools.stores.publishing import Purpose, staging_of
+from ckpttools.stores.shares import Share
+
+MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
+SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
+STAMPED = re.compile(r"(^|/)_CHECKPOINT_METADATA$")
+PIECES = ("--target-data-file-size", "40KB")
+
+
+def planned(where, *words):
+    run_plan = ckpt("plan", *words, "-o", where)
+    assert run_plan.exit_code == 0, run_plan.output
+    return where
+
+
+def refused(*words, code=2):
+    result = ckpt("run", *words)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def content(place):
+    """The files of a local checkpoint, without the moment at which it was made."""
+    return {name: each for name, each in files_in(place).items() if not STAMPED.search(name)}
+
+
+def processes(plan, count, dying=None):
+    """All parts at once, each in a process of its own; one may be killed. How they end."""
+    started = []
+    for number in range(count):
+        words = ["run", str(plan), "--part", f"{number}/{count}", "--no-progress", "--jobs", "1"]
+        script = ["support.dying_part_script", "1"] if number == dying else ["ckpttools"]
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", *script, *words], cwd=TESTS, stderr=subprocess.PIPE, text=True
+            )
+        )
+    return [(each.wait(timeout=120), each.stderr.read()) for each in started if each.stderr]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What one process makes."""
+    place = tmp_path_factory.mktemp("whole") / "out"
+    run("convert", "hf-to-maxtext", SHARDED, place, *PIECES)
+    return place
+
+
+class TestProcesses:
+    def test_four_make_what_one_makes(self, tmp_path, whole):
+        plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, tmp_path / "out", *PIECES)
+        assert [code for code, _ in processes(plan, 4)] == [0] * 4
+        assert not (tmp_path / "out").exists()
+        run("run", plan, "--publish")
+        assert content(tmp_path / "out") == content(whole)
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["out", "plan"]
+
+    def test_three_go_on_where_one_of_four_was_killed(self, tmp_path, whole):
+        plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, tmp_path / "out", *PIECES)
+        ends = processes(plan, 4, dying=0)
+        assert [code for code, _ in ends] == [-9, 0, 0, 0]
+        assert "tasks are missing" in refused(plan, "--publish")
+        status = run("run", plan, "--status").split("\n")
+        assert "stopped" in status[0] and any(line.startswith("0/4      gone, 1 of") for line in status)
+        assert any(line.startswith("nobody   is at work on tasks") for line in status)
+        for number in range(3):
+            run("run", plan, "--part", f"{number}/3")
+        assert "13 of 13 tasks were done before" in run("run", plan, "--publish")
+        assert content(tmp_path / "out") == content(whole)
+
+    def test_in_a_bucket_too(self, gcs, tmp_path, whole):
+        there = f"gs://{gcs.bucket}/many/out"
+        plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, there, *PIECES)
+        ends = processes(plan, 4, dying=2)
+        assert [code for code, _ in ends] == [0, 0, -9, 0], ends
+        assert "missing" in refused(plan, "--publish")
+        for number in range(3):
+            run("run", plan, "--part", f"{number}/3")
+        run("run", plan, "--publish")
+        assert [entry.name for entry in parse(f"gs://{gcs.bucket}/many").entries()] == ["out"]
+        found = {name: (parse(there) / name).read_bytes() for name in content(whole)}
+        assert found == content(whole)
+
+
+KINDS = {
+    "orbax": ("convert", "hf-to-maxtext", SHARDED, "OUT"),
+    "zstd": ("convert", "hf-to-maxtext", HF, "OUT", "--compression", "zstd"),
+    "files": ("convert", "hf-to-maxtext", HF, "OUT", "--no-ocdbt"),
+    "hf": ("convert", "maxtext-to-hf", MAXTEXT, "OUT", "--like", HF, "--max-shard-size", "60KB"),
+    "zarr3-zstd": ("convert", "to-zarr3", TRAINED, "OUT", "--compression", "zstd"),
+    "cast": ("cast", HF, "OUT", "--dtype", "float16"),
+    "select": ("select", TRAINED, "OUT", "--keep", "params"),
+    "strip": ("strip-optimizer", TRAINED, "OUT"),
+    "unstack": ("unstack", MAXTEXT, "OUT"),
+}
+
+
+class TestCommands:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_every_command_that_writes_can_be_dealt_out(self, kind, tmp_path):
+        words = [tmp_path / each if each == "OUT" else each for each in KINDS[kind]]
+        plan = planned(tmp_path / "plan", *words)
+        for number in (2, 0, 1):
+            run("run", plan, "--part", f"{number}/3")
+        run("run", plan, "--publish")
+        (tmp_path / "out").mkdir()
+        again = [tmp_path / "alone" if each == "OUT" else each for each in KINDS[kind]]
+        run(*again)
+        if "zstd" not in kind:
+            assert content(tmp_path / "OUT") == content(tmp_path / "alone")
+        digests = {run("hash", tmp_path / name).split()[0] for name in ("OUT", "alone")}
+        assert len(digests) == 1
+        assert not (tmp_path / "OUT.partial").exists()
+
+    def test_what_a_function_of_the_user_makes_is_planned_again_by_each_part(self, tmp_path):
+        (tmp_path / "mine.py").write_text("def mapped(path, array):\n    return array\n")
+        words = ["remap", TRAINED, tmp_path / "out", "--map", f"{tmp_path / 'mine.py'}:mapped"]
+        plan = planned(tmp_path / "plan", *words)
+        for number in range(2):
+            run("run", plan, "--part", f"{number}/2")
+        run("run", plan, "--publish")
+        assert run("hash", tmp_path / "out").split()[0]
+
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            (("inspect", "tree", HF), "does no work that can be dealt out"),
+            (("cast", HF, "OUT", "--dtype", "float16", "--manifest", "M"), "takes one process"),
+            (("cast", HF, "OUT", "--dtype", "float16", "--dry-run"), "has no meaning for a plan"),
+            (("cast", HF, "memory://a", "--dtype", "float16"), "is written by one process"),
+            (("cast", HF, "OUT"), "nothing to cast to"),
+        ],
+    )
+    def test_what_cannot_be_dealt_out_is_refused(self, words, says, tmp_path):
+        named = [tmp_path / each if each in ("OUT", "M") else each for each in words]
+        result = ckpt("plan", *named, "-o", tmp_path / "plan")
+        assert result.exit_code == 2 and says in result.output, result.output
+        assert not (tmp_path / "plan").exists()
+
+
+@pytest.fixture(params=["local", "gs"])
+def destination(request, tmp_path):
+    if request.param == "local":
+        return str(tmp_path / "out")
+    bucket = request.getfixturevalue("gcs").bucket
+    return f"gs://{bucket}/parts/out"
+
+
+class TestTogether:
+    @pytest.fixture
+    def plan(self, destination, tmp_path):
+        return planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, destination, *PIECES)
+
+    def joined(self, plan, destination, first, stop):
+        from ckpttools.plan.plan_file import read_plan
+
+        purpose = Purpose(read_plan(parse(plan)).header.plan)
+        return staging_of(parse(destination)).joined(purpose, 0, Share("x/y", first, stop))
+
+    def test_nobody_else_comes_in_but_other_parts(self, plan, destination, tmp_path):
+        alone = ("convert", "hf-to-maxtext", SHARDED, destination, *PIECES, "--no-progress")
+        run("run", plan, "--part", "0/4")
+        with self.joined(plan, destination, 0, 2):
+            for words in (alone, (*alone, "--overwrite"), (*alone, "--no-scan", "--overwrite")):
+                result = ckpt(*words)
+                assert result.exit_code == 2 and "part x/y: process" in result.output, result.output
+            assert "x/y" in refused(plan, "--publish")
+            assert "at work" in run("run", plan, "--status")
+            other = planned(tmp_path / "other", *alone[:-1], "--no-scan", "--overwrite")
+            for number in range(1, 4):
+                run("run", plan, "--part", f"{number}/4")
+        assert "nothing of this plan" in refused(other, "--publish")
+        run("run", plan, "--publish")
+
+    def test_the_same_tasks_are_not_done_twice_at_once(self, plan, destination, monkeypatch):
+        from ckpttools.stores.objects import lock, staging
+
+        monkeypatch.setattr(lock, "RENEWED_SECONDS", 0.05)
+        monkeypatch.setattr(staging, "_LOOK_SECONDS", 0.2)
+        with self.joined(plan, destination, 0, 2):
+            assert "another process is at work on tasks of part 0/1" in refused(plan, "--part", "0/1")
+        run("run", plan, "--part", "0/1")
+        assert "13 tasks" in run("run", plan, "--part", "0/1")
+
+    def test_a_single_run_goes_on_from_parts_and_parts_from_a_single_run(self, plan, destination):
+        run("run", plan, "--part", "1/2")
+        output = run("convert", "hf-to-maxtext", SHARDED, destination, *PIECES)
+        assert re.search(r"\d+ of 13 tasks were done before", output), output
+
+    def test_another_plan_is_not_mixed_in(self, plan, destination, tmp_path):
+        words = ("convert", "hf-to-maxtext", SHARDED, destination, "--no-scan")
+        other = planned(tmp_path / "other", *words)
+        run("run", plan, "--part", "0/2")
+        assert "holds the beginning of another conversion" in refused(other, "--part", "0/2")
+        taking = planned(tmp_path / "taking", *words, "--overwrite")
+        run("run", taking, "--part", "0/1")
+        assert "holds the beginning of another conversion" in refused(plan, "--part", "1/2")
+        assert "nothing of this plan" in refused(plan, "--publish")
+        run("run", taking, "--publish")
+        assert "exists" in refused(plan, "--part", "1/2")
+
+    def test_the_last_one_publishes(self, plan, destination):
+        output = run("run", plan, "--part", "0/2", "--publish")
+        assert "not published" in output and not parse(destination).is_file()
+        assert "13 arrays" in run("run", plan, "--part", "1/2", "--publish")
+        assert (parse(destination) / "0" / "items" / "manifest.ocdbt").exists()
+
+    def test_what_is_replaced_stays_until_all_is_published(self, destination, tmp_path, whole):
+        words = ("convert", "hf-to-maxtext", SHARDED, destination, *PIECES)
+        run(*words)
+        before = (parse(destination) / "0" / "items" / "_METADATA").read_bytes()
+        plan = planned(tmp_path / "plan", *words, "--overwrite")
+        run("run", plan, "--part", "1/2")
+        assert (parse(destination) / "0" / "items" / "_METADATA").read_bytes() == before
+        run("run", plan, "--part", "0/2")
+        run("run", plan, "--publish")
+        assert run("hash", destination).split()[0] == run("hash", whole).split()[0]
+
+
+class TestSources:
+    @pytest.fixture
+    def model(self, tmp_path):
+        return Path(shutil.copytree(SHARDED, tmp_path / "disk" / "model"))
+
+    @pytest.fixture
+    def plan(self, model, tmp_path):
+        return planned(tmp_path / "plan", "convert", "hf-to-maxtext", model, tmp_path / "disk" / "out")
+
+    def test_a_source_that_was_changed_stops_parts_and_publishing(self, plan, model, tmp_path):
+        run("run", plan, "--part", "0/2")
+        shard = max(model.glob("*.safetensors"))
+        data, time = bytearray(shard.read_bytes()), shard.stat().st_mtime_ns
+        data[-1] ^= 1
+        shard.write_bytes(data)
+        os.utime(shard, ns=(time + 1, time + 1))
+        assert "is not the file that the plan was made of" in refused(plan, "--part", "1/2", code=3)
+        assert "1/2" not in run("run", plan, "--status")
+        data[-1] ^= 1
+        shard.write_bytes(data)
+        os.utime(shard, ns=(time, time))
+        run("run", plan, "--part", "1/2")
+        os.utime(shard, ns=(time + 1, time + 1))
+        assert "is not the file that the plan was made of" in refused(plan, "--publish", code=3)
+        os.utime(shard, ns=(time, time))
+        run("run", plan, "--publish")
+
+    def test_places_may_be_elsewhere(self, plan, model, tmp_path, whole):
+        moved = tmp_path / "elsewhere"
+        shutil.move(model.parent, moved)
+        for each in moved.rglob("*.safetensors"):
+            os.utime(each)  # a copy need not have the time of change
+        root = ("--root", f"{tmp_path / 'disk'}={moved}")
+        assert "cannot look at" in refused(plan, "--part", "0/2", code=3)
+        for number in range(2):
+            run("run", plan, "--part", f"{number}/2", *root)
+        run("run", plan, "--publish", *root)
+        run("convert", "hf-to-maxtext", moved / "model", moved / "alone")
+        assert content(moved / "out") == content(moved / "alone")
+
+    def test_another_model_of_the_same_size_is_not_taken_for_it(self, plan, model, tmp_path):
+        moved = tmp_path / "elsewhere"
+        shutil.move(model.parent, moved)
+        shard = min(moved.rglob("*.safetensors"))
+        data = shard.read_bytes()
+        shard.write_bytes(data[:-5000] + bytes(5000))
+        root = ("--root", f"{tmp_path / 'disk'}={moved}")
+        output = refused(plan, "--part", "0/1", *root, code=3)
+        assert "is not the file that the plan was made of" in output
+
+    def test_a_damaged_plan_is_refused(self, plan):
+        data = plan.read_bytes()
+        for damaged in (data[:-70], data[:200], data.replace(b"model-00002", b"model-00003"), b"", b"{}\n"):
+            plan.write_bytes(damaged)
+            assert "plan" in refused(plan, "--part", "0/1", code=3)
+
+    def test_a_plan_names_nothing_but_what_plans_name(self, plan):
+        from ckpttools.plan.node_lines import made_of
+
+        for name in ("os:system", "ckpttools.mapping.values:np", "ckpttools.core.dtypes:DType"):
+            with pytest.raises((ValueError, AttributeError)):
+                made_of([name, {}], ("ckpttools.mapping.",))
+
+    def test_a_line_that_was_cut_off_does_not_count(self, plan, model, tmp_path):
+        run("run", plan, "--part", "0/1")
+        (journal,) = (tmp_path / "disk" / "out.partial" / "parts").iterdir()
+        lines = journal.read_bytes().split(b"\n")
+        journal.write_bytes(b"\n".join(lines[:4]) + lines[4][:-3])
+        status = json.loads(run("run", plan, "--status", "--json"))
+        assert status["tasks_done"] < status["tasks"] and status["state"] == "stopped"
+        run("run", plan, "--part", "2/3")
+        run("run", plan, "--part", "0/1")
+        run("run", plan, "--publish")
