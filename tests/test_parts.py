@@ -142,6 +142,8 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("words", "says"),
         [
+            (("copy", HF, "OUT"), "does no work that can be dealt out"),
+            (("nonsense", HF), "No such command"),
             (("inspect", "tree", HF), "does no work that can be dealt out"),
             (("cast", HF, "OUT", "--dtype", "float16", "--manifest", "M"), "takes one process"),
             (("cast", HF, "OUT", "--dtype", "float16", "--dry-run"), "has no meaning for a plan"),
@@ -153,7 +155,7 @@ class TestCommands:
         named = [tmp_path / each if each in ("OUT", "M") else each for each in words]
         result = ckpt("plan", *named, "-o", tmp_path / "plan")
         assert result.exit_code == 2 and says in result.output, result.output
-        assert not (tmp_path / "plan").exists()
+        assert not (tmp_path / "plan").exists() and not (tmp_path / "OUT").exists()
 
 
 @pytest.fixture(params=["local", "gs"])

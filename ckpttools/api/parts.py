@@ -70,10 +70,8 @@ def write_plan(prepared: Prepared, file: Where, words: Sequence[str]) -> PlanWri
         CheckpointError: what would stop the conversion before it writes anything.
     """
     place = parse(file, is_written=True)
-    _check_shareable(prepared)
     _check_file(place)
-    prepared.check()
-    content = encoded(prepared.plan, header_of(prepared, words))
+    content = content_of(prepared, words)
     place.put(content)
     made = read_plan(place)
     said = made.header
@@ -88,6 +86,13 @@ def write_plan(prepared: Prepared, file: Where, words: Sequence[str]) -> PlanWri
         said.bytes_out,
         said.has_tasks,
     )
+
+
+def content_of(prepared: Prepared, words: Sequence[str]) -> bytes:
+    """The content of a plan's file; arguments and errors as of `write_plan`."""
+    _check_shareable(prepared)
+    prepared.check()
+    return encoded(prepared.plan, header_of(prepared, words))
 
 
 def header_of(prepared: Prepared, words: Sequence[str]) -> Header:

@@ -226,6 +226,21 @@ output_options = together(
         metavar="FILE",
         help="Also write digests of all arrays to FILE, for ckpt verify DST --manifest FILE.",
     ),
+    click.option(
+        "--distributed",
+        is_flag=True,
+        help="Share the work among the processes of a job of jax.distributed; each runs this command.",
+    ),
+    click.option(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="Where process 0 of that job listens; by default as GKE, TPU, SLURM or MPI say.",
+    ),
+    click.option(
+        "--process",
+        metavar="I/N",
+        help="This is process I of N of that job, counted from 0; by default as they say.",
+    ),
     public_option,
     click.option(
         "--model-card", is_flag=True, help="Also write a stub of a README.md to DST, a repository of the hub."

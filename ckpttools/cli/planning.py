@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 _TAKEN: ContextVar[list[Prepared] | None] = ContextVar("planned commands", default=None)
 
 
+TOGETHER = "distributed"
+"""The option of all commands whose work can be dealt out."""
+
+
+def is_only_planned() -> bool:
+    """Whether somebody has only asked for the plan."""
+    return _TAKEN.get() is not None
+
+
 def taken(prepared: Prepared, *, dry_run: bool, resume: bool) -> bool:
     """Whether somebody else takes over from here, who has only asked for the plan."""
     found = _TAKEN.get()

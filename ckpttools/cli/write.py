@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.cli.command_line import command_line
 from ckpttools.cli.output import print_json, say, show
-from ckpttools.cli.planning import taken
+from ckpttools.cli.planning import is_only_planned, taken
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ def write(
     dry_run: bool,
     progress: bool,
     as_json: bool,
+    distributed: bool = False,
+    coordinator: str | None = None,
+    process: str | None = None,
     **options: Any,
 ) -> None:
     """Plans, then prints the plan or carries it out, as the user asked for.
@@ -29,10 +33,17 @@ def write(
     Args:
         call: plans what the command does, such as `ckpttools.select.plan`.
         source, destination: what is read and what is written.
-        dry_run, progress, as_json: as `ckpttools.cli.options.output_options` says.
+        dry_run, progress, as_json, distributed, coordinator, process: as
+            `ckpttools.cli.options.output_options` says.
         options: of the call.
     """
-    prepared = call(source, destination, command=command_line(), **options)
+    plan = partial(call, source, destination, command=command_line(), **options)
+    if distributed and not (dry_run or is_only_planned()):
+        from ckpttools.cli.together import carry_out_together
+
+        carry_out_together(plan, coordinator, process, progress=progress, as_json=as_json)
+        return
+    prepared = plan()
     if taken(prepared, dry_run=dry_run, resume=bool(options.get("resume"))):
         return
     if dry_run:

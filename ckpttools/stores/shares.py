@@ -18,6 +18,8 @@ that. So at least one of two that begin at the same moment sees the other, and w
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -184,6 +186,11 @@ def named(members: Iterable[Member]) -> str:
     """Those that are at work, in a line; "" if nobody is."""
     found = [f"part {each.share.name}: {each.process}" for each in members if each.is_alive]
     return f"{found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}" if found else ""
+
+
+def this_process() -> str:
+    """This process, as `Member.process` says it."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def share_of(said: Any) -> Share | None:

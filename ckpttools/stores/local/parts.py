@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import Any
 from ckpttools.stores.local.files import names_in, sync_directory, write_all, write_error
 from ckpttools.stores.local.journal import line, lines
 from ckpttools.stores.publishing import Record
-from ckpttools.stores.shares import PARTS, Member, Share, share_of
+from ckpttools.stores.shares import PARTS, Member, Share, share_of, this_process
 
 _PART, _TASK, _END = "part", "task", "end"
 _LARGEST = 1 << 30
@@ -54,8 +53,7 @@ class PartJournal:
         except OSError as error:
             raise write_error(error.filename or self._path, error) from error
         said = [share.name, share.first, share.stop]
-        process = f"process {os.getpid()} on {socket.gethostname()}"
-        self._append([(_PART, [plan, said, process, time.time()])])
+        self._append([(_PART, [plan, said, this_process(), time.time()])])
         sync_directory(self._path.parent)
 
     def enter(self, records: Iterable[Record]) -> None:

@@ -1,0 +1,256 @@
+"""One conversion by the processes of a job of `jax.distributed`.
+
+Process 0 plans, and tells the others; each does a part, as `ckpt run` does; process 0 waits for them and
+publishes. Nothing passes through devices, and none is looked for.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.api.parts import Replan, content_of, run_part
+from ckpttools.api.prepared import Prepared
+from ckpttools.api.standing import PartStanding, PlanStanding, plan_standing
+from ckpttools.core.errors import CheckpointError, UsageError
+from ckpttools.plan.dealing import Part
+from ckpttools.plan.plan_file import PlanFile, decoded
+from ckpttools.run.events import Observer, Receipt
+from ckpttools.run.parts import PartReceipt
+from ckpttools.stores.shares import this_process
+
+# A question waits so long, and is asked again: an interruption is noticed meanwhile.
+_PATIENCE_MS = 5_000
+_LOOK_SECONDS = 0.5
+_SAID_SECONDS = 10.0
+# All have met before the first begins.
+_LATE_SECONDS = 300.0
+# gRPC takes 4 MiB at once.
+_MOST_AT_ONCE = 2 << 20
+# Of processes that are not there any more the others need not take leave for long.
+_LEAVE_SECONDS = 10
+# Topics of what each process says of itself.
+_HERE, _DONE, _FAILED = "here", "done", "failed"
+
+
+class OtherProcessError(CheckpointError):
+    """Another process of the job could not do its part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The processes of a job.
+
+    Attributes:
+        part: which of them this is.
+        client: of the coordination service.
+    """
+
+    part: Part
+    client: Any
+
+    def tell(self, topic: str, content: bytes) -> None:
+        """Says something, once."""
+        pieces = [content[i : i + _MOST_AT_ONCE] for i in range(0, len(content), _MOST_AT_ONCE)]
+        for number, piece in enumerate(pieces):
+            self.client.key_value_set_bytes(f"ckpttools/{topic}/{number}", piece)
+        self.client.key_value_set(f"ckpttools/{topic}", str(len(pieces)))
+
+    def asked(self, topic: str) -> bytes:
+        """What a process has said, once it has."""
+        count = int(self._get(self.client.blocking_key_value_get, topic))
+        return b"".join(
+            self._get(self.client.blocking_key_value_get_bytes, f"{topic}/{number}")
+            for number in range(count)
+        )
+
+    def _get(self, get: Callable[[str, int], Any], topic: str) -> Any:
+        while True:
+            try:
+                return get(f"ckpttools/{topic}", _PATIENCE_MS)
+            except Exception as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise OtherProcessError(
+                        "process 0 does not answer any more", got=str(error).partition("\n")[0]
+                    ) from error
+
+    def note(self, topic: str, text: str) -> None:
+        """Says something of this process."""
+        self.client.key_value_set(f"ckpttools/{topic}/{self.part.number}", text)
+
+    def noted(self, topic: str) -> dict[int, str]:
+        """What processes have said of themselves so far, by number."""
+        found = self.client.key_value_dir_get(f"ckpttools/{topic}/")
+        return {int(key.rpartition("/")[2]): str(value) for key, value in found}
+
+
+def joined_job(coordinator: str | None = None, process: Part | None = None) -> Job:
+    """This process as one of a job.
+
+    Args:
+        coordinator: host and port where process 0 listens; None for as the environment says.
+        process: which of how many; None for as the environment says.
+
+    Raises:
+        UsageError: the environment does not say, or the others do not come.
+    """
+    import jax
+    from jax._src import distributed  # which Orbax uses for the same
+
+    state = distributed.global_state
+    if state.client is None:
+        try:
+            jax.distributed.initialize(
+                coordinator,
+                num_processes=process.count if process else None,
+                process_id=process.number if process else None,
+                shutdown_timeout_seconds=_LEAVE_SECONDS,
+            )
+        except (ValueError, RuntimeError) as error:
+            raise UsageError(
+                "this is no process of a job of jax.distributed",
+                got=str(error).partition("\n")[0],
+                wanted="an environment that says so: GKE, TPU, SLURM or MPI",
+                hint="say it: --coordinator HOST:PORT --process I/N; or use ckpt plan and ckpt run",
+            ) from error
+    return Job(Part(state.process_id, state.num_processes), state.client)
+
+
+def left_job() -> None:
+    """Takes leave of the others, who do the same."""
+    import jax
+
+    shutdown: Callable[[], None] = jax.distributed.shutdown
+    shutdown()
+
+
+def convert_together(
+    job: Job,
+    plan: Callable[[], Prepared],
+    words: Sequence[str],
+    *,
+    replan: Replan,
+    observe: Observer,
+    done: Callable[[PartReceipt], None],
+    waiting: Callable[[PlanStanding], None],
+) -> Receipt | None:
+    """Does this process's part, and in process 0 all that comes before and after.
+
+    Args:
+        job: the processes.
+        plan: decides the conversion; called in process 0.
+        words: of the command line, after `ckpt`.
+        replan: as of `ckpttools.api.parts.run_part`.
+        observe: called with every event.
+        done: called when this process's part is done.
+        waiting: called now and then in process 0, as long as it waits for others.
+
+    Returns:
+        What was done, in process 0; None elsewhere.
+
+    Raises:
+        OtherProcessError: another process could not do its part; says which.
+        CheckpointError: as `Prepared.run`.
+    """
+    try:
+        if job.part.number == 0:
+            return _first(job, plan, words, replan, observe, done, waiting)
+        _other(job, replan, observe, done)
+    except BaseException as error:
+        if not isinstance(error, OtherProcessError):
+            job.note(_FAILED, str(error).partition("\n")[0] or type(error).__name__)
+        raise
+    return None
+
+
+def _other(job: Job, replan: Replan, observe: Observer, done: Callable[[PartReceipt], None]) -> None:
+    said = job.asked("plan")
+    if not said:
+        raise OtherProcessError(_outcome(job))
+    file = decoded(zlib.decompress(said), "what process 0 has planned")
+    job.note(_HERE, this_process())
+    done(run_part(file, job.part, replan=replan, observe=observe))
+    job.note(_DONE, "yes")
+    outcome = job.asked("end")
+    if outcome:
+        raise OtherProcessError(outcome.decode())
+
+
+def _outcome(job: Job) -> str:
+    return job.asked("end").decode()
+
+
+def _first(
+    job: Job,
+    plan: Callable[[], Prepared],
+    words: Sequence[str],
+    replan: Replan,
+    observe: Observer,
+    done: Callable[[PartReceipt], None],
+    waiting: Callable[[PlanStanding], None],
+) -> Receipt:
+    told = False
+    try:
+        prepared = plan()
+        content = content_of(prepared, words)
+        job.tell("plan", zlib.compress(content, 1))
+        told = True
+        file = decoded(content, "the plan")
+        done(run_part(file, job.part, replan=replan, observe=observe))
+        _wait(job, file, waiting)
+        receipt = prepared.conversion.run(
+            prepared.destination,
+            overwrite=prepared.overwrite,
+            observe=observe,
+            planned=file.header.plan,
+        )
+    except BaseException as error:
+        said = str(error).partition("\n")[0] or type(error).__name__
+        if not told:
+            job.tell("plan", b"")
+        job.tell("end", f"process 0 of {job.part.count} has ended the job: {said}".encode())
+        raise
+    job.tell("end", b"")
+    return receipt
+
+
+def _wait(job: Job, file: PlanFile, waiting: Callable[[PlanStanding], None]) -> None:
+    """Waits until all parts are done.
+
+    Raises:
+        OtherProcessError: a process has given up, or is not there any more; says which.
+    """
+    started = said = time.monotonic()
+    while True:
+        count = job.part.count
+        for number, why in job.noted(_FAILED).items():
+            raise OtherProcessError(f"process {number} of {count} could not do its part", got=why)
+        here, done = job.noted(_HERE), job.noted(_DONE)
+        if len(done) == count - 1:
+            return
+        found = plan_standing(file)
+        for each in found.parts:
+            number = int(each.part.partition("/")[0])
+            # Not one of an earlier job, which may have had as many processes.
+            is_ours = each.part == f"{number}/{count}" and here.get(number) == each.process
+            if is_ours and number not in done and each.state != "at work":
+                raise _gone(each, number, count)
+        if len(here) < count - 1 and time.monotonic() - started > _LATE_SECONDS:
+            missing = ", ".join(str(each) for each in range(1, count) if each not in here)
+            raise OtherProcessError("processes do not begin with their parts", got=missing)
+        if time.monotonic() - said > _SAID_SECONDS:
+            said = time.monotonic()
+            waiting(found)
+        time.sleep(_LOOK_SECONDS)
+
+
+def _gone(each: PartStanding, number: int, count: int) -> OtherProcessError:
+    done = f"with {each.tasks_done} of {each.tasks} tasks done"
+    return OtherProcessError(
+        f"process {number} of {count} is gone",
+        got=f"{each.process}, last seen {each.seen:.0f} s ago, {done}",
+        hint="run the same command again: what is done is not done again",
+    )

@@ -1,0 +1,53 @@
+"""A command that writes, as one of the processes of a job of `jax.distributed`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ckpttools.cli.command_line import command_line
+from ckpttools.cli.output import print_json, say, show
+from ckpttools.cli.planning import replanned
+
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
+
+
+def carry_out_together(
+    plan: Callable[[], Prepared],
+    coordinator: str | None,
+    process: str | None,
+    *,
+    progress: bool,
+    as_json: bool,
+) -> None:
+    """Does what this process has to do of it, and tells of it.
+
+    Args:
+        plan: decides the conversion.
+        coordinator, process, progress, as_json: as `ckpttools.cli.options.output_options` says.
+    """
+    from ckpttools.api.together import convert_together, joined_job, left_job
+    from ckpttools.cli.parts_text import part_line, waiting_line
+    from ckpttools.cli.plan_text import closing_line
+    from ckpttools.cli.progress import listening
+    from ckpttools.plan.dealing import parse_part
+
+    job = joined_job(coordinator, None if process is None else parse_part(process))
+    with listening(progress and job.part.number == 0) as observe:
+        receipt = convert_together(
+            job,
+            plan,
+            shlex.split(command_line())[1:],
+            replan=replanned,
+            observe=observe,
+            done=lambda made: say(part_line(made)),
+            waiting=lambda found: say(waiting_line(found)),
+        )
+    if receipt is not None:
+        if as_json:
+            print_json(receipt)
+        else:
+            show([closing_line(receipt)])
+    left_job()

@@ -1,0 +1,85 @@
+"""`--distributed`: the processes of a job of jax.distributed share one conversion, or fail together."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+
+from support.command_line import ckpt, run
+from support.object_stores import files_in
+from support.places import GOLDEN, TESTS
+
+SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
+STAMPED = re.compile(r"(^|/)_CHECKPOINT_METADATA$")
+
+
+def job(words, count=2, dying=None):
+    """Starts all processes of a job; how they end, and what each says."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    together = ["--distributed", "--coordinator", address, "--no-progress"]
+    started = []
+    for number in range(count):
+        script = ["support.dying_part_script", "2"] if number == dying else ["ckpttools"]
+        command = [
+            sys.executable,
+            "-m",
+            *script,
+            *map(str, words),
+            *together,
+            "--process",
+            f"{number}/{count}",
+        ]
+        started.append(
+            subprocess.Popen(
+                command,
+                cwd=TESTS,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            )
+        )
+    said = [each.communicate(timeout=120)[0] for each in started]
+    return [each.returncode for each in started], said
+
+
+def test_a_killed_process_ends_the_job_by_its_name_and_the_next_job_goes_on(tmp_path):
+    words = ["convert", "hf-to-maxtext", SHARDED, tmp_path / "out", "--jobs", "1"]
+    codes, said = job(words, dying=1)
+    assert codes[1] == -9 and codes[0] not in (0, -9), (codes, said)
+    assert "process 1 of 2 is gone" in said[0], said[0]
+    assert not (tmp_path / "out").exists()
+
+    codes, said = job(words)
+    assert codes == [0, 0], said
+    assert "13 arrays" in said[0] and "part 1/2" in said[1] and "done before" in said[1], said
+    run("convert", "hf-to-maxtext", SHARDED, tmp_path / "alone")
+    alone, together = (
+        {name: each for name, each in files_in(tmp_path / place).items() if not STAMPED.search(name)}
+        for place in ("alone", "out")
+    )
+    assert alone == together
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["alone", "out"]
+
+
+def test_what_cannot_be_planned_ends_all_processes(tmp_path):
+    codes, said = job(["convert", "hf-to-maxtext", tmp_path / "nothing", tmp_path / "out"])
+    assert 0 not in codes
+    assert "nothing is not there" in said[0] and "process 0 of 2 has ended the job" in said[1], said
+
+
+def test_outside_of_a_job_it_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    result = ckpt("cast", SHARDED, tmp_path / "out", "--dtype", "float16", "--distributed")
+    assert result.exit_code == 2 and "is no process of a job" in result.output, result.output
+
+
+def test_a_dry_run_needs_no_job(tmp_path):
+    words = ("--dtype", "float16", "--dry-run", "--distributed")
+    result = ckpt("cast", SHARDED, tmp_path / "out", *words)
+    assert result.exit_code == 0 and "Dry run" in result.output
