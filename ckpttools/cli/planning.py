@@ -8,6 +8,8 @@ from contextlib import chdir, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+import click
+
 from ckpttools.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,14 +55,29 @@ def prepared_by(words: Sequence[str]) -> Prepared:
     from ckpttools.cli.main import main
 
     with _taking() as found, main.make_context("ckpt", list(words)) as context:
+        # Any other command would be carried out.
+        _check_writes(main, context, words)
         LazyGroup.invoke(main, context)
-    if not found:
+    return found[0]
+
+
+def _check_writes(group: click.Group, context: click.Context, words: Sequence[str]) -> None:
+    """Raises UsageError for a command that does not hand over what it has decided."""
+    command: click.Command | None = group
+    names = [word for word in words if not word.startswith("-")]
+    depth = 0
+    while isinstance(command, click.Group) and depth < len(names):
+        command = command.get_command(context, names[depth])
+        depth += 1
+    # What is no command, click refuses in its own words.
+    if isinstance(command, click.Group) or command is None:
+        return
+    if not any(each.name == TOGETHER for each in command.params):
         raise UsageError(
-            f"`ckpt {' '.join(words[:2])}` does no work that can be dealt out",
+            f"`ckpt {' '.join(names[:depth])}` does no work that can be dealt out",
             wanted="a command that writes a checkpoint, such as convert hf-to-maxtext, cast, select or stack",
             hint="run it by itself",
         )
-    return found[0]
 
 
 @contextmanager
