@@ -30,8 +30,9 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree, storage_of
 from ckpttools.inspect.advice import advice
 from ckpttools.inspect.chunks import inspect_chunks
-from ckpttools.inspect.meshes import Mesh, parse_mesh, parse_spec
+from ckpttools.inspect.meshes import parse_spec
 from ckpttools.inspect.reads import predict
+from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.testing.strategies import stored
 
 F32 = np.dtype("float32")
@@ -416,7 +417,7 @@ class TestAdvice:
 
     def test_layers_are_cut_where_they_are_stacked_only(self):
         tree = open_tree(ORBAX / "maxtext_run")
-        mesh = Mesh({"0": 2})
+        mesh = MeshShape({"0": 2})
         report = inspect_chunks(tree, storage_of(tree), "params/*", mesh, parse_spec("layer", mesh))
         cut = {each.path.rpartition("decoder/")[2]: each.reads.cut for each in report.arrays}
         assert cut["layers/mlp/wi_0/kernel"] == (1, 2, 1)

@@ -10,7 +10,8 @@ from ckpttools.core.errors import UsageError
 from ckpttools.formats.registry import storage_of
 from ckpttools.inspect.advice import advice
 from ckpttools.inspect.chunks import ChunksReport, inspect_chunks
-from ckpttools.inspect.meshes import parse_mesh, parse_spec
+from ckpttools.inspect.meshes import parse_spec
+from ckpttools.sharding.mesh import parse_mesh
 
 
 def chunks(

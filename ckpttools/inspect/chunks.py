@@ -11,9 +11,10 @@ from ckpttools.array.storage import Storage, StoredArray, StoredFile
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import listing
 from ckpttools.inspect.filtering import filtered
-from ckpttools.inspect.meshes import Mesh, PartitionSpec
+from ckpttools.inspect.meshes import PartitionSpec
 from ckpttools.inspect.reads import Reads, predict, together
 from ckpttools.maxtext.view import view_of
+from ckpttools.sharding.mesh import MeshShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ def inspect_chunks(
     tree: Tree,
     storage: Storage,
     pattern: str = "*",
-    mesh: Mesh | None = None,
+    mesh: MeshShape | None = None,
     spec: PartitionSpec | None = None,
 ) -> ChunksReport:
     """Describes how a tree is stored.
@@ -195,7 +196,7 @@ def _file(file: StoredFile) -> FileChunks:
 
 
 def _array(
-    array: StoredArray, mesh: Mesh | None, spec: PartitionSpec | None, axis: int | None
+    array: StoredArray, mesh: MeshShape | None, spec: PartitionSpec | None, axis: int | None
 ) -> ArrayChunks:
     nbytes = prod(array.shape) * array.dtype.itemsize
     piece = array.shape if array.piece is None else array.piece
@@ -218,7 +219,9 @@ def _array(
     )
 
 
-def _loading(arrays: Sequence[ArrayChunks], mesh: Mesh | None, spec: PartitionSpec | None) -> Loading | None:
+def _loading(
+    arrays: Sequence[ArrayChunks], mesh: MeshShape | None, spec: PartitionSpec | None
+) -> Loading | None:
     if mesh is None or spec is None:
         return None
     reads = [each.reads for each in arrays if each.reads is not None]

@@ -12,32 +12,16 @@ spec   axis0                 the array's first axis over the whole mesh; axis-1 
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from ckpttools.core.errors import UsageError
+from ckpttools.sharding.mesh import MeshShape
+from ckpttools.sharding.specs import parse_spec as parse_call
 
-_MESH = "such as 8, 4x2 or data=4,fsdp=2"
 _SPEC = "axis0, axis-1, layer, replicated, axis0=0,axis1=1 or P('fsdp', None)"
-_MOST_DEVICES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Mesh:
-    """Devices in a grid.
-
-    Attributes:
-        axes: name of each axis, and devices along it.
-    """
-
-    axes: Mapping[str, int]
-
-    @property
-    def size(self) -> int:
-        return prod(self.axes.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +38,7 @@ class PartitionSpec:
     parts: tuple[tuple[int | None, tuple[str, ...]], ...]
     most_axes: int = 0
 
-    def pieces(self, rank: int, layer_axis: int | None, mesh: Mesh) -> tuple[int, ...]:
+    def pieces(self, rank: int, layer_axis: int | None, mesh: MeshShape) -> tuple[int, ...]:
         """Into how many shards each axis of an array is divided."""
         counts = [1] * rank
         if rank < self.most_axes:
@@ -66,28 +50,7 @@ class PartitionSpec:
         return tuple(counts)
 
 
-def parse_mesh(text: str) -> Mesh:
-    """A mesh.
-
-    Raises:
-        UsageError: the text is not a mesh.
-    """
-    words = text.split(",") if "=" in text else text.lower().split("x")
-    pairs = [word.partition("=") for word in words]
-    named = {name.strip(): size for name, _, size in pairs} if "=" in text else {}
-    sizes = list(named.values()) if named else words
-    if named and len(sizes) != len(words):
-        raise UsageError(f"{text!r} is no mesh", got="an axis that is named twice", wanted=_MESH)
-    if not all(re.fullmatch(r"\s*[1-9][0-9]{0,17}\s*", size) for size in sizes):
-        raise UsageError(f"{text!r} is no mesh", wanted=_MESH)
-    names = list(named) if named else [str(number) for number in range(len(sizes))]
-    mesh = Mesh(dict(zip(names, map(int, sizes), strict=True)))
-    if "" in mesh.axes or mesh.size > _MOST_DEVICES:
-        raise UsageError(f"{text!r} is no mesh", wanted=f"{_MESH}; at most {_MOST_DEVICES:,} devices")
-    return mesh
-
-
-def parse_spec(text: str, mesh: Mesh) -> PartitionSpec:
+def parse_spec(text: str, mesh: MeshShape) -> PartitionSpec:
     """A partition spec over the axes of a mesh.
 
     Raises:
@@ -97,7 +60,7 @@ def parse_spec(text: str, mesh: Mesh) -> PartitionSpec:
     if stripped == "replicated":
         return PartitionSpec(text, ())
     if stripped.startswith(("P(", "PartitionSpec(")):
-        parts = _partition_spec(stripped, text)
+        parts = _parsed(stripped, text)
         spec = PartitionSpec(
             text, tuple((axis, names) for axis, names in enumerate(parts) if names), len(parts)
         )
@@ -107,7 +70,7 @@ def parse_spec(text: str, mesh: Mesh) -> PartitionSpec:
     return spec
 
 
-def _part(word: str, mesh: Mesh, text: str) -> tuple[int | None, tuple[str, ...]]:
+def _part(word: str, mesh: MeshShape, text: str) -> tuple[int | None, tuple[str, ...]]:
     left, equals, right = (each.strip() for each in word.partition("="))
     match = re.fullmatch(r"axis(-?[0-9]{1,2})", left)
     if match is None and left != "layer":
@@ -115,31 +78,16 @@ def _part(word: str, mesh: Mesh, text: str) -> tuple[int | None, tuple[str, ...]
     return int(match[1]) if match else None, tuple(right.split("+")) if equals else tuple(mesh.axes)
 
 
-def _partition_spec(call: str, text: str) -> list[tuple[str, ...]]:
+def _parsed(call: str, text: str) -> Sequence[tuple[str, ...]]:
     try:
-        node = ast.parse(call, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        node = None
-    if not isinstance(node, ast.Call) or node.keywords:
-        raise UsageError(f"{text!r} is no partition spec", wanted=_SPEC)
-    return [_mesh_axes(argument, text) for argument in node.args]
+        return parse_call(call)
+    except UsageError as error:
+        if error.wanted is None:
+            raise
+        raise UsageError(f"{text!r} is no partition spec", wanted=_SPEC) from None
 
 
-def _mesh_axes(node: ast.expr, text: str) -> tuple[str, ...]:
-    match node:
-        case ast.Constant(value=None):
-            return ()
-        case ast.Constant(value=str() | int() as name):
-            return (str(name),)
-        case ast.Name(id=name):
-            return (name,)
-        case ast.Tuple(elts=nodes) | ast.List(elts=nodes):
-            return tuple(name for each in nodes for name in _mesh_axes(each, text))
-        case _:
-            raise UsageError(f"{text!r} is no partition spec", wanted=_SPEC)
-
-
-def _check(spec: PartitionSpec, mesh: Mesh) -> None:
+def _check(spec: PartitionSpec, mesh: MeshShape) -> None:
     used: Sequence[str] = [name for _, names in spec.parts for name in names]
     unknown = [name for name in used if name not in mesh.axes]
     if unknown:

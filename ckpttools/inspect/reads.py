@@ -14,7 +14,8 @@ from math import prod
 
 from ckpttools.array.storage import StoredArray
 from ckpttools.core.region import Region, Shape, ceil_div, count_runs
-from ckpttools.inspect.meshes import Mesh, PartitionSpec
+from ckpttools.inspect.meshes import PartitionSpec
+from ckpttools.sharding.mesh import MeshShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Reads:
         return self.total_fetched / self.total_needed if self.total_needed else 1.0
 
 
-def predict(array: StoredArray, mesh: Mesh, spec: PartitionSpec, layer_axis: int | None) -> Reads:
+def predict(array: StoredArray, mesh: MeshShape, spec: PartitionSpec, layer_axis: int | None) -> Reads:
     """What loading one array takes.
 
     Args:

@@ -1,0 +1,133 @@
+"""Logical names of the axes of arrays: MaxText's own, and behind each the one that rows of families use.
+
+MaxText gives names to axes where it makes a parameter; here they are by how its path ends, for 0.2.5. Arrays
+with Hugging Face's names have theirs from the family's rows: of axes that are merged there the outermost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from ckpttools.array.tree import Path, Tree, dotted, spelled
+from ckpttools.core.errors import CheckpointError
+from ckpttools.mapping.row import Row
+from ckpttools.mapping.sizes import lengths_of
+from ckpttools.maxtext.layout import SCAN_AXIS
+from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for
+from ckpttools.maxtext.view import view_of
+
+AxisNames = tuple[tuple[str, ...], ...]
+"""For each axis of an array its names, the most particular first; () for one that has none."""
+
+# Read from layers/ and models/ of MaxText 0.2.5; "-" is an axis that it gives no name. First fit.
+_AXES = (
+    ("*token_embedder/embedding", "vocab embed_vocab"),
+    ("*logits_dense/kernel", "embed_vocab vocab"),
+    ("*norm*/scale", "norm"),
+    ("*norm*/bias", "norm"),
+    ("*/query/kernel", "embed_attn q_heads kv"),
+    ("*/query/bias", "q_heads kv"),
+    ("*/key/kernel", "embed_attn kv_heads kv_head_dim"),
+    ("*/value/kernel", "embed_attn kv_heads kv_head_dim"),
+    ("*/key/bias", "kv_heads kv_head_dim"),
+    ("*/value/bias", "kv_heads kv_head_dim"),
+    ("*/out/kernel", "heads kv embed_attn"),
+    ("*/out/bias", "embed_attn"),
+    ("*/wq_a/kernel", "embed_attn q_lora_up_proj"),
+    ("*/wq_b/kernel", "q_lora q_heads kv"),
+    ("*/wkv_a/kernel", "embed_attn kv_lora_up_proj"),
+    ("*/wkv_b/kernel", "kv_lora kv_heads kv_head_dim"),
+    ("*/in_proj_*/kernel", "embed_attn gdn_head"),
+    ("*/out_proj/kernel", "gdn_head embed_attn"),
+    ("*/shared_expert_gate/kernel", "embed -"),
+    ("*/gate/kernel", "embed -"),
+    ("*/wi_0/kernel", "embed mlp"),
+    ("*/wi_1/kernel", "embed mlp"),
+    ("*/wo/kernel", "mlp embed"),
+    ("*/wi_0", "exp embed_moe mlp_moe"),
+    ("*/wi_1", "exp embed_moe mlp_moe"),
+    ("*/wo", "exp mlp_moe embed_moe"),
+)
+# What the rows of families call an axis that MaxText has several names for.
+_ALSO = {
+    "embed_vocab": "embed",
+    "embed_attn": "embed",
+    "embed_moe": "embed",
+    "q_heads": "heads",
+    "kv": "head_dim",
+    "kv_head_dim": "head_dim",
+    "exp": "expert",
+    "mlp_moe": "mlp",
+    "q_lora": "q_latent",
+    "kv_lora": "kv_latent",
+}
+_STACKS = ("dense_layers", "moe_layers", "local_layers")
+_NUMBER = re.compile(r"\d+")
+
+
+def axis_names(tree: Tree) -> dict[Path, AxisNames]:
+    """Names of the axes of all arrays of which any are known: of MaxText's, or of a family's."""
+    if view_of(tree).is_maxtext:
+        axis = view_of(tree).scan_axis
+        scan_axis = SCAN_AXIS if axis is None else axis
+        found = {path: _of_maxtext(path, len(array.shape), scan_axis) for path, array in tree.arrays.items()}
+    else:
+        found = _of_hugging_face(tree)
+    return {path: names for path, names in found.items() if any(names)}
+
+
+def _of_maxtext(path: Path, rank: int, scan_axis: int) -> AxisNames:
+    """Names of the axes of an array with MaxText's name; none where it is none, or its rank is another."""
+    name = spelled(path).removesuffix("/value")
+    words = next((axes.split() for pattern, axes in _AXES if fnmatchcase(name, pattern)), None)
+    if words is None or len(words) > rank:
+        return ()
+    names = list(map(_alternatives, words))
+    stack = next((key for key in _STACKS if key in path), "layers")
+    at = min(scan_axis, len(names))
+    added: list[tuple[str, ...]] = [(stack, "layer"), *[()] * rank][: rank - len(names)]
+    return (*names[:at], *added, *names[at:])
+
+
+def _alternatives(word: str) -> tuple[str, ...]:
+    if word == "-":
+        return ()
+    return (word, _ALSO[word]) if word in _ALSO else (word,)
+
+
+def _of_hugging_face(tree: Tree) -> dict[Path, AxisNames]:
+    try:
+        rows, lengths = _rows(tree)
+    except CheckpointError:
+        return {}
+    # Of names that differ in numbers only, such as those of layers and experts, one is looked at.
+    known: dict[tuple[str, int], AxisNames] = {}
+    found: dict[Path, AxisNames] = {}
+    for path, array in tree.arrays.items():
+        name = dotted(path)
+        kind = _NUMBER.sub("#", name), len(array.shape)
+        if kind not in known:
+            sides = (row for row in rows if row.right.key.match(name, lengths) is not None)
+            known[kind] = next((_of_row(row) for row in sides if len(row.right.groups) == kind[1]), ())
+        found[path] = known[kind]
+    return found
+
+
+def _rows(tree: Tree) -> tuple[tuple[Row, ...], Mapping[str, int]]:
+    """The rows of the model's family as the tree writes names, and the lengths that are known."""
+    config = tree.metadata.config
+    family = family_for(config, ModelOptions(), tree.metadata.place)
+    names = frozenset(map(dotted, tree.arrays))
+    table = family.table(config, CONFIG, spelling=family.spelling_of(names))
+    return table.rows, lengths_of(table.sizes)
+
+
+def _of_row(row: Row) -> AxisNames:
+    """Names of the axes of the row's Hugging Face array: MaxText's, or the row's own where it has none."""
+    path = tuple(row.left.key.first().split("."))
+    of_left = _of_maxtext(path, len(row.left.groups), SCAN_AXIS)
+    # Of a merged axis only the outermost part can be cut where the others are whole.
+    named = {group[0]: own for group, own in zip(row.left.groups, of_left, strict=False)}
+    return tuple(named.get(group[0], (group[0],)) for group in row.right.groups)

@@ -1,0 +1,59 @@
+"""A device mesh as names and lengths: all that planning needs of devices, without any.
+
+8                     one axis, called 0
+4x2                   two axes, called 0 and 1
+data=4,fsdp=2         two axes with names
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from ckpttools.core.errors import UsageError
+
+_WANTED = "such as 8, 4x2 or data=4,fsdp=2"
+_LENGTH = re.compile(r"\s*[1-9][0-9]{0,17}\s*")
+_MOST_DEVICES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MeshShape:
+    """Devices in a grid.
+
+    Attributes:
+        axes: name of each axis, and devices along it.
+    """
+
+    axes: Mapping[str, int]
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return prod(self.axes.values())
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={length}" for name, length in self.axes.items())
+
+
+def parse_mesh(text: str) -> MeshShape:
+    """The mesh that a text means.
+
+    Raises:
+        UsageError: the text is not a mesh.
+    """
+    words = text.split(",") if "=" in text else text.lower().split("x")
+    pairs = [word.partition("=") for word in words]
+    named = {name.strip(): length for name, _, length in pairs} if "=" in text else {}
+    lengths = list(named.values()) if named else words
+    if named and len(lengths) != len(words):
+        raise UsageError(f"{text!r} is no mesh", got="an axis that is named twice", wanted=_WANTED)
+    if not all(_LENGTH.fullmatch(length) for length in lengths):
+        raise UsageError(f"{text!r} is no mesh", wanted=_WANTED)
+    names = list(named) if named else [str(number) for number in range(len(lengths))]
+    mesh = MeshShape(dict(zip(names, map(int, lengths), strict=True)))
+    if "" in mesh.axes or mesh.size > _MOST_DEVICES:
+        raise UsageError(f"{text!r} is no mesh", wanted=f"{_WANTED}; at most {_MOST_DEVICES:,} devices")
+    return mesh

@@ -1,0 +1,160 @@
+"""Rules that say how arrays are cut over a mesh: by their names, or by the names of their axes.
+
+    Rules(arrays=(("*/wo/kernel", (("tensor",), ("fsdp",))),))        a pattern of paths -> its spec
+    Rules(axes=(("embed", ("fsdp",)), ("mlp", ("tensor",))))          a logical axis -> mesh axes, as MaxText
+
+A path that a pattern names has its spec, whatever its axes are called. For all others the rules of axes are
+gone through in order, as Flax does for `logical_axis_rules`: a rule counts if no other axis of the array has
+one of its mesh axes yet; the same name may come again with fewer of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.array.patterns import first_match
+from ckpttools.array.tree import Path
+from ckpttools.core.errors import UsageError, did_you_mean
+from ckpttools.maxtext.axis_names import AxisNames
+from ckpttools.maxtext.logical_rules import LOGICAL_AXIS_RULES, MESH_AXES
+from ckpttools.sharding.mesh import MeshShape
+from ckpttools.sharding.specs import Spec, checked, parse_spec, require_axes, spec_of
+
+_WANTED = "pairs of a logical axis and mesh axes, or patterns of paths and partition specs"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How arrays are cut over meshes.
+
+    Attributes:
+        arrays: patterns of paths (`ckpttools.array.patterns`) and their specs; the first that fits counts.
+        axes: logical axes and the mesh axes that they are cut along; in order.
+        absent: mesh axes that a mesh may lack: what they would cut is then whole.
+        name: what users call them, for messages.
+    """
+
+    arrays: tuple[tuple[str, Spec], ...] = ()
+    axes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    absent: frozenset[str] = frozenset()
+    name: str = "rules"
+
+    def check(self, mesh: MeshShape) -> None:
+        """Raises UsageError where a rule names a mesh axis that the mesh lacks and may not lack."""
+        for pattern, spec in self.arrays:
+            require_axes(spec, mesh, f"{self.name}: {pattern}")
+        for logical, axes in self.axes:
+            needed = tuple(name for name in axes if name not in self.absent)
+            require_axes((needed,), mesh, f"{self.name}: {logical}")
+
+    def spec(self, path: Path, axes: AxisNames, mesh: MeshShape) -> Spec:
+        """The partition spec of an array.
+
+        Args:
+            path: of the array in its tree.
+            axes: names of its axes, of which the first counts that there is a rule for; () where none are
+                known.
+            mesh: its devices.
+        """
+        pattern = first_match(path, (each for each, _ in self.arrays))
+        if pattern is not None:
+            return next(spec for each, spec in self.arrays if each == pattern)
+        found = self._by_axes(axes)
+        return tuple(tuple(name for name in entry if name in mesh.axes) for entry in found)
+
+    def applies(self, path: Path, axes: AxisNames) -> bool:
+        """Whether some rule is about this array: others are whole on every device."""
+        known = {logical for logical, _ in self.axes}
+        return first_match(path, (each for each, _ in self.arrays)) is not None or any(
+            not known.isdisjoint(names) for names in axes
+        )
+
+    def _by_axes(self, axes: AxisNames) -> Spec:
+        known = {logical for logical, _ in self.axes}
+        names = [next((each for each in alternatives if each in known), None) for alternatives in axes]
+        found: list[tuple[str, ...] | None] = [None] * len(axes)
+        used: set[str] = set()
+        for logical, cut in self.axes:
+            for position, name in enumerate(names):
+                if name == logical and found[position] is None and used.isdisjoint(cut):
+                    found[position] = cut
+                    used.update(cut)
+        return tuple(each or () for each in found)
+
+
+# As MaxText resolves them on a mesh on which the axes that are not named here have length one.
+MAXTEXT = Rules(axes=LOGICAL_AXIS_RULES, absent=frozenset(MESH_AXES), name="maxtext")
+PRESETS: Mapping[str, Rules] = {"maxtext": MAXTEXT}
+
+RulesLike = Rules | str | Mapping[str, Any] | Sequence[tuple[str, Any]]
+"""Rules, a preset's name, a file, or what `rules_of` makes rules of."""
+
+
+def rules_of(value: RulesLike) -> Rules:
+    """The rules that a user means.
+
+    Args:
+        value: "maxtext"; a file that ends in .toml or .json (`ckpttools.sharding.rules_file`); or pairs, in a
+            mapping or a sequence: of a logical axis and a mesh axis, several, or None; of a pattern of paths
+            and a `PartitionSpec`, or its text, "P('fsdp', None)".
+
+    Raises:
+        UsageError: it is none of these.
+        StorageError, FormatError, MappingError: the file cannot be read, or is not of this form.
+    """
+    if isinstance(value, Rules):
+        return value
+    if isinstance(value, str):
+        return _named(value)
+    pairs = value.items() if isinstance(value, Mapping) else value
+    return rules_from(pairs)
+
+
+def _named(name: str) -> Rules:
+    if name in PRESETS:
+        return PRESETS[name]
+    if not name.endswith((".toml", ".json")):
+        raise UsageError(
+            "there are no such rules",
+            got=name,
+            wanted=f"{', '.join(PRESETS)}, or a file that ends in .toml or .json",
+            hint=did_you_mean(name, PRESETS),
+        )
+    from ckpttools.sharding.rules_file import read_rules
+
+    return read_rules(name)
+
+
+def rules_from(pairs: Iterable[Any], name: str = "rules") -> Rules:
+    """Rules from pairs, as `rules_of`; names of mesh axes that MaxText knows may lack in a mesh."""
+    arrays: list[tuple[str, Spec]] = []
+    axes: list[tuple[str, tuple[str, ...]]] = []
+    for pair in pairs:
+        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise UsageError("not a rule", place=name, got=repr(pair), wanted=_WANTED)
+        key, value = pair
+        if not isinstance(key, str):
+            raise UsageError("not a rule", place=name, got=repr(pair), wanted=_WANTED)
+        if (spec := _spec_in(value, key)) is not None:
+            arrays.append((key, spec))
+        else:
+            axes.append((key, checked((_axes_in(value, f"{name}: {key}"),), key)[0]))
+    return Rules(tuple(arrays), tuple(axes), frozenset(MESH_AXES), name)
+
+
+def _spec_in(value: object, place: str) -> Spec | None:
+    """The spec, where the value is one: a text with brackets, or one of JAX's."""
+    if isinstance(value, str):
+        return parse_spec(value) if "(" in value else None
+    # Not by isinstance: planning needs no jax.
+    if type(value).__name__ == "PartitionSpec":
+        return spec_of(iter(value), place)  # type: ignore[call-overload]
+    return None
+
+
+def _axes_in(value: object, place: str) -> tuple[str, ...]:
+    if value is None or isinstance(value, str | tuple | list):
+        return spec_of([value or None], place)[0]
+    raise UsageError("not a rule", place=place, got=repr(value), wanted=_WANTED)

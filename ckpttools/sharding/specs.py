@@ -1,0 +1,133 @@
+"""Partition specs: for each axis of an array the mesh axes that it is cut along, outermost first."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from ckpttools.core.errors import ShapeError, UsageError, did_you_mean
+from ckpttools.core.region import Shape
+from ckpttools.sharding.mesh import MeshShape
+
+Spec = tuple[tuple[str, ...], ...]
+"""Later axes of the array than it has entries are whole, as in `jax.sharding.PartitionSpec`."""
+
+_WANTED = "such as P('fsdp', None) or P(('data', 'fsdp'))"
+
+
+def parse_spec(text: str) -> Spec:
+    """What a text such as `P('fsdp', None)` means; names may stand without quotes.
+
+    Raises:
+        UsageError: it is not written so, or names a mesh axis twice.
+    """
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        node = None
+    is_call = isinstance(node, ast.Call) and not node.keywords and isinstance(node.func, ast.Name)
+    if not isinstance(node, ast.Call) or not is_call or ast.unparse(node.func) not in ("P", "PartitionSpec"):
+        raise UsageError(f"{text!r} is no partition spec", wanted=_WANTED)
+    spec = tuple(_mesh_axes(argument, text) for argument in node.args)
+    return checked(spec, text)
+
+
+def _mesh_axes(node: ast.expr, text: str) -> tuple[str, ...]:
+    match node:
+        case ast.Constant(value=None):
+            return ()
+        case ast.Constant(value=str() | int() as name):
+            return (str(name),)
+        case ast.Name(id=name):
+            return (name,)
+        case ast.Tuple(elts=nodes) | ast.List(elts=nodes):
+            return tuple(name for each in nodes for name in _mesh_axes(each, text))
+        case _:
+            raise UsageError(f"{text!r} is no partition spec", wanted=_WANTED)
+
+
+def spec_of(entries: Iterable[object], place: object) -> Spec:
+    """The spec that a sequence means whose entries are None, names, or sequences of names.
+
+    Raises:
+        UsageError: an entry is something else, or a mesh axis is named twice.
+    """
+    return checked(tuple(_entry(each, place) for each in entries), place)
+
+
+def _entry(entry: object, place: object) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    if isinstance(entry, str):
+        return (entry,)
+    if isinstance(entry, Sequence) and all(isinstance(name, str) for name in entry):
+        return tuple(entry)
+    raise UsageError("not an entry of a partition spec", place=place, got=repr(entry), wanted=_WANTED)
+
+
+def checked(spec: Spec, place: object) -> Spec:
+    """The spec.
+
+    Raises:
+        UsageError: it names a mesh axis twice.
+    """
+    names = mesh_axes(spec)
+    if len(set(names)) != len(names):
+        raise UsageError("a mesh axis can cut only one axis of an array", got=place)
+    return spec
+
+
+def mesh_axes(spec: Spec) -> list[str]:
+    """Every mesh axis that the spec names, in order."""
+    return [name for entry in spec for name in entry]
+
+
+def require_axes(spec: Spec, mesh: MeshShape, place: object) -> None:
+    """Raises UsageError where the mesh lacks an axis of the spec."""
+    for name in mesh_axes(spec):
+        if name not in mesh.axes:
+            raise UsageError(
+                f"the mesh has no axis {name!r}",
+                place=place,
+                got=spec_text(spec),
+                wanted="one of " + ", ".join(mesh.axes),
+                hint=did_you_mean(name, mesh.axes),
+            )
+
+
+def cuts(rank: int, spec: Spec, mesh: MeshShape) -> Shape:
+    """Into how many shards each axis of an array is divided."""
+    lengths = [prod(mesh.axes[name] for name in entry) for entry in spec]
+    return (*lengths, *(1 for _ in range(rank - len(lengths))))
+
+
+def shard_shape(shape: Shape, spec: Spec, mesh: MeshShape) -> Shape:
+    """The shape of each device's part of an array; all are equal, as JAX requires.
+
+    Raises:
+        ShapeError: the spec has more entries than the array has axes, or an axis is not divisible.
+        UsageError: the mesh lacks an axis of the spec.
+    """
+    require_axes(spec, mesh, None)
+    if len(spec) > len(shape):
+        raise ShapeError(
+            "a partition spec has more entries than the array has axes",
+            got=spec_text(spec),
+            wanted=f"at most {len(shape)} for the shape {list(shape)}",
+        )
+    counts = cuts(len(shape), spec, mesh)
+    for axis, (length, count) in enumerate(zip(shape, counts, strict=True)):
+        if length % count:
+            raise ShapeError(
+                "an axis cannot be divided evenly over the mesh",
+                got=f"axis {axis} of {list(shape)}, {spec_text(spec)} on {mesh}",
+                wanted=f"a multiple of {count}, not {length}",
+            )
+    return tuple(length // count for length, count in zip(shape, counts, strict=True))
+
+
+def spec_text(spec: Spec) -> str:
+    """The spec as `parse_spec` takes it."""
+    entries = [repr(entry[0]) if len(entry) == 1 else repr(entry) if entry else "None" for entry in spec]
+    return f"P({', '.join(entries)})"

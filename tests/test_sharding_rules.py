@@ -1,0 +1,153 @@
+"""Meshes, partition specs and rules: what of an array each device has, decided without devices."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.places import GOLDEN, HF
+
+from ckpttools.array.tree import spelled
+from ckpttools.core.errors import FormatError, MappingError, ShapeError, UsageError
+from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.axis_names import axis_names
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.sharding.mesh import MeshShape, parse_mesh
+from ckpttools.sharding.rules import MAXTEXT, Rules, rules_of
+from ckpttools.sharding.specs import parse_spec, shard_shape, spec_text
+from ckpttools.stores.registry import parse
+
+MESH = parse_mesh("data=2,fsdp=4,tensor=2")
+
+
+def named(text):
+    return tuple((word,) if word != "-" else () for word in text.split())
+
+
+def test_shards_are_equal_parts():
+    spec = parse_spec("P(('data', 'fsdp'), None, tensor)")
+    assert shard_shape((16, 3, 6), spec, MESH) == (2, 3, 3)
+    assert shard_shape((16, 3, 6, 5), spec, MESH) == (2, 3, 3, 5)
+    assert shard_shape((0, 2, 6), spec, MESH) == (0, 2, 3)
+    assert parse_spec(spec_text(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec", "said"),
+    [
+        ((6,), "P('fsdp')", "a multiple of 4, not 6"),
+        ((), "P('fsdp')", "more entries than the array has axes"),
+        ((8, 8), "P('fsdp', 'model')", "no axis 'model'"),
+        ((8, 8), "P('tensr')", "did you mean tensor"),
+    ],
+)
+def test_what_jax_refuses_is_refused(shape, spec, said):
+    with pytest.raises((ShapeError, UsageError), match=said):
+        shard_shape(shape, parse_spec(spec), MESH)
+
+
+@pytest.mark.parametrize("text", ["fsdp", "P('fsdp', 'fsdp')", "P(1.5)", "P(a.b)", "os.system('ls')", ""])
+def test_no_partition_spec(text):
+    with pytest.raises(UsageError):
+        parse_spec(text)
+
+
+def test_patterns_go_before_axes_and_the_first_that_fits_counts():
+    rules = rules_of({"*/wo/kernel": "P(None, 'fsdp')", "*/w*/kernel": "P('data')", "mlp": "tensor"})
+    assert rules.spec(("a", "wo", "kernel"), named("mlp embed"), MESH) == ((), ("fsdp",))
+    assert rules.spec(("a", "wi", "kernel"), named("embed mlp"), MESH) == (("data",),)
+    assert rules.spec(("a", "bias"), named("mlp"), MESH) == (("tensor",),)
+    assert rules.spec(("a", "scale"), named("norm"), MESH) == ((),)
+    assert not rules.applies(("a", "scale"), named("norm"))
+
+
+def test_axes_are_gone_through_as_flax_does():
+    rules = rules_of(
+        [("a", ("data", "fsdp")), ("b", ("fsdp", "tensor")), ("b", "tensor"), ("c", None), ("c", "data")]
+    )
+    assert rules.spec((), named("a b"), MESH) == (("data", "fsdp"), ("tensor",))
+    assert rules.spec((), named("b a"), MESH) == (("tensor",), ("data", "fsdp"))
+    assert rules.spec((), named("b -"), MESH) == (("fsdp", "tensor"), ())
+    assert rules.spec((), named("c"), MESH) == ((),)
+    assert rules.spec((), (("embed_attn", "a"),), MESH) == (("data", "fsdp"),)
+
+
+def test_the_rules_of_maxtext():
+    mesh = parse_mesh("fsdp=4,tensor=2")
+    assert MAXTEXT.spec((), named("embed mlp"), mesh) == (("fsdp",), ("tensor",))
+    assert MAXTEXT.spec((), named("embed layers mlp"), mesh) == (("fsdp",), (), ("tensor",))
+    assert MAXTEXT.spec((), named("vocab embed_vocab"), mesh) == (("tensor",), ("fsdp",))
+    experts = MeshShape({"expert": 2, "fsdp": 4})
+    assert MAXTEXT.spec((), named("exp embed_moe mlp_moe"), experts) == (("expert",), ("fsdp",), ())
+    assert rules_of("maxtext") is MAXTEXT
+
+
+def test_a_mesh_may_lack_what_maxtext_knows_and_nothing_else():
+    rules_of([("embed", ["fsdp", "expert"])]).check(MESH)
+    with pytest.raises(UsageError, match="did you mean fsdp"):
+        rules_of([("embed", "fsdpp")]).check(MESH)
+    with pytest.raises(UsageError, match="no axis 'expert'"):
+        rules_of({"*": "P('expert')"}).check(MESH)
+
+
+def test_rules_from_files(tmp_path):
+    (tmp_path / "a.toml").write_text(
+        'axes = [["embed", ["fsdp", "expert"]], ["mlp", "tensor"]]\n[arrays]\n"*/bias" = "P()"\n'
+    )
+    (tmp_path / "a.json").write_text(json.dumps({"axes": {"embed": ["fsdp", "expert"], "mlp": "tensor"}}))
+    first, second = (rules_of(str(tmp_path / f"a.{kind}")) for kind in ("toml", "json"))
+    assert first.axes == second.axes == (("embed", ("fsdp", "expert")), ("mlp", ("tensor",)))
+    assert first.arrays == (("*/bias", ()),)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "said"),
+    [
+        ("a.toml", "axes = 3", MappingError, "a list of pairs"),
+        ("a.toml", "axis = []", MappingError, "did you mean axes"),
+        ("a.toml", '[arrays]\n"*" = "fsdp"', MappingError, "no partition spec"),
+        ("a.toml", '[arrays]\n"*" = "P(1.5)"', MappingError, "no partition spec"),
+        ("a.json", "{", FormatError, "not a JSON file"),
+        ("a.toml", "=", FormatError, "not a TOML file"),
+        ("a.json", '{"axes": [["a", 3]]}', MappingError, "not a rule"),
+    ],
+)
+def test_files_that_are_none(tmp_path, name, content, error, said):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(error, match=said):
+        rules_of(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("value", ["maxtxt", [("a",)], ["ab"], {1: "fsdp"}, {"a": 3}])
+def test_what_are_no_rules(value):
+    with pytest.raises(UsageError):
+        rules_of(value)
+
+
+def test_rows_know_the_names_of_axes():
+    hf = open_tree(parse(HF))
+    names = axis_names(hf)
+    assert names.keys() == hf.arrays.keys()
+    rules = Rules(axes=(("embed", ("fsdp",)), ("mlp", ("tensor",)), ("heads", ("tensor",))), name="own")
+    by_path = {spelled(path): spec_text(rules.spec(path, each, MESH)) for path, each in names.items()}
+    layer = "model.layers.0"
+    assert {by_path[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up")} == {"P('tensor', 'fsdp')"}
+    assert by_path[f"{layer}.mlp.down_proj.weight"] == "P('fsdp', 'tensor')"
+    assert by_path[f"{layer}.self_attn.q_proj.weight"] == "P('tensor', 'fsdp')"
+    assert by_path[f"{layer}.self_attn.k_proj.weight"] == "P(None, 'fsdp')"
+    assert by_path[f"{layer}.self_attn.o_proj.weight"] == "P('fsdp', 'tensor')"
+    assert by_path[f"{layer}.input_layernorm.weight"] == "P(None)"
+    assert by_path["model.embed_tokens.weight"] == "P(None, 'fsdp')"
+
+
+@pytest.mark.parametrize("family", ["llama3.1", "qwen3-moe", "deepseek3"])
+def test_every_large_array_of_maxtext_has_names(family):
+    hf = open_tree(parse(GOLDEN / family / "hf"))
+    tree = to_maxtext(hf, ToMaxText()).state
+    names = axis_names(tree)
+    assert [path for path, array in tree.arrays.items() if array.ndim > 2 and path not in names] == []
+    assert all(len(each) == tree.arrays[path].ndim for path, each in names.items())
+    kernel = (
+        names["params", "params", "decoder", "layers", "mlp", "wi_0", "kernel"] if family[0] == "l" else None
+    )
+    assert kernel in (None, (("embed",), ("layers", "layer"), ("mlp",)))
