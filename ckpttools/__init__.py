@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ckpttools.api.maxtext_to_hf import plan_to_huggingface as plan_to_huggingface
     from ckpttools.api.page import report as report
     from ckpttools.api.prepared import Prepared as Prepared
+    from ckpttools.api.reshard import reshard as reshard
     from ckpttools.api.resolve import resolve as resolve
     from ckpttools.api.save import plan_save as plan_save
     from ckpttools.api.save import save as save
@@ -92,6 +93,7 @@ _MODULES = {
     "api.maxtext_to_hf": "maxtext_to_hf plan_to_huggingface",
     "api.page": "report",
     "api.prepared": "Prepared",
+    "api.reshard": "reshard",
     "api.resolve": "resolve",
     "api.save": "plan_save save",
     "api.stats_report": "stats",

@@ -22,6 +22,8 @@ class Storing(TypedDict, total=False):
         ocdbt: few data files under an index (the default), or a file for each chunk.
         zarr3: version 3 of zarr (the default), or 2.
         compression: "none" (the default), "zstd" or "zstd:9".
+        chunks: shapes of chunks by patterns of names, "*/wo/kernel=512x1x-,*/scale=-", where - is a whole
+            axis; other arrays have chunks of 4 to 64 MiB.
         target_data_file_size: with OCDBT, begin another data file at this size.
         reference: share bytes with the source by hard links wherever that can be expressed (True), or write
             all of them (False). None shares zarr chunks that stay as they are where a command changes the
@@ -31,6 +33,7 @@ class Storing(TypedDict, total=False):
     ocdbt: bool | None
     zarr3: bool | None
     compression: str | Codec | None
+    chunks: str | None
     target_data_file_size: Size | None
     reference: bool | None
 

@@ -34,6 +34,7 @@ _COMMANDS = {
     "inspect": in_module("inspect", "inspect", "Look into a checkpoint without loading it."),
     "plan": in_module("plan", "plan", "A conversion in a file, for many processes to carry out."),
     "remap": in_module("remap", "remap", "Arrays under other names, by rules or by a function."),
+    "reshard": in_module("reshard", "reshard", "The same arrays in chunks that suit a mesh."),
     "resolve": in_module("resolve", "resolve", "What a run of MaxText would load, and what it would miss."),
     "run": in_module("run", "run", "A part of a plan, how far it has come, or its last steps."),
     "select": in_module("select", "select", "Some arrays of a checkpoint."),

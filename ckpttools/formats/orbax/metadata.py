@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, dotted
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
@@ -46,9 +47,17 @@ _SEQUENCE, _DICT = 1, 2
 _LONGEST_NAME = 4096
 
 
-def tree_document(tree: Tree, use_ocdbt: bool = True, use_zarr3: bool = True) -> dict[str, Any]:
-    """The content of `_METADATA`: every leaf with its keys and the kind of its value."""
-    entries = {str(tuple(map(str, path))): _entry(path, leaf, tree) for path, leaf in tree.items()}
+def tree_document(
+    tree: Tree, use_ocdbt: bool = True, use_zarr3: bool = True, sharded: Collection[Path] = ()
+) -> dict[str, Any]:
+    """The content of `_METADATA`: every leaf with its keys and the kind of its value.
+
+    Args:
+        tree: what is written.
+        use_ocdbt, use_zarr3: how.
+        sharded: arrays of which `_sharding` says how they lie on devices.
+    """
+    entries = {str(tuple(map(str, path))): _entry(path, leaf, tree, sharded) for path, leaf in tree.items()}
     return {
         "tree_metadata": entries,
         "use_ocdbt": use_ocdbt,
@@ -58,25 +67,25 @@ def tree_document(tree: Tree, use_ocdbt: bool = True, use_zarr3: bool = True) ->
     }
 
 
-def _entry(path: Path, leaf: Leaf, tree: Tree) -> dict[str, Any]:
+def _entry(path: Path, leaf: Leaf, tree: Tree, sharded: Collection[Path]) -> dict[str, Any]:
     keys = [{"key": str(key), "key_type": _SEQUENCE if isinstance(key, int) else _DICT} for key in path]
-    kind = _value_type(path, leaf, tree)
+    kind = _value_type(path, leaf, tree, sharded)
     value: dict[str, Any] = {"value_type": kind, "skip_deserialize": isinstance(leaf, Empty)}
     if isinstance(leaf, LazyArray) and kind == "jax.Array":
         value["write_shape"] = list(leaf.shape)
     return {"key_metadata": keys, "value_metadata": value}
 
 
-def _value_type(path: Path, leaf: Leaf, tree: Tree) -> str:
+def _value_type(path: Path, leaf: Leaf, tree: Tree, sharded: Collection[Path]) -> str:
     """Arrays are said to be numpy's: that restores on any devices, with and without a target.
 
-    Only JAX has typed PRNG keys; their sharding is then written, too.
+    Only JAX has typed PRNG keys; their sharding is then written, too. So it is where the user names a mesh.
     """
     if isinstance(leaf, Empty):
         return leaf.kind
     if isinstance(leaf, Text):
         return "string"
-    if path in tree.metadata.key_impls:
+    if path in tree.metadata.key_impls or path in sharded:
         return "jax.Array"
     return "scalar" if path in tree.metadata.scalars else "np.ndarray"
 
@@ -106,7 +115,7 @@ def strings_document(tree: Tree) -> dict[str, str]:
 
 
 def random_key_documents(tree: Tree, chunks: Mapping[Path, Shape]) -> dict[str, dict[str, Any]]:
-    """File name -> content of what makes typed PRNG keys of arrays of numbers; nothing where there are none.
+    """File name -> content of what makes typed PRNG keys of arrays of numbers, but for their shardings.
 
     Args:
         tree: what is written.
@@ -116,9 +125,44 @@ def random_key_documents(tree: Tree, chunks: Mapping[Path, Shape]) -> dict[str, 
     if not impls:
         return {}
     arrays = [_array_metadata(path, tree.arrays[path].shape, chunks[path], impls[path]) for path in impls]
-    names = (dotted(path).encode() for path in impls)
-    shardings = {base64.urlsafe_b64encode(name).decode(): json.dumps(_ANY_ONE_DEVICE) for name in names}
-    return {ARRAYS_FILE: {"array_metadatas": arrays}, SHARDING_FILE: shardings}
+    return {ARRAYS_FILE: {"array_metadatas": arrays}}
+
+
+def sharding_document(
+    tree: Tree, shardings: Mapping[Path, Sharding], keys: Collection[Path]
+) -> dict[str, str]:
+    """The content of `_sharding`: name of an array in base64 -> how it lies on devices, as JSON text.
+
+    Args:
+        tree: what is written.
+        shardings: of arrays.
+        keys: typed PRNG keys, which need one; on any one device where none is given.
+    """
+    found: dict[str, str] = {}
+    texts: dict[Sharding, str] = {}
+    for path in tree.arrays:
+        sharding = shardings.get(path)
+        if sharding is not None and sharding not in texts:
+            texts[sharding] = json.dumps(_named_sharding(sharding))
+        if sharding is not None or path in keys:
+            text = json.dumps(_ANY_ONE_DEVICE) if sharding is None else texts[sharding]
+            found[base64.urlsafe_b64encode(dotted(path).encode()).decode()] = text
+    return found
+
+
+def _named_sharding(sharding: Sharding) -> dict[str, Any]:
+    """Without devices: a loader takes those that it has, in the order of `jax.devices()`."""
+    return {
+        "sharding_type": "NamedSharding",
+        "shape": [length for _, length in sharding.mesh],
+        "axis_names": [name for name, _ in sharding.mesh],
+        "axis_types": ["AxisType.Auto"] * len(sharding.mesh),
+        "partition_spec": [_entry_of_spec(names) for names in sharding.spec],
+    }
+
+
+def _entry_of_spec(names: tuple[str, ...]) -> object:
+    return None if not names else names[0] if len(names) == 1 else list(names)
 
 
 def _array_metadata(path: Path, shape: Shape, chunk: Shape, impl: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckpttools.core.budget import parse_size
 from ckpttools.core.options import Option
+from ckpttools.formats.zarr.given_chunks import CHUNKS
 from ckpttools.formats.zarr.options import COMPRESSION
 
 HELP = """Write any checkpoint as Orbax, or an Orbax checkpoint in another layout: no model known.
@@ -27,6 +28,7 @@ STORAGE = (
     ),
     Option("zarr3", bool, True, "Version of zarr that arrays are in."),
     COMPRESSION,
+    CHUNKS,
     Option(
         "target_data_file_size",
         parse_size,

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ckpttools.array.nodes import stacked_axes
+from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, Tree, dotted, spelled
 from ckpttools.codecs.base import WritableCodec
 from ckpttools.codecs.zstd import LARGEST_ENCODED
@@ -29,6 +30,7 @@ from ckpttools.formats.references import NO_REFERENCES, ReferenceMode, Reference
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.array import ChunkKeys
 from ckpttools.formats.zarr.chunking import chunk_shape
+from ckpttools.formats.zarr.given_chunks import GivenChunks
 from ckpttools.formats.zarr.zarr3 import DOCUMENT, written_codecs
 from ckpttools.stores.place import Place
 
@@ -53,6 +55,8 @@ class OrbaxWriter:
         compression: of chunks; None stores them as they are, which loads fastest.
         target_data_file_bytes: size at which the next data file is begun; None for one file.
         references: which chunks are not written but taken from the files in which they are, as they are.
+        chunks: shapes of chunks that the user gives; None for none.
+        shardings: how arrays lie on a mesh where a loader is told nothing else; they restore as JAX's then.
     """
 
     step: int | None = 0
@@ -62,6 +66,8 @@ class OrbaxWriter:
     compression: WritableCodec | None = None
     target_data_file_bytes: int | None = None
     references: References = NO_REFERENCES
+    chunks: GivenChunks | None = None
+    shardings: Mapping[Path, Sharding] = field(default_factory=dict)
     name: str = "orbax"
 
     def __post_init__(self) -> None:
@@ -85,6 +91,8 @@ class OrbaxWriter:
     def layout(self, tree: Tree, most: int) -> Layout:
         """As `Writer.layout`; raw chunks under OCDBT have their places from the start, others get them."""
         self._check(tree)
+        if self.chunks:
+            self.chunks.check(tree.arrays)
         base = self._base(tree)
         found = find(tree, self.references, f"{base}/{DATA_DIRECTORY}")
         files = _FileAllocator(f"{base}/{DATA_FILE}", self.target_data_file_bytes)
@@ -94,7 +102,8 @@ class OrbaxWriter:
             if path in placements:
                 continue
             itemsize = array.dtype.itemsize
-            chunk = chunk_shape(array.shape, itemsize, stacked_axes(array), largest)
+            given = self.chunks.shape(path, array.shape) if self.chunks else None
+            chunk = given or chunk_shape(array.shape, itemsize, stacked_axes(array), largest)
             home = self._home(base, path) or files.home(array.shape, chunk, itemsize)
             placements[path] = Placement(array.shape, itemsize, chunk, home, self.compression)
         sizes = {name: size for name, size in files.sizes.items() if size}
@@ -172,10 +181,13 @@ class OrbaxWriter:
         keys = tree.metadata.key_impls.keys() & layout.placements.keys()
         chunks = {path: layout.placements[path].chunk for path in keys}
         made = {
-            orbax_metadata.TREE_FILE: orbax_metadata.tree_document(tree, self.ocdbt, self.zarr3),
+            orbax_metadata.TREE_FILE: orbax_metadata.tree_document(
+                tree, self.ocdbt, self.zarr3, self.shardings
+            ),
             orbax_metadata.CHECKPOINT_FILE: orbax_metadata.checkpoint_document(None, tree.metadata.custom),
             orbax_metadata.STRINGS_FILE: orbax_metadata.strings_document(tree),
             **orbax_metadata.random_key_documents(tree, chunks),
+            orbax_metadata.SHARDING_FILE: orbax_metadata.sharding_document(tree, self.shardings, keys),
         }
         return {name: content for name, content in made.items() if content}
 

@@ -18,6 +18,7 @@ from ckpttools.formats.json_file import DEEPEST, read_json
 from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import Files
 from ckpttools.formats.orbax.metadata import TREE_FILE
+from ckpttools.formats.zarr.given_chunks import CHUNKS
 from ckpttools.formats.zarr.options import COMPRESSION, HELP
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
 from ckpttools.stores.at_once import at_once
@@ -29,7 +30,7 @@ class Zarr3:
     """The format `zarr3`: a directory with the `zarr.json` of a group or an array."""
 
     name: str = "zarr3"
-    options: tuple[Option, ...] = (COMPRESSION,)
+    options: tuple[Option, ...] = (COMPRESSION, CHUNKS)
     help: str = HELP
 
     def why_not(self, path: Place) -> str | None:

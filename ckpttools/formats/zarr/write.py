@@ -23,6 +23,7 @@ from ckpttools.formats.base import Extents, Layout
 from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, is_file_name
 from ckpttools.formats.placement import ChunkFiles, Placement
 from ckpttools.formats.zarr.chunking import chunk_shape
+from ckpttools.formats.zarr.given_chunks import GivenChunks
 from ckpttools.formats.zarr.zarr3 import (
     DOCUMENT,
     KEYS,
@@ -40,9 +41,11 @@ class ZarrWriter:
 
     Attributes:
         compression: of chunks; None stores them as they are, which loads fastest.
+        chunks: their shapes, where the user gives them; None for none.
     """
 
     compression: WritableCodec | None = None
+    chunks: GivenChunks | None = None
     name: str = "zarr3"
 
     def layout(self, tree: Tree, most: int) -> Layout:
@@ -51,12 +54,17 @@ class ZarrWriter:
         _check_nesting(tree)
         check_dtypes(tree, lambda dtype: dtype.zarr3, "zarr v3")
         _attributes(tree)
+        if self.chunks:
+            self.chunks.check(tree.arrays)
         return Layout({path: self._placement(path, array, most) for path, array in tree.arrays.items()}, {})
 
     def _placement(self, path: Path, array: LazyArray, most: int) -> Placement:
         itemsize = array.dtype.itemsize
         largest = min(most, LARGEST_ENCODED) if self.compression else None
-        if array.size:
+        given = self.chunks.shape(path, array.shape) if self.chunks and array.size else None
+        if given is not None:
+            chunk = given
+        elif array.size:
             chunk = chunk_shape(array.shape, itemsize, stacked_axes(array), largest)
         else:
             # A grid has cells of at least one element, also where there is no cell at all.

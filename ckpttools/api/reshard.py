@@ -1,0 +1,152 @@
+"""The same arrays in chunks that suit a mesh, with what says how they lie on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ckpttools.api.arguments import Size
+from ckpttools.api.conversion import Conversion, Resources
+from ckpttools.api.convert import Changing
+from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.api.save import plan_tree
+from ckpttools.api.sources import Opening, Source, opened, part_of, read_options
+from ckpttools.array.nodes import stacked_axes
+from ckpttools.array.shardings import Sharding
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.budget import parse_size
+from ckpttools.core.errors import ShapeError, UsageError
+from ckpttools.core.region import Shape
+from ckpttools.core.wording import option
+from ckpttools.formats.orbax.write import OrbaxWriter
+from ckpttools.formats.registry import writer_for, writer_options
+from ckpttools.formats.zarr.given_chunks import GivenChunks
+from ckpttools.maxtext.axis_names import axis_names
+from ckpttools.sharding.grids import mesh_chunk
+from ckpttools.sharding.mesh import MeshShape, parse_mesh
+from ckpttools.sharding.rules import Rules, RulesLike, rules_of
+from ckpttools.sharding.specs import Spec, shard_shape
+from ckpttools.stores.registry import Where, parse
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+
+@command(Changing, more=writer_options)
+def reshard(
+    source: Source,
+    destination: Where,
+    *,
+    mesh: str,
+    rules: RulesLike = "maxtext",
+    subchunks: Size | None = None,
+    **common: Unpack[Changing],
+) -> Prepared:
+    """Writes a checkpoint as Orbax, in chunks of which each device of a mesh loads whole ones.
+
+    It also says how arrays lie on that mesh, so that Orbax restores them so where it is told nothing else. No
+    device is needed, and no more of an array is in memory than for any other conversion.
+
+    Args:
+        source: a file, an item, a step, a run directory, or a tree.
+        destination: directory that appears when everything is written.
+        mesh: axes and devices along each: "fsdp=16,tensor=2".
+        rules: how arrays are cut: "maxtext", a file of rules, or pairs, as of `ckpttools.load`.
+        subchunks: bytes of a chunk at most, such as "8MiB", for loaders with more devices; None for 64 MiB.
+        common: `ckpttools.api.convert.Changing`.
+
+    Raises:
+        UsageError: no mesh or no rules, an axis that the mesh lacks, or chunks that are given as well.
+        ShapeError: an axis that cannot be divided evenly over the mesh; lists the first.
+        CheckpointError: as `ckpttools.convert`.
+    """
+    opening, writing = part_of(common, Opening), part_of(common, Writing)
+    how = {name: common[name] for name in common if name not in {**opening, **writing}}  # type: ignore[literal-required]
+    _check(how)
+    devices, made = parse_mesh(mesh), rules_of(rules)
+    most = None if subchunks is None else parse_size(subchunks)
+
+    def plan(resources: Resources) -> Conversion:
+        tree = opened(source, read_options(opening))
+        writer = writer_for(
+            tree, "orbax", parse(destination), keeps_names=True, **{**how, "reference": False}
+        )
+        if not isinstance(writer, OrbaxWriter):
+            raise TypeError(f"{writer!r} does not write Orbax")
+        grid = mesh_grid(tree, devices, made, most)
+        found = replace(writer, chunks=GivenChunks(exact=grid.chunks), shardings=grid.shardings)
+        return plan_tree(tree, found, resources)
+
+    return prepare(plan, source, destination, **writing)
+
+
+def _check(said: Mapping[str, object]) -> None:
+    """Raises UsageError for what contradicts a mesh."""
+    if said.get("format") not in (None, "orbax"):
+        raise UsageError("only Orbax says how arrays lie on a mesh", got=option("format", said["format"]))
+    for name in ("chunks", "reference"):
+        if said.get(name):
+            raise UsageError(
+                f"{option(name)} and a mesh both say how arrays are stored",
+                hint=f"leave {option(name)} out: the chunks are those of the mesh",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MeshGrid:
+    """How arrays are stored for a mesh.
+
+    Attributes:
+        chunks: shape of the chunks of each array.
+        shardings: how each lies on the mesh.
+    """
+
+    chunks: Mapping[Path, Shape]
+    shardings: Mapping[Path, Sharding]
+
+
+def mesh_grid(tree: Tree, mesh: MeshShape, rules: Rules, most: int | None = None) -> MeshGrid:
+    """Chunks and shardings of all arrays of a tree.
+
+    Args:
+        tree: what will be written.
+        mesh: the devices.
+        rules: how arrays are cut over them; others are whole on every device.
+        most: bytes of a chunk at most; None for 64 MiB.
+
+    Raises:
+        UsageError: a rule names an axis that the mesh lacks.
+        ShapeError: an axis of an array cannot be divided evenly.
+    """
+    rules.check(mesh)
+    names = axis_names(tree)
+    chunks: dict[Path, Shape] = {}
+    shardings: dict[Path, Sharding] = {}
+    axes = tuple(mesh.axes.items())
+    for path, array in tree.arrays.items():
+        spec = rules.spec(path, names.get(path, ()), mesh)
+        shard = _shard(path, array.shape, spec, mesh)
+        if path not in tree.metadata.key_impls:
+            shardings[path] = Sharding("NamedSharding", axes, _without_ends(spec))
+        if array.size:
+            stacked = stacked_axes(array)
+            chunks[path] = mesh_chunk(array.shape, shard, array.dtype.itemsize, stacked, most)
+    return MeshGrid(chunks, shardings)
+
+
+def _shard(path: Path, shape: Shape, spec: Spec, mesh: MeshShape) -> Shape:
+    try:
+        return shard_shape(shape, spec, mesh)
+    except ShapeError as error:
+        raise error.at(
+            spelled(path), hint="choose another mesh, or rules that leave this axis whole"
+        ) from error
+
+
+def _without_ends(spec: Spec) -> Spec:
+    """The spec without axes at its end that are whole."""
+    entries = list(spec)
+    while entries and not entries[-1]:
+        entries.pop()
+    return tuple(entries)

@@ -1,0 +1,56 @@
+"""`ckpt reshard`: chunks that suit a mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ckpttools.cli.declared import declared
+from ckpttools.cli.options import SIZE, SOME_TEXT
+from ckpttools.cli.transforming import common_options, places
+from ckpttools.cli.write import write
+from ckpttools.formats.orbax.options import OPTIONS
+
+_LEFT_OUT = ("chunks", "reference")
+
+
+@click.command(short_help="Chunks that suit a mesh.")
+@places
+@click.option(
+    "--mesh",
+    required=True,
+    type=SOME_TEXT,
+    metavar="MESH",
+    help="Axes of the devices and how many there are along each: fsdp=16,tensor=2.",
+)
+@click.option(
+    "--rules",
+    type=SOME_TEXT,
+    default="maxtext",
+    show_default=True,
+    metavar="RULES",
+    help="How arrays are cut over them: maxtext (its logical_axis_rules), or a TOML or JSON file of rules.",
+)
+@click.option(
+    "--subchunks",
+    type=SIZE,
+    metavar="SIZE",
+    help="Largest chunk, such as 8MiB; smaller ones also suit meshes of more devices. By default 64 MiB.",
+)
+@declared([each for each in OPTIONS if each.name not in _LEFT_OUT])
+@common_options
+def reshard(**options: Any) -> None:
+    """Write a checkpoint as Orbax, in chunks of which each device of a mesh loads whole ones.
+
+    DST also says how arrays lie on that mesh, so that Orbax restores them so where no target says otherwise.
+    SRC may be of any format and is read once; no device is needed.
+
+    \b
+    Example:
+      ckpt reshard ~/maxtext/llama ~/maxtext/llama-32 --mesh fsdp=16,tensor=2
+      ckpt inspect chunks ~/maxtext/llama-32 --mesh fsdp=16,tensor=2 --spec "P('fsdp')"
+    """
+    from ckpttools.api.reshard import reshard
+
+    write(reshard.plan, **options)

@@ -1,0 +1,94 @@
+"""Chunk grids that a user gives, array by array, in place of those that `chunking` makes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpttools.array.patterns import first_match
+from ckpttools.array.tree import Path, spelled
+from ckpttools.core.errors import UsageError
+from ckpttools.core.options import Option
+from ckpttools.core.region import Shape
+
+_LENGTH = re.compile(r"[1-9][0-9]{0,17}|-")
+_WANTED = "patterns of names and shapes, such as '*/wo/kernel=512x1x-,*/scale=-': - is a whole axis"
+
+
+@dataclass(frozen=True)
+class GivenChunks:
+    """Shapes of chunks; arrays that are not named here have the grid that they would have anyway.
+
+    Attributes:
+        rules: patterns of paths (`ckpttools.array.patterns`) and shapes, None for a whole axis; the first
+            that fits counts.
+        exact: shapes by path; they come before the rules.
+    """
+
+    rules: tuple[tuple[str, tuple[int | None, ...]], ...] = ()
+    exact: Mapping[Path, Shape] = field(default_factory=dict)
+
+    def shape(self, path: Path, shape: Shape) -> Shape | None:
+        """The shape of an array's chunks; None where nothing is said of it.
+
+        Raises:
+            UsageError: the array has another number of axes.
+        """
+        if path in self.exact:
+            return self.exact[path]
+        pattern = first_match(path, (each for each, _ in self.rules))
+        if pattern is None:
+            return None
+        said = next(lengths for each, lengths in self.rules if each == pattern)
+        if len(said) != len(shape):
+            raise UsageError(
+                "chunks have as many axes as their array",
+                place=spelled(path),
+                got=f"{pattern}={_spelled(said)} for an array of shape {list(shape)}",
+                hint="use a pattern that names fewer arrays, before this one",
+            )
+        lengths = zip(said, shape, strict=True)
+        return tuple(length if wanted is None else min(wanted, length) for wanted, length in lengths)
+
+    def check(self, paths: Mapping[Path, object]) -> None:
+        """Raises UsageError if a pattern names no array."""
+        for pattern, _ in self.rules:
+            if not any(first_match(path, (pattern,)) for path in paths):
+                raise UsageError(
+                    "no array has a name that this pattern of chunks matches",
+                    got=pattern,
+                    hint="ckpt inspect tree lists the names",
+                )
+
+
+def parse_chunks(text: Any) -> GivenChunks:
+    """The chunks that a text means.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    rules = []
+    for word in str(text).split(","):
+        pattern, _, shape = word.rpartition("=")
+        lengths = shape.strip().split("x") if shape.strip() else []
+        if not pattern.strip() or not all(map(_LENGTH.fullmatch, lengths)):
+            raise UsageError(f"{word!r} says no chunks", wanted=_WANTED)
+        said = tuple(None if length == "-" else int(length) for length in lengths)
+        rules.append((pattern.strip(), said))
+    return GivenChunks(tuple(rules))
+
+
+def _spelled(shape: tuple[int | None, ...]) -> str:
+    return "x".join("-" if length is None else str(length) for length in shape)
+
+
+CHUNKS = Option(
+    "chunks",
+    parse_chunks,
+    None,
+    "Shapes of chunks, for arrays that patterns name: '*/wo/kernel=512x1x-,*/scale=-', where - is a whole "
+    "axis. Other arrays have chunks of 4 to 64 MiB.",
+    "PATTERN=SHAPE,…",
+)

@@ -1,0 +1,157 @@
+"""`ckpt reshard` and `--chunks`: grids that suit a mesh, or that the user gives, for the same arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command_line import ckpt, run, succeed
+from support.places import GOLDEN, HF, TRAINED
+from support.scripts import answers
+
+import ckpttools
+from ckpttools.array.shardings import Sharding
+from ckpttools.array.tree import spelled
+from ckpttools.core.errors import ShapeError, UsageError
+from ckpttools.formats.orbax.sharding import stored_shardings
+from ckpttools.formats.zarr.given_chunks import parse_chunks
+from ckpttools.sharding.grids import mesh_chunk
+
+MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
+MESH = "fsdp=4,tensor=2"
+
+
+def digests(place):
+    tree = ckpttools.open(place)
+    return {
+        spelled(path): hashlib.sha256(np.ascontiguousarray(each.read()).tobytes()).hexdigest()
+        for path, each in tree.arrays.items()
+    }
+
+
+def grid(place):
+    """Shape of an array -> shape of its chunks, by name."""
+    found = json.loads(succeed("inspect", "chunks", place, "--json").stdout)["report"]["arrays"]
+    return {each["path"]: (tuple(each["shape"]), tuple(each["chunk_shape"])) for each in found}
+
+
+@pytest.fixture(scope="module")
+def resharded(tmp_path_factory):
+    place = tmp_path_factory.mktemp("resharded") / "out"
+    run("reshard", MAXTEXT, place, "--mesh", MESH, "--subchunks", "4KiB")
+    return place
+
+
+@given(st.data())
+def test_a_shard_is_made_of_whole_chunks(data):
+    shard = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4)))
+    shape = tuple(length * data.draw(st.integers(1, 8)) for length in shard)
+    stacked = data.draw(st.sets(st.integers(0, len(shape) - 1)))
+    most = data.draw(st.integers(1, 4096))
+    chunk = mesh_chunk(shape, shard, 2, stacked, most)
+    if prod(shape) * 2 <= most:
+        assert chunk == shape
+        return
+    assert all(length % part == 0 for length, part in zip(shard, chunk, strict=True))
+    assert prod(chunk) * 2 <= max(most, 2)
+
+
+class TestReshard:
+    def test_devices_read_whole_chunks_and_values_stay(self, resharded):
+        assert digests(resharded) == digests(MAXTEXT)
+        shapes = grid(resharded)
+        shape, chunk = shapes["params/params/decoder/layers/mlp/wi_0/kernel"]
+        assert (shape[0] // 4) % chunk[0] == 0 and (shape[2] // 2) % chunk[2] == 0
+        assert prod(chunk) * 2 <= 4096
+        path = ("params", "params", "decoder", "layers", "mlp", "wi_0", "kernel")
+        stored = stored_shardings(ckpttools.open(resharded))[path]
+        mesh = (("fsdp", 4), ("tensor", 2))
+        assert stored == Sharding("NamedSharding", mesh, (("fsdp",), (), ("tensor",)))
+
+    def test_orbax_restores_it_on_that_mesh_and_on_another(self, resharded, tmp_path):
+        ((plain, aimed),) = answers("resharded_script", [str(resharded / "0" / "items")], tmp_path)
+        wanted = digests(resharded)
+        assert {name: digest for name, (_, _, digest) in plain.items()} == wanted
+        assert {name: digest for name, (_, _, digest) in aimed.items()} == wanted
+        name = "params/params/decoder/layers/mlp/wi_0/kernel"
+        spec, mesh, _ = plain[name]
+        assert mesh == {"fsdp": 4, "tensor": 2}
+        assert spec == ["fsdp", None, "tensor"] and aimed[name][0] == []
+
+    def test_a_training_checkpoint_keeps_its_state(self, tmp_path):
+        run("reshard", TRAINED, tmp_path / "out", "--mesh", "fsdp=2", "--compression", "zstd")
+        assert digests(tmp_path / "out") == digests(TRAINED)
+
+    def test_rules_of_a_file(self, tmp_path):
+        rules = tmp_path / "rules.toml"
+        rules.write_text("[arrays]\n\"*/wo/kernel\" = \"P('tensor', None, 'fsdp')\"\n")
+        words = ("--mesh", MESH, "--subchunks", "1KiB", "--rules", rules)
+        run("reshard", MAXTEXT, tmp_path / "out", *words)
+        shape, chunk = grid(tmp_path / "out")["params/params/decoder/layers/mlp/wo/kernel"]
+        assert (shape[0] // 2) % chunk[0] == 0 and (shape[2] // 4) % chunk[2] == 0
+
+    @pytest.mark.parametrize(
+        ("words", "code", "says"),
+        [
+            (("--mesh", "fsdp=3"), 3, "cannot be divided evenly"),
+            (("--mesh", "fsdp"), 2, "is no mesh"),
+            (("--mesh", "fsdp=2", "--rules", "nothing"), 2, "no such rules"),
+            (("--mesh", "fsdp=2", "--to", "zarr3"), 2, "No such option"),
+            ((), 2, "Missing option '--mesh'"),
+        ],
+    )
+    def test_what_cannot_be_meant_is_refused(self, words, code, says, tmp_path):
+        result = ckpt("reshard", MAXTEXT, tmp_path / "out", *words)
+        assert result.exit_code == code and says in result.output, result.output
+        assert not (tmp_path / "out").exists()
+
+    def test_from_python_chunks_and_a_mesh_contradict_each_other(self, tmp_path):
+        with pytest.raises(UsageError, match="both say how arrays are stored"):
+            ckpttools.reshard(MAXTEXT, tmp_path / "out", mesh="fsdp=2", chunks="*=-")
+        with pytest.raises(ShapeError, match="cannot be divided evenly"):
+            ckpttools.reshard.plan(MAXTEXT, tmp_path / "out", mesh="fsdp=7")
+
+
+class TestChunks:
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("convert", "hf-to-maxtext", HF),
+            ("convert", "to-orbax", MAXTEXT),
+            ("convert", "to-zarr3", MAXTEXT),
+            ("convert", "to-orbax", MAXTEXT, "--compression", "zstd"),
+            ("select", MAXTEXT, "--keep", "params"),
+        ],
+    )
+    def test_every_writer_of_chunks_takes_a_grid(self, words, tmp_path):
+        command = words[:2] if words[0] == "convert" else words[:1]
+        source, *rest = words[len(command) :]
+        said = "*/wo/kernel=16x1x-,*decoder_norm*=7"
+        run(*command, source, tmp_path / "out", *rest, "--chunks", said)
+        shapes = grid(tmp_path / "out")
+        (wo,) = (each for name, each in shapes.items() if name.endswith("wo/kernel"))
+        (norm,) = (each for name, each in shapes.items() if name.endswith("decoder_norm/scale"))
+        assert wo == ((128, 4, 64), (16, 1, 64)) and norm == ((64,), (7,))
+        run(*command, source, tmp_path / "plain", *rest)
+        assert digests(tmp_path / "out") == digests(tmp_path / "plain")
+
+    @pytest.mark.parametrize("text", ["", "*", "=4", "*=0", "*=4x", "*=-1", "*=4,*", "*=1.5", "*=x4"])
+    def test_what_is_no_grid_is_refused(self, text):
+        with pytest.raises(UsageError, match="says no chunks"):
+            parse_chunks(text)
+
+    @pytest.mark.parametrize(
+        ("said", "says"),
+        [
+            ("*/wo/kernel=16", "chunks have as many axes as their array"),
+            ("*/nothing=16", "no array has a name that this pattern of chunks matches"),
+        ],
+    )
+    def test_a_grid_for_no_array_is_refused(self, said, says, tmp_path):
+        result = ckpt("convert", "to-orbax", MAXTEXT, tmp_path / "out", "--chunks", said)
+        assert result.exit_code == 2 and says in result.output, result.output
