@@ -300,6 +300,13 @@ class TestSources:
             with pytest.raises((ValueError, AttributeError)):
                 made_of([name, {}], ("ckpttools.mapping.",))
 
+    def test_another_version_does_no_part(self, plan, monkeypatch):
+        from ckpttools.api import parts
+
+        monkeypatch.setattr(parts, "__version__", "9.9")
+        for words in (("--part", "0/2"), ("--publish",)):
+            assert "another version of ckpttools" in refused(plan, *words)
+
     def test_a_line_that_was_cut_off_does_not_count(self, plan, model, tmp_path):
         run("run", plan, "--part", "0/1")
         (journal,) = (tmp_path / "disk" / "out.partial" / "parts").iterdir()

@@ -133,11 +133,12 @@ class Conversion:
             check_beside(parse(manifest), self.plan.tree.metadata.place, parse(destination))
             return run_hashing(self.plan, run, parse(manifest), overwrite=overwrite)
 
-    def check(self, destination: Where, *, overwrite: bool = False) -> None:
-        """Raises what would stop `run` before it writes anything."""
+    def check(self, destination: Where, *, overwrite: bool = False, planned: str = "") -> None:
+        """Raises what would stop `run` before it writes anything; `planned` is its fingerprint, if known."""
         from ckpttools.run.executor import check
 
-        check(self.plan, self.writer, parse(destination, is_written=True), overwrite, self._check_replaced)
+        place = parse(destination, is_written=True)
+        check(self.plan, self.writer, place, overwrite, self._check_replaced, planned)
 
     def _check_replaced(self, destination: Place) -> None:
         from ckpttools.api.occupant import check_replaceable

@@ -91,8 +91,9 @@ def write_plan(prepared: Prepared, file: Where, words: Sequence[str]) -> PlanWri
 def content_of(prepared: Prepared, words: Sequence[str]) -> bytes:
     """The content of a plan's file; arguments and errors as of `write_plan`."""
     _check_shareable(prepared)
-    prepared.check()
-    return encoded(prepared.plan, header_of(prepared, words))
+    header = header_of(prepared, words)
+    prepared.conversion.check(prepared.destination, overwrite=prepared.overwrite, planned=header.plan)
+    return encoded(prepared.plan, header)
 
 
 def header_of(prepared: Prepared, words: Sequence[str]) -> Header:
@@ -182,6 +183,7 @@ def run_part(
         CheckpointError: of any kind; what was done stays.
     """
     header, share = file.header, part_share(file, part)
+    _check_version(header)
     destination = parse(relocation.there(header.destination), is_written=True)
     if share.first == share.stop:
         return PartReceipt(str(part), destination)
@@ -203,6 +205,17 @@ def run_part(
             overwrite=header.overwrite,
             sources=lambda: plan.sources if opened is None else opened.files,
             observe=observe,
+        )
+
+
+def _check_version(header: Header) -> None:
+    """Raises UsageError where what a task means may have changed since the plan was made."""
+    if header.version != __version__:
+        raise UsageError(
+            "the plan was made by another version of ckpttools",
+            got=header.version,
+            wanted=__version__,
+            hint="use that version for all parts, or make the plan again",
         )
 
 
@@ -244,10 +257,9 @@ def _replanned(file: PlanFile, relocation: Relocation, replan: Replan) -> Prepar
     if fingerprint(conversion.plan, conversion.writer, identify, relocation.back) != file.header.plan:
         raise UsageError(
             "the same command makes another plan now",
-            got=f"version {__version__}",
-            wanted=f"plan {file.header.plan[:12]}, of version {file.header.version}",
-            hint="use the same version, and the same files beside the arrays, such as config.json and rules; "
-            "or make the plan again",
+            wanted=f"plan {file.header.plan[:12]}",
+            hint="see to it that the files beside the arrays, such as config.json and rules, are what they "
+            "were; or make the plan again",
         )
     return prepared
 
@@ -271,6 +283,7 @@ def publish_plan(
         CheckpointError: as `ckpttools.api.conversion.Conversion.run`.
     """
     header = file.header
+    _check_version(header)
     destination = parse(relocation.there(header.destination), is_written=True)
     standing = standing_of(header, destination)
     if not standing.is_published:

@@ -116,10 +116,11 @@ def check(
     destination: Where,
     overwrite: bool,
     check_replaced: Callable[[Place], None],
+    planned: str = "",
 ) -> None:
     """Raises what stops `execute` before it writes anything; arguments as there."""
     place = parse(destination)
-    _checked(plan, writer, place, staging_of(place, overwrite, partial(check_replaced, place)))
+    _checked(plan, writer, place, staging_of(place, overwrite, partial(check_replaced, place)), planned)
 
 
 def _checked(plan: Plan, writer: Writer, destination: Place, staging: Staging, planned: str = "") -> str:

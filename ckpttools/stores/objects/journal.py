@@ -65,9 +65,18 @@ class Journal:
         return self.published is None and (self.is_replacing or not self.is_beside)
 
     @classmethod
-    def read(cls, bucket: Bucket, key: str) -> Journal:
-        """What is noted. Raises StorageError where the store reports an error."""
-        names = [name for name, _ in bucket.objects_below(key) or ()]
+    def read(cls, bucket: Bucket, key: str, *, with_records: bool = True) -> Journal:
+        """What is noted.
+
+        Args:
+            bucket, key: where.
+            with_records: also which tasks are done: an object for each second of each process.
+
+        Raises:
+            StorageError: the store reports an error.
+        """
+        listed = [name for name, _ in bucket.objects_below(key) or ()]
+        names = [name for name in listed if with_records or not name.startswith(_DONE)]
         contents = in_threads(WRITES_AT_ONCE, lambda name: read(bucket, f"{key}/{name}"), names)
         found = {
             name: _parsed(each[0]) for name, each in zip(names, contents, strict=True) if each is not None
@@ -92,7 +101,7 @@ class Journal:
             frozenset(linked),
             _two(found[PUBLISHING]) if PUBLISHING in found else None,
             published.get("objects") if isinstance(published, dict) else None,
-            bool(names),
+            bool(listed),
         )
 
     def begin(self, purpose: Purpose, is_beside: bool) -> Journal:

@@ -107,12 +107,13 @@ def members(
     return sorted(listed, key=lambda each: each.began)
 
 
-def at_work(bucket: Bucket, partial: str, now: float) -> Iterator[str]:
+def at_work(bucket: Bucket, partial: str, now: float | None = None) -> Iterator[str]:
     """The processes that do shares of any plan, in words; errors as `members`.
 
     Args:
         bucket, partial, now: as of `members`.
     """
+    now = time.time() if now is None else now
     for token, status in bucket.objects_below(f"{partial}/{PARTS}") or ():
         content = read(bucket, f"{partial}/{PARTS}/{token}")
         said = _parsed(content[0]) if content else {}

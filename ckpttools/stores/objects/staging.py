@@ -89,7 +89,7 @@ class ObjectStaging:
                 wanted="names without control characters, none of them `.` or `..`",
                 hint="give it a name of its own",
             )
-        journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
+        journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
         is_begun = journal.purpose is not None and journal.purpose.plan == plan
         if not is_begun and journal.is_replacing and journal.published is None:
             raise self._about_to_replace(journal)
@@ -165,7 +165,7 @@ class ObjectStaging:
         """Makes this a place for the parts of a plan, if no other part has done that."""
         until = time.monotonic() + _PREPARED_SECONDS
         while True:
-            journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
+            journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
             if journal.purpose is not None and journal.purpose.plan == purpose.plan:
                 if journal.published is not None or journal.is_replacing:
                     raise published(self.place)

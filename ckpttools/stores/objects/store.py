@@ -37,11 +37,13 @@ from ckpttools.stores.objects.journal import PLAN, PUBLISHED, Journal
 from ckpttools.stores.objects.known import Known
 from ckpttools.stores.objects.links import CopyTrials
 from ckpttools.stores.objects.lock import PROBE, writer_of
+from ckpttools.stores.objects.parts import at_work
 from ckpttools.stores.objects.writing import PART_BYTES, PARTS_UNDER_WAY, Upload, copy, replace
 from ckpttools.stores.pace import USUAL, asked_for
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, Unfinished
 from ckpttools.stores.reads import Reads
+from ckpttools.stores.shares import PARTS
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.staging import ObjectStaging
@@ -152,19 +154,21 @@ class ObjectStore(Store):
         bucket, rest = self._at(f"{partial}/{JOURNAL}")
         if "/" not in key or bucket.head(f"{rest}/{PLAN}") is None:
             return None
-        journal = Journal.read(bucket, rest)
+        journal = Journal.read(bucket, rest, with_records=False)
         return self._unfinished(partial, journal) if journal.grows_there else None
 
     def _unfinished(self, partial: str, journal: Journal) -> Unfinished:
         bucket, rest = self._at(partial)
         command = journal.purpose.command if journal.purpose else ""
-        return Unfinished(Place(self, partial), None, command, writer_of(bucket, f"{rest}/{LOCK}"))
+        writer = writer_of(bucket, f"{rest}/{LOCK}") or next(at_work(bucket, rest), "")
+        return Unfinished(Place(self, partial), None, command, writer)
 
     def _left_at(self, key: str) -> Unfinished | None:
         """What is left of a conversion without its journal: nothing but a lock, or what has no owner."""
         bucket, rest = self._at(key)
         names = bucket.names_below(rest) if rest else {}
-        ours = [name for name in names if name in _OURS or name.startswith(f"{LOCK}{PROBE}")]
+        others = (f"{LOCK}{PROBE}", f"{PARTS}/")
+        ours = [name for name in names if name in _OURS or name.startswith(others)]
         return Unfinished(Place(self, key)) if names and len(ours) == len(names) else None
 
     def begun_at(self, key: str) -> Unfinished | None:
@@ -174,7 +178,9 @@ class ObjectStore(Store):
         partial = key + SUFFIX
         bucket, rest = self._at(f"{partial}/{JOURNAL}")
         is_begun = any(bucket.head(f"{rest}/{name}") is not None for name in (PLAN, PUBLISHED))
-        return self._unfinished(partial, Journal.read(bucket, rest)) if is_begun else None
+        if not is_begun:
+            return None
+        return self._unfinished(partial, Journal.read(bucket, rest, with_records=False))
 
     def trials(self, key: str) -> LinkTrials:
         """See `Links`."""

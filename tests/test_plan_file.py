@@ -1,0 +1,115 @@
+"""Plans in files: arrays that were lines of text hold what they held, and tasks are those of the plan."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.places import GOLDEN, HF
+
+import ckpttools
+from ckpttools.api.parts import header_of
+from ckpttools.array.nodes import elementwise
+from ckpttools.array.scratch import Scratch
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.mapping.values import Add, Cast, Multiply
+from ckpttools.plan.dealing import dealt
+from ckpttools.plan.node_lines import NodeLines, Nodes, NotInLinesError, made_of
+from ckpttools.plan.plan_file import decoded, encoded
+from ckpttools.testing.strategies import lazy_arrays, regions, stored
+from ckpttools.transforms.conversion import Convert
+from ckpttools.transforms.in_memory import InMemory
+
+MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
+
+
+def said_and_made(array):
+    """The array as lines of text, and what those say."""
+    files = []
+
+    def number(source):
+        files.append(source)
+        return len(files) - 1
+
+    lines = NodeLines(number)
+    last = lines.number(array)
+    return Nodes([line.encode() for line in lines.lines], files.__getitem__).array(last)
+
+
+@given(st.data())
+def test_an_array_made_of_lines_is_the_same(data):
+    known = data.draw(lazy_arrays())
+    made = said_and_made(known.array)
+    assert (made.shape, made.dtype, type(made)) == (known.array.shape, known.array.dtype, type(known.array))
+    region = data.draw(regions(made.shape))
+    out = np.empty(region.shape, made.dtype.carrier)
+    # A worker has what the plan was made with.
+    made.read_into(region, out, Scratch(known.array.scratch_bytes))
+    np.testing.assert_array_equal(out, known.truth[region.slices])
+    assert made.first_byte(region) == known.array.first_byte(region)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        Multiply(0.1 + 0.2, divide=True, wide=True),
+        Add(-1.0),
+        Cast(DTYPES["float32"], DTYPES["bfloat16"]),
+        Convert(DTYPES["float8_e4m3fn"], "an array"),
+    ],
+)
+def test_functions_of_elements_are_the_same(op):
+    source = stored(np.arange(60, dtype="<u2").reshape(6, 10), DTYPES["bfloat16"])
+    array = elementwise(source, op)
+    made = said_and_made(array)
+    assert made.op == op
+    np.testing.assert_array_equal(made.read().view(made.dtype.carrier), array.read().view(made.dtype.carrier))
+
+
+def test_what_lines_do_not_know_is_refused():
+    array = InMemory((3,), DTYPES["float32"], np.zeros(3, np.float32))
+    with pytest.raises(NotInLinesError):
+        said_and_made(array)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os:system",
+        "ckpttools.mapping.values:np",
+        "ckpttools.core.dtypes:DType",
+        "ckpttools.mapping.values:a.b",
+        "",
+    ],
+)
+def test_nothing_is_made_but_what_plans_name(name):
+    with pytest.raises((ValueError, AttributeError)):
+        made_of([name, {}], ("ckpttools.mapping.",))
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+@pytest.mark.parametrize("scan", [True, False])
+def test_the_tasks_of_all_parts_are_those_of_the_plan(tmp_path, count, scan):
+    prepared = ckpttools.hf_to_maxtext.plan(HF, tmp_path / "out", scan=scan)
+    file = decoded(encoded(prepared.plan, header_of(prepared, ["convert"])), "here")
+    assert file.header.has_tasks and file.header.command == ("convert",)
+    cuts = dealt(file.groups, count)
+    found = []
+    for first, stop in pairwise(cuts):
+        plan, opened = file.part(first, stop, 1, lambda path: path)
+        for task in plan.tasks:
+            known = prepared.plan.layout.placements[task.path]
+            assert plan.layout.placements[task.path] == known
+            array = prepared.plan.tree.arrays[task.path]
+            read = [
+                each.read(task.region).view(each.dtype.carrier)
+                for each in (plan.tree.arrays[task.path], array)
+            ]
+            np.testing.assert_array_equal(*read)
+        found += plan.tasks
+        assert {file.path for file in opened.files} <= {str(HF / "model.safetensors")}
+    told = [(task.path, task.region, task.bytes_in, task.bytes_out) for task in prepared.plan.tasks]
+    assert [(task.path, task.region, task.bytes_in, task.bytes_out) for task in found] == told
