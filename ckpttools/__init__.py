@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ckpttools.api.resolve import resolve as resolve
     from ckpttools.api.save import plan_save as plan_save
     from ckpttools.api.save import save as save
+    from ckpttools.api.save import save_async as save_async
     from ckpttools.api.stats_report import stats as stats
     from ckpttools.api.tree_report import inspect as inspect
     from ckpttools.api.verification import verify as verify
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from ckpttools.maxtext.to_hf import ToHuggingFace as ToHuggingFace
     from ckpttools.maxtext.to_maxtext import ToMaxText as ToMaxText
     from ckpttools.run.events import Receipt as Receipt
+    from ckpttools.sharding.save_background import Saving as Saving
     from ckpttools.transforms.cast import CastMap as CastMap
     from ckpttools.transforms.cast import CastTo as CastTo
     from ckpttools.transforms.functions import as_checkpoint_conversion_fn as as_checkpoint_conversion_fn
@@ -95,7 +97,7 @@ _MODULES = {
     "api.prepared": "Prepared",
     "api.reshard": "reshard",
     "api.resolve": "resolve",
-    "api.save": "plan_save save",
+    "api.save": "plan_save save save_async",
     "api.stats_report": "stats",
     "api.tree_report": "inspect",
     "api.verification": "verify",
@@ -109,6 +111,7 @@ _MODULES = {
     "maxtext.to_hf": "ToHuggingFace",
     "maxtext.to_maxtext": "ToMaxText",
     "run.events": "Receipt",
+    "sharding.save_background": "Saving",
     "transforms.cast": "CastMap CastTo",
     "transforms.functions": "as_checkpoint_conversion_fn mapped_by",
     "transforms.select": "Select",

@@ -74,6 +74,7 @@ MAY = {
     },
     "doctor": {"array", "quantized", "stores", "codecs", "formats"},
     "copying": {"array", "stores", "formats", "run.apart", "run.threads", "digest.digest"},
+    "sharding": {"array", "stores", "formats", "plan", "run"},
     "api": {
         "array",
         "roles",
@@ -92,6 +93,7 @@ MAY = {
         "inspect",
         "doctor",
         "copying",
+        "sharding",
     },
 }
 # The rooms that may import all others: the command line, what tests and plug-ins share, and the two doors.
@@ -101,8 +103,8 @@ ROOMS = {*MAY, *OPEN}
 ONLY_IN = {
     "struct": {"formats", "stores"},
     "tensorstore": {"codecs"},
-    "threading": {"testing", "array", "run", "digest", "compare", "stores", "copying", "cli"},
-    "concurrent": {"run", "stores", "cli"},
+    "threading": {"testing", "array", "run", "digest", "compare", "stores", "copying", "sharding", "cli"},
+    "concurrent": {"run", "stores", "sharding", "cli"},
     "click": {"cli"},
     "rich": {"cli"},
     "xxhash": {"digest"},

@@ -21,7 +21,6 @@ from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
 from ckpttools.api.sources import Source, place_of
 from ckpttools.core.budget import allowing, parse_size, size_text
 from ckpttools.core.errors import UsageError, near_names
-from ckpttools.core.options import Option
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.plan.plan import Plan
@@ -200,6 +199,13 @@ class Runs(Protocol[Done_co]):
         """Carries it out."""
 
 
+class Named(Protocol):
+    """What a keyword argument is called."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class Command(Protocol[P, Made_co]):
     """A call that writes, and its plan."""
 
@@ -213,7 +219,7 @@ class Command(Protocol[P, Made_co]):
 
 
 def command(
-    *groups: type, more: Callable[[], Iterable[Option]] = tuple, returns: str = "Receipt"
+    *groups: type, more: Callable[[], Iterable[Named]] = tuple, returns: str = "Receipt"
 ) -> Callable[[Callable[P, Made]], Command[P, Made]]:
     """Makes a call that writes from one that plans.
 

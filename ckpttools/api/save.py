@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from inspect import Parameter, signature
+from typing import Any, Literal
 
+from ckpttools.api.arguments import Size
 from ckpttools.api.conversion import Conversion, Resources
+from ckpttools.api.hf_to_maxtext import hf_to_maxtext
+from ckpttools.api.maxtext_to_hf import maxtext_to_hf
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import part_of
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.budget import parse_size
+from ckpttools.core.errors import UsageError
 from ckpttools.core.notes import Notes
+from ckpttools.core.wording import option
 from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import writer_for, writer_options
@@ -20,6 +27,9 @@ from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import true_config
 from ckpttools.maxtext.model_files import ModelFiles, companions_of, config_bytes, is_beside
 from ckpttools.roles.of_tree import roles
+from ckpttools.run.events import Observer, Receipt
+from ckpttools.sharding.save_background import Saving, start
+from ckpttools.sharding.save_leaves import holders, tree_of
 from ckpttools.stores.registry import Where, parse
 
 
@@ -84,7 +94,7 @@ def _weights(tree: Tree) -> dict[str, LazyArray]:
 
 
 def plan_save(
-    tree: Tree,
+    tree: Tree | Any,
     format: str | None = None,
     *,
     resources: Resources | None = None,
@@ -94,26 +104,162 @@ def plan_save(
     """What `save` with these arguments would do; its `run(destination)` does it."""
     place = None if destination is None else parse(destination, is_written=True)
     resources = replace(resources or Resources(), destination=place)
+    tree, format = _as_tree(tree, None), _format(tree, format)
     return plan_tree(tree, writer_for(tree, format, place, **options), resources)
 
 
-@command(Writing, more=writer_options)
-def save(tree: Tree, destination: Where, format: str | None = None, **options: Any) -> Prepared:
-    """Writes `tree` to `destination`.
+@command(Writing, more=lambda: [*writer_options(), *_model_options()])
+def save(
+    tree: Tree | Any,
+    destination: Where,
+    format: str | None = None,
+    *,
+    to: Literal["hf", "maxtext"] | None = None,
+    like: Where | None = None,
+    custom: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> PreparedSave:
+    """Writes `tree` to `destination`: a tree that was opened, or arrays that are in memory.
+
+    Arrays of JAX may be sharded in any way. Each shard is read from one of the devices that have it, a piece
+    at a time, so that no array is whole on the host.
 
     Args:
-        tree: what to write.
+        tree: what to write: a `Tree`, or any pytree (dictionaries, lists, states and modules of Flax, states
+            of optax) of arrays of JAX and numpy, lazy arrays, numbers and strings. Plans can be made of
+            `jax.ShapeDtypeStruct`s as well.
         destination: directory that appears when everything is written.
-        format: one that `ckpt formats` lists as written; None for the one the tree was read from.
-        options: `ckpttools.api.prepared.Writing`, and those of the format, as `ckpttools.convert` takes them.
+        format: one that `ckpt formats` lists as written; None for the one the tree was read from, and
+            "orbax" for arrays in memory.
+        to: convert on the way: "hf" writes parameters of MaxText as Hugging Face names and lays them out,
+            "maxtext" the reverse; None writes the tree as it is.
+        like: with `to`, directory of the model, or its `config.json`.
+        custom: the user's own metadata, for arrays in memory.
+        options: `ckpttools.api.prepared.Writing`, and those of the format, as `ckpttools.convert` takes them;
+            with `to` those of `ckpttools.maxtext_to_hf` or `ckpttools.hf_to_maxtext`.
 
     Raises:
+        UsageError: something in the tree is no array, or the arguments do not go together.
         CheckpointError: the format cannot hold the tree, the work does not fit, reading or writing fails.
     """
+    made = _as_tree(tree, custom)
+    if to is not None:
+        return PreparedSave.of(_converted(made, destination, format, to, like, options))
+    if like is not None:
+        raise UsageError(f"{option('like')} is about models", hint='say to="hf" or to="maxtext" as well')
     writing = part_of(options, Writing)
     how = {name: options[name] for name in options if name not in writing}
 
     def plan(resources: Resources) -> Conversion:
-        return plan_save(tree, format, resources=resources, destination=destination, **how)
+        return plan_save(made, _format(tree, format), resources=resources, destination=destination, **how)
 
-    return prepare(plan, tree, destination, **writing)
+    return PreparedSave.of(prepare(plan, made, destination, **writing))
+
+
+def save_async(
+    tree: Tree | Any,
+    destination: Where,
+    format: str | None = None,
+    *,
+    host_memory: Size | None = None,
+    **options: Any,
+) -> Saving:
+    """As `save`, of copies of the arrays on the host: returns when they are made, and writes meanwhile.
+
+    From then on the arrays may be donated, deleted or, where they are numpy's, written to. The process waits
+    for what is under way when it ends.
+
+    Args:
+        tree, destination, format, options: as of `save`.
+        host_memory: bytes that the copies may take, those of other saves under way included: all that this
+            process saves is copied, beside `memory`. None for half of what the system has available.
+
+    Returns:
+        The save under way: its `wait()` returns the receipt, or raises what went wrong.
+
+    Raises:
+        LockedError: a save to this place is under way.
+        MemoryBudgetError: the copies would take more than `host_memory`.
+        CheckpointError: what can be refused before anything is written; as `save`.
+    """
+    prepared = save.plan(tree, destination, format, **options)
+    prepared.check()
+    allowed = None if host_memory is None else parse_size(host_memory)
+    return start(prepared.destination, holders(prepared.plan.tree), prepared.run, allowed)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PreparedSave(Prepared):
+    """As `Prepared`, of arrays that may be in memory."""
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> PreparedSave:
+        """The same, prepared to be saved."""
+        return cls(*(getattr(prepared, each.name) for each in fields(prepared)))
+
+    def check(self) -> None:
+        """Raises what would stop `run` before it writes anything."""
+        self._check_held()
+        Prepared.check(self)
+
+    def run(self, observe: Observer | None = None) -> Receipt:
+        """Executes it; errors as `Conversion.run`.
+
+        Raises:
+            UsageError: an array has no elements.
+            SourceChangedError: JAX has deleted one.
+        """
+        self._check_held()
+        return Prepared.run(self, observe)
+
+    def _check_held(self) -> None:
+        for holder in holders(self.plan.tree):
+            holder.check()
+
+
+def _as_tree(tree: Any, custom: Mapping[str, Any] | None) -> Tree:
+    """A tree as it is, a pytree as one that holds its arrays."""
+    if not isinstance(tree, Tree):
+        return tree_of(tree, custom)
+    if custom is not None:
+        raise UsageError(
+            f"{option('custom')} is about arrays in memory",
+            hint="a tree has its own: tree.with_metadata(custom=…)",
+        )
+    return tree
+
+
+def _format(tree: Any, format: str | None) -> str | None:
+    return format if isinstance(tree, Tree) else format or "orbax"
+
+
+def _converted(
+    tree: Tree,
+    destination: Where,
+    format: str | None,
+    to: str,
+    like: Where | None,
+    options: Mapping[str, Any],
+) -> Prepared:
+    """What writes a tree as the other side names and lays out the same model."""
+    wanted = {"hf": "safetensors", "maxtext": "orbax"}
+    if to not in wanted:
+        raise UsageError(f"nothing is called {to!r} to convert to", wanted='"hf" or "maxtext"')
+    if format not in (None, wanted[to]):
+        raise UsageError(
+            f"{option('to', to)} is written as {wanted[to]}",
+            got=f"format {format}",
+            hint=f"leave out {option('format')}, or save without {option('to')}",
+        )
+    if to == "hf":
+        return maxtext_to_hf.plan(tree, destination, like=like, **options)
+    if like is not None:
+        files = ModelFiles.of(tree, like)
+        tree = tree.with_metadata(config=files.config)
+    return hf_to_maxtext.plan(tree, destination, **options)
+
+
+def _model_options() -> Iterator[Parameter]:
+    """What conversions of a model take beside what all calls take."""
+    for call in (maxtext_to_hf, hf_to_maxtext):
+        yield from signature(call).parameters.values()

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from ckpttools.array.lazy import ByteSource, LazyArray
-from ckpttools.array.nodes import Chunked, Constant, Decoded, Stored, distinct, inner
+from ckpttools.array.nodes import Chunked, Constant, Decoded, Held, Stored, distinct, inner
 from ckpttools.core.region import grid_indices
 from ckpttools.stores.registry import parse
 
@@ -86,6 +86,8 @@ def _described(array: LazyArray, identify: Identify) -> list[object]:
             return ["decoded", *identify(code.source), code.offset, code.code]
         case Constant():
             return ["constant", array.element.hex()]
+        case Held():
+            return ["held", array.holder.version]
         case _ if inner(array):
             return [*_own_fields(array), *(_described(part, identify) for part in inner(array))]
         case _:

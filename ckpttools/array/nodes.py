@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from ckpttools.array import slabs
+from ckpttools.array.held import Held as Held
+from ckpttools.array.held import Holder as Holder
 from ckpttools.array.lazy import ByteSource, Derived, LazyArray, ReadCost, Regionwise
 from ckpttools.array.relayout import Relayout as Relayout
 from ckpttools.array.relayout import relayout as relayout

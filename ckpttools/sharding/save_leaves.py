@@ -1,0 +1,218 @@
+"""A pytree of arrays as a tree of lazy arrays that hold them, with the paths and marks that Orbax gives."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Held, distinct
+from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, spelled
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.errors import UnknownNameError, UsageError
+from ckpttools.core.region import Region
+from ckpttools.sharding.save_shards import Abstract, Shard, Shards, refuse_deleted, shards_of
+from ckpttools.sharding.save_versions import version_of_elements
+
+
+def tree_of(pytree: Any, custom: Mapping[str, Any] | None = None) -> Tree:
+    """A pytree as a tree, without looking at any element.
+
+    Args:
+        pytree: dictionaries, lists, named tuples, states and modules of Flax, or whatever else JAX knows, of
+            arrays of JAX and numpy, lazy arrays, numbers, strings and `jax.ShapeDtypeStruct`s.
+        custom: the user's own metadata.
+
+    Raises:
+        UsageError: a leaf is none of these, or an array of JAX has shards that no process at work has.
+        UnknownNameError: an array of a dtype that no format has.
+    """
+    found = _Found()
+    for path, leaf in _leaves(pytree):
+        found.add(path, leaf)
+    metadata = Metadata(custom=custom or {}, scalars=frozenset(found.scalars), key_impls=found.key_impls)
+    return Tree(found.leaves, metadata)
+
+
+def holders(tree: Tree) -> Iterator[Shards | Abstract]:
+    """What holds the arrays that a tree is made of, each once."""
+    seen: set[int] = set()
+    for array in distinct(tree.arrays.values()):
+        if isinstance(array, Held) and id(array.holder) not in seen:
+            seen.add(id(array.holder))
+            assert isinstance(array.holder, Shards | Abstract)
+            yield array.holder
+
+
+@dataclass
+class _Found:
+    """What was found so far; an array that is in several places is held once."""
+
+    leaves: dict[Path, Leaf] = field(default_factory=dict)
+    scalars: list[Path] = field(default_factory=list)
+    key_impls: dict[Path, str] = field(default_factory=dict)
+    _known: dict[int, LazyArray] = field(default_factory=dict)
+
+    def add(self, path: Path, leaf: Any) -> None:
+        import numpy as np
+
+        if path in self.leaves:
+            raise UsageError(
+                "two leaves have one path when keys are text",
+                place=spelled(path),
+                hint="give one of the keys another name",
+            )
+        match leaf:
+            case LazyArray():
+                self.leaves[path] = leaf
+            case str():
+                self.leaves[path] = Text(leaf)
+            case bool() | int() | float() | complex() | np.number():
+                self.scalars.append(path)
+                self.leaves[path] = self._array(path, leaf)
+            case _ if (kind := _empty_kind(leaf)) is not None:
+                self.leaves[path] = Empty(kind)
+            case _:
+                if _is_random_key(leaf):
+                    self.key_impls[path] = _impl(leaf)
+                self.leaves[path] = self._array(path, leaf)
+
+    def _array(self, path: Path, leaf: Any) -> LazyArray:
+        if id(leaf) not in self._known:
+            self._known[id(leaf)] = _held(spelled(path), leaf)
+        return self._known[id(leaf)]
+
+
+def _leaves(pytree: Any) -> Iterator[tuple[Path, Any]]:
+    """Leaves with their paths; empty nodes and None are leaves, as they are to Orbax."""
+    from jax import tree_util
+
+    found, _ = tree_util.tree_flatten_with_path(_with_states(pytree), is_leaf=_is_empty)
+    for keys, leaf in found:
+        yield tuple(map(_key, keys)), leaf
+
+
+def _with_states(pytree: Any) -> Any:
+    """The pytree with the states of Flax's modules, which are graphs with more than arrays in them."""
+    from jax import tree_util
+
+    nnx: Any = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return pytree
+
+    def is_module(node: Any) -> bool:
+        return isinstance(node, nnx.Module | nnx.Rngs | nnx.RngStream)
+
+    def with_state(node: Any) -> Any:
+        return nnx.state(node) if is_module(node) else node
+
+    return tree_util.tree_map(with_state, pytree, is_leaf=is_module)
+
+
+def _is_empty(node: Any) -> bool:
+    from jax import tree_util
+
+    if isinstance(node, LazyArray):
+        return True
+    if tree_util.all_leaves([node]):
+        return False
+    children, _ = tree_util.tree_flatten(node, is_leaf=lambda each: each is not node)
+    return not children
+
+
+def _empty_kind(leaf: Any) -> str | None:
+    """What Orbax calls a node without children; None for what has a value."""
+    if leaf is None or (isinstance(leaf, tuple) and hasattr(leaf, "_fields")):
+        return "None"
+    if isinstance(leaf, list):
+        return "List"
+    if isinstance(leaf, tuple):
+        return "Tuple"
+    if isinstance(leaf, Mapping):
+        return "Dict"
+    return None if hasattr(leaf, "dtype") or not _is_empty(leaf) else "None"
+
+
+def _key(key: Any) -> str | int:
+    """A place in a sequence as a number, all other keys as text."""
+    from jax import tree_util
+
+    match key:
+        case tree_util.SequenceKey(idx=place):
+            return int(place)
+        case tree_util.FlattenedIndexKey(key=place):
+            return int(place)
+        case tree_util.GetAttrKey(name=name):
+            return str(name)
+        case _:
+            return str(getattr(key, "key", key))
+
+
+def _is_random_key(leaf: Any) -> bool:
+    import jax
+
+    return hasattr(leaf, "dtype") and bool(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _impl(leaf: Any) -> str:
+    """The name of the implementation of a typed PRNG key."""
+    import jax
+
+    if isinstance(leaf, jax.Array):
+        return str(jax.random.key_impl(leaf))
+    return str(leaf.dtype._impl.name)
+
+
+def _held(name: str, leaf: Any) -> LazyArray:
+    """A leaf that is an array, or stands for one."""
+    import jax
+    import numpy as np
+
+    if isinstance(leaf, jax.Array):
+        refuse_deleted(name, leaf)
+    if _is_random_key(leaf):
+        return _held_key(name, leaf)
+    if isinstance(leaf, jax.Array):
+        dtype = _dtype(name, leaf.dtype)
+        return Held(tuple(leaf.shape), dtype, shards_of(name, leaf, dtype))
+    if isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
+        array = np.asarray(leaf)
+        dtype = _dtype(name, array.dtype)
+        shard = Shard(Region.whole(array.shape), array)
+        return Held(array.shape, dtype, Shards(name, dtype, [shard], version_of_elements(array)))
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not hasattr(leaf, "__array__"):
+        return Held(tuple(leaf.shape), _dtype(name, np.dtype(leaf.dtype)), Abstract(name))
+    raise UsageError(
+        "a leaf of the tree is no array",
+        place=name,
+        got=type(leaf).__name__,
+        wanted="arrays of JAX or numpy, numbers, strings, None",
+        hint="leave it out, or make it an array: numpy.asarray(leaf)",
+    )
+
+
+def _held_key(name: str, leaf: Any) -> LazyArray:
+    """The numbers that typed PRNG keys are made of, on the devices that the keys are on."""
+    import jax
+
+    if isinstance(leaf, jax.Array):
+        data = jax.random.key_data(leaf)
+        dtype = _dtype(name, data.dtype)
+        return Held(tuple(data.shape), dtype, shards_of(name, data, dtype, leaf))
+    shape = jax.eval_shape(jax.random.key_data, leaf)
+    return Held(tuple(shape.shape), _dtype(name, shape.dtype), Abstract(name))
+
+
+def _dtype(name: str, dtype: Any) -> DType:
+    found = DTYPES.get(str(getattr(dtype, "name", dtype)))
+    if found is None:
+        raise UnknownNameError(
+            "no format holds arrays of this dtype",
+            place=name,
+            got=dtype,
+            wanted=", ".join(DTYPES),
+            hint="leave it out, or cast it",
+        )
+    return found

@@ -1,0 +1,227 @@
+"""What holds the elements of one array that is saved: the shards that devices have of it, or numpy.
+
+Each distinct shard is read once, by the process that has its first replica, a piece at a time: no array is
+whole on the host, however it is cut. Elements come as unsigned carriers, so that no bit of a NaN is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from ckpttools.array.views import subview
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import SourceChangedError, UsageError
+from ckpttools.core.region import Region, Shape, split_to
+from ckpttools.sharding.save_versions import version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import jax
+    import numpy as np
+
+# What comes from a device at once. It is there three times for a moment: on the device, in what the runtime
+# brings, and where it is copied to.
+PIECE_BYTES = 16 << 20
+
+
+@dataclass(slots=True)
+class Shard:
+    """A box of an array, where it is.
+
+    Attributes:
+        region: the box.
+        data: its elements: an array of numpy of any strides, or one of JAX on one device.
+    """
+
+    region: Region
+    data: Any
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether numpy can look at the elements where they are."""
+        import numpy as np
+
+        if isinstance(self.data, np.ndarray):
+            return True
+        # JAX copies elements of less than a byte, and keeps the copy as long as the array.
+        (device,) = self.data.devices()
+        return device.platform == "cpu" and _bits(self.data.dtype) >= 8
+
+    def read_into(self, inside: Region, out: np.ndarray, dtype: DType) -> None:
+        """Writes a part of the box, in its own coordinates, into `out`, as carriers."""
+        import numpy as np
+
+        if self.is_on_host:
+            index: tuple[Any, ...] = (*inside.slices, ...)
+            part = np.asarray(self.data)[index]
+            out[...] = (part if part.dtype.isnative else part.byteswap()).view(dtype.carrier)
+            return
+        for piece in split_to(inside, max(1, PIECE_BYTES // dtype.itemsize)):
+            fetched = np.asarray(_cutter()(self.data, piece.start, piece.shape))
+            subview(out, piece.relative_to(inside))[...] = fetched.view(dtype.carrier)
+
+
+class Shards:
+    """Holds one array in shards: see `ckpttools.array.held.Holder`."""
+
+    def __init__(self, name: str, dtype: DType, shards: Sequence[Shard], version: str) -> None:
+        """
+        Args:
+            name: of the array, for messages.
+            dtype: of its elements.
+            shards: tile the array, or what this process is to save of it.
+            version: see `Holder.version`.
+        """
+        self._name, self._dtype, self._shards = name, dtype, tuple(shards)
+        self.version = version
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The boxes that are held."""
+        return tuple(shard.region for shard in self._shards)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements that are held."""
+        return sum(region.size for region in self.regions) * self._dtype.itemsize
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Two copies of a piece, where elements come from a device."""
+        far = (shard.region.size for shard in self._shards if not shard.is_on_host)
+        return 2 * min(PIECE_BYTES, max(far, default=0) * self._dtype.itemsize)
+
+    def pieces(self, region: Region) -> int:
+        return sum(1 for shard in self._shards if region.intersect(shard.region) is not None)
+
+    def check(self) -> None:
+        """As `refuse_deleted`."""
+        import numpy as np
+
+        for shard in self._shards:
+            if not isinstance(shard.data, np.ndarray):
+                refuse_deleted(self._name, shard.data)
+
+    def read_into(self, region: Region, out: np.ndarray) -> None:
+        self.check()
+        for shard in self._shards:
+            part = region.intersect(shard.region)
+            if part is not None:
+                shard.read_into(
+                    part.relative_to(shard.region), subview(out, part.relative_to(region)), self._dtype
+                )
+
+    def copy_to_host(self) -> None:
+        """Copies what is held to memory of this process, and lets go of what had it."""
+        import numpy as np
+
+        self.check()
+        copies = []
+        for shard in self._shards:
+            out = np.empty(shard.region.shape, self._dtype.carrier)
+            shard.read_into(Region.whole(out.shape), out, self._dtype)
+            copies.append(Shard(shard.region, out))
+        self._shards = tuple(copies)
+
+    def let_go(self) -> None:
+        """Gives up what is held: it cannot be read any more."""
+        self._shards = ()
+
+
+def refuse_deleted(name: str, array: jax.Array) -> None:
+    """Raises SourceChangedError if JAX has deleted an array, by giving its memory to another, say."""
+    if array.is_deleted():
+        raise SourceChangedError(
+            "the array was deleted before it was saved",
+            place=name,
+            hint="save it before it is donated to a jitted function, or use ckpttools.save_async",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Abstract:
+    """Holds the place of an array that has a shape and no elements, such as a `jax.ShapeDtypeStruct`.
+
+    Attributes:
+        name: of the array, for messages.
+    """
+
+    name: str
+    version: str = "no elements"
+    scratch_bytes: int = 0
+
+    def pieces(self, region: Region) -> int:
+        return 1
+
+    def check(self) -> None:
+        """Raises UsageError: there is nothing to save."""
+        raise UsageError(
+            "the array has a shape and no elements",
+            place=self.name,
+            wanted="an array of JAX or numpy",
+            hint="ckpttools.save.plan takes it; save takes the tree of arrays",
+        )
+
+    def read_into(self, region: Region, out: np.ndarray) -> None:
+        self.check()
+
+
+def shards_of(name: str, array: jax.Array, dtype: DType, known_by: Any = None) -> Shards:
+    """What this process saves of an array of JAX: the first replica of each shard that it has.
+
+    Args:
+        name: for messages.
+        array: of any sharding.
+        dtype: of its elements.
+        known_by: what the user calls the array, where that is another object; None for `array`.
+    """
+    version = version_of(array if known_by is None else known_by)
+    return Shards(name, dtype, tuple(_first_replicas(array)), version)
+
+
+def _first_replicas(array: jax.Array) -> Iterable[Shard]:
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            yield Shard(_region(shard.index, array.shape), shard.data)
+
+
+def _region(index: tuple[slice, ...], shape: Shape) -> Region:
+    """The box that JAX gives as slices, of which the ends may be left out."""
+    limits = [each.indices(length) for each, length in zip(index, shape, strict=True)]
+    return Region(tuple(start for start, _, _ in limits), tuple(stop for _, stop, _ in limits))
+
+
+def _bits(dtype: Any) -> int:
+    """Bits of an element where devices keep it."""
+    from ml_dtypes import finfo, iinfo
+
+    if dtype.itemsize > 1 or dtype.kind == "b":
+        return 8 * int(dtype.itemsize)
+    try:
+        return int(iinfo(dtype).bits)  # type: ignore[no-untyped-call]
+    except ValueError:
+        return int(finfo(dtype).bits)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _cutter() -> Callable[[jax.Array, Shape, Shape], jax.Array]:
+    """Cuts a box out of an array on its device, as unsigned numbers where devices might look at floats."""
+    import jax
+
+    def is_looked_at(dtype: Any) -> bool:
+        # Numbers of 64 bits, which no accelerator has in its units for small ones, have no carrier in JAX's
+        # usual mode.
+        is_float = jax.numpy.issubdtype(dtype, jax.numpy.floating)
+        return bool(is_float) and dtype.itemsize <= 4 and _bits(dtype) >= 8
+
+    @partial(jax.jit, static_argnums=2)
+    def cut(array: jax.Array, start: Shape, shape: Shape) -> jax.Array:
+        if is_looked_at(array.dtype):
+            array = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
+        return jax.lax.dynamic_slice(array, start, shape)
+
+    return cut

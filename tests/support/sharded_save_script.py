@@ -1,0 +1,452 @@
+"""Saves sharded arrays on 8 simulated devices and loads them again; run by test_sharded_save.py.
+
+A process of its own, since JAX must be told of the devices before it starts. Reads a JSON list of names of
+functions here and a directory; writes a JSON object: name -> "" or what went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from flax import linen, nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import ckpttools
+from ckpttools.core.errors import (
+    CheckpointError,
+    FormatError,
+    MemoryBudgetError,
+    SourceChangedError,
+    UnknownNameError,
+    UsageError,
+)
+from ckpttools.sharding import save_shards
+from ckpttools.stores.publishing import LockedError
+
+MESHES = {
+    "8": Mesh(np.array(jax.devices()), ("x",)),
+    "2x4": Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y")),
+    "2x2x2": Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("x", "y", "z")),
+    "backwards": Mesh(np.array(jax.devices())[::-1].reshape(4, 2), ("x", "y")),
+}
+P = PartitionSpec
+SPECS = {
+    "8": [P(), P("x"), P(None, "x")],
+    "2x4": [P(), P("x", "y"), P("y", "x"), P(("x", "y")), P(None, ("y", "x")), P("y")],
+    "2x2x2": [P(("x", "z"), "y"), P("z"), P(None, "x")],
+    "backwards": [P("x", "y"), P(None, "y")],
+}
+RNG = np.random.default_rng(7)
+WHOLE = "bool int4 uint8 int8 int16 uint16 int32 uint32"
+DTYPES = f"{WHOLE} float8_e4m3fn float8_e5m2 float16 bfloat16 float32 complex64"
+
+
+def patterns(dtype: str, *shape: int) -> np.ndarray:
+    """Elements of every pattern of bits: NaNs with payloads, both zeros, infinities."""
+    if dtype == "bool":
+        return RNG.integers(0, 2, shape).astype(bool)
+    if dtype == "int4":
+        return RNG.integers(-8, 8, shape).astype(ml_dtypes.int4)
+    kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    return RNG.integers(0, 256, (*shape[:-1], shape[-1] * kind.itemsize), np.uint8).view(kind)
+
+
+def put(array: Any, mesh: str, spec: PartitionSpec) -> jax.Array:
+    return jax.device_put(array, NamedSharding(MESHES[mesh], spec))
+
+
+def bits(array: Any) -> tuple[Any, ...]:
+    if isinstance(array, str):
+        return (array,)
+    if hasattr(array, "dtype") and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    array = np.asarray(array)
+    return array.dtype, array.shape, array.tobytes()
+
+
+def same(found: Any, wanted: Any) -> None:
+    """Bits and structure."""
+    assert jax.tree.structure(found) == jax.tree.structure(wanted), jax.tree.structure(found)
+    pairs = zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(wanted), strict=True)
+    wrong = [jax.tree_util.keystr(path) for (path, a), b in pairs if bits(a) != bits(b)]
+    assert wrong == [], wrong
+
+
+def refused(error: type[BaseException], *words: str) -> Callable[[Callable[[], object]], None]:
+    def check(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except error as raised:
+            assert all(word in str(raised) for word in words), raised
+            return
+        raise AssertionError(f"nothing was refused, where {error.__name__} was wanted")
+
+    return check
+
+
+def everything() -> dict[str, Any]:
+    """One leaf of each kind, cut in many ways."""
+    grid = {
+        f"{mesh} {number}": put(patterns("bfloat16", 16, 24), mesh, spec)
+        for mesh, specs in SPECS.items()
+        for number, spec in enumerate(specs)
+    }
+    dtypes = {name: put(patterns(name, 8, 16), "2x4", P("x", "y")) for name in DTYPES.split()}
+    return {
+        "grid": grid,
+        "dtypes": dtypes,
+        "pinned": jax.device_put(
+            patterns("float32", 8, 8), NamedSharding(MESHES["8"], P("x"), memory_kind="pinned_host")
+        ),
+        "scalar": put(np.float32(-0.0), "2x4", P()),
+        "number": 7,
+        "fraction": 0.5,
+        "numpy": patterns("float32", 6, 8)[::2, ::-1],
+        "list": [put(np.arange(8), "8", P("x")), None, {}, [], (), "text"],
+        "key": jax.random.key(3),
+        "keys": put(jax.random.split(jax.random.key(4, impl="rbg"), 8), "8", P("x")),
+        "optimizer": optax.adamw(1e-3).init({"w": put(patterns("float32", 8, 8), "2x4", P("x", "y"))}),
+    }
+
+
+TREE = everything()
+
+
+def plain(tree: Any) -> Any:
+    """The same in memory of the host, cut nowhere."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
+
+
+def abstract(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf: (
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+            if isinstance(leaf, jax.Array)
+            else leaf
+        ),
+        tree,
+    )
+
+
+def without_keys(tree: dict[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in tree.items() if name not in ("key", "keys")}
+
+
+# What is saved loads in Orbax.
+
+
+def orbax_structure_is_its_own(work: Path) -> None:
+    ckpttools.save(TREE, work / "ours")
+    ocp.PyTreeCheckpointer().save(work / "theirs", TREE)
+    ours, theirs = (
+        json.loads((place / "_METADATA").read_text())["tree_metadata"]
+        for place in (work / "ours" / "0" / "items", work / "theirs")
+    )
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name]["key_metadata"] == theirs[name]["key_metadata"] for name in ours)
+    same(
+        ocp.StandardCheckpointer().restore(work / "ours" / "0" / "items"),
+        ocp.StandardCheckpointer().restore(work / "theirs"),
+    )
+    assert ckpttools.diff(work / "ours", work / "theirs").equal
+
+
+def standard_checkpointer_with_target(work: Path) -> None:
+    tree = {**TREE, "list": TREE["list"][:-1]}  # which takes no text
+    ckpttools.save(tree, work / "out")
+    found = ocp.StandardCheckpointer().restore(work / "out" / "0" / "items", abstract(tree))
+    same(found, tree)
+    assert found["grid"]["2x4 1"].sharding == TREE["grid"]["2x4 1"].sharding
+
+
+def pytree_handler_without_ocdbt(work: Path) -> None:
+    tree = without_keys(TREE)
+    ckpttools.save(tree, work / "out", ocdbt=False, zarr3=False)
+    found = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(work / "out" / "0" / "items")
+    same([*jax.tree.leaves(found)], [*jax.tree.leaves(tree)])
+
+
+def checkpoint_manager(work: Path) -> None:
+    state = {"params": TREE["grid"], "opt": TREE["optimizer"]}
+    ckpttools.save(state, work / "run", as_step=300, item="default", compression="zstd")
+    with ocp.CheckpointManager(work / "run") as manager:
+        assert manager.all_steps() == [300]
+        same(manager.restore(300, args=ocp.args.StandardRestore(abstract(state))), state)
+        without = manager.restore(300, args=ocp.args.StandardRestore())
+        same([*jax.tree.leaves(without)], [*jax.tree.leaves(state)])
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Linear(8, 16, rngs=rngs)
+        self.blocks = nnx.List([nnx.Linear(16, 16, rngs=rngs) for _ in range(2)])
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
+
+
+def flax_nnx(work: Path) -> None:
+    model = Model(nnx.Rngs(0))
+    split = jax.tree.map(
+        lambda leaf: put(leaf, "2x4", P("x", "y")) if leaf.ndim == 2 else leaf, nnx.state(model)
+    )
+    nnx.update(model, split)
+    ckpttools.save(model, work / "module")
+    ckpttools.save({"model": nnx.state(model)}, work / "state")
+    state = nnx.state(model)
+    found = ocp.StandardCheckpointer().restore(work / "module" / "0" / "items", abstract(state))
+    same(found, state)
+    found = ocp.StandardCheckpointer().restore(work / "state" / "0" / "items", {"model": abstract(state)})
+    same(found, {"model": state})
+
+
+def flax_linen(work: Path) -> None:
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            kernel = linen.with_partitioning(linen.initializers.normal(), ("x", None))
+            return linen.Dense(4, kernel_init=kernel)(x)
+
+    variables = Net().init(jax.random.PRNGKey(0), jnp.ones((2, 8)))
+    ckpttools.save(variables, work / "out")
+    found = ocp.StandardCheckpointer().restore(work / "out" / "0" / "items", abstract(variables))
+    same(found, variables)
+
+
+# What is saved is what ckpttools writes from files.
+
+
+def as_from_a_file(work: Path) -> None:
+    tree = {**TREE["grid"], **{k: v for k, v in TREE["dtypes"].items() if k != "int4"}}
+    ckpttools.save(tree, work / "sharded.st", "safetensors")
+    ckpttools.save(plain(tree), work / "plain.st", "safetensors")
+    assert content(work / "sharded.st") == content(work / "plain.st")
+    for format, options in (("orbax", {"as_step": 0}), ("zarr3", {}), ("zarr3", {"compression": "zstd"})):
+        name = f"{format}{len(options)}"
+        opened = ckpttools.open(work / "sharded.st")
+        in_order = ckpttools.Tree(dict(sorted(opened.items()))).with_metadata(format=format)
+        ckpttools.save(in_order, work / f"{name}-file", format, **options)
+        ckpttools.save(tree, work / f"{name}-memory", format, **options)
+        assert content(work / f"{name}-file") == content(work / f"{name}-memory"), name
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    """Every file; times of day are not compared."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in files
+        if path.name != "_CHECKPOINT_METADATA"
+    }
+
+
+def arrays_without_elements(work: Path) -> None:
+    tree = {"none": put(np.zeros((0, 8), np.float32), "8", P(None, "x")), "w": TREE["grid"]["8 1"]}
+    ckpttools.save(tree, work / "zarr", "zarr3")
+    ckpttools.save(tree, work / "st", "safetensors")
+    assert ckpttools.open(work / "zarr")["none"].shape == (0, 8)
+    assert ckpttools.open(work / "st")["none"].shape == (0, 8)
+    refused(FormatError, "Orbax cannot hold arrays without elements", "none")(
+        lambda: ckpttools.save(tree, work / "out")
+    )
+
+
+def the_whole_tree_is_an_array(work: Path) -> None:
+    ckpttools.save(TREE["grid"]["2x4 3"], work / "out")
+    assert bits(ckpttools.open(work / "out")[()].read()) == bits(TREE["grid"]["2x4 3"])
+
+
+def far_devices(work: Path) -> None:
+    """As from accelerators: cut on the device, in pieces, as carriers."""
+    is_on_host, nbytes = save_shards.Shard.is_on_host, save_shards.PIECE_BYTES
+    save_shards.Shard.is_on_host = property(lambda self: isinstance(self.data, np.ndarray))
+    save_shards.PIECE_BYTES = 50
+    tree = {**TREE["dtypes"], "keys": TREE["keys"], "scalar": TREE["scalar"]}
+    try:
+        ckpttools.save(tree, work / "out")
+        ckpttools.save_async(tree, work / "async").wait()
+        with jax.enable_x64(True):
+            wide = {
+                name: put(patterns(name, 8, 8), "8", P("x")) for name in ("float64", "int64", "complex128")
+            }
+        ckpttools.save(wide, work / "wide")
+    finally:
+        save_shards.Shard.is_on_host, save_shards.PIECE_BYTES = is_on_host, nbytes
+    ckpttools.save(tree, work / "near")
+    assert content(work / "out") == content(work / "near") == content(work / "async")
+    ckpttools.save(wide, work / "wide-near")
+    assert content(work / "wide") == content(work / "wide-near")
+
+
+def a_plan_of_shapes(work: Path) -> None:
+    prepared = ckpttools.save.plan(abstract(TREE), work / "out")
+    real = ckpttools.save.plan(TREE, work / "out")
+    assert prepared.plan.bytes_out == real.plan.bytes_out > 0
+    assert prepared.plan.layout.files == real.plan.layout.files
+    refused(UsageError, "a shape and no elements", "dtypes/bfloat16")(
+        lambda: ckpttools.save({"dtypes": abstract(TREE["dtypes"])}, work / "out")
+    )
+    assert not (work / "out").exists()
+
+
+def what_is_no_array(work: Path) -> None:
+    refused(UsageError, "is no array", "a/0", "object")(lambda: ckpttools.save({"a": [object()]}, work / "o"))
+    refused(UnknownNameError, "dtype", "words")(
+        lambda: ckpttools.save({"words": np.array(["a"])}, work / "o")
+    )
+    gone = jnp.arange(8.0)
+    gone.delete()
+    refused(SourceChangedError, "deleted", "gone")(lambda: ckpttools.save({"gone": gone}, work / "o"))
+    refused(TypeError, "did you mean 'compression'")(
+        lambda: ckpttools.save(TREE, work / "o", compresion="zstd")
+    )
+    refused(UsageError, "nothing is called")(lambda: ckpttools.save(TREE, work / "o", to="torch"))
+    assert [*work.iterdir()] == []
+
+
+def uneven_as_jax(work: Path) -> None:
+    refused(ValueError, "divi")(lambda: put(np.zeros((9, 8), np.float32), "8", P("x")))
+
+
+# Failing, and going on.
+
+
+def what_failed_goes_on_with_the_same_arrays(work: Path) -> None:
+    tree = {f"w{k}": put(patterns("float32", 512, 1024), "2x4", P("x", "y")) for k in range(12)}
+    fail_after(tree, work / "out", 4)
+    assert not (work / "out").exists()
+    receipt = ckpttools.save(tree, work / "out", resume=True)
+    assert 0 < receipt.tasks_resumed < receipt.tasks
+    same(ocp.StandardCheckpointer().restore(work / "out" / "0" / "items"), tree)
+    others = {**tree, "w3": tree["w3"] + 1}
+    fail_after(tree, work / "new", 4)
+    refused(UsageError, "holds the beginning of another conversion")(
+        lambda: ckpttools.save(others, work / "new")
+    )
+    assert ckpttools.save(others, work / "new", overwrite=True).tasks_resumed == 0
+    same(ocp.StandardCheckpointer().restore(work / "new" / "0" / "items"), others)
+
+
+class FailedError(Exception):
+    pass
+
+
+def fail_after(tree: Any, place: Path, tasks: int) -> None:
+    """Saves until so many tasks are done and noted."""
+    import time
+
+    done = 0
+
+    def observe(event: object) -> None:
+        nonlocal done
+        done += type(event).__name__ == "TaskDone"
+        if done == tasks:
+            time.sleep(0.8)
+            raise FailedError
+
+    refused(FailedError)(lambda: ckpttools.save(tree, place, observe=observe, jobs=1, memory="1GiB"))
+
+
+def memory(work: Path) -> None:
+    """A leaf larger than the budget, and many of them: what is resident grows by no more."""
+    tree = {f"w{k}": put(np.full((4096, 8192), k, np.float32), "2x4", P("x", "y")) for k in range(2)}
+    before = current_peak()
+    prepared = ckpttools.save.plan(tree, work / "out", memory="192MiB")
+    assert prepared.plan.projected_peak <= 192 << 20 < tree["w0"].nbytes * 2
+    prepared.run()
+    assert current_peak() - before <= 192 << 20, (current_peak() - before) >> 20
+    refused(MemoryBudgetError, "does not fit")(lambda: ckpttools.save(tree, work / "no", memory="1MiB"))
+
+
+def current_peak() -> int:
+    from ckpttools.run.memory import peak_bytes
+
+    return peak_bytes() or 0
+
+
+# In the background.
+
+
+def in_the_background(work: Path) -> None:
+    device = put(patterns("bfloat16", 64, 64), "2x4", P("x", "y"))
+    host = patterns("float32", 64, 64)
+    wanted = {"device": np.array(device), "host": host.copy(), "step": 3}
+    saving = ckpttools.save_async({"device": device, "host": host, "step": 3}, work / "out")
+    device.delete()
+    host[...] = 0
+    receipt = saving.wait()
+    assert saving.done and receipt.arrays == 3 and "done" in repr(saving)
+    same(ocp.StandardCheckpointer().restore(work / "out" / "0" / "items"), wanted)
+
+
+def errors_come_out_of_wait(work: Path) -> None:
+    def observe(event: object) -> None:
+        if type(event).__name__ == "Started":
+            raise FailedError
+
+    saving = ckpttools.save_async(TREE, work / "out", observe=observe)
+    refused(FailedError)(saving.wait)
+    assert saving.done and "failed" in repr(saving)
+    assert not (work / "out").exists()
+    ckpttools.save_async(TREE, work / "out").wait()
+    refused(CheckpointError, "exists")(lambda: ckpttools.save_async(TREE, work / "out"))
+
+
+def one_save_to_a_place(work: Path) -> None:
+    import threading
+
+    go_on = threading.Event()
+
+    def observe(event: object) -> None:
+        if type(event).__name__ == "Started":
+            go_on.wait(20)
+
+    saving = ckpttools.save_async(TREE, work / "out", observe=observe)
+    refused(LockedError, "earlier save of this process")(lambda: ckpttools.save_async(TREE, work / "out"))
+    refused(LockedError)(lambda: ckpttools.save(TREE, work / "out"))
+    refused(TimeoutError, "still being written")(lambda: saving.wait(0.01))
+    refused(MemoryBudgetError, "host_memory", "saves under way")(
+        lambda: ckpttools.save_async(TREE, work / "other", host_memory=30_000)
+    )
+    assert not saving.done and "under way" in repr(saving)
+    go_on.set()
+    saving.wait()
+
+
+def the_budget_of_the_host(work: Path) -> None:
+    refused(MemoryBudgetError, "host_memory", "ckpttools.save")(
+        lambda: ckpttools.save_async(TREE, work / "out", host_memory="1KiB")
+    )
+    assert [*work.iterdir()] == []
+    ckpttools.save_async(TREE, work / "out", host_memory="1MiB").wait()
+
+
+def main() -> None:
+    names, directory = json.loads(Path(sys.argv[1]).read_text())
+    results = {}
+    for name in names:
+        work = Path(directory) / name
+        work.mkdir()
+        try:
+            globals()[name](work)
+            results[name] = ""
+        except BaseException:
+            results[name] = traceback.format_exc()
+    Path(sys.argv[2]).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
