@@ -16,6 +16,7 @@ CASES = (
     "standard_checkpointer_with_target",
     "pytree_handler_without_ocdbt",
     "checkpoint_manager",
+    "an_item",
     "flax_nnx",
     "flax_linen",
     "as_from_a_file",
@@ -25,12 +26,14 @@ CASES = (
     "a_plan_of_shapes",
     "what_is_no_array",
     "uneven_as_jax",
+    "models",
     "what_failed_goes_on_with_the_same_arrays",
     "memory",
     "in_the_background",
     "errors_come_out_of_wait",
     "one_save_to_a_place",
     "the_budget_of_the_host",
+    "the_page",
 )
 
 

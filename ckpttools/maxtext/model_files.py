@@ -55,6 +55,8 @@ class ModelFiles:
         Raises:
             StorageError, ConfigError: what `like` names is not there, or no configuration.
         """
+        if not tree.metadata.place:
+            return cls() if like is None else cls._like(parse(like))
         carried = parse(tree.metadata.place) / COMPANIONS
         if like is not None:
             config = carried / CONFIG

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import ckpttools
 from ckpttools.core.errors import (
     CheckpointError,
+    ConfigError,
     FormatError,
     MemoryBudgetError,
     SourceChangedError,
@@ -37,6 +39,7 @@ from ckpttools.core.errors import (
 )
 from ckpttools.sharding import save_shards
 from ckpttools.stores.publishing import LockedError
+from support.places import GOLDEN, ROOT
 
 MESHES = {
     "8": Mesh(np.array(jax.devices()), ("x",)),
@@ -189,6 +192,24 @@ def checkpoint_manager(work: Path) -> None:
         same(manager.restore(300, args=ocp.args.StandardRestore(abstract(state))), state)
         without = manager.restore(300, args=ocp.args.StandardRestore())
         same([*jax.tree.leaves(without)], [*jax.tree.leaves(state)])
+    ckpttools.save(state, work / "run" / "400", level="step", item="default", custom={"tokens": 5})
+    ckpttools.save_async(state, work / "run" / "500", level="step", item="default").wait()
+    with ocp.CheckpointManager(work / "run") as manager:
+        assert manager.all_steps() == [300, 400, 500]
+        same(manager.restore(500, args=ocp.args.StandardRestore(abstract(state))), state)
+    opened = ckpttools.open(work / "run", 400)
+    assert opened.metadata.custom == {"tokens": 5} and opened.metadata.step == 400
+    assert ckpttools.doctor(work / "run").healthy
+
+
+def an_item(work: Path) -> None:
+    ckpttools.save(TREE["optimizer"], work / "item", level="item", compression="zstd")
+    same(ocp.StandardCheckpointer().restore(work / "item", abstract(TREE["optimizer"])), TREE["optimizer"])
+    assert ckpttools.diff(work / "item", ckpttools.save.plan(TREE["optimizer"], work / "x").plan.tree).equal
+    assert ckpttools.doctor(work / "item").healthy
+    refused(UsageError, "is the item", "as_step")(
+        lambda: ckpttools.save(TREE, work / "no", level="item", as_step=3)
+    )
 
 
 class Model(nnx.Module):
@@ -321,6 +342,53 @@ def uneven_as_jax(work: Path) -> None:
     refused(ValueError, "divi")(lambda: put(np.zeros((9, 8), np.float32), "8", P("x")))
 
 
+# Models.
+
+
+def sharded(array: np.ndarray) -> jax.Array:
+    """Over 8 devices by the axes that their number divides."""
+    spec: list[Any] = [None] * array.ndim
+    for name in ("y", "x"):
+        size = MESHES["2x4"].shape[name]
+        axis = next((k for k in range(array.ndim) if not spec[k] and array.shape[k] % size == 0), None)
+        if axis is not None:
+            spec[axis] = name
+    return put(array, "2x4", P(*spec))
+
+
+def on_devices(place: Path) -> Any:
+    return jax.tree.map(lambda array: sharded(array.read()), ckpttools.open(place).nested())
+
+
+def models(work: Path) -> None:
+    for family in ("llama3.1", "gemma2", "qwen3-moe"):
+        hf, made = GOLDEN / family / "hf", work / f"{family}-maxtext"
+        ckpttools.hf_to_maxtext(hf, made)
+        ckpttools.maxtext_to_hf(made, work / f"{family}-hf", like=hf)
+        ckpttools.save(on_devices(made), work / f"{family}-again", to="hf", like=hf)
+        assert content(work / f"{family}-hf") == content(work / f"{family}-again"), family
+        ckpttools.save(on_devices(hf), work / f"{family}-stacked", to="maxtext", like=hf)
+        arrays = (
+            content(made / "0" / "items" / "d"),
+            content(work / f"{family}-stacked" / "0" / "items" / "d"),
+        )
+        assert arrays[0] == arrays[1], family
+        assert not ckpttools.verify(work / f"{family}-stacked", hf).differences
+    state = nnx_state(on_devices(work / "llama3.1-maxtext"))
+    ckpttools.save(state, work / "nnx", to="hf", like=GOLDEN / "llama3.1" / "hf" / "config.json")
+    weights = "model.safetensors"
+    assert (work / "nnx" / weights).read_bytes() == (work / "llama3.1-hf" / weights).read_bytes()
+    refused(ConfigError, "config.json")(lambda: ckpttools.save(on_devices(hf), work / "no", to="maxtext"))
+    refused(UsageError, "written as safetensors")(
+        lambda: ckpttools.save(state, work / "no", "orbax", to="hf")
+    )
+
+
+def nnx_state(parameters: Any) -> Any:
+    """As MaxText's models in NNX have them."""
+    return jax.tree.map(nnx.Param, parameters["params"]["params"])
+
+
 # Failing, and going on.
 
 
@@ -432,6 +500,15 @@ def the_budget_of_the_host(work: Path) -> None:
     )
     assert [*work.iterdir()] == []
     ckpttools.save_async(TREE, work / "out", host_memory="1MiB").wait()
+
+
+def the_page(work: Path) -> None:
+    """The examples of docs/saving.md."""
+    os.chdir(work)
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "saving.md").read_text(), re.DOTALL):
+        exec(block, names)
+    assert {path.name for path in (work / "run").iterdir()} == {"1000", "2000"}
 
 
 def main() -> None:

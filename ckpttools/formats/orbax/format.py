@@ -11,8 +11,9 @@ from ckpttools.array.shardings import Sharding
 from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, spelled
 from ckpttools.core.budget import require_room
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.options import Option
+from ckpttools.core.wording import option
 from ckpttools.formats.base import COMPANIONS, OtherSteps, ReadOptions, Target, Writer
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax import metadata as orbax_metadata
@@ -93,6 +94,7 @@ class Orbax:
         target: Target,
         /,
         *,
+        level: str,
         item: str | None,
         as_step: int | None,
         target_data_file_size: int | None,
@@ -102,6 +104,7 @@ class Orbax:
         from ckpttools.formats.orbax.write import OrbaxWriter
         from ckpttools.formats.references import ReferenceMode, References, reference_mode
 
+        _check_level(level, item, as_step)
         encodes = any(each.name in target.said for each in STORAGE if each.name != "reference")
         mode = reference_mode(reference, by_default=target.shares, encodes=encodes)
         shared = References() if mode is ReferenceMode.NONE else References(mode, target.destination)
@@ -111,7 +114,20 @@ class Orbax:
             item or as_read or "items",
             target_data_file_bytes=target_data_file_size or _suitable_file_bytes(target, how["ocdbt"]),
             references=shared,
+            level=level,
             **how,
+        )
+
+
+def _check_level(level: str, item: str | None, as_step: int | None) -> None:
+    """Refuses a name for what has that of the destination."""
+    said = {"as_step": as_step} if level == "step" else {"as_step": as_step, "item": item}
+    wrong = [name for name, value in said.items() if value is not None] if level != "run" else []
+    if wrong:
+        raise UsageError(
+            f"with {option('level', level)} the destination itself is the {level}",
+            got=", ".join(map(option, wrong)),
+            hint=f"leave {' and '.join(map(option, wrong))} out, and give the destination its name",
         )
 
 

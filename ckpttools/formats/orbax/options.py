@@ -10,7 +10,7 @@ from ckpttools.formats.zarr.options import COMPRESSION
 HELP = """Write any checkpoint as Orbax, or an Orbax checkpoint in another layout: no model known.
 
 SRC may be a file, an item, a step or a run directory. DST gets <step>/<item>, as CheckpointManager and
-MaxText lay it out.
+MaxText lay it out. With --level step DST itself is the step, with --level item the item.
 
 Keys of lists, empty nodes, strings, scalars, typed PRNG keys, custom metadata and the step are kept. Arrays
 restore as numpy's where no target says otherwise, typed PRNG keys on one device.
@@ -49,6 +49,12 @@ STORAGE = (
 """How chunks are stored."""
 
 OPTIONS = (
+    Option(
+        "level",
+        ("run", "step", "item"),
+        "run",
+        "What DST becomes: a run directory with one step, a step of a run that is there, or a single item.",
+    ),
     Option("item", str, None, "Name of the item; without it items.", "NAME"),
     Option(
         "as_step",

@@ -45,7 +45,7 @@ _NO_TARGET = 1 << 62
 
 @dataclass(frozen=True)
 class OrbaxWriter:
-    """Writes `<root>/<step>/<item>`, as `CheckpointManager` and MaxText lay it out.
+    """Writes `<root>/<step>/<item>`, as `CheckpointManager` and MaxText lay it out; or `<item>`, or an item.
 
     Attributes:
         step: number of the step directory; None takes that of the tree, and 0 where it has none.
@@ -57,6 +57,7 @@ class OrbaxWriter:
         references: which chunks are not written but taken from the files in which they are, as they are.
         chunks: shapes of chunks that the user gives; None for none.
         shardings: how arrays lie on a mesh where a loader is told nothing else; they restore as JAX's then.
+        level: what the root is: a "run" with one step, a "step", or an "item".
     """
 
     step: int | None = 0
@@ -68,6 +69,7 @@ class OrbaxWriter:
     references: References = NO_REFERENCES
     chunks: GivenChunks | None = None
     shardings: Mapping[Path, Sharding] = field(default_factory=dict)
+    level: str = "run"
     name: str = "orbax"
 
     def __post_init__(self) -> None:
@@ -94,8 +96,8 @@ class OrbaxWriter:
         if self.chunks:
             self.chunks.check(tree.arrays)
         base = self._base(tree)
-        found = find(tree, self.references, f"{base}/{DATA_DIRECTORY}")
-        files = _FileAllocator(f"{base}/{DATA_FILE}", self.target_data_file_bytes)
+        found = find(tree, self.references, f"{base}{DATA_DIRECTORY}")
+        files = _FileAllocator(f"{base}{DATA_FILE}", self.target_data_file_bytes)
         largest = min(most, LARGEST_ENCODED) if self.compression else None
         placements = dict(found.placements)
         for path, array in tree.arrays.items():
@@ -111,20 +113,24 @@ class OrbaxWriter:
 
     def companions_at(self, tree: Tree, is_model: bool) -> str:
         """As `HoldsCompanions.companions_at`: inside the item, where no loader minds."""
-        return f"{self._base(tree)}/{COMPANIONS}"
+        return f"{self._base(tree)}{COMPANIONS}"
 
     def _base(self, tree: Tree) -> str:
-        """The item's directory, relative to the root."""
+        """What the names of the item's files begin with, relative to the root."""
+        if self.level == "item":
+            return ""
+        if self.level == "step":
+            return f"{self.item}/"
         step = tree.metadata.step or 0 if self.step is None else self.step
-        return f"{step}/{self.item}"
+        return f"{step}/{self.item}/"
 
     def _home(self, base: str, path: Path) -> ChunkFiles | Appended | None:
         """Where the chunks of an array go that have no fixed place in a data file, else None."""
         if not self.ocdbt:
             keys = self._chunk_keys
-            return ChunkFiles(f"{base}/{_key(path, '')}", keys.prefix, keys.separator)
+            return ChunkFiles(f"{base}{_key(path, '')}", keys.prefix, keys.separator)
         if self.compression:
-            return Appended(f"{base}/{DATA_FILE}", self.target_data_file_bytes or _NO_TARGET)
+            return Appended(f"{base}{DATA_FILE}", self.target_data_file_bytes or _NO_TARGET)
         return None
 
     @property
@@ -133,7 +139,8 @@ class OrbaxWriter:
 
     def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`: index or documents, Orbax's metadata at both levels, then the commit marks."""
-        item = directory / self._base(tree)
+        base = self._base(tree)
+        item = directory / base.removesuffix("/") if base else directory
         if self.ocdbt:
             index = encode(self._entries(tree, layout, extents), INDEX_FILE)
             (item / INDEX_FILE).write_bytes(index.nodes)
@@ -143,9 +150,11 @@ class OrbaxWriter:
                 (item / key).write_bytes(document)
         for name, content in self._metadata(tree, layout).items():
             (item / name).write_bytes(json.dumps(content).encode())
-        outer = orbax_metadata.checkpoint_document(self.item, tree.metadata.custom)
-        (item.parent / orbax_metadata.CHECKPOINT_FILE).write_bytes(json.dumps(outer).encode())
-        for place in (item, item.parent):
+        step = None if self.level == "item" else item.parent
+        if step:
+            outer = orbax_metadata.checkpoint_document(self.item, tree.metadata.custom)
+            (step / orbax_metadata.CHECKPOINT_FILE).write_bytes(json.dumps(outer).encode())
+        for place in (item, step) if step else (item,):
             (place / orbax_metadata.COMMIT_FILE).write_bytes(orbax_metadata.COMMIT_TEXT)
 
     def _documents(self, tree: Tree, layout: Layout) -> Iterator[tuple[str, bytes]]:
@@ -167,7 +176,7 @@ class OrbaxWriter:
         """Index entries: each array's metadata inline, each chunk as a range of a data file."""
         for key, document in self._documents(tree, layout):
             yield key.encode(), document
-        below = len(self._base(tree)) + 1
+        below = len(self._base(tree))
         for path in tree.arrays:
             for index, place in _places(path, layout.placements[path], extents):
                 key = _key(path, self._chunk_keys.key(index))
