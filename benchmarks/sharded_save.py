@@ -2,9 +2,9 @@
 
     python benchmarks/sharded_save.py [--directory DIR] [--rounds N] [--megabytes N]
 
-Parameters of the shapes of Llama in bfloat16, stacked as MaxText has them, on fsdp=2, tensor=4. Each save is a
-process of its own, whose start is not counted. Prints seconds until all is on the disk, CPU seconds, the peak
-of resident memory above what was there before, and for saves in the background the seconds until they return.
+Parameters of the shapes of Llama in bfloat16, stacked as MaxText has them, on fsdp=2, tensor=4. Each save
+is a process of its own, whose start is not counted. Prints seconds until all is on the disk, CPU seconds,
+the peak of resident memory above what was there before, and the seconds until saves in the background return.
 """
 
 from __future__ import annotations

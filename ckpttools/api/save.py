@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any, Literal
 
@@ -26,10 +27,13 @@ from ckpttools.formats.sidecar import CARRIED, Beside, Companions
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import true_config
 from ckpttools.maxtext.model_files import ModelFiles, companions_of, config_bytes, is_beside
+from ckpttools.plan.plan import Plan
 from ckpttools.roles.of_tree import roles
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.sharding.save_background import Saving, start
 from ckpttools.sharding.save_leaves import holders, tree_of
+from ckpttools.sharding.save_processes import Processes
+from ckpttools.sharding.save_together import is_shared, save_together
 from ckpttools.stores.registry import Where, parse
 
 
@@ -185,7 +189,7 @@ def save_async(
     prepared = save.plan(tree, destination, format, **options)
     prepared.check()
     allowed = None if host_memory is None else parse_size(host_memory)
-    return start(prepared.destination, holders(prepared.plan.tree), prepared.run, allowed)
+    return start(prepared.destination, holders(prepared.plan.tree), prepared.begun(), allowed)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -209,8 +213,40 @@ class PreparedSave(Prepared):
             UsageError: an array has no elements.
             SourceChangedError: JAX has deleted one.
         """
+        return self.begun(observe)()
+
+    def begun(self, observe: Observer | None = None) -> Callable[[], Receipt]:
+        """What executes it, now or in the background; with the other processes that have parts of the arrays.
+
+        Raises:
+            UsageError: an array has no elements, or these processes cannot save together.
+            SourceChangedError: JAX has deleted an array.
+        """
         self._check_held()
-        return Prepared.run(self, observe)
+        if not is_shared(self.plan.tree):
+            return lambda: Prepared.run(self, observe)
+        if self.manifest is not None:
+            raise UsageError(
+                f"{option('manifest')} is written by one process, and none sees all arrays",
+                hint="make it of what is saved: ckpttools.hash(destination, manifest=…)",
+            )
+        return partial(
+            save_together,
+            self.plan,
+            self.conversion.writer,
+            self.destination,
+            overwrite=self.overwrite,
+            observe=observe or self.observe,
+            publish=self._publish,
+            processes=Processes.of_job(),
+        )
+
+    def _publish(self, plan: Plan, planned: str) -> Receipt:
+        """The last steps, when all processes have done their tasks."""
+        conversion = replace(self.conversion, plan=plan)
+        return conversion.run(
+            self.destination, overwrite=self.overwrite, command=self.command, planned=planned
+        )
 
     def _check_held(self) -> None:
         for holder in holders(self.plan.tree):

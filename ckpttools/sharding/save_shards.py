@@ -6,9 +6,9 @@ whole on the host, however it is cut. Elements come as unsigned carriers, so tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.array.views import subview
@@ -68,16 +68,24 @@ class Shard:
 class Shards:
     """Holds one array in shards: see `ckpttools.array.held.Holder`."""
 
-    def __init__(self, name: str, dtype: DType, shards: Sequence[Shard], version: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        dtype: DType,
+        shards: Sequence[Shard],
+        version: str,
+        owners: Sequence[tuple[int, Region]] = (),
+    ) -> None:
         """
         Args:
             name: of the array, for messages.
             dtype: of its elements.
             shards: tile the array, or what this process is to save of it.
             version: see `Holder.version`.
+            owners: the processes that save the array, each with a box; none if one process has all of it.
         """
         self._name, self._dtype, self._shards = name, dtype, tuple(shards)
-        self.version = version
+        self.version, self.owners = version, tuple(owners)
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -180,7 +188,19 @@ def shards_of(name: str, array: jax.Array, dtype: DType, known_by: Any = None) -
         known_by: what the user calls the array, where that is another object; None for `array`.
     """
     version = version_of(array if known_by is None else known_by)
-    return Shards(name, dtype, tuple(_first_replicas(array)), version)
+    owners = () if array.is_fully_addressable else _owners(array.sharding, array.shape)
+    return Shards(name, dtype, tuple(_first_replicas(array)), version, owners)
+
+
+@lru_cache(maxsize=256)
+def _owners(sharding: jax.sharding.Sharding, shape: Shape) -> tuple[tuple[int, Region], ...]:
+    """The process that has the first replica of each shard."""
+    first: dict[Region, int] = {}
+    # In the order in which JAX numbers replicas.
+    devices: Mapping[Any, Any] = sharding.devices_indices_map(shape)
+    for device, index in devices.items():
+        first.setdefault(_region(index, shape), device.process_index)
+    return tuple((process, region) for region, process in first.items())
 
 
 def _first_replicas(array: jax.Array) -> Iterable[Shard]:

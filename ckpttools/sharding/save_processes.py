@@ -1,0 +1,116 @@
+"""The processes of a JAX job, as they come to agree: by JAX's coordination service, never by its devices.
+
+What a save waits for in a thread of its own must not come between what the job computes on its devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from ckpttools.core.errors import CheckpointError, UsageError
+
+# How long one question waits; it is asked again until it is answered. Of a process that has died JAX's own
+# heartbeats tell, and end the others.
+_PATIENCE_MS = 10_000
+_numbers = count()
+
+
+class OtherProcessError(CheckpointError):
+    """Another process of the job could not do its part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes that save one tree.
+
+    Attributes:
+        number: of this process.
+        count: how many there are.
+        client: of the coordination service.
+        name: of the save, the same in all processes: saves are made in the same order everywhere.
+    """
+
+    number: int
+    count: int
+    client: Any
+    name: str
+
+    @classmethod
+    def of_job(cls) -> Processes:
+        """All processes of the job, for one more save.
+
+        Raises:
+            UsageError: they have nothing by which they could talk.
+        """
+        import jax
+        from jax._src import distributed  # which Orbax uses for the same
+
+        client = distributed.global_state.client
+        if client is None:
+            raise UsageError(
+                "the processes of this job cannot talk to each other",
+                got=f"{jax.process_count()} processes without a coordination service",
+                hint="call jax.distributed.initialize() first, in every process",
+            )
+        return cls(jax.process_index(), jax.process_count(), client, f"ckpttools/save/{next(_numbers)}")
+
+    def told(self, topic: str, say: Callable[[], str]) -> str:
+        """What process 0 says, in all processes; asked of no other."""
+        if self.number == 0:
+            text = say()
+            self._put(f"{topic}/0", text)
+            return text
+        return self._get(f"{topic}/0")
+
+    def gathered(self, topic: str, said: str) -> list[str]:
+        """What each process says, in the order of their numbers; in process 0, and elsewhere nothing."""
+        self._put(f"{topic}/{self.number}", said)
+        if self.number:
+            return []
+        return [self._get(f"{topic}/{number}") for number in range(self.count)]
+
+    def all_well(self, topic: str, error: BaseException | None) -> None:
+        """Returns when all processes have come here.
+
+        Args:
+            topic: what they have done.
+            error: what went wrong here.
+
+        Raises:
+            BaseException: `error`.
+            OtherProcessError: something went wrong elsewhere; says where.
+        """
+        said = self.gathered(topic, "" if error is None else _told(error))
+        wrong = self.told(
+            f"{topic} in all",
+            lambda: "\n".join(f"process {number}: {text}" for number, text in enumerate(said) if text),
+        )
+        if error is not None:
+            raise error
+        if wrong:
+            raise OtherProcessError(
+                "another process could not do its part",
+                got=wrong,
+                hint="what was done stays; see what that process says",
+            )
+
+    def _put(self, topic: str, text: str) -> None:
+        # A value must not be empty.
+        self.client.key_value_set(f"{self.name}/{topic}", f"={text}")
+
+    def _get(self, topic: str) -> str:
+        while True:
+            try:
+                value: str = self.client.blocking_key_value_get(f"{self.name}/{topic}", _PATIENCE_MS)
+            except Exception as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+                continue
+            return value[1:]
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,101 @@
+"""One of several processes of a job with 8 simulated devices in all, which save together.
+
+    shared_save_script PORT NUMBER COUNT DIRECTORY
+
+Run by test_shared_save.py, which looks at what is there. Writes what went wrong to DIRECTORY/NUMBER.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={8 // int(sys.argv[3])}"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import ckpttools
+from ckpttools.core.errors import CheckpointError
+from ckpttools.sharding.save_processes import OtherProcessError
+from support.shared_save import SPECS, values
+
+PORT, NUMBER, COUNT, DIRECTORY = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+
+
+def on_the_mesh(mesh: Mesh) -> Any:
+    """Each process makes what its own devices have."""
+    found: dict[str, Any] = {}
+    for name, array in values().items():
+        spec = SPECS.get(name)
+        if spec is None:
+            found[name] = array
+        else:
+            sharding = NamedSharding(mesh, PartitionSpec(*spec))
+            found[name] = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+    return found
+
+
+class FailedError(Exception):
+    pass
+
+
+def main() -> None:
+    jax.distributed.initialize(f"127.0.0.1:{PORT}", COUNT, NUMBER)
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    tree = on_the_mesh(mesh)
+    receipt = ckpttools.save(tree, DIRECTORY / "saved")
+    assert receipt.arrays == len(tree)
+    saving = ckpttools.save_async(tree, DIRECTORY / "background", level="item")
+    step = jax.jit(lambda array: (array * 2).sum())(tree["large"])  # which takes all processes, too
+    assert np.isfinite(step)
+    saving.wait()
+    one_fails(tree)
+    others(tree)
+
+
+def one_fails(tree: Any) -> None:
+    def observe(event: object) -> None:
+        if NUMBER == 1 and type(event).__name__ == "TaskDone":
+            raise FailedError("no power")
+
+    try:
+        ckpttools.save(tree, DIRECTORY / "again", observe=observe)
+    except FailedError:
+        assert NUMBER == 1
+    except OtherProcessError as error:
+        assert NUMBER != 1 and "process 1: FailedError: no power" in str(error), error
+    else:
+        raise AssertionError("the process that failed was not missed")
+    assert not (DIRECTORY / "again").exists()
+    resumed = ckpttools.save(tree, DIRECTORY / "again").tasks_resumed
+    assert resumed > 0 or NUMBER == 1, resumed
+
+
+def others(tree: Any) -> None:
+    """What is refused, in all processes."""
+    different = {**tree, f"of {NUMBER}": np.ones(3)}
+    for wrong, options in ((different, {}), (tree, {"manifest": DIRECTORY / "manifest.json"})):
+        try:
+            ckpttools.save(wrong, DIRECTORY / "refused", **options)
+        except CheckpointError as error:
+            assert "do not save the same arrays" in str(error) or "manifest" in str(error), error
+        else:
+            raise AssertionError("nothing was refused")
+    assert not (DIRECTORY / "refused").exists()
+
+
+if __name__ == "__main__":
+    told = ""
+    try:
+        main()
+    except BaseException:
+        told = traceback.format_exc()
+    (DIRECTORY / str(NUMBER)).write_text(told)
+    # Not in order: the others may not get to the end of theirs.
+    os._exit(bool(told))
