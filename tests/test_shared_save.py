@@ -5,14 +5,23 @@ import subprocess
 import sys
 
 import pytest
+from support.object_stores import google
 from support.places import TESTS
 from support.shared_save import values
 
 import ckpttools
+from ckpttools.stores.registry import parse
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def bucket(gcs_server):
+    with google(gcs_server) as cloud:
+        cloud.filled({"a": b""})
+        yield f"gs://{cloud.bucket}/runs"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, bucket):
     """What two processes have saved, each with four devices."""
     directory = tmp_path_factory.mktemp("shared")
     with socket.socket() as free:
@@ -21,7 +30,7 @@ def saved(tmp_path_factory):
     words = [sys.executable, "-m", "support.shared_save_script", str(port)]
     processes = [
         subprocess.Popen(
-            [*words, str(number), "2", str(directory)],
+            [*words, str(number), "2", str(directory), bucket],
             cwd=TESTS,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -58,5 +67,18 @@ def test_several_processes_write_what_one_would(saved, tmp_path, name, options):
     assert content(saved / name) == content(tmp_path / "one")
 
 
-def test_nothing_is_left(saved):
-    assert {path.name for path in saved.iterdir()} == {"saved", "background", "again", "0", "1"}
+@pytest.mark.parametrize("name", ["raw", "compressed", "zarr"])
+def test_in_a_bucket_each_process_writes_objects_of_its_own(saved, bucket, name):
+    assert ckpttools.diff(f"{bucket}/{name}", saved / "saved").equal
+    assert ckpttools.doctor(f"{bucket}/{name}").healthy
+
+
+def test_compressed_chunks_are_of_one_process_each(saved):
+    assert ckpttools.diff(saved / "compressed", saved / "saved").equal
+    assert ckpttools.doctor(saved / "compressed").healthy
+
+
+def test_nothing_is_left(saved, bucket):
+    names = {"saved", "background", "compressed", "again", "0", "1"}
+    assert {path.name for path in saved.iterdir()} == names
+    assert {entry.name for entry in parse(bucket).entries()} == {"raw", "compressed", "zarr"}

@@ -31,6 +31,7 @@ from ckpttools.plan.plan import Plan
 from ckpttools.roles.of_tree import roles
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.sharding.save_background import Saving, start
+from ckpttools.sharding.save_layout import OwnedWriter
 from ckpttools.sharding.save_leaves import holders, tree_of
 from ckpttools.sharding.save_processes import Processes
 from ckpttools.sharding.save_together import is_shared, save_together
@@ -109,7 +110,10 @@ def plan_save(
     place = None if destination is None else parse(destination, is_written=True)
     resources = replace(resources or Resources(), destination=place)
     tree, format = _as_tree(tree, None), _format(tree, format)
-    return plan_tree(tree, writer_for(tree, format, place, **options), resources)
+    writer = writer_for(tree, format, place, **options)
+    if is_shared(tree):
+        writer = OwnedWriter(writer, place.store.streams if place else None)
+    return plan_tree(tree, writer, resources)
 
 
 @command(Writing, more=lambda: [*writer_options(), *_model_options()])

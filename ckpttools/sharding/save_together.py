@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 
-from ckpttools.array.nodes import Held
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Path, Tree
 from ckpttools.core.errors import UsageError
-from ckpttools.core.region import Region
+from ckpttools.core.region import Region, grid_cell, split_to
 from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan
+from ckpttools.plan.streamed import in_order
 from ckpttools.plan.task import Task
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.run.executor import fingerprint
 from ckpttools.run.parts import PartReceipt, execute_part
+from ckpttools.sharding.save_layout import owned_chunks, owners_of
 from ckpttools.sharding.save_leaves import holders
 from ckpttools.sharding.save_processes import Processes
 from ckpttools.sharding.save_shards import Shards
@@ -66,12 +69,13 @@ def save_together(
     """
     started = time.monotonic()
     _agree_on_versions(plan.tree, processes)
-    plan, starts = _dealt(plan, processes.count)
+    dealt = _dealt(plan, processes.count)
+    plan = dealt.plan
     own = fingerprint(plan, writer)
     _check_same(own, processes)
     error: BaseException | None = None
     try:
-        made = _part(plan, starts, own, destination, overwrite, observe, processes)
+        made = _part(dealt, own, destination, overwrite, observe, processes)
     except BaseException as raised:
         error = raised
     processes.all_well("written", error)
@@ -113,57 +117,83 @@ def _check_same(own: str, processes: Processes) -> None:
         )
 
 
-def _dealt(plan: Plan, count: int) -> tuple[Plan, list[int]]:
-    """The plan with tasks in the order of the processes that do them, and where those of each begin."""
+@dataclass(frozen=True, slots=True)
+class _Dealt:
+    """A plan with its tasks in the order of the processes that do them.
+
+    Attributes:
+        plan: it.
+        tasks, groups: where those of each process begin, and the end.
+    """
+
+    plan: Plan
+    tasks: Sequence[int]
+    groups: Sequence[int]
+
+    def part(self, number: int) -> Plan:
+        """The plan with the tasks of one process."""
+        return replace(self.plan, tasks=self.plan.tasks[self.tasks[number] : self.tasks[number + 1]])
+
+
+def _dealt(plan: Plan, count: int) -> _Dealt:
     tasks: list[list[Task]] = [[] for _ in range(count)]
+    for owner, task in _owned_tasks(plan):
+        tasks[owner].append(task)
+    if plan.streams is not None:
+        tasks = [in_order(each, plan.layout) for each in tasks]
+    groups = [sum(1 for _ in replace(plan, tasks=tuple(each)).groups) for each in tasks]
+    return _Dealt(
+        replace(plan, tasks=tuple(chain.from_iterable(tasks))),
+        [*accumulate(map(len, tasks), initial=0)],
+        [*accumulate(groups, initial=0)],
+    )
+
+
+def _owned_tasks(plan: Plan) -> Iterator[tuple[int, Task]]:
+    """The tasks that make all arrays, each with the process that has what it takes."""
+    whole = {path for path, each in plan.layout.placements.items() if plan.streams or each.codec}
     for task in plan.tasks:
-        array = plan.tree.arrays[task.path]
-        for owner, region in _owners(array.holder if isinstance(array, Held) else None, task.region):
-            nbytes = region.size * array.dtype.itemsize
-            placement = plan.layout.placements[task.path]
-            if region != task.region and placement.codec is not None:
-                raise UsageError(
-                    "a chunk that is compressed lies in shards of several processes",
-                    place=spelled(task.path),
-                    hint="save without compression",
-                )
-            tasks[owner].append(replace(task, region=region, bytes_in=nbytes, bytes_out=nbytes))
-    starts = [0]
-    for each in tasks:
-        starts.append(starts[-1] + len(each))
-    return replace(plan, tasks=tuple(task for each in tasks for task in each)), starts
+        if task.path not in whole:
+            array = plan.tree.arrays[task.path]
+            for box, owner in owners_of(array).items():
+                region = task.region.intersect(box)
+                if region is not None:
+                    yield owner, _task(task.path, array, region)
+    for path in plan.tree.arrays:
+        if path in whole:
+            yield from _chunk_tasks(plan, path)
 
 
-def _owners(holder: object, region: Region) -> Iterator[tuple[int, Region]]:
-    """The processes that can make parts of a region, with these parts."""
-    owners = holder.owners if isinstance(holder, Shards) else ()
-    if not owners:
-        # What all processes have, or can read.
-        yield 0, region
-        return
-    for process, box in owners:
-        part = region.intersect(box)
-        if part is not None:
-            yield process, part
+def _chunk_tasks(plan: Plan, path: Path) -> Iterator[tuple[int, Task]]:
+    """A task for each chunk, or for each slab of one that is raw and large: in the order of its bytes."""
+    array, placement = plan.tree.arrays[path], plan.layout.placements[path]
+    for owner, index in owned_chunks(array, placement):
+        cell = grid_cell(array.shape, placement.chunk, index)
+        slabs = [cell] if placement.codec else split_to(cell, plan.buffer_bytes // placement.itemsize)
+        yield from ((owner, _task(path, array, slab)) for slab in slabs)
+
+
+def _task(path: Path, array: LazyArray, region: Region) -> Task:
+    nbytes = region.size * array.dtype.itemsize
+    return Task(path, region, nbytes, nbytes, array.first_byte(region))
 
 
 def _part(
-    plan: Plan,
-    starts: list[int],
+    dealt: _Dealt,
     own: str,
     destination: Place,
     overwrite: bool,
     observe: Observer,
     processes: Processes,
 ) -> PartReceipt:
-    first, stop = starts[processes.number], starts[processes.number + 1]
+    number = processes.number
     return execute_part(
-        replace(plan, tasks=plan.tasks[first:stop]),
-        first,
-        Share(f"{processes.number}/{processes.count}", first, stop),
+        dealt.part(number),
+        dealt.tasks[number],
+        Share(f"{number}/{processes.count}", dealt.groups[number], dealt.groups[number + 1]),
         destination,
         Purpose(own),
-        nbytes=plan.layout.nbytes,
+        nbytes=dealt.plan.layout.nbytes,
         overwrite=overwrite,
         sources=lambda: (),
         observe=observe,

@@ -1,6 +1,6 @@
 """One of several processes of a job with 8 simulated devices in all, which save together.
 
-    shared_save_script PORT NUMBER COUNT DIRECTORY
+    shared_save_script PORT NUMBER COUNT DIRECTORY BUCKET
 
 Run by test_shared_save.py, which looks at what is there. Writes what went wrong to DIRECTORY/NUMBER.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ckpttools.sharding.save_processes import OtherProcessError
 from support.shared_save import SPECS, values
 
 PORT, NUMBER, COUNT, DIRECTORY = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+BUCKET = sys.argv[5]
 
 
 def on_the_mesh(mesh: Mesh) -> Any:
@@ -55,6 +57,10 @@ def main() -> None:
     step = jax.jit(lambda array: (array * 2).sum())(tree["large"])  # which takes all processes, too
     assert np.isfinite(step)
     saving.wait()
+    ckpttools.save(tree, DIRECTORY / "compressed", compression="zstd")
+    ckpttools.save(tree, f"{BUCKET}/raw", memory="256MiB")
+    ckpttools.save(tree, f"{BUCKET}/compressed", compression="zstd")
+    ckpttools.save(tree, f"{BUCKET}/zarr", "zarr3")
     one_fails(tree)
     others(tree)
 
@@ -80,14 +86,21 @@ def one_fails(tree: Any) -> None:
 def others(tree: Any) -> None:
     """What is refused, in all processes."""
     different = {**tree, f"of {NUMBER}": np.ones(3)}
-    for wrong, options in ((different, {}), (tree, {"manifest": DIRECTORY / "manifest.json"})):
-        try:
-            ckpttools.save(wrong, DIRECTORY / "refused", **options)
-        except CheckpointError as error:
-            assert "do not save the same arrays" in str(error) or "manifest" in str(error), error
-        else:
-            raise AssertionError("nothing was refused")
-    assert not (DIRECTORY / "refused").exists()
+    place = DIRECTORY / "refused"
+    refused("do not save the same arrays", lambda: ckpttools.save(different, place))
+    refused("manifest", lambda: ckpttools.save(tree, place, manifest=DIRECTORY / "manifest.json"))
+    grid = {"grid": tree["grid"]}
+    refused("by one process", lambda: ckpttools.save(grid, f"{BUCKET}/refused", "safetensors"))
+    assert not place.exists()
+
+
+def refused(words: str, call: Callable[[], object]) -> None:
+    try:
+        call()
+    except CheckpointError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError("nothing was refused")
 
 
 if __name__ == "__main__":

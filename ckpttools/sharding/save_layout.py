@@ -1,0 +1,173 @@
+"""Where arrays go that several processes have: what one of them has to write alone must be all its own.
+
+A chunk that is encoded is made whole, and an object of a bucket is written from its first byte to its last.
+So chunks are then cut within shards, and each process has data files of its own. Raw chunks in a directory
+need nothing of the kind: all processes write to their places in the files that one process would write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Held
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.errors import UsageError
+from ckpttools.core.region import Region, Shape, ceil_div
+from ckpttools.formats.base import Extents, Layout, Writer
+from ckpttools.formats.placement import DataFile, Placement
+from ckpttools.formats.zarr.chunking import chunk_shape
+from ckpttools.sharding.save_shards import Shards
+from ckpttools.stores.base import Streams
+from ckpttools.stores.place import Place
+
+_PAGE, _LINE = 4096, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(DataFile):
+    """Chunks each in a place of its own.
+
+    Attributes:
+        files: names of the data files.
+        places: for each chunk, in sequence, the number of its file and its first byte.
+    """
+
+    files: tuple[str, ...] = ()
+    places: tuple[tuple[int, int], ...] = ()
+
+    def place(self, position: int, chunk_nbytes: int) -> tuple[str, int]:
+        number, offset = self.places[position]
+        return self.files[number], offset
+
+    def __str__(self) -> str:
+        """Equal where the same places are meant."""
+        return f"placed {hashlib.sha256(repr((self.files, self.places)).encode()).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class OwnedWriter:
+    """Writes as another writer, so that each process can write what it has.
+
+    Attributes:
+        writer: the other one.
+        streams: how the store writes files; None where they are written at any offset.
+    """
+
+    writer: Writer
+    streams: Streams | None = None
+
+    @property
+    def name(self) -> str:
+        return self.writer.name
+
+    def layout(self, tree: Tree, most: int) -> Layout:
+        """As `Writer.layout`.
+
+        Raises:
+            UsageError: the format has one order for all bytes of a file; or shards are of several shapes.
+        """
+        found = self.writer.layout(tree, most)
+        if self.streams is None and not any(each.codec for each in found.placements.values()):
+            return found
+        if self.streams is not None and found.heads:
+            raise UsageError(
+                f"{self.name} is written to a bucket by one process, and several have parts of the arrays",
+                wanted="a format in which each process has files of its own: orbax, zarr3",
+                hint="save as orbax, then convert it; or save to a directory that all processes see",
+            )
+        placements = {
+            path: _within_shards(path, tree.arrays[path], each, most)
+            for path, each in found.placements.items()
+        }
+        if self.streams is None:
+            return replace(found, placements=placements)
+        files = _Files(self.streams.file_bytes)
+        placed = {
+            path: files.placed(tree.arrays[path], each) if isinstance(each.home, DataFile) else each
+            for path, each in placements.items()
+        }
+        return replace(found, placements=placed, files=files.sizes)
+
+    def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
+        """As `Writer.finish`."""
+        self.writer.finish(directory, tree, layout, extents)
+
+
+def owners_of(array: LazyArray) -> Mapping[Region, int]:
+    """The shards that processes have, with who has them; all of it is process 0's where all have it."""
+    holder = array.holder if isinstance(array, Held) else None
+    owners = holder.owners if isinstance(holder, Shards) else ()
+    return {box: process for process, box in owners} or {Region.whole(array.shape): 0}
+
+
+def owned_chunks(array: LazyArray, placement: Placement) -> Iterator[tuple[int, Shape]]:
+    """The chunks of an array, in sequence, with the process that has each; no shard has a part of one."""
+    owners = owners_of(array)
+    box = next(iter(owners)).shape
+    starts = {region.start: process for region, process in owners.items()}
+    for index in placement.cells(Region.whole(array.shape)):
+        cell = zip(index, placement.chunk, box, strict=True)
+        yield starts[tuple(i * chunk // length * length for i, chunk, length in cell)], index
+
+
+def _within_shards(path: Path, array: LazyArray, placement: Placement, most: int) -> Placement:
+    """The same with chunks of which each lies in one shard."""
+    boxes = {region.shape for region in owners_of(array)}
+    if len(boxes) > 1:
+        raise UsageError(
+            "the shards of an array are of several shapes, and several processes have them",
+            place=spelled(path),
+            got=", ".join(str(list(shape)) for shape in sorted(boxes)),
+            hint="put it on a NamedSharding before it is saved",
+        )
+    (box,) = boxes
+    if box == array.shape or not array.size:
+        return placement
+    chunk = chunk_shape(box, placement.itemsize, (), most if placement.codec else None)
+    return replace(placement, chunk=tuple(map(_dividing, box, chunk)))
+
+
+def _dividing(length: int, most: int) -> int:
+    """The largest divisor of a length that is at most so large."""
+    pieces = range(ceil_div(length, most), length + 1)
+    return next(length // count for count in pieces if length % count == 0)
+
+
+@dataclass
+class _Files:
+    """Data files, each of one process.
+
+    Attributes:
+        most: bytes after which the next one is begun.
+        sizes: of each.
+    """
+
+    most: int
+    sizes: dict[str, int] = field(default_factory=dict)
+    _numbers: dict[int, int] = field(default_factory=dict)
+
+    def placed(self, array: LazyArray, placement: Placement) -> Placement:
+        """The same with chunks in files of those that have them."""
+        assert isinstance(placement.home, DataFile)
+        directory = placement.home.file.rpartition("/")[0]
+        places: dict[Shape, tuple[str, int]] = {}
+        for process, index in owned_chunks(array, placement):
+            places[index] = self._next(f"{directory}/process", process, placement.chunk_nbytes)
+        files = tuple(dict.fromkeys(name for name, _ in places.values()))
+        numbers = {name: number for number, name in enumerate(files)}
+        numbered = tuple((numbers[name], start) for name, start in places.values())
+        return replace(placement, home=Placed(placement.home.file, 0, None, files, numbered))
+
+    def _next(self, name: str, process: int, nbytes: int) -> tuple[str, int]:
+        number = self._numbers.setdefault(process, 0)
+        file = f"{name}-{process:05d}-{number:05d}"
+        alignment = _PAGE if nbytes >= _PAGE else _LINE
+        start = ceil_div(self.sizes.get(file, 0), alignment) * alignment
+        if start and start + nbytes > self.most:
+            self._numbers[process] = number + 1
+            return self._next(name, process, nbytes)
+        self.sizes[file] = start + nbytes
+        return file, start
