@@ -27,6 +27,7 @@ CODES = {
     "MemoryBudgetError": 4,
     "NoSpaceError": 4,
     "StorageError": 5,
+    "OtherProcessError": 5,
 }
 LEAVES = {
     name: each

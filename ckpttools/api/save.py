@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from inspect import Parameter, signature
 from typing import Any, Literal
 
@@ -34,7 +33,7 @@ from ckpttools.sharding.save_background import Saving, start
 from ckpttools.sharding.save_layout import OwnedWriter
 from ckpttools.sharding.save_leaves import holders, tree_of
 from ckpttools.sharding.save_processes import Processes
-from ckpttools.sharding.save_together import is_shared, save_together
+from ckpttools.sharding.save_together import Together, is_shared
 from ckpttools.stores.registry import Where, parse
 
 
@@ -193,7 +192,14 @@ def save_async(
     prepared = save.plan(tree, destination, format, **options)
     prepared.check()
     allowed = None if host_memory is None else parse_size(host_memory)
-    return start(prepared.destination, holders(prepared.plan.tree), prepared.begun(), allowed)
+    together = prepared.together()
+    run = together.run if together else prepared.run
+    try:
+        return start(prepared.destination, holders(prepared.plan.tree), run, allowed)
+    except BaseException as error:
+        if together:
+            together.give_up(error)
+        raise
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -217,10 +223,11 @@ class PreparedSave(Prepared):
             UsageError: an array has no elements.
             SourceChangedError: JAX has deleted one.
         """
-        return self.begun(observe)()
+        together = self.together(observe)
+        return together.run() if together else Prepared.run(self, observe)
 
-    def begun(self, observe: Observer | None = None) -> Callable[[], Receipt]:
-        """What executes it, now or in the background; with the other processes that have parts of the arrays.
+    def together(self, observe: Observer | None = None) -> Together | None:
+        """The same with the other processes that have parts of the arrays; None where none has.
 
         Raises:
             UsageError: an array has no elements, or these processes cannot save together.
@@ -228,21 +235,21 @@ class PreparedSave(Prepared):
         """
         self._check_held()
         if not is_shared(self.plan.tree):
-            return lambda: Prepared.run(self, observe)
+            return None
         if self.manifest is not None:
             raise UsageError(
                 f"{option('manifest')} is written by one process, and none sees all arrays",
                 hint="make it of what is saved: ckpttools.hash(destination, manifest=…)",
             )
-        return partial(
-            save_together,
+        return Together(
             self.plan,
             self.conversion.writer,
             self.destination,
-            overwrite=self.overwrite,
-            observe=observe or self.observe,
-            publish=self._publish,
-            processes=Processes.of_job(),
+            self.overwrite,
+            observe or self.observe,
+            lambda: Prepared.check(self),
+            self._publish,
+            Processes.of_job(),
         )
 
     def _publish(self, plan: Plan, planned: str) -> Receipt:

@@ -15,7 +15,7 @@ from typing import Any
 from ckpttools.api.parts import Replan, content_of, run_part
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.standing import PartStanding, PlanStanding, plan_standing
-from ckpttools.core.errors import CheckpointError, UsageError
+from ckpttools.core.errors import OtherProcessError, UsageError
 from ckpttools.plan.dealing import Part
 from ckpttools.plan.plan_file import PlanFile, decoded
 from ckpttools.run.events import Observer, Receipt
@@ -34,10 +34,6 @@ _MOST_AT_ONCE = 2 << 20
 _LEAVE_SECONDS = 10
 # Topics of what each process says of itself.
 _HERE, _DONE, _FAILED = "here", "done", "failed"
-
-
-class OtherProcessError(CheckpointError):
-    """Another process of the job could not do its part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,12 @@ class MemoryBudgetError(CheckpointError):
     exit_code = 4
 
 
+class OtherProcessError(CheckpointError):
+    """Another process of the job could not do its part."""
+
+    exit_code = 5
+
+
 class NoSpaceError(CheckpointError):
     """The destination has too little room."""
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
-from ckpttools.core.errors import CheckpointError, UsageError
+from ckpttools.core.errors import OtherProcessError, UsageError
 
 # How long one question waits; it is asked again until it is answered. Of a process that has died JAX's own
 # heartbeats tell, and end the others.
 _PATIENCE_MS = 10_000
+T = TypeVar("T")
 _numbers = count()
-
-
-class OtherProcessError(CheckpointError):
-    """Another process of the job could not do its part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,16 @@ class Processes:
             return []
         return [self._get(f"{topic}/{number}") for number in range(self.count)]
 
+    def done(self, topic: str, do: Callable[[], T]) -> T:
+        """Does something in each process, and returns what came of it here; errors as `all_well`."""
+        error: BaseException | None = None
+        try:
+            made = do()
+        except BaseException as raised:
+            error = raised
+        self.all_well(topic, error)
+        return made
+
     def all_well(self, topic: str, error: BaseException | None) -> None:
         """Returns when all processes have come here.
 
@@ -107,7 +114,11 @@ class Processes:
                 value: str = self.client.blocking_key_value_get(f"{self.name}/{topic}", _PATIENCE_MS)
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
-                    raise
+                    raise OtherProcessError(
+                        "the processes of the job do not hear each other any more",
+                        got=str(error).partition("\n")[0],
+                        hint="nothing has the name of the destination yet; see which process has ended",
+                    ) from error
                 continue
             return value[1:]
 

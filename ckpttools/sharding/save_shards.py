@@ -49,7 +49,8 @@ class Shard:
             return True
         # JAX copies elements of less than a byte, and keeps the copy as long as the array.
         (device,) = self.data.devices()
-        return device.platform == "cpu" and _bits(self.data.dtype) >= 8
+        is_of_host = device.platform == "cpu" or "host" in str(self.data.sharding.memory_kind)
+        return is_of_host and _bits(self.data.dtype) >= 8
 
     def read_into(self, inside: Region, out: np.ndarray, dtype: DType) -> None:
         """Writes a part of the box, in its own coordinates, into `out`, as carriers."""

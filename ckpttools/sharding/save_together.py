@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from typing import TypeVar
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree
@@ -28,8 +29,10 @@ from ckpttools.sharding.save_leaves import holders
 from ckpttools.sharding.save_processes import Processes
 from ckpttools.sharding.save_shards import Shards
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import Purpose
+from ckpttools.stores.publishing import Purpose, staging_of
 from ckpttools.stores.shares import Share
+
+T = TypeVar("T")
 
 
 def is_shared(tree: Tree) -> bool:
@@ -37,57 +40,80 @@ def is_shared(tree: Tree) -> bool:
     return any(isinstance(each, Shards) and each.owners for each in holders(tree))
 
 
-def save_together(
-    plan: Plan,
-    writer: Writer,
-    destination: Place,
-    *,
-    overwrite: bool,
-    observe: Observer,
-    publish: Callable[[Plan, str], Receipt],
-    processes: Processes,
-) -> Receipt:
-    """Writes what this process has, and waits until all is written and has its name.
+@dataclass(frozen=True, slots=True)
+class Together:
+    """A save by several processes, which all have begun; one that cannot go on has to say so.
 
-    Args:
+    Attributes:
         plan: of all arrays, the same in all processes.
         writer: the one it was planned with.
         destination: final name, which means the same in all processes.
         overwrite: as of `ckpttools.run.executor.execute`.
         observe: called with every event of this process.
+        check: raises what would stop it before anything is written; called in process 0.
         publish: does the last steps of a plan of this fingerprint, in process 0.
         processes: those that save.
-
-    Returns:
-        Of the whole checkpoint; the bytes that were written and the seconds are those of this process, but
-        for process 0.
-
-    Raises:
-        UsageError: the processes do not save the same tree, or in the same way.
-        OtherProcessError: another one could not do its part.
-        CheckpointError: as `execute`.
     """
-    started = time.monotonic()
-    _agree_on_versions(plan.tree, processes)
-    dealt = _dealt(plan, processes.count)
-    plan = dealt.plan
-    own = fingerprint(plan, writer)
-    _check_same(own, processes)
-    error: BaseException | None = None
-    try:
-        made = _part(dealt, own, destination, overwrite, observe, processes)
-    except BaseException as raised:
-        error = raised
-    processes.all_well("written", error)
-    error = None
-    receipt: Receipt | None = None
-    if processes.number == 0:
-        try:
-            receipt = publish(plan, own)
-        except BaseException as raised:
-            error = raised
-    processes.all_well("published", error)
-    return receipt or _receipt(plan, made, destination, time.monotonic() - started)
+
+    plan: Plan
+    writer: Writer
+    destination: Place
+    overwrite: bool
+    observe: Observer
+    check: Callable[[], None]
+    publish: Callable[[Plan, str], Receipt]
+    processes: Processes
+
+    def give_up(self, error: BaseException) -> None:
+        """Tells the others that nothing will come of it, and why, in place of `run`; raises the error."""
+        self.processes.all_well("begun", error)
+
+    def run(self) -> Receipt:
+        """Writes what this process has, and waits until all is written and has its name.
+
+        Returns:
+            Of the whole checkpoint; the bytes that were written and the seconds are those of this process,
+            but for process 0.
+
+        Raises:
+            UsageError: the processes do not save the same tree, or in the same way.
+            OtherProcessError: another one could not do its part.
+            CheckpointError: as `execute`.
+        """
+        started = time.monotonic()
+        processes = self.processes
+        processes.done("begun", self._in_first(self.check))
+        _agree_on_versions(self.plan.tree, processes)
+        dealt = _dealt(self.plan, processes.count)
+        own = fingerprint(dealt.plan, self.writer)
+        _check_same(own, processes)
+        processes.done("prepared", self._in_first(lambda: self._prepare(own, dealt.plan.layout.nbytes)))
+        made = processes.done("written", lambda: self._part(dealt, own))
+        receipt = processes.done("published", self._in_first(lambda: self.publish(dealt.plan, own)))
+        return receipt or _receipt(dealt.plan, made, self.destination, time.monotonic() - started)
+
+    def _in_first(self, do: Callable[[], T]) -> Callable[[], T | None]:
+        """Does something in process 0, and nothing elsewhere."""
+        return do if self.processes.number == 0 else lambda: None
+
+    def _prepare(self, own: str, nbytes: int) -> None:
+        """Makes the destination one for parts of this plan."""
+        with staging_of(self.destination, self.overwrite).opened(Purpose(own), nbytes):
+            pass
+
+    def _part(self, dealt: _Dealt, own: str) -> PartReceipt:
+        number = self.processes.number
+        return execute_part(
+            dealt.part(number),
+            dealt.tasks[number],
+            Share(f"{number}/{self.processes.count}", dealt.groups[number], dealt.groups[number + 1]),
+            self.destination,
+            Purpose(own),
+            nbytes=dealt.plan.layout.nbytes,
+            overwrite=self.overwrite,
+            sources=lambda: (),
+            observe=self.observe,
+        )
 
 
 def _agree_on_versions(tree: Tree, processes: Processes) -> None:
@@ -176,28 +202,6 @@ def _chunk_tasks(plan: Plan, path: Path) -> Iterator[tuple[int, Task]]:
 def _task(path: Path, array: LazyArray, region: Region) -> Task:
     nbytes = region.size * array.dtype.itemsize
     return Task(path, region, nbytes, nbytes, array.first_byte(region))
-
-
-def _part(
-    dealt: _Dealt,
-    own: str,
-    destination: Place,
-    overwrite: bool,
-    observe: Observer,
-    processes: Processes,
-) -> PartReceipt:
-    number = processes.number
-    return execute_part(
-        dealt.part(number),
-        dealt.tasks[number],
-        Share(f"{number}/{processes.count}", dealt.groups[number], dealt.groups[number + 1]),
-        destination,
-        Purpose(own),
-        nbytes=dealt.plan.layout.nbytes,
-        overwrite=overwrite,
-        sources=lambda: (),
-        observe=observe,
-    )
 
 
 def _receipt(plan: Plan, made: PartReceipt, destination: Place, seconds: float) -> Receipt:

@@ -22,8 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpttools
-from ckpttools.core.errors import CheckpointError
-from ckpttools.sharding.save_processes import OtherProcessError
+from ckpttools.core.errors import CheckpointError, OtherProcessError
 from support.shared_save import SPECS, values
 
 PORT, NUMBER, COUNT, DIRECTORY = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
@@ -62,6 +61,7 @@ def main() -> None:
     ckpttools.save(tree, f"{BUCKET}/compressed", compression="zstd")
     ckpttools.save(tree, f"{BUCKET}/zarr", "zarr3")
     one_fails(tree)
+    one_has_no_memory(tree)
     others(tree)
 
 
@@ -83,6 +83,17 @@ def one_fails(tree: Any) -> None:
     assert resumed > 0 or NUMBER == 1, resumed
 
 
+def one_has_no_memory(tree: Any) -> None:
+    try:
+        room = "1KiB" if NUMBER == 1 else "1GiB"
+        ckpttools.save_async(tree, DIRECTORY / "no-room", host_memory=room).wait()
+    except CheckpointError as error:
+        words = "host_memory" if NUMBER == 1 else "process 1: MemoryBudgetError"
+        assert words in str(error), error
+    else:
+        raise AssertionError("the process that has no memory was not missed")
+
+
 def others(tree: Any) -> None:
     """What is refused, in all processes."""
     different = {**tree, f"of {NUMBER}": np.ones(3)}
@@ -92,6 +103,7 @@ def others(tree: Any) -> None:
     grid = {"grid": tree["grid"]}
     refused("by one process", lambda: ckpttools.save(grid, f"{BUCKET}/refused", "safetensors"))
     assert not place.exists()
+    refused("exists", lambda: ckpttools.save(tree, DIRECTORY / "saved"))
 
 
 def refused(words: str, call: Callable[[], object]) -> None:
