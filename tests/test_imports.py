@@ -74,7 +74,6 @@ MAY = {
     },
     "doctor": {"array", "quantized", "stores", "codecs", "formats"},
     "copying": {"array", "stores", "formats", "run.apart", "run.threads", "digest.digest"},
-    "sharding": {"array", "stores", "formats", "plan", "run"},
     "api": {
         "array",
         "roles",
@@ -93,7 +92,6 @@ MAY = {
         "inspect",
         "doctor",
         "copying",
-        "sharding",
     },
 }
 # The rooms that may import all others: the command line, what tests and plug-ins share, and the two doors.

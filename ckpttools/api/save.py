@@ -30,6 +30,7 @@ from ckpttools.plan.plan import Plan
 from ckpttools.roles.of_tree import roles
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.sharding.save_background import Saving, start
+from ckpttools.sharding.save_grid import keeping_shardings
 from ckpttools.sharding.save_layout import OwnedWriter
 from ckpttools.sharding.save_leaves import holders, tree_of
 from ckpttools.sharding.save_processes import Processes
@@ -103,6 +104,7 @@ def plan_save(
     *,
     resources: Resources | None = None,
     destination: Where | None = None,
+    keep_sharding: bool = False,
     **options: Any,
 ) -> Conversion:
     """What `save` with these arguments would do; its `run(destination)` does it."""
@@ -110,6 +112,8 @@ def plan_save(
     resources = replace(resources or Resources(), destination=place)
     tree, format = _as_tree(tree, None), _format(tree, format)
     writer = writer_for(tree, format, place, **options)
+    if keep_sharding:
+        writer = keeping_shardings(writer, tree)
     if is_shared(tree):
         writer = OwnedWriter(writer, place.store.streams if place else None)
     return plan_tree(tree, writer, resources)
@@ -124,6 +128,7 @@ def save(
     to: Literal["hf", "maxtext"] | None = None,
     like: Where | None = None,
     custom: Mapping[str, Any] | None = None,
+    keep_sharding: bool = False,
     **options: Any,
 ) -> PreparedSave:
     """Writes `tree` to `destination`: a tree that was opened, or arrays that are in memory.
@@ -142,6 +147,9 @@ def save(
             "maxtext" the reverse; None writes the tree as it is.
         like: with `to`, directory of the model, or its `config.json`.
         custom: the user's own metadata, for arrays in memory.
+        keep_sharding: store arrays of JAX as they lie on their mesh: in chunks of which each is in one shard,
+            and with the sharding, so that Orbax restores them as arrays of JAX where it is told nothing else
+            (and only where there are as many devices). Orbax alone has that.
         options: `ckpttools.api.prepared.Writing`, and those of the format, as `ckpttools.convert` takes them;
             with `to` those of `ckpttools.maxtext_to_hf` or `ckpttools.hf_to_maxtext`.
 
@@ -150,6 +158,11 @@ def save(
         CheckpointError: the format cannot hold the tree, the work does not fit, reading or writing fails.
     """
     made = _as_tree(tree, custom)
+    if keep_sharding and to is not None:
+        raise UsageError(
+            f"{option('keep_sharding')} is about arrays that are written as they are",
+            hint=f"leave out {option('keep_sharding')} or {option('to')}",
+        )
     if to is not None:
         return PreparedSave.of(_converted(made, destination, format, to, like, options))
     if like is not None:
@@ -158,7 +171,14 @@ def save(
     how = {name: options[name] for name in options if name not in writing}
 
     def plan(resources: Resources) -> Conversion:
-        return plan_save(made, _format(tree, format), resources=resources, destination=destination, **how)
+        return plan_save(
+            made,
+            _format(tree, format),
+            resources=resources,
+            destination=destination,
+            keep_sharding=keep_sharding,
+            **how,
+        )
 
     return PreparedSave.of(prepare(plan, made, destination, **writing))
 

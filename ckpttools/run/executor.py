@@ -29,6 +29,7 @@ from ckpttools.run.linking import link_files
 from ckpttools.run.making import make
 from ckpttools.run.memory import peak_bytes
 from ckpttools.run.threads import start_some
+from ckpttools.stores.at_once import is_ending
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Purpose, Record, Sink, Staging, Work, staging_of
 from ckpttools.stores.registry import Where, parse
@@ -271,8 +272,11 @@ class Execution:
         workers: list[threading.Thread] = []
         syncer: list[threading.Thread] = []
         try:
-            start_some(lambda: self._thread(self._syncer), 1, syncer)
-            start_some(lambda: self._start(todo), self._plan.jobs, workers)
+            if is_ending():
+                self._work_here(todo)
+            else:
+                start_some(lambda: self._thread(self._syncer), 1, syncer)
+                start_some(lambda: self._start(todo), self._plan.jobs, workers)
             for worker in workers:
                 worker.join()
         finally:
@@ -319,6 +323,13 @@ class Execution:
     def _start(self, todo: Iterator[_Group]) -> threading.Thread:
         scratch, buffer = Scratch(self._plan.scratch_bytes), Scratch(self._plan.buffer_bytes)
         return self._thread(lambda: self._worker(todo, scratch, buffer))
+
+    def _work_here(self, todo: Iterator[_Group]) -> None:
+        """Does all in this thread."""
+        try:
+            self._worker(todo, Scratch(self._plan.scratch_bytes), Scratch(self._plan.buffer_bytes))
+        except BaseException as error:
+            self._fail(error)
 
     def _worker(self, todo: Iterator[_Group], scratch: Scratch, buffer: Scratch) -> None:
         while not self._stop.is_set():

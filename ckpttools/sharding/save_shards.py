@@ -76,6 +76,7 @@ class Shards:
         shards: Sequence[Shard],
         version: str,
         owners: Sequence[tuple[int, Region]] = (),
+        sharding: jax.sharding.Sharding | None = None,
     ) -> None:
         """
         Args:
@@ -84,9 +85,10 @@ class Shards:
             shards: tile the array, or what this process is to save of it.
             version: see `Holder.version`.
             owners: the processes that save the array, each with a box; none if one process has all of it.
+            sharding: of the array, where it is one of JAX.
         """
         self._name, self._dtype, self._shards = name, dtype, tuple(shards)
-        self.version, self.owners = version, tuple(owners)
+        self.version, self.owners, self.sharding = version, tuple(owners), sharding
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -190,7 +192,7 @@ def shards_of(name: str, array: jax.Array, dtype: DType, known_by: Any = None) -
     """
     version = version_of(array if known_by is None else known_by)
     owners = () if array.is_fully_addressable else _owners(array.sharding, array.shape)
-    return Shards(name, dtype, tuple(_first_replicas(array)), version, owners)
+    return Shards(name, dtype, tuple(_first_replicas(array)), version, owners, array.sharding)
 
 
 @lru_cache(maxsize=256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -10,6 +11,17 @@ from ckpttools.stores.base import Store
 
 WRITES_AT_ONCE = 16
 """Small objects that are written, copied or deleted at a time."""
+
+
+def is_ending() -> bool:
+    """Whether no thread can begin any more, as the interpreter ends and waits for those that are at work."""
+    try:
+        threading.Thread(target=int).start()
+    except RuntimeError as error:
+        return "shutdown" in str(error)
+    return False
+
+
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
@@ -26,7 +38,7 @@ def at_once(store: Store, function: Callable[[_Item], _Answer], items: Iterable[
 def in_threads(most: int, function: Callable[[_Item], _Answer], items: Collection[_Item]) -> list[_Answer]:
     """The same in so many threads at most."""
     threads = min(most, len(items))
-    if threads <= 1:
+    if threads <= 1 or is_ending():
         return list(map(function, items))
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(function, items))
