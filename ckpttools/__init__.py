@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ckpttools.api.file_verification import verify_files as verify_files
     from ckpttools.api.hf_to_maxtext import hf_to_maxtext as hf_to_maxtext
     from ckpttools.api.hf_to_maxtext import plan_to_maxtext as plan_to_maxtext
+    from ckpttools.api.load import load as load
     from ckpttools.api.maxtext_to_hf import maxtext_to_hf as maxtext_to_hf
     from ckpttools.api.maxtext_to_hf import plan_to_huggingface as plan_to_huggingface
     from ckpttools.api.page import report as report
@@ -92,6 +93,7 @@ _MODULES = {
     "api.family_list": "check_family families",
     "api.file_verification": "verify_files",
     "api.hf_to_maxtext": "hf_to_maxtext plan_to_maxtext",
+    "api.load": "load",
     "api.maxtext_to_hf": "maxtext_to_hf plan_to_huggingface",
     "api.page": "report",
     "api.prepared": "Prepared",

@@ -149,9 +149,26 @@ def _kind(array: LazyArray) -> Hashable:
 def _cheapest(item: Item, most: int, piece_bytes: int) -> Shape:
     """The shape of the pieces."""
     cost = partial(_cost, item, [prices(array) for array in item])
-    large = _tile(item, item[0].shape, most, cost)
+    return _tile_from(item, _tile(item, item[0].shape, most, cost), piece_bytes, cost)
+
+
+def _tile_from(item: Item, large: Shape, piece_bytes: int, cost: Callable[[Shape], float]) -> Shape:
+    """A smaller shape than `large`, unless that costs more."""
     tile = _tile(item, large, piece_bytes // _element_bytes(item), cost)
     return large if cost(large) * _WORTH_MORE_MEMORY < cost(tile) else tile
+
+
+def tile_for(array: LazyArray, shape: Shape, most: int) -> Shape:
+    """The shape of pieces of a part of an array that are cheap to read.
+
+    Args:
+        array: what is read; without elements it is not cut.
+        shape: of the part.
+        most: elements of a piece; reached only where that is cheaper than `PIECE_BYTES`.
+    """
+    item = (array,)
+    cost = partial(_cost, item, [prices(array)])
+    return _tile_from(item, _tile(item, shape, most, cost), PIECE_BYTES, cost)
 
 
 def _element_bytes(item: Item) -> int:

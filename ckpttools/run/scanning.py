@@ -33,6 +33,10 @@ Result = TypeVar("Result")
 _BATCH_BYTES = 16 << 20
 
 
+Into = Callable[[int, Region], np.ndarray | None]
+"""Where a piece goes: an array of the region's shape, of carriers, with any strides."""
+
+
 class Visit(Protocol[Result_co]):
     """What looks at a piece; called from several threads at once."""
 
@@ -75,6 +79,7 @@ def scan(
     reserved: int = 0,
     observe: Callable[[int], None] = lambda nbytes: None,
     name: Callable[[int], str] = lambda index: f"array {index}",
+    into: Into = lambda index, region: None,
 ) -> Iterator[Seen[Result]]:
     """Reads all elements of all items and shows them to `visit`, piece by piece.
 
@@ -88,6 +93,7 @@ def scan(
         reserved: bytes of the memory that something else takes meanwhile.
         observe: called with the bytes of every piece, before it is yielded, in the caller's thread.
         name: of an item by its index, for messages.
+        into: where a piece of an item of one array is read to; None for the worker's buffer.
 
     Returns:
         Every piece in order: items as given, pieces as cut. Closing the iterator stops the workers.
@@ -99,7 +105,7 @@ def scan(
             comes in its place, after the results before it. Last of all: a file was changed meanwhile.
     """
     fit = fitted(items, memory=memory, jobs=jobs, scratch=scratch, reserved=reserved)
-    return _Scan(items, visit, fit, cut or Tiles(), name).seen(observe)
+    return _Scan(items, visit, fit, cut or Tiles(), name, into).seen(observe)
 
 
 def _files(items: Sequence[Item]) -> Iterable[ByteSource]:
@@ -133,9 +139,11 @@ class _Scan(Generic[Result]):
         fit: ScanMemory,
         cut: Cut,
         name: Callable[[int], str],
+        into: Into,
     ) -> None:
         self._items = items
         self._name = name
+        self._into = into
         self._visit = visit
         self._fit = fit
         self._todo = _pieces(items, fit, cut)
@@ -222,7 +230,9 @@ class _Scan(Generic[Result]):
         with ExitStack() as stack:
             values = []
             for array in self._items[index]:
-                out = stack.enter_context(buffer.take(region.shape, array.dtype.carrier))
+                out = self._into(index, region)
+                if out is None:
+                    out = stack.enter_context(buffer.take(region.shape, array.dtype.carrier))
                 array.read_into(region, out, scratch)
                 require_booleans(out, array.dtype, self._name(index))
                 values.append(out)

@@ -10,6 +10,7 @@ one of its mesh axes yet; the same name may come again with fewer of them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,9 +149,10 @@ def _spec_in(value: object, place: str) -> Spec | None:
     """The spec, where the value is one: a text with brackets, or one of JAX's."""
     if isinstance(value, str):
         return parse_spec(value) if "(" in value else None
-    # Not by isinstance: planning needs no jax.
-    if type(value).__name__ == "PartitionSpec":
-        return spec_of(iter(value), place)  # type: ignore[call-overload]
+    # One of JAX's is there only where JAX is.
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(value, jax.sharding.PartitionSpec):
+        return spec_of(value, place)
     return None
 
 

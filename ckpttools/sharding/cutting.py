@@ -1,0 +1,135 @@
+"""How what is held of an array is read: in pieces that are cheap to read, each byte in one of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ckpttools.array.lazy import LazyArray, ReadCost
+from ckpttools.core.region import Region, Shape, ceil_div, grid_cells
+from ckpttools.plan.pieces import Item, tile_for
+from ckpttools.plan.reading import prices
+from ckpttools.sharding.shards import Shards
+
+# A piece that lies in one part is read to its place; any other is read to a buffer and copied from there,
+# which takes about half of what reading it from the page cache does.
+_WORTH_A_COPY = 1.5
+# So many pieces tell how expensive a way to cut is.
+_SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Held:
+    """An array and the parts of it that are wanted here.
+
+    Attributes:
+        array: what they are parts of.
+        shards: which.
+        name: of the array, for messages.
+    """
+
+    array: LazyArray
+    shards: Shards
+    name: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory of what is held."""
+        return self.shards.size * self.array.dtype.itemsize
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that what is held takes where it is stored, before it is encoded."""
+        return ceil_div(self.shards.size * self.array.stored_bits, 8)
+
+
+class Cutter:
+    """Cuts arrays, and remembers how: those of all layers are alike.
+
+    Args:
+        held: the arrays, in the order in which they will be cut.
+    """
+
+    def __init__(self, held: Sequence[Held]) -> None:
+        self.items: list[Item] = [(each.array,) for each in held]
+        self._held = {id(item): each for item, each in zip(self.items, held, strict=True)}
+        self._tiles: dict[Hashable, tuple[Shape, bool]] = {}
+
+    def __call__(self, item: Item, most: int) -> Iterator[Region]:
+        """Pieces of at most `most` elements; see `ckpttools.plan.pieces.Cut`."""
+        held = self._held[id(item)]
+        if held.shards.size == 0:
+            return
+        tile, inside = self._tile(held, most)
+        yield from pieces(held.shards, tile, inside=inside)
+
+    def _tile(self, held: Held, most: int) -> tuple[Shape, bool]:
+        shards = held.shards
+        kind = (held.array.read_kind, shards.shape, shards.part, shards.boxes, most)
+        if kind not in self._tiles:
+            self._tiles[kind] = _cheapest(held.array, shards, most)
+        return self._tiles[kind]
+
+
+def _cheapest(array: LazyArray, shards: Shards, most: int) -> tuple[Shape, bool]:
+    """The shape of the pieces, and whether they end where parts do."""
+    across = tile_for(array, max((box.shape for box in shards.boxes), key=prod), most)
+    inside = tile_for(array, shards.part, most)
+    first = _sampled(array, pieces(shards, across, inside=False))
+    second = _sampled(array, pieces(shards, inside, inside=True))
+    price = prices(array)
+    if second.nbytes <= first.nbytes and price.of(second) <= _WORTH_A_COPY * price.of(first):
+        return inside, True
+    return across, False
+
+
+def _sampled(array: LazyArray, regions: Iterable[Region]) -> ReadCost:
+    """What reading the first pieces takes, for a million elements."""
+    found = list(itertools.islice(regions, _SAMPLES))
+    cost = sum((array.read_cost(region) for region in found), ReadCost())
+    elements = sum(region.size for region in found)
+    return ReadCost((cost.nbytes << 20) // elements, (cost.reads << 20) // elements)
+
+
+def pieces(shards: Shards, tile: Shape, *, inside: bool) -> Iterator[Region]:
+    """Tiles what is held: by boxes of at most the shape `tile`, which may lie across parts or in one each."""
+    if inside:
+        for index in shards.held:
+            start = shards.region(index).start
+            yield from (piece.shifted(start) for piece in grid_cells(shards.part, tile))
+        return
+    for box in shards.boxes:
+        yield from tiles_in(box, tile)
+
+
+def tiles_in(box: Region, tile: Shape) -> Iterator[Region]:
+    """A box cut along the grid of tiles that begins where the array does: chunks stay whole."""
+    axes = zip(box.start, box.stop, tile, strict=True)
+    for index in itertools.product(*(range(a // n, ceil_div(b, n)) for a, b, n in axes)):
+        start = tuple(i * n for i, n in zip(index, tile, strict=True))
+        stop = tuple(a + n for a, n in zip(start, tile, strict=True))
+        piece = Region(start, stop).intersect(box)
+        if piece is not None:
+            yield piece
+
+
+def projected(held: Sequence[Held], most_bytes: int) -> ReadCost:
+    """What reading all of it takes: bytes that are fetched, and reads.
+
+    Args:
+        held: what is read.
+        most_bytes: of a piece in memory.
+    """
+    cutter = Cutter(held)
+    known: dict[Hashable, ReadCost] = {}
+    total = ReadCost()
+    for item, each in zip(cutter.items, held, strict=True):
+        shards = each.shards
+        kind = (each.array.read_kind, shards.shape, shards.part, shards.boxes)
+        if kind not in known:
+            regions = cutter(item, max(1, most_bytes // each.array.dtype.itemsize))
+            known[kind] = sum((each.array.read_cost(region) for region in regions), ReadCost())
+        total += known[kind]
+    return total

@@ -1,0 +1,136 @@
+"""What a caller wants to have: a pytree of anything with shape and dtype, flat, and put together again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from ckpttools.array.tree import Path, spelled
+from ckpttools.core.dtypes import DType, parse_dtype
+from ckpttools.core.errors import CheckpointError, UsageError
+from ckpttools.core.region import Shape
+
+# How NNX's variables and Linen's boxes hold their arrays: no key of a checkpoint's own.
+_VALUE = "value"
+_KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One leaf that the caller wants to have.
+
+    Attributes:
+        path: its keys, as the caller's tree has them, without the `value` of variables and boxes.
+        shape, dtype: of the array in a checkpoint; None where they may be any. Of PRNG keys those of their
+            data.
+        sharding: where it is to be, None where the tree does not say.
+        key_impl: of PRNG keys the name of their implementation.
+        number: the Python type, of a leaf that is a number.
+    """
+
+    path: Path
+    shape: Shape | None
+    dtype: DType | None
+    sharding: jax.sharding.Sharding | None = None
+    key_impl: str | None = None
+    number: type | None = None
+
+    @property
+    def name(self) -> str:
+        return spelled(self.path)
+
+
+@dataclass(frozen=True)
+class Template:
+    """A flattened tree.
+
+    Attributes:
+        leaves: what it wants, in its own order.
+        filled: makes the tree of the values of all leaves.
+    """
+
+    leaves: tuple[Wanted, ...]
+    filled: Callable[[Sequence[Any]], Any]
+
+
+def template_of(like: Any) -> Template:
+    """A pytree as what is wanted.
+
+    Args:
+        like: of `jax.ShapeDtypeStruct`s, arrays, PRNG keys or numbers; an `nnx.State`; or an `nnx.Module`,
+            whose variables, but for random states, are filled in place.
+
+    Raises:
+        UsageError: it has no leaves, or one that is no array.
+    """
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(like, nnx.Module):
+        state = nnx.state(like, nnx.Not(nnx.RngState))
+        inner = template_of(state)
+
+        def filled(values: Sequence[Any]) -> Any:
+            nnx.update(like, inner.filled(values))
+            return like
+
+        return Template(inner.leaves, filled)
+    found, structure = jax.tree_util.tree_flatten_with_path(like)
+    if not found:
+        raise UsageError("a tree without leaves says nothing", got=f"like={like!r}")
+    leaves = tuple(_wanted(path_of(keys), leaf) for keys, leaf in found)
+    return Template(leaves, lambda values: jax.tree_util.tree_unflatten(structure, values))
+
+
+def path_of(keys: Sequence[Any]) -> Path:
+    """The path that JAX's keys say."""
+    path = tuple(_key(each) for each in keys)
+    boxed = keys and isinstance(keys[-1], jax.tree_util.GetAttrKey) and path[-1] == _VALUE
+    return path[:-1] if boxed else path
+
+
+def _key(key: Any) -> str | int:
+    for attribute in ("key", "idx", "name"):
+        value = getattr(key, attribute, None)
+        if value is not None:
+            return value if isinstance(value, int) else str(value)
+    return str(key)
+
+
+def _wanted(path: Path, leaf: Any) -> Wanted:
+    if isinstance(leaf, jax.sharding.Sharding):
+        return Wanted(path, None, None, leaf)
+    if isinstance(leaf, bool | int | float):
+        return Wanted(path, (), None, number=type(leaf))
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        raise UsageError(
+            "a leaf that is no array",
+            place=spelled(path),
+            got=type(leaf).__name__,
+            wanted="a jax.ShapeDtypeStruct, an array, a PRNG key, a number or a sharding",
+        )
+    # A numpy array is nowhere.
+    sharding = getattr(leaf, "sharding", None)
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, leaf)
+        return Wanted(path, data.shape, parse_dtype(str(data.dtype)), sharding, _key_impl(leaf.dtype))
+    return Wanted(path, tuple(leaf.shape), _dtype(path, leaf.dtype), sharding)
+
+
+def _dtype(path: Path, dtype: Any) -> DType:
+    name = np.dtype(dtype).name
+    try:
+        return parse_dtype(name)
+    except CheckpointError as error:
+        raise error.at(spelled(path)) from error
+
+
+def _key_impl(dtype: Any) -> str | None:
+    """The name of the implementation of PRNG keys; None for one that JAX does not bring along."""
+    for name in _KEY_IMPLS:
+        if jax.eval_shape(lambda name=name: jax.random.key(0, impl=name)).dtype == dtype:
+            return name
+    return None
