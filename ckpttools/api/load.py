@@ -113,6 +113,8 @@ def load(
     keep: Patterns = (),
     drop: Patterns = (),
     memory_kind: str | None = None,
+    max_over_read: float = 1.5,
+    single_replica: bool = False,
     scan: bool | None = None,
     scan_axis: int | None = None,
     pad_vocab: int | None = None,
@@ -140,6 +142,9 @@ def load(
         dtype: of floating-point arrays, such as "bfloat16"; "like" for those of `like`; None for the stored.
         keep, drop: patterns of what is loaded, or is not, by the names it gets; as of `ckpttools.select`.
         memory_kind: memory of the devices, such as "pinned_host"; None for that of the shardings.
+        max_over_read: of several processes: bytes read for each byte that their devices need, from which on
+            each reads a stretch of the array, and they exchange what they have read.
+        single_replica: of several processes that need the same one reads it for all.
         scan, scan_axis, pad_vocab: of `to="maxtext"`, as of `ckpttools.hf_to_maxtext`; None as `like` has it.
         family, rope_layout, tied: of a conversion, as of `ckpttools.hf_to_maxtext`.
         model: of `to="hf"`, directory of the model it came from, or a `config.json`.
@@ -154,7 +159,7 @@ def load(
         CheckpointError: the source cannot be read or converted, or does not fit into the memory.
         UsageError: arguments that contradict each other.
     """
-    from ckpttools.sharding.loading import plan_load
+    from ckpttools.sharding.loading import Sharing, plan_load
     from ckpttools.sharding.request import request
     from ckpttools.sharding.templates import template_of
 
@@ -184,7 +189,7 @@ def load(
             tree = tree.pipe(Select(patterns_of(keep), patterns_of(drop)))
         chosen = dtype if dtype == "like" else dtype_of(dtype)
         found = request(tree, template, where, chosen, place)
-        plan = plan_load(found, memory=memory, notes=notes)
+        plan = plan_load(found, Sharing(max_over_read, single_replica), memory=memory, notes=notes)
     return PreparedLoad(
         plan,
         found,

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
+from ckpttools.array.lazy import LazyArray
 from ckpttools.core.budget import BASE_BYTES, does_not_fit
 from ckpttools.core.notes import Notes
-from ckpttools.core.region import Shape
+from ckpttools.core.region import Region, Shape
 from ckpttools.core.text import array_count
 from ckpttools.plan.pieces import PIECE_BYTES
 from ckpttools.sharding.cutting import Held, projected
-from ckpttools.sharding.placing import Batches
-from ckpttools.sharding.request import Leaf, Request, in_place_order
-from ckpttools.sharding.scatter import Reading, read_parts
+from ckpttools.sharding.exchange import (
+    broadcast,
+    devices_each,
+    exchanged,
+    homes_of,
+    is_movable,
+    own_shards,
+    stretch_target,
+)
+from ckpttools.sharding.placing import Batches, Target
+from ckpttools.sharding.request import Leaf, Request
+from ckpttools.sharding.routes import Way, way_of
+from ckpttools.sharding.scatter import Parts, Reading, read_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +39,8 @@ class LoadedArray:
         shape, dtype: of the array.
         sharding: over devices, as JAX prints it.
         shard: the shape of each device's part.
+        way: "direct" where each process reads what its devices need, "exchange" where each reads a stretch
+            of it, "broadcast" where one reads for several.
     """
 
     path: str
@@ -35,6 +48,48 @@ class LoadedArray:
     dtype: str
     sharding: str
     shard: Shape
+    way: Way
+
+
+@dataclass(frozen=True)
+class Route:
+    """How one array comes to its devices.
+
+    Attributes:
+        leaf: the array, and where it goes.
+        way: as of `LoadedArray`.
+        held: what this process reads.
+        needed: what its devices need.
+        read: where it is when it has been read and before it is exchanged.
+    """
+
+    leaf: Leaf
+    way: Way
+    held: Held
+    needed: Held
+    read: Target | None = None
+
+    @property
+    def array(self) -> LazyArray:
+        return self.leaf.array
+
+    @property
+    def stays(self) -> bool:
+        """Whether the array is where it was read to."""
+        return self.way == "direct" and self.leaf.target.is_aliased
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How processes share reading.
+
+    Attributes:
+        max_over_read: bytes read for each byte that is needed, from which on they exchange what they read.
+        single_replica: whether what several need is read by one.
+    """
+
+    max_over_read: float = 1.5
+    single_replica: bool = False
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -43,27 +98,33 @@ class LoadPlan:
 
     Attributes:
         arrays: how many.
+        processes: that load together.
         bytes_needed: that the devices of this process need, each part once, as they are stored.
         bytes_read: that will be fetched for them.
         reads: in how many reads.
-        bytes_in_memory: of what is needed, once it is read.
+        bytes_in_memory: of what is read.
         bytes_on_devices: of this process, each copy counted.
+        bytes_exchanged: that its devices get of what it or another process has read for all.
         staging: bytes of host memory beside the result that hold parts on their way to devices.
         memory: bytes of host memory allowed beside the result.
         notes: what happens to values, and what else the user should know.
-        array_list: each of them.
+        array_list: each of them but numbers.
+        routes: the same for whoever carries it out.
     """
 
     arrays: int
+    processes: int
     bytes_needed: int
     bytes_read: int
     reads: int
     bytes_in_memory: int
     bytes_on_devices: int
+    bytes_exchanged: int
     staging: int
     memory: int
     notes: Notes = field(default_factory=Notes)
     array_list: tuple[LoadedArray, ...] = ()
+    routes: tuple[Route, ...] = field(default=(), compare=False)
 
     @property
     def over_read(self) -> float:
@@ -77,75 +138,108 @@ class LoadPlan:
         )
 
 
-def plan_load(wanted: Request, *, memory: int, notes: Notes) -> LoadPlan:
+def plan_load(wanted: Request, sharing: Sharing, *, memory: int, notes: Notes) -> LoadPlan:
     """What loading takes.
+
+    Args:
+        wanted: what goes where.
+        sharing: how processes share reading.
+        memory: bytes of host memory beside the result.
+        notes: what the user should know beside what the request says.
 
     Raises:
         MemoryBudgetError: an array that must be staged on its way to devices does not fit.
     """
-    arrays = _arrays(wanted.leaves)
-    held = [held_of(leaf) for leaf in arrays]
+    room = _room(memory)
+    routes = tuple(_route(leaf, sharing, room) for leaf in wanted.leaves if leaf.number is None)
+    held = [route.held for route in routes]
     cost = projected(held, PIECE_BYTES)
     return LoadPlan(
         arrays=len(wanted.leaves),
-        bytes_needed=sum(each.stored_bytes for each in held),
+        processes=jax.process_count(),
+        bytes_needed=sum(route.needed.stored_bytes for route in routes),
         bytes_read=cost.nbytes,
         reads=cost.reads,
         bytes_in_memory=sum(each.nbytes for each in held),
-        bytes_on_devices=sum(leaf.target.nbytes for leaf in arrays),
-        staging=staging(arrays, memory),
+        bytes_on_devices=sum(route.leaf.target.nbytes for route in routes),
+        bytes_exchanged=sum(route.needed.nbytes for route in routes if route.way != "direct"),
+        staging=_staging(routes, room, memory),
         memory=memory,
         notes=notes + wanted.notes,
-        array_list=tuple(map(_described, wanted.leaves)),
+        array_list=tuple(map(_described, routes)),
+        routes=routes,
     )
 
 
-def _described(leaf: Leaf) -> LoadedArray:
-    target = leaf.target
+def _described(route: Route) -> LoadedArray:
+    target = route.leaf.target
     sharding = target.sharding
     text = str(sharding.spec) if isinstance(sharding, jax.sharding.NamedSharding) else str(sharding)
-    return LoadedArray(leaf.name, target.shape, target.dtype.name, text, target.part)
+    return LoadedArray(route.leaf.name, target.shape, target.dtype.name, text, target.part, route.way)
 
 
-def _arrays(leaves: Sequence[Leaf]) -> list[Leaf]:
-    """Those that go to devices."""
-    return [leaf for leaf in leaves if leaf.number is None]
+def _route(leaf: Leaf, sharing: Sharing, room: int) -> Route:
+    """How an array is read; the same in all processes."""
+    target = leaf.target
+    direct = Held(leaf.array, target.shards, leaf.name)
+    if jax.process_count() == 1 or not is_movable(target):
+        return Route(leaf, "direct", direct, direct)
+    devices = devices_each(target)
+    way, cut, _ = way_of(
+        leaf.array,
+        homes_of(target),
+        max_over_read=sharing.max_over_read,
+        single_replica=sharing.single_replica,
+        devices=devices,
+    )
+    if way == "broadcast":
+        return Route(leaf, way, Held(leaf.array, own_shards(target), leaf.name), direct)
+    if way == "exchange" and cut is not None and devices is not None:
+        read = stretch_target(target, cut, devices)
+        held = Held(leaf.array, read.shards, leaf.name)
+        # What cannot be held beside the result is read in pieces instead, too much of it or not.
+        if held.nbytes <= room:
+            return Route(leaf, way, held, direct, read)
+    return Route(leaf, "direct", direct, direct)
 
 
-def held_of(leaf: Leaf) -> Held:
-    """What this process reads of an array."""
-    return Held(leaf.array, leaf.target.shards, leaf.name)
+def _room(memory: int) -> int:
+    """Bytes of parts on their way to devices that may be held; as many again are sent meanwhile."""
+    return (memory - BASE_BYTES - 4 * PIECE_BYTES) // 2
 
 
-def staging(leaves: Sequence[Leaf], memory: int) -> int:
-    """Bytes of parts that are on their way to devices at once: nothing where they stay where they are.
+def _staging(routes: Sequence[Route], room: int, memory: int) -> int:
+    """Bytes of parts that are on their way at once: nothing where they stay where they are.
 
     Raises:
         MemoryBudgetError: the largest array does not fit.
     """
-    sizes = [held_of(leaf).nbytes for leaf in leaves if not leaf.target.is_aliased]
+    sizes = [route.held.nbytes for route in routes if not route.stays]
     if not sizes:
         return 0
-    # Half of it, so that one group is on its way while the next is read.
-    room = (memory - BASE_BYTES - 4 * PIECE_BYTES) // 2
     if max(sizes) > room:
         needed = BASE_BYTES + 4 * PIECE_BYTES + 2 * max(sizes)
         raise does_not_fit("the parts of one array do not fit into the memory allowed", memory, needed)
     return 2 * min(room, sum(sizes))
 
 
-def groups(leaves: Sequence[Leaf], room: int) -> Iterator[list[Leaf]]:
-    """Leaves that are read together, in the order of their files: first all that need no room."""
-    ordered = in_place_order(leaves)
-    yield [leaf for leaf in ordered if leaf.target.is_aliased]
-    group: list[Leaf] = []
+def _groups(routes: Sequence[Route], room: int) -> Iterator[list[Route]]:
+    """Arrays that are read together: first all that need no room.
+
+    Those of which processes exchange what they have read come last and as they were asked for, which is the
+    order in all processes; the others in that of their files.
+    """
+    ordered = in_place_order(routes)
+    yield [route for route in ordered if route.stays]
+    rest = [route for route in ordered if not route.stays and route.way == "direct"]
+    group: list[Route] = []
     taken = 0
-    for leaf in (leaf for leaf in ordered if not leaf.target.is_aliased):
-        nbytes = held_of(leaf).nbytes
+    for route in (*rest, *(route for route in routes if route.way != "direct")):
+        nbytes = route.held.nbytes
         if group and taken + nbytes > room:
             yield group
             group, taken = [], 0
-        group.append(leaf)
+        group.append(route)
         taken += nbytes
     yield group
 
@@ -162,12 +256,12 @@ def loaded(wanted: Request, plan: LoadPlan, *, jobs: int | None, observe: Callab
     values: dict[int, Any] = {}
     reading = Reading(plan.memory, jobs, plan.staging, observe)
     on_the_way: list[jax.Array] = []
-    for group in groups(_arrays(wanted.leaves), plan.staging // 2):
+    for group in _groups(plan.routes, plan.staging // 2):
         made = list(_read(group, reading))
         # What was staged for the group before this one is free now, or will be before more is staged.
         _wait_for(on_the_way)
-        on_the_way = [array for leaf, array in made if not leaf.target.is_aliased]
-        values.update({id(leaf): _typed(array, leaf) for leaf, array in made})
+        on_the_way = [array for route, array in made if not route.stays]
+        values.update({id(route.leaf): _typed(array, route.leaf) for route, array in made})
     _wait_for(on_the_way)
     for leaf in wanted.leaves:
         if leaf.number is not None:
@@ -180,15 +274,47 @@ def _wait_for(arrays: list[jax.Array]) -> None:
         array.block_until_ready()
 
 
-def _read(leaves: Sequence[Leaf], reading: Reading) -> Iterator[tuple[Leaf, jax.Array]]:
+def _read(routes: Sequence[Route], reading: Reading) -> Iterator[tuple[Route, jax.Array]]:
+    """Arrays as they are read; what needs all processes in the order of the routes."""
     batches = Batches()
-    for number, parts in read_parts([held_of(leaf) for leaf in leaves], reading):
-        for done, array in batches.add(number, leaves[number].target, parts):
-            yield leaves[done], array
-    for done, array in batches.rest():
-        yield leaves[done], array
+    for number, parts in in_order(read_parts([route.held for route in routes], reading)):
+        route = routes[number]
+        if route.way == "direct":
+            yield from (
+                (routes[done], array) for done, array in batches.add(number, route.leaf.target, parts)
+            )
+        else:
+            yield route, _together(route, parts)
+    yield from ((routes[done], array) for done, array in batches.rest())
+
+
+def _together(route: Route, parts: Parts) -> jax.Array:
+    """What all processes make of what they have read."""
+    if route.read is not None:
+        return exchanged(parts, route.read, route.leaf.target)
+    return broadcast(parts, route.leaf.target)
+
+
+def in_order(made: Iterable[tuple[int, Parts]]) -> Iterator[tuple[int, Parts]]:
+    """The same by their numbers, from 0 on."""
+    waiting: dict[int, Parts] = {}
+    following = 0
+    for number, parts in made:
+        waiting[number] = parts
+        while following in waiting:
+            yield following, waiting.pop(following)
+            following += 1
 
 
 def _typed(array: jax.Array, leaf: Leaf) -> jax.Array:
     """PRNG keys of their data; anything else as it is."""
     return array if leaf.key_impl is None else jax.random.wrap_key_data(array, impl=leaf.key_impl)
+
+
+def in_place_order(routes: Iterable[Route]) -> list[Route]:
+    """The same in the order in which they lie in their files."""
+
+    def first(route: Route) -> tuple[str, int]:
+        return route.array.first_byte(Region.whole(route.array.shape)) if route.array.size else ("", 0)
+
+    return sorted(routes, key=first)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -15,7 +15,6 @@ from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CheckpointError, CoverageError, UsageError, listing, near_names
 from ckpttools.core.notes import Notes
-from ckpttools.core.region import Region
 from ckpttools.core.text import array_count, some, type_text
 from ckpttools.core.wording import option
 from ckpttools.maxtext.axis_names import axis_names
@@ -305,12 +304,3 @@ def _filled(node: Any, path: Path, values: Mapping[Path, Any]) -> Any:
     if isinstance(node, list):
         return [_filled(value, (*path, place), values) for place, value in enumerate(node)]
     return node
-
-
-def in_place_order(leaves: Iterable[Leaf]) -> list[Leaf]:
-    """The leaves in the order in which they lie in their files."""
-
-    def first(leaf: Leaf) -> tuple[str, int]:
-        return leaf.array.first_byte(Region.whole(leaf.array.shape)) if leaf.array.size else ("", 0)
-
-    return sorted(leaves, key=first)

@@ -1,0 +1,163 @@
+"""Moving what processes have read to the devices that need it: as carriers, by one jitted function each.
+
+Elements travel as unsigned numbers of their size and become what they are at the very end. A jitted transpose
+of bfloat16 changes bits of NaN on CPU, and a sum with zeros makes 0.0 of -0.0; of unsigned
+numbers both are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from ckpttools.core.dtypes import DType
+from ckpttools.core.region import Region
+from ckpttools.sharding.placing import Target
+from ckpttools.sharding.routes import Homes, Stretches, first_homes, shards_of
+from ckpttools.sharding.scatter import Parts
+from ckpttools.sharding.shards import Shards
+
+_PROCESS, _DEVICE = "process", "device"
+
+
+def homes_of(target: Target) -> Homes:
+    """What the devices of each process hold of an array."""
+    found: dict[int, list[Region]] = {}
+    placed: Mapping[Any, Any] = target.sharding.devices_indices_map(target.shape)
+    for device, index in placed.items():
+        found.setdefault(device.process_index, []).append(_region(index, target))
+    return found
+
+
+def _region(index: Any, target: Target) -> Region:
+    start = tuple(each.start or 0 for each in index or ())
+    return Region(start, tuple(a + n for a, n in zip(start, target.part, strict=True)))
+
+
+def is_movable(target: Target) -> bool:
+    """Whether elements of this kind can be exchanged between the devices of this sharding."""
+    dtype = target.dtype
+    # Numbers of less than a byte, and pairs, JAX makes of no carrier.
+    has_carrier = dtype.value_bits in (None, 1) and not dtype.packed and dtype.kind != "complex"
+    return has_carrier and isinstance(target.sharding, NamedSharding)
+
+
+def devices_each(target: Target) -> int | None:
+    """Devices of each process, where all have as many and they follow each other in the mesh."""
+    order = [device.process_index for device in _devices(target)]
+    count = order.count(order[0])
+    together = all(len(set(order[k : k + count])) == 1 for k in range(0, len(order), count))
+    return count if len(order) == count * len(set(order)) and together else None
+
+
+def _devices(target: Target) -> list[Any]:
+    sharding = target.sharding
+    if not isinstance(sharding, NamedSharding):
+        return list(sharding.device_set)
+    return list(sharding.mesh.devices.reshape(-1))
+
+
+def stretch_target(target: Target, cut: Stretches, devices: int) -> Target:
+    """Where carriers of an array are when each process has read its stretch."""
+    mesh = _auto_mesh(np.array(_devices(target)).reshape(-1, devices), (_PROCESS, _DEVICE))
+    entries: list[Any] = [None] * len(target.shape)
+    entries[cut.over_processes] = _PROCESS
+    entries[cut.over_devices] = (_PROCESS, _DEVICE) if cut.over_devices == cut.over_processes else _DEVICE
+    return Target(target.shape, target.dtype, NamedSharding(mesh, _spec(entries)))
+
+
+def exchanged(parts: Parts, read: Target, target: Target) -> jax.Array:
+    """The array on its devices, of the stretches that processes have read; called by all of them in turn."""
+    carriers = _global(parts, read)
+    moved = jax.jit(_identity, out_shardings=_auto(target.sharding), donate_argnums=0)(carriers)
+    return _settled(moved, target)
+
+
+def own_shards(target: Target) -> Shards:
+    """What this process reads where one reads for all: parts that no process before it needs."""
+    mine = first_homes(homes_of(target)).get(jax.process_index(), [])
+    return Shards(target.shape, target.part, shards_of(target.shape, mine).held)
+
+
+def broadcast(parts: Parts, target: Target) -> jax.Array:
+    """The array on its devices, of parts of which each was read by one process; called by all in turn.
+
+    Args:
+        parts: those of `own_shards`.
+        target: where it goes; a part is on several devices.
+    """
+    sharding = target.sharding
+    assert isinstance(sharding, NamedSharding)
+    named = [name for entry in sharding.spec for name in _names(entry)]
+    copies = tuple(name for name in sharding.mesh.axis_names if name not in named)
+    auto = _auto(sharding)
+    above = NamedSharding(auto.mesh, _spec([copies, *sharding.spec]))
+    count = int(np.prod([sharding.mesh.shape[name] for name in copies]))
+    carrier = target.dtype.carrier
+    zeros = np.zeros(target.part, carrier)
+    left = dict(parts)
+    buffers = []
+    for device, cell in target.homes:
+        own = left.pop(cell, None)
+        buffers.append(jax.device_put((zeros if own is None else own)[None], device))
+    whole = jax.make_array_from_single_device_arrays((count, *target.shape), above, buffers)
+    summed = jax.jit(partial(jax.numpy.sum, axis=0, dtype=carrier), out_shardings=auto)(whole)
+    return _settled(summed, target)
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _global(parts: Parts, read: Target) -> jax.Array:
+    """Carriers of what all processes have read."""
+    singles = [jax.device_put(parts[cell], device) for device, cell in read.homes]
+    return jax.make_array_from_single_device_arrays(read.shape, read.sharding, singles)
+
+
+def _settled(moved: jax.Array, target: Target) -> jax.Array:
+    """Carriers on their devices as what they are."""
+    typed = _bits(moved, target.dtype)
+    singles = [shard.data for shard in typed.addressable_shards]
+    if target.sharding.memory_kind not in (None, typed.sharding.memory_kind):
+        kind = target.sharding.memory_kind
+        places = [
+            jax.sharding.SingleDeviceSharding(next(iter(each.devices())), memory_kind=kind)
+            for each in singles
+        ]
+        singles = jax.device_put(singles, places)
+    return jax.make_array_from_single_device_arrays(target.shape, target.sharding, singles)
+
+
+def _bits(array: jax.Array, dtype: DType) -> jax.Array:
+    if dtype.numpy == dtype.carrier:
+        return array
+    typed: jax.Array = jax.jit(partial(_as, dtype=dtype.numpy))(array)
+    return typed
+
+
+def _as(array: jax.Array, dtype: Any) -> jax.Array:
+    return array.astype(dtype) if dtype.kind == "b" else jax.lax.bitcast_convert_type(array, dtype)
+
+
+def _identity(array: jax.Array) -> jax.Array:
+    return array
+
+
+def _auto(sharding: Any) -> NamedSharding:
+    """The same places on a mesh that leaves it to the compiler how data gets there."""
+    return NamedSharding(_auto_mesh(sharding.mesh.devices, sharding.mesh.axis_names), sharding.spec)
+
+
+def _auto_mesh(devices: np.ndarray, names: tuple[str, ...]) -> Mesh:
+    return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def _spec(entries: list[Any]) -> Any:
+    made: Any = jax.sharding.PartitionSpec
+    return made(*entries)

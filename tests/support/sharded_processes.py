@@ -1,0 +1,102 @@
+"""One of several processes of a `jax.distributed` job that load together: `test_sharding_processes.py`.
+
+python -m support.sharded_processes NUMBER COUNT PORT DIRECTORY
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ckpttools
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.testing.strategies import stored
+from support.places import HF
+from support.sharded_checks import by_path, counted, fitting, mesh_of, nest, same
+from support.stored_trees import values
+
+DEVICES = 8
+# Rows so long that a part of each is read with the rest of it.
+ROWS, COLUMNS = 256, 2048
+
+
+def checkpoint() -> Tree:
+    """Arrays of which columns are cut, of some dtypes, with every pattern of bits."""
+    arrays: dict[Any, Any] = {}
+    for name in ("bfloat16", "float32", "float8_e4m3fn", "bool"):
+        dtype = DTYPES[name]
+        arrays[name, "columns"] = stored(values((ROWS, COLUMNS), dtype, 1), dtype, f"{name}c")
+        arrays[name, "odd"] = stored(values((3, 8, 5), dtype, 2), dtype, f"{name}o")
+    nans = np.array([0x7FC1, 0xFFFF, 0x8000, 0x7F81, 0x0001, 0x8001, 0xFF81, 0x7F80], np.uint16)
+    arrays["nans", "columns"] = stored(np.tile(nans, (64, 32)), DTYPES["bfloat16"], "nans")
+    arrays["nothing", "columns"] = stored(values((0, 16), DTYPES["float32"]), DTYPES["float32"], "nothing")
+    arrays["scalar", "odd"] = stored(values((), DTYPES["float32"]), DTYPES["float32"], "scalar")
+    return Tree(arrays)
+
+
+def run(directory: Path, processes: int) -> dict[str, Any]:
+    source = directory / "columns"
+    tree = ckpttools.open(source)
+    found: dict[str, Any] = {}
+    over_columns = {"*columns": "P(None, 'tensor')", "*": "P()"}
+    rows = {"*columns": "P('fsdp')", "*": "P()"}
+    two = f"data={processes},fsdp={DEVICES // processes}"
+    for name, rules, mesh, how in (
+        ("direct", over_columns, "tensor=8", {"max_over_read": math.inf}),
+        ("exchange", over_columns, "tensor=8", {}),
+        ("replicated", {"*": "P()"}, "data=8", {}),
+        ("broadcast", rows, two, {"single_replica": True}),
+    ):
+        prepared = ckpttools.load.plan(source, rules=rules, mesh=mesh, **how)
+        with counted() as count:
+            loaded = by_path(prepared.run())
+        same(loaded, tree)
+        plan = prepared.plan
+        found[name] = {
+            "read": count[0],
+            "planned": plan.bytes_read,
+            "needed": plan.bytes_needed,
+            "exchanged": plan.bytes_exchanged,
+            "ways": {each.path: each.way for each in plan.array_list},
+        }
+    found["total"] = tree.nbytes
+    if processes == 2:
+        into_maxtext()
+    return found
+
+
+def into_maxtext() -> None:
+    """A Hugging Face model into MaxText's layout, exchanged wherever that can be."""
+    state = to_maxtext(ckpttools.open(HF), ToMaxText()).state
+    wanted = Tree({path: leaf for path, leaf in state.items() if path[0] == "params"})
+    mesh = mesh_of("fsdp=2,tensor=4")
+    shardings = nest({path: fitting(array.shape, mesh, 1) for path, array in wanted.arrays.items()})
+    same(by_path(ckpttools.load(HF, to="maxtext", shardings=shardings, max_over_read=0)), wanted)
+
+
+def main(number: str, count: str, port: str, directory: str) -> None:
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES // int(count)}"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+
+    jax.distributed.initialize(f"localhost:{port}", int(count), int(number))
+    try:
+        found = run(Path(directory), int(count))
+    except BaseException:
+        found = {"error": traceback.format_exc()}
+    (Path(directory) / f"{number}.json").write_text(json.dumps(found))
+    # Those that are still at work would wait for one that has given up.
+    os._exit(0) if "error" in found else jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,72 @@
+"""Several processes of a `jax.distributed` job load together: what each reads, and that bits are kept."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+from support.places import TESTS
+from support.sharded_processes import checkpoint
+
+import ckpttools
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("localhost", 0))
+        return listening.getsockname()[1]
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def job(request, tmp_path_factory):
+    """What each process of a job found."""
+    directory = tmp_path_factory.mktemp("job")
+    ckpttools.save(checkpoint(), directory / "columns", "safetensors")
+    port = str(free_port())
+    command = [sys.executable, "-m", "support.sharded_processes"]
+    running = [
+        subprocess.Popen(
+            [*command, str(number), str(request.param), port, str(directory)],
+            cwd=TESTS,
+            stdout=subprocess.DEVNULL,
+            stderr=(directory / f"{number}.err").open("wb"),
+        )
+        for number in range(request.param)
+    ]
+    ended = [each.wait(timeout=180) for each in running]
+    said = [(directory / f"{number}.err").read_text()[-2000:] for number in range(request.param)]
+    assert ended == [0] * request.param, said
+    found = [json.loads((directory / f"{number}.json").read_bytes()) for number in range(request.param)]
+    for each in found:
+        assert "error" not in each, each["error"]
+    return found
+
+
+def test_what_is_read_is_what_was_planned(job):
+    for found in job:
+        for name in ("direct", "exchange", "replicated", "broadcast"):
+            assert found[name]["read"] == found[name]["planned"], name
+
+
+def test_columns_are_read_with_their_rows_unless_processes_exchange(job):
+    direct, exchange = (sum(found[name]["read"] for found in job) for name in ("direct", "exchange"))
+    needed = sum(found["direct"]["needed"] for found in job)
+    assert direct > 1.5 * needed
+    assert exchange <= 1.3 * needed
+    ways = job[0]["exchange"]["ways"]
+    assert {ways[f"{name}/columns"] for name in ("bfloat16", "float32", "float8_e4m3fn", "bool", "nans")} == {
+        "exchange"
+    }
+    assert all(found["exchange"]["ways"] == ways for found in job)
+
+
+def test_what_all_need_is_read_by_each_or_by_one(job):
+    total = job[0]["total"]
+    assert all(found["replicated"]["read"] == total for found in job)
+    once = sum(found["broadcast"]["read"] for found in job)
+    assert total <= once < 1.7 * total
+    assert job[0]["broadcast"]["ways"]["float32/columns"] == "broadcast"
+    assert job[1]["broadcast"]["read"] < job[0]["broadcast"]["read"]
