@@ -7,6 +7,7 @@ import json
 import pytest
 from support.places import GOLDEN, HF
 
+from ckpttools.api.chunks_report import chunks
 from ckpttools.array.tree import spelled
 from ckpttools.core.errors import FormatError, MappingError, ShapeError, UsageError
 from ckpttools.formats.registry import open_tree
@@ -151,3 +152,33 @@ def test_every_large_array_of_maxtext_has_names(family):
         names["params", "params", "decoder", "layers", "mlp", "wi_0", "kernel"] if family[0] == "l" else None
     )
     assert kernel in (None, (("embed",), ("layers", "layer"), ("mlp",)))
+
+
+def test_processes_are_predicted_without_devices():
+    source = GOLDEN / "llama3.1" / "hf"
+    alone = chunks(source, mesh="tensor=8", rules="maxtext", processes=1).processes
+    assert (alone.fetched, alone.over_read, alone.exchanged) == (alone.needed, 1.0, 0)
+    four = chunks(source, mesh="fsdp=2,tensor=4", rules="maxtext", processes=4).processes
+    assert four.devices == 2 and four.fetched_exchanging <= four.fetched and four.needed < alone.needed
+    rows = chunks(source, mesh="8", spec="axis0", processes=8).processes
+    assert rows.over_read == 1.0 and rows.exchanged == 0
+    columns = chunks(source, mesh="8", spec="axis-1", processes=8).processes
+    assert columns.over_read > 2 and columns.exchanged > 0
+    assert columns.fetched_exchanging < 1.5 * columns.needed
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"mesh": "8", "spec": "axis0", "processes": 3}, "a divisor of 8"),
+        ({"mesh": "8", "spec": "axis0", "processes": 0}, "a divisor of 8"),
+        ({"processes": 2}, "are of a mesh"),
+        ({"mesh": "8", "spec": "axis0", "rules": "maxtext"}, "say the same"),
+        ({"mesh": "8"}, "go together"),
+        ({"rules": "maxtext"}, "go together"),
+        ({"mesh": "a=8", "rules": {"*": "P('b')"}}, "no axis 'b'"),
+    ],
+)
+def test_predictions_that_make_no_sense(how, said):
+    with pytest.raises(UsageError, match=said):
+        chunks(HF, **how)

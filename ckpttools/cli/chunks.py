@@ -18,29 +18,43 @@ from ckpttools.stores.place import Place
 @click.option(
     "--mesh",
     metavar="MESH",
-    help="Predict what devices would read: 8, 4x2 or data=4,fsdp=2. Goes with --spec.",
+    help="Predict what devices would read: 8, 4x2 or data=4,fsdp=2. Goes with --spec or --rules.",
 )
 @click.option(
     "--spec",
     metavar="SPEC",
     help="How the devices share each array: axis0, layer, replicated, axis0=0,axis1=1 or P('fsdp', None).",
 )
+@click.option(
+    "--rules",
+    metavar="RULES",
+    help="The same for each array: maxtext, or a TOML or JSON file of rules. In place of --spec.",
+)
+@click.option(
+    "--processes",
+    type=int,
+    metavar="N",
+    help="Predict what N processes with these devices would read that load together.",
+)
 @read_options
-def chunks(path: Place, as_json: bool, mesh: str | None, spec: str | None, **options: Any) -> None:
+def chunks(
+    path: Place, as_json: bool, mesh: str | None, spec: str | None, rules: str | None, **options: Any
+) -> None:
     """Show how a checkpoint is stored: its data files, chunk grids and codecs.
 
-    Only indexes and metadata are read. With --mesh and --spec it predicts how many reads a device makes, and
-    how many bytes it needs and fetches; a mesh of processes does the same for processes.
+    Only indexes and metadata are read. With --mesh and --spec or --rules it predicts how many reads a device
+    makes, and how many bytes it needs and fetches; with --processes what processes read that load together.
 
     \b
     Example:
       ckpt inspect chunks ~/maxtext/llama3.1-8b --mesh fsdp=8 --spec "P('fsdp')"
+      ckpt inspect chunks ~/maxtext/llama3.1-8b --mesh fsdp=16,tensor=2 --rules maxtext --processes 8
     """
     from ckpttools.api.chunks_report import chunks as look
 
-    if (mesh is None) != (spec is None):
-        raise click.UsageError("--mesh and --spec go together: --mesh 8 --spec axis0")
-    report = look(path, mesh=mesh, spec=spec, **options)
+    if (mesh is None) != (spec is None and rules is None):
+        raise click.UsageError("--mesh and --spec, or --rules, go together: --mesh 8 --spec axis0")
+    report = look(path, mesh=mesh, spec=spec, rules=rules, **options)
     if as_json:
         found = fields_of(report)
         advice = found.pop("advice")

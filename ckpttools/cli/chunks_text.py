@@ -16,6 +16,7 @@ from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import count, disk
 from ckpttools.core.text import folded, plural, printable, type_text
 from ckpttools.inspect.chunks import Advice, ArrayChunks, ChunksReport, FileChunks
+from ckpttools.sharding.predict import ProcessLoading
 
 _MOST_FILES = 12
 _MOST_PATHS = 3
@@ -208,6 +209,21 @@ def _totals(report: ChunksReport) -> Iterator[str]:
         yield (
             f"{plural(devices, 'device')} together: {disk(loading.total_needed)} needed, "
             f"{disk(loading.total_fetched)} decoded, over-read {loading.over_read:.2f}"
+        )
+    if report.processes:
+        yield from _process_totals(report.processes)
+
+
+def _process_totals(loading: ProcessLoading) -> Iterator[str]:
+    yield (
+        f"{loading.processes:,} process{'es' * (loading.processes != 1)} with "
+        f"{plural(loading.devices, 'device')} each: one needs {disk(loading.needed)} and with ckpttools.load fetches {disk(loading.fetched)}, over-read "
+        f"{loading.over_read:.2f}"
+    )
+    if loading.exchanged:
+        yield (
+            f"it fetches {disk(loading.fetched_exchanging)} where processes exchange what they have read, of "
+            f"{plural(loading.exchanged, 'array')}"
         )
 
 

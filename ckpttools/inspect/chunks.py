@@ -11,10 +11,11 @@ from ckpttools.array.storage import Storage, StoredArray, StoredFile
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import listing
 from ckpttools.inspect.filtering import filtered
-from ckpttools.inspect.meshes import PartitionSpec
+from ckpttools.inspect.meshes import PartitionSpec, Specs
 from ckpttools.inspect.reads import Reads, predict, together
 from ckpttools.maxtext.view import view_of
 from ckpttools.sharding.mesh import MeshShape
+from ckpttools.sharding.predict import ProcessLoading
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ class ChunksReport:
         num_arrays, num_chunks, missing_chunks, nbytes, stored_nbytes: of `arrays`.
         dead_nbytes: of all files.
         loading: for the mesh that was given.
+        processes: the same for processes that load together with `ckpttools.load`, where that was asked for.
         arrays: those that match the pattern.
         files: all of them.
         advice: what could be better, the costliest first.
@@ -138,6 +140,7 @@ class ChunksReport:
     arrays: tuple[ArrayChunks, ...]
     files: tuple[FileChunks, ...]
     advice: tuple[Advice, ...] = ()
+    processes: ProcessLoading | None = None
 
     def __repr__(self) -> str:
         """Sizes and numbers, and what could be better."""
@@ -151,7 +154,7 @@ def inspect_chunks(
     storage: Storage,
     pattern: str = "*",
     mesh: MeshShape | None = None,
-    spec: PartitionSpec | None = None,
+    spec: Specs | None = None,
 ) -> ChunksReport:
     """Describes how a tree is stored.
 
@@ -164,9 +167,8 @@ def inspect_chunks(
     Raises:
         UsageError: there are arrays, and none matches the pattern.
     """
-    axis = view_of(tree).scan_axis
     arrays = tuple(
-        _array(each, mesh, spec, axis if _is_stacked(each.path) else None)
+        _array(each, mesh, None if spec is None else spec.of(each.path), layer_axis(tree, each.path))
         for each in filtered(storage.arrays, attrgetter("path"), pattern)
     )
     return ChunksReport(
@@ -183,6 +185,11 @@ def inspect_chunks(
         arrays=arrays,
         files=tuple(map(_file, storage.files)),
     )
+
+
+def layer_axis(tree: Tree, path: str) -> int | None:
+    """The axis of an array on which its layers are stacked; None where they are not."""
+    return view_of(tree).scan_axis if _is_stacked(path) else None
 
 
 def _is_stacked(path: str) -> bool:
@@ -219,14 +226,12 @@ def _array(
     )
 
 
-def _loading(
-    arrays: Sequence[ArrayChunks], mesh: MeshShape | None, spec: PartitionSpec | None
-) -> Loading | None:
+def _loading(arrays: Sequence[ArrayChunks], mesh: MeshShape | None, spec: Specs | None) -> Loading | None:
     if mesh is None or spec is None:
         return None
     reads = [each.reads for each in arrays if each.reads is not None]
     total = together(reads)
-    meant = mesh.size > 1 and bool(spec.parts and reads)
+    meant = mesh.size > 1 and bool(spec.cuts and reads)
     return Loading(
         mesh=dict(mesh.axes),
         spec=spec.text,

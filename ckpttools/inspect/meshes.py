@@ -13,12 +13,12 @@ spec   axis0                 the array's first axis over the whole mesh; axis-1 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from ckpttools.core.errors import UsageError
 from ckpttools.sharding.mesh import MeshShape
+from ckpttools.sharding.specs import Spec, cuts, spec_text
 from ckpttools.sharding.specs import parse_spec as parse_call
 
 _SPEC = "axis0, axis-1, layer, replicated, axis0=0,axis1=1 or P('fsdp', None)"
@@ -38,16 +38,55 @@ class PartitionSpec:
     parts: tuple[tuple[int | None, tuple[str, ...]], ...]
     most_axes: int = 0
 
+    @property
+    def cuts(self) -> bool:
+        """Whether it divides any axis."""
+        return bool(self.parts)
+
+    def of(self, path: str) -> PartitionSpec:
+        """That of one array: the same for all."""
+        return self
+
+    def entries(self, rank: int, layer_axis: int | None) -> Spec:
+        """The same for an array of so many axes as JAX has it."""
+        found: list[tuple[str, ...]] = [()] * rank
+        if rank >= self.most_axes:
+            for axis, names in self.parts:
+                place = layer_axis if axis is None else axis
+                if place is not None and -rank <= place < rank:
+                    found[place] += names
+        return tuple(found)
+
     def pieces(self, rank: int, layer_axis: int | None, mesh: MeshShape) -> tuple[int, ...]:
         """Into how many shards each axis of an array is divided."""
-        counts = [1] * rank
-        if rank < self.most_axes:
-            return tuple(counts)
-        for axis, names in self.parts:
-            place = layer_axis if axis is None else axis
-            if place is not None and -rank <= place < rank:
-                counts[place] *= prod(mesh.axes[name] for name in names)
-        return tuple(counts)
+        return cuts(rank, self.entries(rank, layer_axis), mesh)
+
+
+@dataclass(frozen=True, slots=True)
+class PathSpecs:
+    """A partition spec for each array, as rules give them.
+
+    Attributes:
+        text: what users call the rules.
+        specs: path of an array -> its spec.
+    """
+
+    text: str
+    specs: Mapping[str, Spec]
+
+    @property
+    def cuts(self) -> bool:
+        """Whether it divides any axis of any array."""
+        return any(map(any, self.specs.values()))
+
+    def of(self, path: str) -> PartitionSpec:
+        """That of one array."""
+        spec = self.specs.get(path, ())
+        parts = tuple((axis, names) for axis, names in enumerate(spec) if names)
+        return PartitionSpec(spec_text(spec), parts, len(spec))
+
+
+Specs = PartitionSpec | PathSpecs
 
 
 def parse_spec(text: str, mesh: MeshShape) -> PartitionSpec:

@@ -188,6 +188,7 @@ def _route(leaf: Leaf, sharing: Sharing, room: int) -> Route:
     way, cut, _ = way_of(
         leaf.array,
         homes_of(target),
+        processes=jax.process_count(),
         max_over_read=sharing.max_over_read,
         single_replica=sharing.single_replica,
         devices=devices,

@@ -31,8 +31,8 @@ class Reads:
     """What processes fetch of an array, or of several.
 
     Attributes:
-        needed: bytes that the devices of each process need, of all looked at together, as they are stored.
-        fetched: bytes that these processes read for them.
+        needed: bytes that the devices of a process need, as they are stored, on average.
+        fetched: bytes that it reads for them.
     """
 
     needed: int = 0
@@ -56,11 +56,15 @@ def shards_of(shape: Shape, boxes: Iterable[Region]) -> Shards:
 
 
 def reads(array: LazyArray, homes: Homes) -> Reads:
-    """What processes fetch of an array, each for itself; of many processes, what some do."""
-    looked_at = list(homes.values())
-    looked_at = looked_at[:: max(1, len(looked_at) // _MOST_LOOKED_AT)][:_MOST_LOOKED_AT]
-    held = [Held(array, shards_of(array.shape, boxes)) for boxes in looked_at]
-    return Reads(sum(each.stored_bytes for each in held), projected(held, PIECE_BYTES).nbytes)
+    """What a process fetches of an array, for itself; of many processes, what some do."""
+    held = [Held(array, shards_of(array.shape, homes[each])) for each in some_of(list(homes))]
+    needed = sum(each.stored_bytes for each in held)
+    return Reads(needed // len(held), projected(held, PIECE_BYTES).nbytes // len(held))
+
+
+def some_of(processes: Sequence[int]) -> Sequence[int]:
+    """Few of many processes, those in the middle among them."""
+    return processes[:: max(1, len(processes) // _MOST_LOOKED_AT)][:_MOST_LOOKED_AT]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +79,17 @@ class Stretches:
     over_processes: int
     over_devices: int
 
-    def homes(self, shape: Shape, processes: Sequence[int], devices: int) -> Homes:
-        """What each device reads.
+    def homes(self, shape: Shape, processes: int, devices: int) -> Homes:
+        """What each device of some processes reads.
 
         Args:
             shape: of the array.
-            processes: in the order of their devices.
+            processes: how many there are.
             devices: of each process.
         """
         return {
-            process: [self._box(shape, len(processes), devices, place, device) for device in range(devices)]
-            for place, process in enumerate(processes)
+            place: [self._box(shape, processes, devices, place, device) for device in range(devices)]
+            for place in some_of(range(processes))
         }
 
     def _box(self, shape: Shape, processes: int, devices: int, place: int, device: int) -> Region:
@@ -99,16 +103,17 @@ def _stretch(box: Region, axis: int, count: int, place: int) -> Region:
     return box.replaced(axis, start, start + length)
 
 
-def stretches(array: LazyArray, processes: Sequence[int], devices: int) -> tuple[Stretches, Reads] | None:
+def stretches(array: LazyArray, processes: int, devices: int) -> tuple[Stretches, Reads] | None:
     """The cut with which processes fetch least; None where no axes can be divided evenly.
 
     Args:
         array: what is read.
-        processes, devices: as `Stretches.homes`.
+        processes: how many there are.
+        devices: of each process.
     """
     found = [
         (each, reads(array, each.homes(array.shape, processes, devices)))
-        for each in _choices(array.shape, len(processes), devices)
+        for each in _choices(array.shape, processes, devices)
     ]
     return min(found, key=lambda each: each[1].fetched, default=None)
 
@@ -126,25 +131,32 @@ def _choices(shape: Shape, processes: int, devices: int) -> Iterator[Stretches]:
 
 
 def way_of(
-    array: LazyArray, homes: Homes, *, max_over_read: float, single_replica: bool, devices: int | None
+    array: LazyArray,
+    homes: Homes,
+    *,
+    processes: int,
+    devices: int | None,
+    max_over_read: float,
+    single_replica: bool,
 ) -> tuple[Way, Stretches | None, Reads]:
     """How an array is read, and what that fetches.
 
     Args:
         array: what is read.
-        homes: what the devices of each process need.
+        homes: what the devices of each process need; of some processes will do without `single_replica`.
+        processes: how many there are.
+        devices: of each process, where all have as many and follow each other; None where not.
         max_over_read: bytes for each byte needed, from which on processes exchange.
         single_replica: whether what several processes need is read by one of them.
-        devices: of each process, where all have as many and follow each other; None where not.
     """
     own = reads(array, homes)
-    if len(homes) == 1 or prod(array.shape) == 0:
+    if processes == 1 or prod(array.shape) == 0:
         return "direct", None, own
     if single_replica and is_shared(homes):
         return "broadcast", None, reads(array, first_homes(homes))
     if own.over_read <= max_over_read or devices is None:
         return "direct", None, own
-    found = stretches(array, list(homes), devices)
+    found = stretches(array, processes, devices)
     if found is None or found[1].fetched >= own.fetched:
         return "direct", None, own
     return "exchange", *found

@@ -1,0 +1,131 @@
+"""What processes would read that load together, from the shape of their mesh alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.core.errors import UsageError
+from ckpttools.core.region import Region, Shape, grid_index
+from ckpttools.core.wording import option
+from ckpttools.sharding.mesh import MeshShape
+from ckpttools.sharding.routes import Homes, Reads, some_of, way_of
+from ckpttools.sharding.specs import Spec, cuts, shard_shape
+
+# As of `ckpttools.load`.
+MAX_OVER_READ = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLoading:
+    """What one process reads, on average.
+
+    Attributes:
+        processes: how many there are.
+        devices: of each.
+        needed: bytes that its devices need, each part once, as they are stored.
+        fetched: bytes that it reads where each reads what its devices need.
+        over_read: fetched / needed.
+        max_over_read: of an array, from which on processes exchange what they have read.
+        exchanged: arrays of which they do.
+        fetched_exchanging: bytes that a process then reads.
+    """
+
+    processes: int
+    devices: int
+    needed: int
+    fetched: int
+    over_read: float
+    max_over_read: float
+    exchanged: int
+    fetched_exchanging: int
+
+
+def process_loading(
+    arrays: Mapping[str, LazyArray],
+    specs: Mapping[str, Spec],
+    mesh: MeshShape,
+    processes: int,
+    max_over_read: float = MAX_OVER_READ,
+) -> ProcessLoading:
+    """What processes read; devices are dealt out to them in the order of the mesh.
+
+    Args:
+        arrays: what is loaded.
+        specs: how each is cut; what cannot be cut evenly is whole.
+        mesh: all devices.
+        processes: how many share them evenly.
+        max_over_read: as of `ckpttools.load`.
+
+    Raises:
+        UsageError: the devices cannot be shared evenly.
+    """
+    if processes < 1 or mesh.size % processes:
+        raise UsageError(
+            "the devices cannot be shared evenly",
+            got=f"{mesh.size} devices, {option('processes', processes)}",
+            wanted=f"a divisor of {mesh.size}",
+        )
+    devices = mesh.size // processes
+    alone, together, exchanged = Reads(), Reads(), 0
+    for path, array in arrays.items():
+        homes = homes_on(array.shape, specs.get(path, ()), mesh, processes)
+        way, _, found = way_of(
+            array,
+            homes,
+            processes=processes,
+            devices=devices,
+            max_over_read=float("inf"),
+            single_replica=False,
+        )
+        alone += found
+        if found.over_read > max_over_read:
+            way, _, found = way_of(
+                array,
+                homes,
+                processes=processes,
+                devices=devices,
+                max_over_read=max_over_read,
+                single_replica=False,
+            )
+        together += found
+        exchanged += way == "exchange"
+    return ProcessLoading(
+        processes=processes,
+        devices=devices,
+        needed=alone.needed,
+        fetched=alone.fetched,
+        over_read=alone.over_read,
+        max_over_read=max_over_read,
+        exchanged=exchanged,
+        fetched_exchanging=together.fetched,
+    )
+
+
+def homes_on(shape: Shape, spec: Spec, mesh: MeshShape, processes: int) -> Homes:
+    """What the devices of some processes hold of an array."""
+    whole = even(shape, spec, mesh)
+    part = shard_shape(shape, whole, mesh)
+    devices = mesh.size // processes
+    return {
+        process: [_box(part, whole, mesh, process * devices + device) for device in range(devices)]
+        for process in some_of(range(processes))
+    }
+
+
+def even(shape: Shape, spec: Spec, mesh: MeshShape) -> Spec:
+    """The spec without the axes that cannot be divided evenly."""
+    counts = cuts(len(spec), spec, mesh)
+    short = zip(spec, counts, shape, strict=False)
+    return tuple(entry if length % count == 0 else () for entry, count, length in short)
+
+
+def _box(part: Shape, spec: Spec, mesh: MeshShape, device: int) -> Region:
+    at = dict(zip(mesh.axes, grid_index(tuple(mesh.axes.values()), device), strict=True))
+    cell = [0] * len(part)
+    for axis, entry in enumerate(spec):
+        for name in entry:
+            cell[axis] = cell[axis] * mesh.axes[name] + at[name]
+    start = tuple(k * n for k, n in zip(cell, part, strict=True))
+    return Region(start, tuple(a + n for a, n in zip(start, part, strict=True)))
