@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ckpttools.api.conversion import Conversion as Conversion
     from ckpttools.api.conversion import Resources as Resources
     from ckpttools.api.conversion import open_checkpoint
+    from ckpttools.api.conversion_fn import conversion_fn as conversion_fn
     from ckpttools.api.conversion_fn import family_conversion_fn as family_conversion_fn
     from ckpttools.api.convert import convert as convert
     from ckpttools.api.copy import PreparedCopy as PreparedCopy
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from ckpttools.api.hf_to_maxtext import hf_to_maxtext as hf_to_maxtext
     from ckpttools.api.hf_to_maxtext import plan_to_maxtext as plan_to_maxtext
     from ckpttools.api.load import load as load
+    from ckpttools.api.maxtext_loading import use_in_maxtext as use_in_maxtext
     from ckpttools.api.maxtext_to_hf import maxtext_to_hf as maxtext_to_hf
     from ckpttools.api.maxtext_to_hf import plan_to_huggingface as plan_to_huggingface
     from ckpttools.api.page import report as report
@@ -84,7 +86,7 @@ _MODULES = {
     "api.changes": "cast remap select stack strip_optimizer transform unstack",
     "api.chunks_report": "chunks",
     "api.conversion": "Conversion Resources open",
-    "api.conversion_fn": "family_conversion_fn",
+    "api.conversion_fn": "conversion_fn family_conversion_fn",
     "api.convert": "convert",
     "api.copy": "PreparedCopy copy",
     "api.diagnosis": "doctor",
@@ -95,6 +97,7 @@ _MODULES = {
     "api.hf_to_maxtext": "hf_to_maxtext plan_to_maxtext",
     "api.load": "load",
     "api.maxtext_to_hf": "maxtext_to_hf plan_to_huggingface",
+    "api.maxtext_loading": "use_in_maxtext",
     "api.page": "report",
     "api.prepared": "Prepared",
     "api.reshard": "reshard",

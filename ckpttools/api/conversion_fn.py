@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.array.tree import Tree
+from ckpttools.core.errors import UsageError
 from ckpttools.formats.json_file import read_json
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
@@ -14,6 +16,8 @@ from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.functions import as_checkpoint_conversion_fn
+
+_MODEL = "CKPTTOOLS_MODEL"
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,31 @@ def family_conversion_fn(
     """
     said = config if isinstance(config, Mapping) else _read(parse(config))
     return as_checkpoint_conversion_fn(FamilySpelling(said, options or ToMaxText()))
+
+
+def conversion_fn(weights: Any) -> Any:
+    """The same, ready made: `checkpoint_conversion_fn=ckpttools.conversion_fn` in MaxText's configuration.
+
+    Which model it is, says the environment: CKPTTOOLS_MODEL is its `config.json`, or the directory with it.
+
+    Args:
+        weights: a dictionary of Hugging Face arrays.
+
+    Returns:
+        MaxText's nested parameters, layers stacked on axis 1.
+
+    Raises:
+        UsageError: the environment does not say which model it is.
+        ConfigError, CoverageError: as `to_maxtext`.
+    """
+    model = os.environ.get(_MODEL)
+    if not model:
+        raise UsageError(
+            f"{_MODEL} is not set in the environment",
+            wanted="the model's config.json, or the directory that has it",
+            hint=f"export {_MODEL}=hf/llama",
+        )
+    return family_conversion_fn(model)(weights)
 
 
 def _read(path: Place) -> Mapping[str, Any]:

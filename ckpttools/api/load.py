@@ -18,6 +18,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.maxtext.direction import refuse_hugging_face, refuse_maxtext
+from ckpttools.maxtext.layout import EMBEDDING
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from ckpttools.sharding.loading import LoadPlan
     from ckpttools.sharding.request import Request
+    from ckpttools.sharding.templates import Template
 
 Observe = Callable[[int, int], None]
 
@@ -175,7 +177,8 @@ def load(
         if to == "maxtext":
             axis = 1 if scan_axis is None else scan_axis
             scanned = _is_scanned(names) if scan is None else scan
-            options = ToMaxText(scan=scanned, scan_axis=axis, pad_vocab=pad_vocab, model=conversion)
+            rows = _rows(tree, template) if pad_vocab is None else pad_vocab
+            options = ToMaxText(scan=scanned, scan_axis=axis, pad_vocab=rows, model=conversion)
             tree, notes = _as_maxtext(tree, options)
         elif to == "hf":
             tree, notes = _as_hugging_face(
@@ -248,6 +251,15 @@ def _tree_of(shardings: Any) -> Any:
 def _is_scanned(names: tuple[str, ...]) -> bool:
     """Whether layers of a template are stacked: none has a number of its own right below the decoder."""
     return not any(re.search(r"(^|/)decoder/(\w+_)?layers_\d+/", name) for name in names)
+
+
+def _rows(tree: Tree, template: Template | None) -> int | None:
+    """Rows of the embedding that a template wants, where they are more than the vocabulary has."""
+    config = tree.metadata.config or {}
+    vocab = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    wanted = [leaf.shape for leaf in template.leaves if leaf.path[-2:] == EMBEDDING] if template else []
+    rows = wanted[0][0] if wanted and wanted[0] else None
+    return rows if rows and isinstance(vocab, int) and rows > vocab else None
 
 
 def _as_maxtext(tree: Tree, options: ToMaxText) -> tuple[Tree, Notes]:

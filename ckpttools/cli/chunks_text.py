@@ -215,10 +215,10 @@ def _totals(report: ChunksReport) -> Iterator[str]:
 
 
 def _process_totals(loading: ProcessLoading) -> Iterator[str]:
+    processes = f"{loading.processes:,} process{'es' * (loading.processes != 1)}"
     yield (
-        f"{loading.processes:,} process{'es' * (loading.processes != 1)} with "
-        f"{plural(loading.devices, 'device')} each: one needs {disk(loading.needed)} and with ckpttools.load fetches {disk(loading.fetched)}, over-read "
-        f"{loading.over_read:.2f}"
+        f"{processes} with {plural(loading.devices, 'device')} each: one needs {disk(loading.needed)} and by "
+        f"ckpttools.load fetches {disk(loading.fetched)}, over-read {loading.over_read:.2f}"
     )
     if loading.exchanged:
         yield (
