@@ -150,6 +150,10 @@ class StorageError(CheckpointError):
     exit_code = 5
 
 
+class LostValuesWarning(Warning):
+    """Values became others in a dtype that cannot hold them."""
+
+
 class StepWarning(Warning):
     """Another step was opened than one might expect."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +12,7 @@ import jax
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.budget import BASE_BYTES, does_not_fit
+from ckpttools.core.errors import LostValuesWarning, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region, Shape
 from ckpttools.core.text import array_count
@@ -255,7 +258,12 @@ def loaded(wanted: Request, plan: LoadPlan, *, jobs: int | None, observe: Callab
         CheckpointError: an array cannot be read.
     """
     values: dict[int, Any] = {}
-    reading = Reading(plan.memory, jobs, plan.staging, observe)
+    lost: dict[str, Counter[str]] = {}
+
+    def losing(name: str, counts: Mapping[str, int]) -> None:
+        lost.setdefault(name, Counter()).update(counts)
+
+    reading = Reading(plan.memory, jobs, plan.staging, observe, losing)
     on_the_way: list[jax.Array] = []
     for group in _groups(plan.routes, plan.staging // 2):
         made = list(_read(group, reading))
@@ -267,7 +275,19 @@ def loaded(wanted: Request, plan: LoadPlan, *, jobs: int | None, observe: Callab
     for leaf in wanted.leaves:
         if leaf.number is not None:
             values[id(leaf)] = leaf.number(leaf.array.read().reshape(()).item())
+    _tell(lost)
     return wanted.filled([values[id(leaf)] for leaf in wanted.leaves])
+
+
+def _tell(lost: Mapping[str, Mapping[str, int]]) -> None:
+    """Warns of values that are not what they were; docs/transforms.md has the words."""
+    lines = [
+        f"{name}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}"
+        for name, counts in lost.items()
+    ]
+    if lines:
+        text = f"values that the new dtype cannot hold:{listing(lines)}"
+        warnings.warn(text, LostValuesWarning, stacklevel=2)
 
 
 def _wait_for(arrays: list[jax.Array]) -> None:

@@ -63,7 +63,8 @@ class Rules:
         if pattern is not None:
             return next(spec for each, spec in self.arrays if each == pattern)
         found = self._by_axes(axes)
-        return tuple(tuple(name for name in entry if name in mesh.axes) for entry in found)
+        # Those of length one cut nothing; MaxText leaves them out as well.
+        return tuple(tuple(name for name in entry if mesh.axes.get(name, 1) > 1) for entry in found)
 
     def applies(self, path: Path, axes: AxisNames) -> bool:
         """Whether some rule is about this array: others are whole on every device."""

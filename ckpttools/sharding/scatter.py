@@ -26,12 +26,19 @@ Parts = Mapping[Shape, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What reading may take; see `ckpttools.run.scanning.scan`."""
+    """What reading may take, and who is told of it.
+
+    Attributes:
+        memory, jobs, reserved, observe: of `ckpttools.run.scanning.scan`.
+        lost: is told of values that their new dtype cannot hold: the array's name, and how many of them by
+            what they became.
+    """
 
     memory: int
     jobs: int | None
     reserved: int = 0
     observe: Callable[[int], None] = lambda nbytes: None
+    lost: Callable[[str, Mapping[str, int]], None] = lambda name, counts: None
 
 
 def read_parts(held: Sequence[Held], reading: Reading) -> Iterator[tuple[int, Parts]]:
@@ -57,12 +64,15 @@ def read_parts(held: Sequence[Held], reading: Reading) -> Iterator[tuple[int, Pa
         part = shards.only_part(region)
         return None if part is None else _place(made[index][part], shards.region(part), region)
 
-    def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> None:
+    def visit(
+        index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
+    ) -> Mapping[str, int]:
         shards = held[index].shards
         if shards.only_part(region) is None:
             for part, common in shards.parts_of(region):
                 target = _place(made[index][part], shards.region(part), common)
                 target[...] = values[0][common.relative_to(region).slices]
+        return scratch.take_counts()
 
     yield from ((index, made[index]) for index, count in enumerate(left) if count == 0)
     seen = scan(
@@ -77,6 +87,8 @@ def read_parts(held: Sequence[Held], reading: Reading) -> Iterator[tuple[int, Pa
         into=into,
     )
     for each in seen:
+        if each.result:
+            reading.lost(held[each.index].name, each.result)
         left[each.index] -= each.region.size
         if left[each.index] == 0:
             parts, made[each.index] = made[each.index], {}

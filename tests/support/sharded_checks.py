@@ -5,11 +5,16 @@ Each function of `CHECKS` is a test; all run in one process, since starting JAX 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import re
+import shutil
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,13 +29,19 @@ import ckpttools
 from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, CoverageError, MemoryBudgetError, UsageError
+from ckpttools.core.errors import (
+    CheckpointError,
+    CoverageError,
+    LostValuesWarning,
+    MemoryBudgetError,
+    UsageError,
+)
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.stores.local.file import LocalFile
 from ckpttools.testing.strategies import stored
 from support.golden_data import FAMILIES
 from support.orbax_items import EXPECTED
-from support.places import GOLDEN, HF, ORBAX, TRAINED
+from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.stored_trees import EVERYTHING, values
 
 MESHES = ("fsdp=8", "fsdp=2,tensor=4", "data=2,fsdp=4")
@@ -365,6 +376,43 @@ def dtypes() -> None:
 
 
 @check
+def values_that_a_dtype_cannot_hold_are_told() -> None:
+    values = np.array([1e30, 1.0, -1e30, 0.0], np.float32).view(np.uint32)
+    tree = Tree({("a",): stored(values, DTYPES["float32"], "large")})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        loaded = ckpttools.load(tree, dtype="float16")
+    assert np.isinf(np.asarray(loaded["a"])).sum() == 2
+    assert [each.category for each in told] == [LostValuesWarning]
+    assert "a: 2 overflowed" in str(told[0].message), told[0].message
+
+
+@check
+def the_page_says_how_and_its_examples_work() -> None:
+    """Those of docs/sharding.md, one after the other."""
+    names: dict[str, Any] = {"__name__": "page"}
+    with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
+        (Path(directory) / "hf").mkdir()
+        shutil.copytree(HF, Path(directory) / "hf" / "llama")
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            for block in code_blocks(DOCS / "sharding.md", "python"):
+                exec(block, names)
+        (Path(directory) / "rules.toml").write_text(code_blocks(DOCS / "sharding.md", "toml")[0])
+        again = ckpttools.load("hf/llama", rules="rules.toml", mesh="fsdp=4,tensor=2")
+    lines = said.getvalue()
+    for expected in ("P('fsdp', None, 'tensor')", "P('tensor', 'fsdp')", "did you mean model.norm.weight?"):
+        assert expected in lines, lines
+    assert {name: each.sharding for name, each in again.items()} == {
+        name: each.sharding
+        for name, each in ckpttools.load(HF, rules=names["rules"], mesh="fsdp=4,tensor=2").items()
+    }
+    assert bits(names["model"].up.kernel[...]) == bits(
+        ckpttools.open(HF).arrays["model.layers.0.mlp.down_proj.weight",].read().astype(np.float32)
+    )
+
+
+@check
 def memory_kinds_and_staging() -> None:
     """What does not stay where it was read goes by groups through memory that is bounded."""
     tree = Tree({(str(n),): noise("float32", 64, 1024 + n) for n in range(8)})
@@ -443,7 +491,7 @@ def the_rules_of_maxtext_are_resolved_as_flax_does() -> None:
     from ckpttools.sharding.mesh import MeshShape
     from ckpttools.sharding.rules import MAXTEXT
 
-    mesh = MeshShape(dict.fromkeys(MESH_AXES, 1))
+    mesh = MeshShape(dict.fromkeys(MESH_AXES, 2))
     for family in ("llama3.1", "deepseek3", "qwen3-moe"):
         tree = to_maxtext(ckpttools.open(GOLDEN / family / "hf"), ToMaxText()).state
         for path, names in axis_names(tree).items():
@@ -451,6 +499,10 @@ def the_rules_of_maxtext_are_resolved_as_flax_does() -> None:
             flax = nn.logical_to_mesh_axes(logical, LOGICAL_AXIS_RULES)
             ours = MAXTEXT.spec(path, names, mesh)
             assert tuple(map(entry, flax)) == ours, (spelled(path), flax, ours)
+
+
+def code_blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def entry(axes: Any) -> tuple[str, ...]:
