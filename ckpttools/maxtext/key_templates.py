@@ -147,7 +147,9 @@ def alike(names: Iterable[str], keys: Iterable[FamilyKeys]) -> dict[Alike, list[
     found: dict[Alike, list[str]] = {}
     for name in names:
         text, kept = _split(name)
-        as_they_are = fixed.get(text, ())
-        common = tuple(number if k in as_they_are else None for k, number in enumerate(kept))
+        as_they_are = fixed.get(text)
+        common: tuple[str | None, ...] = (None,) * len(kept)
+        if as_they_are:
+            common = tuple(number if k in as_they_are else None for k, number in enumerate(kept))
         found.setdefault((text, common), []).append(name)
     return found

@@ -23,9 +23,12 @@ def homes_of(parameters: Collection[Path], flavour: Flavour) -> dict[Path, Path]
         parameters: paths of all leaves of a tree with this role.
         flavour: of the tree.
     """
-    found = {flavour.unwrapped(path): path for path in parameters if flavour.holds(path)}
+    if flavour.name is None:
+        found = {path: path for path in parameters}
+    else:
+        found = {flavour.unwrapped(path): path for path in parameters if flavour.holds(path)}
     for path in parameters:
-        inner = None if flavour.holds(path) and flavour.name else _beside(path, flavour)
+        inner = None if flavour.name and flavour.holds(path) else _beside(path, flavour)
         if inner is not None and found.get(inner, path) == path:
             found.pop(path, None)
             found[inner] = path

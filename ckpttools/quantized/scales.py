@@ -284,9 +284,16 @@ def _may_scale(scale: _ModuleArray, weight: _ModuleArray) -> bool:
 
 def _below(arrays: Mapping[str, Described]) -> Iterator[tuple[str, str]]:
     """What has the name of a narrow array and more keys says how that is to be read: `X.weight.absmax`."""
+    # Narrow arrays from a module upwards: tens of thousands of names have the same few modules above them.
+    known: dict[str, tuple[str, ...]] = {"": ()}
     for name in arrays:
-        above = bare_name(name).rpartition(".")[0]
-        while above:
-            if above in arrays and len(arrays[above].shape) > 1 and is_narrow(arrays[above].dtype):
-                yield above, name
+        above, new = bare_name(name).rpartition(".")[0], []
+        while above not in known:
+            new.append(above)
             above = above.rpartition(".")[0]
+        for module in reversed(new):
+            array = arrays.get(module)
+            is_one = array is not None and len(array.shape) > 1 and is_narrow(array.dtype)
+            known[module] = (module, *known[above]) if is_one else known[above]
+            above = module
+        yield from ((owner, name) for owner in known[above])
