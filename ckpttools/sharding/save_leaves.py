@@ -15,6 +15,7 @@ from ckpttools.core.errors import UnknownNameError, UsageError
 from ckpttools.core.region import Region
 from ckpttools.sharding.save_shards import Abstract, Shard, Shards, refuse_deleted, shards_of
 from ckpttools.sharding.save_versions import version_of_elements
+from ckpttools.stores.place import Place
 
 
 def tree_of(pytree: Any, custom: Mapping[str, Any] | None = None) -> Tree:
@@ -26,14 +27,27 @@ def tree_of(pytree: Any, custom: Mapping[str, Any] | None = None) -> Tree:
         custom: the user's own metadata.
 
     Raises:
-        UsageError: a leaf is none of these, or an array of JAX has shards that no process at work has.
+        UsageError: a leaf is none of these, or there is no array.
         UnknownNameError: an array of a dtype that no format has.
     """
+    _refuse_path(pytree)
     found = _Found()
     for path, leaf in _leaves(pytree):
         found.add(path, leaf)
+    if not any(isinstance(leaf, LazyArray) for leaf in found.leaves.values()):
+        raise UsageError("there is no array in the tree, so nothing to save", got=type(pytree).__name__)
     metadata = Metadata(custom=custom or {}, scalars=frozenset(found.scalars), key_impls=found.key_impls)
     return Tree(found.leaves, metadata)
+
+
+def _refuse_path(pytree: Any) -> None:
+    if isinstance(pytree, str | Place) or hasattr(pytree, "__fspath__"):
+        raise UsageError(
+            "a path is no tree of arrays",
+            got=pytree,
+            wanted="a tree that was opened, or arrays in memory",
+            hint="ckpttools.save(ckpttools.open(path), …), or ckpttools.convert(path, …)",
+        )
 
 
 def holders(tree: Tree) -> Iterator[Shards | Abstract]:
@@ -177,6 +191,12 @@ def _held(name: str, leaf: Any) -> LazyArray:
     if isinstance(leaf, jax.Array):
         dtype = _dtype(name, leaf.dtype)
         return Held(tuple(leaf.shape), dtype, shards_of(name, leaf, dtype))
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise UsageError(
+            "no format holds what an array masks",
+            place=name or None,
+            hint="fill it: array.filled(), and save array.mask beside it",
+        )
     if isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
         array = np.asarray(leaf)
         dtype = _dtype(name, array.dtype)
@@ -186,7 +206,7 @@ def _held(name: str, leaf: Any) -> LazyArray:
         return Held(tuple(leaf.shape), _dtype(name, np.dtype(leaf.dtype)), Abstract(name))
     raise UsageError(
         "a leaf of the tree is no array",
-        place=name,
+        place=name or None,
         got=type(leaf).__name__,
         wanted="arrays of JAX or numpy, numbers, strings, None",
         hint="leave it out, or make it an array: numpy.asarray(leaf)",
@@ -210,7 +230,7 @@ def _dtype(name: str, dtype: Any) -> DType:
     if found is None:
         raise UnknownNameError(
             "no format holds arrays of this dtype",
-            place=name,
+            place=name or None,
             got=dtype,
             wanted=", ".join(DTYPES),
             hint="leave it out, or cast it",

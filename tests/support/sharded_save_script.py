@@ -343,6 +343,10 @@ def what_is_no_array(work: Path) -> None:
     refused(UnknownNameError, "dtype", "words")(
         lambda: ckpttools.save({"words": np.array(["a"])}, work / "o")
     )
+    refused(UsageError, "a path is no tree", "ckpttools.open")(lambda: ckpttools.save(work, work / "o"))
+    refused(UsageError, "no array in the tree")(lambda: ckpttools.save({"a": {}}, work / "o"))
+    masked = np.ma.array([1.0, 2.0], mask=[True, False])
+    refused(UsageError, "masks", "m")(lambda: ckpttools.save({"m": masked}, work / "o"))
     gone = jnp.arange(8.0)
     gone.delete()
     refused(SourceChangedError, "deleted", "gone")(lambda: ckpttools.save({"gone": gone}, work / "o"))
