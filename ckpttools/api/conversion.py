@@ -143,4 +143,4 @@ class Conversion:
     def _check_replaced(self, destination: Place) -> None:
         from ckpttools.api.occupant import check_replaceable
 
-        check_replaceable(destination, self.plan.tree, self.writer.name)
+        check_replaceable(destination, self.plan.tree, self.writer)

@@ -17,6 +17,7 @@ from ckpttools.core.errors import (
     StorageError,
     listing,
 )
+from ckpttools.formats.base import Writer
 from ckpttools.formats.registry import open_tree, strangers_in
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
@@ -26,26 +27,26 @@ from ckpttools.stores.sharing import is_of_repository
 _SHOWN = 5
 
 
-def check_replaceable(destination: Place, tree: Tree, format_name: str) -> None:
+def check_replaceable(destination: Place, tree: Tree, writer: Writer) -> None:
     """Refuses to replace a destination that holds something which would be lost.
 
     Args:
         destination: a directory with something in it.
         tree: what will be written.
-        format_name: of the writer.
+        writer: what will write it.
 
     Raises:
         DestinationExistsError: it may not be replaced; the message says what is there.
         StorageError: the system reports an error.
     """
     old = _opened(destination)
-    if old.metadata.format != format_name:
+    if old.metadata.format != writer.name:
         raise _refused(
             destination,
             f"holds a checkpoint of format {old.metadata.format}",
-            f"a checkpoint of format {format_name}",
+            f"a checkpoint of format {writer.name}",
         )
-    found = strangers_in(destination, old) - {PLAN_MARK}
+    found = strangers_in(destination, old, writer) - {PLAN_MARK}
     strangers = sorted(name for name in found if not is_of_repository(destination, name))
     if strangers:
         more = f" and {len(strangers) - _SHOWN} more" if len(strangers) > _SHOWN else ""

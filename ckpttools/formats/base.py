@@ -264,6 +264,14 @@ class HoldsCompanions(Protocol):
         """
 
 
+@runtime_checkable
+class TellsStrangers(Protocol):
+    """A writer that knows better than its format what lies at a destination and is not what it puts there."""
+
+    def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
+        """As `TellsFiles.strangers`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a writer is made for.

@@ -28,6 +28,7 @@ from ckpttools.formats.base import (
     TellsShardings,
     TellsSteps,
     TellsStorage,
+    TellsStrangers,
     Writable,
     Writer,
 )
@@ -127,12 +128,19 @@ def companions_at(tree: Tree) -> Place | None:
     return format.companions(tree) if isinstance(format, TellsCompanions) else None
 
 
-def strangers_in(directory: Place, tree: Tree) -> set[str]:
+def strangers_in(directory: Place, tree: Tree, writer: Writer | None = None) -> set[str]:
     """What lies in a directory and is not part of the tree that was opened there: see `TellsFiles`; else all.
+
+    Args:
+        directory: where.
+        tree: what was opened there.
+        writer: what will be written in its place; may know better: see `TellsStrangers`.
 
     Raises:
         StorageError: it cannot be listed.
     """
+    if isinstance(writer, TellsStrangers):
+        return set(writer.strangers(directory, tree))
     format = _format_of(tree)
     if isinstance(format, TellsFiles):
         return set(format.strangers(directory, tree))

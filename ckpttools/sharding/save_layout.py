@@ -8,7 +8,7 @@ need nothing of the kind: all processes write to their places in the files that 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
@@ -18,6 +18,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, Shape, ceil_div
 from ckpttools.formats.base import Extents, Layout, Writer
 from ckpttools.formats.placement import DataFile, Placement
+from ckpttools.formats.registry import strangers_in
 from ckpttools.formats.zarr.chunking import chunk_shape
 from ckpttools.sharding.save_shards import Shards
 from ckpttools.stores.base import Streams
@@ -90,6 +91,10 @@ class OwnedWriter:
             for path, each in placements.items()
         }
         return replace(found, placements=placed, files=files.sizes)
+
+    def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
+        """As `TellsStrangers.strangers`."""
+        return strangers_in(directory, tree, self.writer)
 
     def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`."""

@@ -31,6 +31,7 @@ import ckpttools
 from ckpttools.core.errors import (
     CheckpointError,
     ConfigError,
+    DestinationExistsError,
     FormatError,
     MemoryBudgetError,
     SourceChangedError,
@@ -200,6 +201,21 @@ def checkpoint_manager(work: Path) -> None:
     opened = ckpttools.open(work / "run", 400)
     assert opened.metadata.custom == {"tokens": 5} and opened.metadata.step == 400
     assert ckpttools.doctor(work / "run").healthy
+    refused(DestinationExistsError, "lies not in <step>/<item> here")(
+        lambda: ckpttools.save(state, work / "run" / "500", overwrite=True)
+    )
+    refused(DestinationExistsError, "lies not in <item> here")(
+        lambda: ckpttools.save(state, work / "run", level="step", overwrite=True)
+    )
+    changed = {"params": jax.tree.map(lambda leaf: leaf[::-1], TREE["grid"]), "opt": TREE["optimizer"]}
+    ckpttools.save(changed, work / "run" / "500", level="step", item="default", overwrite=True)
+    (work / "run" / "400" / "notes").write_text("mine")
+    refused(DestinationExistsError, "notes")(
+        lambda: ckpttools.save(state, work / "run" / "400", level="step", overwrite=True)
+    )
+    with ocp.CheckpointManager(work / "run") as manager:
+        assert manager.all_steps() == [300, 400, 500]
+        same(manager.restore(500, args=ocp.args.StandardRestore(abstract(changed))), changed)
 
 
 def an_item(work: Path) -> None:
@@ -207,6 +223,13 @@ def an_item(work: Path) -> None:
     same(ocp.StandardCheckpointer().restore(work / "item", abstract(TREE["optimizer"])), TREE["optimizer"])
     assert ckpttools.diff(work / "item", ckpttools.save.plan(TREE["optimizer"], work / "x").plan.tree).equal
     assert ckpttools.doctor(work / "item").healthy
+    other = jax.tree.map(lambda leaf: leaf + 1, TREE["optimizer"])
+    ckpttools.save(other, work / "item", level="item", overwrite=True)
+    same(ocp.StandardCheckpointer().restore(work / "item", abstract(other)), other)
+    (work / "item" / "notes").write_text("mine")
+    refused(DestinationExistsError, "notes")(
+        lambda: ckpttools.save(other, work / "item", level="item", overwrite=True)
+    )
     refused(UsageError, "is the item", "as_step")(
         lambda: ckpttools.save(TREE, work / "no", level="item", as_step=3)
     )

@@ -41,18 +41,27 @@ def owns(name: str) -> bool:
     return is_inside or name.rpartition("/")[2] in (MANIFEST, *OWN_FILES) or zarr.owns(name)
 
 
-def strangers(directory: Place, tree: Tree) -> Iterator[str]:
-    """All but one step with one item, as `OrbaxWriter` lays them out."""
+# What an item is called below what is written, by level: see `OrbaxWriter`.
+_PLACES = {"run": "<step>/<item>", "step": "<item>", "item": "."}
+
+
+def strangers(directory: Place, tree: Tree, level: str = "run") -> Iterator[str]:
+    """All but one item, laid out as `OrbaxWriter` does at this level."""
     item = parse(tree.metadata.place)
-    step = item.parent
-    if item == directory or step.parent != directory:
-        yield f"{item.relative_to(directory) or '.'} is an item, which lies not in <step>/<item> here"
+    name = str(item.relative_to(directory) or ".") if item != directory else "."
+    parts = [] if name == "." else name.split("/")
+    if len(parts) != list(reversed(_PLACES)).index(level):
+        yield f"{name} is an item, which lies not in {_PLACES[level]} here"
         return
-    yield from (each.name for each in directory.entries() if each.name != step.name)
-    for each in step.entries():
-        if each.name != item.name and (each.is_dir or each.name not in _OF_A_STEP):
-            yield f"{step.name}/{each.name}"
-    yield from (f"{step.name}/{item.name}/{each}" for each in _strangers_in_item(item, tree))
+    if level == "run":
+        yield from (each.name for each in directory.entries() if each.name != item.parent.name)
+    if level != "item":
+        below = "".join(f"{part}/" for part in parts[:-1])
+        for each in item.parent.entries():
+            if each.name != item.name and (each.is_dir or each.name not in _OF_A_STEP):
+                yield f"{below}{each.name}"
+    prefix = "".join(f"{part}/" for part in parts)
+    yield from (f"{prefix}{each}" for each in _strangers_in_item(item, tree))
 
 
 def _strangers_in_item(item: Place, tree: Tree) -> Iterator[str]:

@@ -111,6 +111,12 @@ class OrbaxWriter:
         sizes = {name: size for name, size in files.sizes.items() if size}
         return Layout(placements, sizes, found.links, found.remarks)
 
+    def strangers(self, directory: Place, tree: Tree) -> Iterator[str]:
+        """As `TellsStrangers.strangers`: a run is not replaced by an item, nor a step by a run."""
+        from ckpttools.formats.orbax.own import strangers
+
+        return strangers(directory, tree, self.level)
+
     def companions_at(self, tree: Tree, is_model: bool) -> str:
         """As `HoldsCompanions.companions_at`: inside the item, where no loader minds."""
         return f"{self._base(tree)}{COMPANIONS}"
