@@ -19,6 +19,7 @@ CASES = (
     "an_item",
     "flax_nnx",
     "flax_linen",
+    "loaded_again",
     "as_it_lies_on_its_mesh",
     "as_from_a_file",
     "arrays_without_elements",

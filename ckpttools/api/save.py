@@ -126,7 +126,7 @@ def save(
     format: str | None = None,
     *,
     to: Literal["hf", "maxtext"] | None = None,
-    like: Where | None = None,
+    model: Where | None = None,
     custom: Mapping[str, Any] | None = None,
     keep_sharding: bool = False,
     **options: Any,
@@ -145,7 +145,7 @@ def save(
             "orbax" for arrays in memory.
         to: convert on the way: "hf" writes parameters of MaxText as Hugging Face names and lays them out,
             "maxtext" the reverse; None writes the tree as it is.
-        like: with `to`, directory of the model, or its `config.json`.
+        model: with `to`, directory of the model, or its `config.json`.
         custom: the user's own metadata, for arrays in memory.
         keep_sharding: store arrays of JAX as they lie on their mesh: in chunks of which each is in one shard,
             and with the sharding, so that Orbax restores them as arrays of JAX where it is told nothing else
@@ -164,9 +164,11 @@ def save(
             hint=f"leave out {option('keep_sharding')} or {option('to')}",
         )
     if to is not None:
-        return PreparedSave.of(_converted(made, destination, format, to, like, options))
-    if like is not None:
-        raise UsageError(f"{option('like')} is about models", hint='say to="hf" or to="maxtext" as well')
+        return PreparedSave.of(_converted(made, destination, format, to, model, options))
+    if model is not None:
+        raise UsageError(
+            f"{option('model')} is about conversions", hint='say to="hf" or to="maxtext" as well'
+        )
     writing = part_of(options, Writing)
     how = {name: options[name] for name in options if name not in writing}
 
@@ -305,7 +307,7 @@ def _converted(
     destination: Where,
     format: str | None,
     to: str,
-    like: Where | None,
+    model: Where | None,
     options: Mapping[str, Any],
 ) -> Prepared:
     """What writes a tree as the other side names and lays out the same model."""
@@ -319,9 +321,9 @@ def _converted(
             hint=f"leave out {option('format')}, or save without {option('to')}",
         )
     if to == "hf":
-        return maxtext_to_hf.plan(tree, destination, like=like, **options)
-    if like is not None:
-        files = ModelFiles.of(tree, like)
+        return maxtext_to_hf.plan(tree, destination, like=model, **options)
+    if model is not None:
+        files = ModelFiles.of(tree, model)
         tree = tree.with_metadata(config=files.config)
     return hf_to_maxtext.plan(tree, destination, **options)
 

@@ -270,6 +270,16 @@ def flax_linen(work: Path) -> None:
     same(found, variables)
 
 
+def loaded_again(work: Path) -> None:
+    tree = {**TREE, "list": TREE["list"][:-1]}  # which takes no text
+    for format, options in (("orbax", {}), ("orbax", {"compression": "zstd"}), ("zarr3", {})):
+        place = work / f"{format}{len(options)}"
+        ckpttools.save(tree, place, format, **options)
+        found = ckpttools.load(place, like=tree)
+        same(found, tree)
+        assert found["grid"]["backwards 0"].sharding == TREE["grid"]["backwards 0"].sharding
+
+
 def as_it_lies_on_its_mesh(work: Path) -> None:
     """Orbax restores it so without a target; chunks are cut within shards."""
     large = put(patterns("float32", 2048, 4096), "2x4", P("x", "y"))
@@ -407,9 +417,9 @@ def models(work: Path) -> None:
         hf, made = GOLDEN / family / "hf", work / f"{family}-maxtext"
         ckpttools.hf_to_maxtext(hf, made)
         ckpttools.maxtext_to_hf(made, work / f"{family}-hf", like=hf)
-        ckpttools.save(on_devices(made), work / f"{family}-again", to="hf", like=hf)
+        ckpttools.save(on_devices(made), work / f"{family}-again", to="hf", model=hf)
         assert content(work / f"{family}-hf") == content(work / f"{family}-again"), family
-        ckpttools.save(on_devices(hf), work / f"{family}-stacked", to="maxtext", like=hf)
+        ckpttools.save(on_devices(hf), work / f"{family}-stacked", to="maxtext", model=hf)
         arrays = (
             content(made / "0" / "items" / "d"),
             content(work / f"{family}-stacked" / "0" / "items" / "d"),
@@ -417,9 +427,12 @@ def models(work: Path) -> None:
         assert arrays[0] == arrays[1], family
         assert not ckpttools.verify(work / f"{family}-stacked", hf).differences
     state = nnx_state(on_devices(work / "llama3.1-maxtext"))
-    ckpttools.save(state, work / "nnx", to="hf", like=GOLDEN / "llama3.1" / "hf" / "config.json")
+    ckpttools.save(state, work / "nnx", to="hf", model=GOLDEN / "llama3.1" / "hf" / "config.json")
     weights = "model.safetensors"
     assert (work / "nnx" / weights).read_bytes() == (work / "llama3.1-hf" / weights).read_bytes()
+    loaded = ckpttools.load(GOLDEN / "llama3.1" / "hf", to="maxtext", rules="maxtext", mesh="fsdp=4,tensor=2")
+    ckpttools.save(loaded, work / "loaded", to="hf", model=GOLDEN / "llama3.1" / "hf")
+    assert content(work / "loaded") == content(work / "llama3.1-hf")
     refused(ConfigError, "config.json")(lambda: ckpttools.save(on_devices(hf), work / "no", to="maxtext"))
     refused(UsageError, "written as safetensors")(
         lambda: ckpttools.save(state, work / "no", "orbax", to="hf")
