@@ -52,6 +52,19 @@ class Shard:
         is_of_host = device.platform == "cpu" or "host" in str(self.data.sharding.memory_kind)
         return is_of_host and _bits(self.data.dtype) >= 8
 
+    def copied(self) -> np.ndarray:
+        """All elements, in memory that nobody else has."""
+        import numpy as np
+
+        if self.is_on_host:
+            return np.array(self.data)
+        import jax
+
+        # Another array of the same memory: an array of JAX keeps what was copied as long as it lives.
+        fresh = jax.make_array_from_single_device_arrays(self.data.shape, self.data.sharding, [self.data])
+        brought = np.asarray(fresh)
+        return brought.copy() if _may_alias(self.data) else brought
+
     def read_into(self, inside: Region, out: np.ndarray, dtype: DType) -> None:
         """Writes a part of the box, in its own coordinates, into `out`, as carriers."""
         import numpy as np
@@ -128,15 +141,8 @@ class Shards:
 
     def copy_to_host(self) -> None:
         """Copies what is held to memory of this process, and lets go of what had it."""
-        import numpy as np
-
         self.check()
-        copies = []
-        for shard in self._shards:
-            out = np.empty(shard.region.shape, self._dtype.carrier)
-            shard.read_into(Region.whole(out.shape), out, self._dtype)
-            copies.append(Shard(shard.region, out))
-        self._shards = tuple(copies)
+        self._shards = tuple(Shard(shard.region, shard.copied()) for shard in self._shards)
 
     def let_go(self) -> None:
         """Gives up what is held: it cannot be read any more."""
@@ -216,6 +222,12 @@ def _region(index: tuple[slice, ...], shape: Shape) -> Region:
     """The box that JAX gives as slices, of which the ends may be left out."""
     limits = [each.indices(length) for each, length in zip(index, shape, strict=True)]
     return Region(tuple(start for start, _, _ in limits), tuple(stop for _, stop, _ in limits))
+
+
+def _may_alias(array: jax.Array) -> bool:
+    """Whether numpy is given the memory of an array of one device, and not a copy."""
+    (device,) = array.devices()
+    return bool(device.platform == "cpu")
 
 
 def _bits(dtype: Any) -> int:
