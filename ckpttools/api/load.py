@@ -23,7 +23,8 @@ from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
-from ckpttools.sharding.rules import RulesLike, rules_of
+from ckpttools.sharding.mesh import MeshShape, parse_mesh
+from ckpttools.sharding.rules import RulesLike, own_axes, rules_of
 from ckpttools.stores.fetching import fetch
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.registry import Where
@@ -138,7 +139,8 @@ def load(
             is loaded, too. None for those of `like`.
         rules: how arrays are cut over `mesh`: "maxtext", a file, or pairs, of a logical axis and mesh axes,
             or of a pattern of paths and a `PartitionSpec`; see `ckpttools.sharding.rules`.
-        mesh: a `jax.sharding.Mesh`, or text such as "fsdp=4,tensor=2" for one of all devices.
+        mesh: a `jax.sharding.Mesh`, or text such as "fsdp=4,tensor=2" for one of all devices. Without rules
+            the names that Flax's variables have for their axes are mesh axes.
         to: whose names, layout and values arrays are to have: of a Hugging Face model "maxtext", of a
             MaxText checkpoint "hf"; None leaves them as they are.
         dtype: of floating-point arrays, such as "bfloat16"; "like" for those of `like`; None for the stored.
@@ -166,9 +168,10 @@ def load(
     from ckpttools.sharding.templates import template_of
 
     memory = parse_size(loading.get("memory", DEFAULT_MEMORY))
-    where = _where(shardings, rules, mesh, memory_kind)
     wanted = like if like is not None else _tree_of(shardings)
     template = None if wanted is None else template_of(wanted)
+    has_names = template is not None and any(leaf.axes for leaf in template.leaves)
+    where = _where(shardings, rules, mesh, memory_kind, has_names=has_names)
     names = () if template is None else tuple(leaf.name for leaf in template.leaves)
     with allowing(memory), requesting(loading.get("requests")):
         tree = opened(source, read_options(part_of(loading, Opening)))
@@ -203,8 +206,10 @@ def load(
     )
 
 
-def _where(shardings: Any, rules: RulesLike | None, mesh: Any, memory_kind: str | None) -> Any:
-    """What was said of devices."""
+def _where(
+    shardings: Any, rules: RulesLike | None, mesh: Any, memory_kind: str | None, *, has_names: bool
+) -> Any:
+    """What was said of devices; `has_names` where a template has names of axes."""
     import jax
 
     from ckpttools.sharding.request import Where as Devices
@@ -218,8 +223,16 @@ def _where(shardings: Any, rules: RulesLike | None, mesh: Any, memory_kind: str 
     if shardings is not None and not isinstance(shardings, jax.sharding.Sharding):
         leaves = template_of(shardings).leaves
         said = {leaf.path: leaf.sharding for leaf in leaves if leaf.sharding is not None}
+    devices = _mesh(mesh)
     made = None if rules is None else rules_of(rules)
-    return Devices(said, made, _mesh(mesh), memory_kind)
+    if devices is not None and shardings is None and made is None:
+        made = own_axes(MeshShape(dict(devices.shape)))
+        if not has_names:
+            raise UsageError(
+                f"{option('mesh')} alone does not say how arrays are cut",
+                hint=f"also give {option('rules', 'maxtext')}, or rules of your own",
+            )
+    return Devices(said, made, devices, memory_kind)
 
 
 def _mesh(mesh: Any) -> Any:
@@ -227,8 +240,6 @@ def _mesh(mesh: Any) -> Any:
     if not isinstance(mesh, str):
         return mesh
     import jax
-
-    from ckpttools.sharding.mesh import parse_mesh
 
     shape = parse_mesh(mesh)
     if shape.size != jax.device_count():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from ckpttools.array.lazy import LazyArray, ReadCost
+from ckpttools.array.nodes import Stack
 from ckpttools.core.region import Region, Shape, ceil_div, grid_cells
 from ckpttools.plan.pieces import Item, tile_for
 from ckpttools.plan.reading import prices
@@ -130,6 +132,26 @@ def projected(held: Sequence[Held], most_bytes: int) -> ReadCost:
         kind = (each.array.read_kind, shards.shape, shards.part, shards.boxes)
         if kind not in known:
             regions = cutter(item, max(1, most_bytes // each.array.dtype.itemsize))
-            known[kind] = sum((each.array.read_cost(region) for region in regions), ReadCost())
+            known[kind] = _cost(each.array, regions)
         total += known[kind]
     return total
+
+
+def _cost(array: LazyArray, regions: Iterable[Region]) -> ReadCost:
+    """What reading all of these takes; of stacked arrays that are read alike it does not matter which."""
+    alike = _stacked_alike(array)
+    counts: Counter[Region] = Counter()
+    for region in regions:
+        shape = region.shape
+        for axis in alike:
+            region = region.replaced(axis, 0, shape[axis])
+        counts[region] += 1
+    return sum((array.read_cost(region) * count for region, count in counts.items()), ReadCost())
+
+
+def _stacked_alike(array: LazyArray) -> tuple[int, ...]:
+    """The axes on which arrays are stacked of which any part is read at the same cost."""
+    if not isinstance(array, Stack) or not isinstance(array.read_kind, tuple):
+        return ()
+    inner = _stacked_alike(array.parts[0])
+    return (array.axis, *(axis + (axis >= array.axis) for axis in inner))

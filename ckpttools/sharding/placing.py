@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
@@ -31,19 +32,17 @@ class Target:
     dtype: DType
     sharding: jax.sharding.Sharding
 
-    @property
-    def homes(self) -> list[tuple[jax.Device, Shape]]:
+    @cached_property
+    def homes(self) -> tuple[tuple[jax.Device, Shape], ...]:
         """The devices of this process and the grid index of the part that each holds."""
-        part = self.part
-        placed = self.sharding.addressable_devices_indices_map(self.shape)
-        return [(device, _cell(index, part)) for device, index in placed.items()]
+        return _homes(self.sharding, self.shape, self.part)
 
-    @property
+    @cached_property
     def part(self) -> Shape:
         """The shape of each part; raises ValueError where they are not equal, as JAX does."""
         return tuple(self.sharding.shard_shape(self.shape))
 
-    @property
+    @cached_property
     def shards(self) -> Shards:
         """What the devices of this process hold."""
         return Shards(self.shape, self.part, tuple(dict.fromkeys(cell for _, cell in self.homes)))
@@ -53,12 +52,21 @@ class Target:
         """Bytes on the devices of this process, each copy counted."""
         return len(self.homes) * int(np.prod(self.part, dtype=np.int64)) * self.dtype.itemsize
 
-    @property
+    @cached_property
     def is_aliased(self) -> bool:
         """Whether memory of the host that is aligned becomes the array's own, without a copy."""
         devices: Any = self.sharding.addressable_devices
         kind = self.sharding.memory_kind
         return all(each.platform == "cpu" and kind in (None, each.default_memory().kind) for each in devices)
+
+
+@lru_cache(maxsize=1024)
+def _homes(
+    sharding: jax.sharding.Sharding, shape: Shape, part: Shape
+) -> tuple[tuple[jax.Device, Shape], ...]:
+    # The same for all layers.
+    placed = sharding.addressable_devices_indices_map(shape)
+    return tuple((device, _cell(index, part)) for device, index in placed.items())
 
 
 def _cell(index: object, part: Shape) -> Shape:

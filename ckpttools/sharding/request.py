@@ -17,7 +17,7 @@ from ckpttools.core.errors import CheckpointError, CoverageError, UsageError, li
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, some, type_text
 from ckpttools.core.wording import option
-from ckpttools.maxtext.axis_names import axis_names
+from ckpttools.maxtext.axis_names import AxisNames, axis_names
 from ckpttools.sharding.matching import match
 from ckpttools.sharding.mesh import MeshShape
 from ckpttools.sharding.placing import Target
@@ -41,7 +41,7 @@ class Leaf:
         target: where it goes.
         key_impl: of PRNG keys the name of their implementation.
         number: the Python type of what becomes a number.
-        name: as the caller has it.
+        wanted: what the caller wants of it.
     """
 
     path: Path
@@ -49,7 +49,12 @@ class Leaf:
     target: Target
     key_impl: str | None = None
     number: type | None = None
-    name: str = ""
+    wanted: Wanted = field(default_factory=lambda: Wanted((), None, None))
+
+    @property
+    def name(self) -> str:
+        """As the caller has it."""
+        return self.wanted.name
 
 
 @dataclass(frozen=True)
@@ -193,7 +198,7 @@ class _Asking:
         number = wanted.number or (_number_type(array.dtype) if was_number else None)
         key_impl = wanted.key_impl or (None if is_data else metadata.key_impls.get(path))
         target = Target(array.shape, array.dtype, self._sharding(path, wanted))
-        return Leaf(path, array, target, key_impl, number, wanted.name)
+        return Leaf(path, array, target, key_impl, number, wanted)
 
     def _sharding(self, path: Path, wanted: Wanted) -> jax.sharding.Sharding:
         found = self._said(path, wanted) or self._default
@@ -207,11 +212,18 @@ class _Asking:
         if where.shardings is not None:
             return where.shardings.get(wanted.path)
         if where.rules is not None and where.mesh is not None and self._mesh is not None:
-            spec = where.rules.spec(wanted.path, self._names.get(path, ()), self._mesh)
+            spec = where.rules.spec(wanted.path, self._axes(path, wanted), self._mesh)
             spec_type: Any = jax.sharding.PartitionSpec
             entries = [entry[0] if len(entry) == 1 else entry or None for entry in spec]
             return jax.sharding.NamedSharding(where.mesh, spec_type(*entries))
         return wanted.sharding
+
+    def _axes(self, path: Path, wanted: Wanted) -> AxisNames:
+        """What axes are called: by the template, and by the checkpoint."""
+        own, known = wanted.axes, self._names.get(path, ())
+        if len(own) != len(known):
+            return own or known
+        return tuple((*first, *second) for first, second in zip(own, known, strict=True))
 
     def problems(self, leaf: Leaf, wanted: Wanted) -> Iterator[str]:
         """Why an array cannot be loaded as wanted."""
@@ -242,7 +254,7 @@ class _Asking:
         others = [
             leaf.name
             for leaf in leaves
-            if leaf.array.ndim > 1 and not rules.applies(leaf.path, self._names.get(leaf.path, ()))
+            if leaf.array.ndim > 1 and not rules.applies(leaf.wanted.path, self._axes(leaf.path, leaf.wanted))
         ]
         if others:
             yield f"no rule is about {array_count(others)}, of which every device has all: {some(others)}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ckpttools.array.patterns import first_match
@@ -62,7 +63,7 @@ class Rules:
         pattern = first_match(path, (each for each, _ in self.arrays))
         if pattern is not None:
             return next(spec for each, spec in self.arrays if each == pattern)
-        found = self._by_axes(axes)
+        found = _by_axes(self.axes, axes)
         # Those of length one cut nothing; MaxText leaves them out as well.
         return tuple(tuple(name for name in entry if mesh.axes.get(name, 1) > 1) for entry in found)
 
@@ -73,17 +74,20 @@ class Rules:
             not known.isdisjoint(names) for names in axes
         )
 
-    def _by_axes(self, axes: AxisNames) -> Spec:
-        known = {logical for logical, _ in self.axes}
-        names = [next((each for each in alternatives if each in known), None) for alternatives in axes]
-        found: list[tuple[str, ...] | None] = [None] * len(axes)
-        used: set[str] = set()
-        for logical, cut in self.axes:
-            for position, name in enumerate(names):
-                if name == logical and found[position] is None and used.isdisjoint(cut):
-                    found[position] = cut
-                    used.update(cut)
-        return tuple(each or () for each in found)
+
+@lru_cache(maxsize=1024)
+def _by_axes(rules: tuple[tuple[str, tuple[str, ...]], ...], axes: AxisNames) -> Spec:
+    # The same for all layers.
+    known = {logical for logical, _ in rules}
+    names = [next((each for each in alternatives if each in known), None) for alternatives in axes]
+    found: list[tuple[str, ...] | None] = [None] * len(axes)
+    used: set[str] = set()
+    for logical, cut in rules:
+        for position, name in enumerate(names):
+            if name == logical and found[position] is None and used.isdisjoint(cut):
+                found[position] = cut
+                used.update(cut)
+    return tuple(each or () for each in found)
 
 
 # As MaxText resolves them on a mesh on which the axes that are not named here have length one.
@@ -112,6 +116,11 @@ def rules_of(value: RulesLike) -> Rules:
         return _named(value)
     pairs = value.items() if isinstance(value, Mapping) else value
     return rules_from(pairs)
+
+
+def own_axes(mesh: MeshShape) -> Rules:
+    """Rules for templates whose axes have the names of mesh axes."""
+    return Rules(axes=tuple((name, (name,)) for name in mesh.axes), name="the names of axes")
 
 
 def _named(name: str) -> Rules:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 from ckpttools.core.region import Region, Shape, ceil_div
@@ -35,9 +35,7 @@ class Shards:
         """Few boxes that have all that is held and nothing else."""
         if prod(self.shape) == 0:
             return ()
-        return tuple(
-            Region(_scaled(box.start, self.part), _scaled(box.stop, self.part)) for box in joined(self.held)
-        )
+        return _boxes(self.part, self.held)
 
     def region(self, index: Shape) -> Region:
         """One part."""
@@ -65,6 +63,12 @@ def whole(shape: Shape) -> Shards:
 
 def _scaled(index: Shape, part: Shape) -> Shape:
     return tuple(i * n for i, n in zip(index, part, strict=True))
+
+
+@lru_cache(maxsize=1024)
+def _boxes(part: Shape, held: tuple[Shape, ...]) -> tuple[Region, ...]:
+    # The same for all layers.
+    return tuple(Region(_scaled(box.start, part), _scaled(box.stop, part)) for box in joined(held))
 
 
 def joined(cells: Iterable[Shape]) -> list[Region]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from ckpttools.array.tree import Path, spelled
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.core.region import Shape
+from ckpttools.maxtext.axis_names import AxisNames
 
 # How NNX's variables and Linen's boxes hold their arrays: no key of a checkpoint's own.
 _VALUE = "value"
@@ -31,6 +32,7 @@ class Wanted:
         sharding: where it is to be, None where the tree does not say.
         key_impl: of PRNG keys the name of their implementation.
         number: the Python type, of a leaf that is a number.
+        axes: names of its axes, where a variable or a box says them.
     """
 
     path: Path
@@ -39,6 +41,7 @@ class Wanted:
     sharding: jax.sharding.Sharding | None = None
     key_impl: str | None = None
     number: type | None = None
+    axes: AxisNames = ()
 
     @property
     def name(self) -> str:
@@ -81,8 +84,32 @@ def template_of(like: Any) -> Template:
     found, structure = jax.tree_util.tree_flatten_with_path(like)
     if not found:
         raise UsageError("a tree without leaves says nothing", got=f"like={like!r}")
+    names = _axis_names(like)
     leaves = tuple(_wanted(path_of(keys), leaf) for keys, leaf in found)
+    leaves = tuple(replace(each, axes=names.get(each.path, ())) for each in leaves)
     return Template(leaves, lambda values: jax.tree_util.tree_unflatten(structure, values))
+
+
+def _axis_names(like: Any) -> dict[Path, AxisNames]:
+    """What variables of NNX and boxes of Linen say of axes."""
+    nnx, meta = sys.modules.get("flax.nnx"), sys.modules.get("flax.core.meta")
+    kinds = (*([nnx.Variable] if nnx else []), *([meta.AxisMetadata] if meta else []))
+    if not kinds:
+        return {}
+    found, _ = jax.tree_util.tree_flatten_with_path(like, is_leaf=lambda each: isinstance(each, kinds))
+    said = {path_of(keys): _names_in(each) for keys, each in found if isinstance(each, kinds)}
+    return {path: tuple(map(_alternatives, names)) for path, names in said.items() if names}
+
+
+def _names_in(box: Any) -> Sequence[Any]:
+    if hasattr(box, "get_metadata"):
+        box = box.get_metadata()
+        return box.get("out_sharding") or box.get("sharding_names") or box.get("sharding") or ()
+    return getattr(box, "names", None) or ()
+
+
+def _alternatives(name: Any) -> tuple[str, ...]:
+    return () if name is None else (name,) if isinstance(name, str) else tuple(name)
 
 
 def path_of(keys: Sequence[Any]) -> Path:

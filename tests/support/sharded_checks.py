@@ -294,6 +294,56 @@ def noise(name: str, *shape: int) -> Stored:
 
 
 @check
+def variables_say_what_their_axes_are_called() -> None:
+    from flax import nnx
+
+    class Model(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            init = nnx.with_partitioning(nnx.initializers.ones, ("tensor", "fsdp"))
+            self.up = nnx.Linear(16, 32, kernel_init=init, use_bias=False, rngs=rngs)
+
+    import jax
+
+    mesh, kernel = mesh_of("fsdp=4,tensor=2"), noise("float32", 16, 32)
+    with jax.set_mesh(mesh):
+        model = nnx.eval_shape(lambda: Model(nnx.Rngs(0)))
+    ckpttools.load(Tree({("up", "kernel"): kernel}), like=model, mesh=mesh)
+    assert tuple(model.up.kernel[...].sharding.spec) == ("tensor", "fsdp")
+    assert bits(model.up.kernel[...]) == bits(kernel.read())
+
+
+@check
+def stores_and_encoded_chunks() -> None:
+    """From memory, and of chunks that are compressed, which are fetched once."""
+    tree = Tree({("a",): noise("float32", 512, 256), ("b",): noise("bfloat16", 64, 128)})
+    rules = {"*": "P('fsdp', 'tensor')"}
+    with tempfile.TemporaryDirectory() as directory:
+        for place in ("memory://load/checks", str(Path(directory) / "z")):
+            ckpttools.save(tree, place, "orbax", compression="zstd")
+            prepared = ckpttools.load.plan(place, rules=rules, mesh="fsdp=4,tensor=2")
+            with counted() as count:
+                same(by_path(prepared.run()), tree)
+        assert 0 < count[0] <= prepared.plan.bytes_read, (count, prepared.plan)
+
+
+@check
+def what_is_damaged_meanwhile_is_an_error() -> None:
+    tree = Tree({(str(n),): noise("float32", 256, 256 + n) for n in range(4)})
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory) / "t"
+        ckpttools.save(tree, place, "safetensors")
+        prepared = ckpttools.load.plan(place, rules={"*": "P('fsdp')"}, mesh="fsdp=8")
+        file = next(place.glob("*.safetensors"))
+        os.truncate(file, file.stat().st_size // 2)
+        try:
+            prepared.run()
+        except CheckpointError as error:
+            assert "ends too early" in str(error) or "changed" in str(error), error
+        else:
+            raise AssertionError("what was cut short was loaded")
+
+
+@check
 def linen_trees() -> None:
     import jax
     from flax import linen as nn
@@ -311,7 +361,10 @@ def linen_trees() -> None:
         ("Dense_0", "kernel"),
         ("a", "b", "params", "Dense_0", "kernel"),
     ):
-        loaded = ckpttools.load(Tree({path: kernel}), like=like)
+        rules = [("embed", "fsdp"), ("mlp", "tensor")]
+        loaded = ckpttools.load(Tree({path: kernel}), like=like, rules=rules, mesh="fsdp=4,tensor=2")
+        spec = loaded["params"]["Dense_0"]["kernel"].value.sharding.spec
+        assert tuple(spec) == ("fsdp", "tensor"), spec
         assert bits(loaded["params"]["Dense_0"]["kernel"].value) == bits(kernel.read()), path
 
 
@@ -349,6 +402,7 @@ def what_does_not_fit_is_refused_and_all_of_it_listed() -> None:
     assert "wanted 8" in refused(UsageError, tree, rules=rules, mesh="fsdp=4").replace("  wanted ", "wanted")
     assert "needs `like`" in refused(UsageError, tree, dtype="like")
     assert "without leaves" in refused(UsageError, tree, like={})
+    assert "also give" in refused(UsageError, tree, mesh="fsdp=8")
     refused(UsageError, tree, to="torch")
     refused(CheckpointError, HF, to="hf")
 
