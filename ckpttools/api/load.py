@@ -23,8 +23,8 @@ from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
-from ckpttools.sharding.mesh import MeshShape, parse_mesh
-from ckpttools.sharding.rules import RulesLike, own_axes, rules_of
+from ckpttools.sharding.mesh import parse_mesh
+from ckpttools.sharding.rules import RulesLike, rules_of
 from ckpttools.stores.fetching import fetch
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.registry import Where
@@ -164,15 +164,16 @@ def load(
         UsageError: arguments that contradict each other.
     """
     from ckpttools.sharding.loading import Sharing, plan_load
-    from ckpttools.sharding.request import request
+    from ckpttools.sharding.request import is_abstract, request
     from ckpttools.sharding.templates import template_of
 
     memory = parse_size(loading.get("memory", DEFAULT_MEMORY))
     wanted = like if like is not None else _tree_of(shardings)
     template = None if wanted is None else template_of(wanted)
-    has_names = template is not None and any(leaf.axes for leaf in template.leaves)
-    where = _where(shardings, rules, mesh, memory_kind, has_names=has_names)
-    names = () if template is None else tuple(leaf.name for leaf in template.leaves)
+    leaves = () if template is None else template.leaves
+    is_cut = any(leaf.axes or is_abstract(leaf.sharding) for leaf in leaves)
+    where = _where(shardings, rules, mesh, memory_kind, is_cut=is_cut)
+    names = tuple(leaf.name for leaf in leaves)
     with allowing(memory), requesting(loading.get("requests")):
         tree = opened(source, read_options(part_of(loading, Opening)))
         place = tree.metadata.place
@@ -207,9 +208,9 @@ def load(
 
 
 def _where(
-    shardings: Any, rules: RulesLike | None, mesh: Any, memory_kind: str | None, *, has_names: bool
+    shardings: Any, rules: RulesLike | None, mesh: Any, memory_kind: str | None, *, is_cut: bool
 ) -> Any:
-    """What was said of devices; `has_names` where a template has names of axes."""
+    """What was said of devices; `is_cut` where a template says how its arrays are cut over a mesh."""
     import jax
 
     from ckpttools.sharding.request import Where as Devices
@@ -225,13 +226,11 @@ def _where(
         said = {leaf.path: leaf.sharding for leaf in leaves if leaf.sharding is not None}
     devices = _mesh(mesh)
     made = None if rules is None else rules_of(rules)
-    if devices is not None and shardings is None and made is None:
-        made = own_axes(MeshShape(dict(devices.shape)))
-        if not has_names:
-            raise UsageError(
-                f"{option('mesh')} alone does not say how arrays are cut",
-                hint=f"also give {option('rules', 'maxtext')}, or rules of your own",
-            )
+    if devices is not None and shardings is None and made is None and not is_cut:
+        raise UsageError(
+            f"{option('mesh')} alone does not say how arrays are cut",
+            hint=f"also give {option('rules', 'maxtext')}, or rules of your own",
+        )
     return Devices(said, made, devices, memory_kind)
 
 

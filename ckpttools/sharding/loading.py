@@ -185,12 +185,14 @@ def _route(leaf: Leaf, sharing: Sharing, room: int) -> Route:
     """How an array is read; the same in all processes."""
     target = leaf.target
     direct = Held(leaf.array, target.shards, leaf.name)
-    if jax.process_count() == 1 or not is_movable(target):
+    homes = homes_of(target) if jax.process_count() > 1 and is_movable(target) else {}
+    # What some processes have no part of, they cannot move together.
+    if len(homes) < max(2, jax.process_count()):
         return Route(leaf, "direct", direct, direct)
     devices = devices_each(target)
     way, cut, _ = way_of(
         leaf.array,
-        homes_of(target),
+        homes,
         processes=jax.process_count(),
         max_over_read=sharing.max_over_read,
         single_replica=sharing.single_replica,

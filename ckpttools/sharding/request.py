@@ -21,8 +21,8 @@ from ckpttools.maxtext.axis_names import AxisNames, axis_names
 from ckpttools.sharding.matching import match
 from ckpttools.sharding.mesh import MeshShape
 from ckpttools.sharding.placing import Target
-from ckpttools.sharding.rules import Rules
-from ckpttools.sharding.specs import shard_shape
+from ckpttools.sharding.rules import Rules, own_axes
+from ckpttools.sharding.specs import Spec, shard_shape
 from ckpttools.sharding.templates import Template, Wanted
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import CastMap, cast, cast_notes
@@ -213,10 +213,31 @@ class _Asking:
             return where.shardings.get(wanted.path)
         if where.rules is not None and where.mesh is not None and self._mesh is not None:
             spec = where.rules.spec(wanted.path, self._axes(path, wanted), self._mesh)
-            spec_type: Any = jax.sharding.PartitionSpec
-            entries = [entry[0] if len(entry) == 1 else entry or None for entry in spec]
-            return jax.sharding.NamedSharding(where.mesh, spec_type(*entries))
-        return wanted.sharding
+            return self._named(spec)
+        if wanted.sharding is None and wanted.axes and self._mesh is not None:
+            return self._named(own_axes(self._mesh).spec(wanted.path, wanted.axes, self._mesh))
+        if is_abstract(wanted.sharding):
+            return jax.sharding.NamedSharding(self._devices(wanted), wanted.sharding.spec)
+        found: jax.sharding.Sharding | None = wanted.sharding
+        return found
+
+    def _named(self, spec: Spec) -> jax.sharding.Sharding:
+        assert self._where.mesh is not None
+        entries = [entry[0] if len(entry) == 1 else entry or None for entry in spec]
+        made: Any = jax.sharding.PartitionSpec
+        return jax.sharding.NamedSharding(self._where.mesh, made(*entries))
+
+    def _devices(self, wanted: Wanted) -> jax.sharding.Mesh:
+        """The mesh with devices for a sharding over one without."""
+        mesh = self._where.mesh if self._where.mesh is not None else jax.sharding.get_mesh()
+        if not set(wanted.sharding.mesh.axis_names) <= set(mesh.axis_names):
+            raise UsageError(
+                "a sharding is over a mesh without devices",
+                place=wanted.name,
+                got=wanted.sharding,
+                hint=f"also give {option('mesh')}, or load within `jax.set_mesh`",
+            )
+        return mesh
 
     def _axes(self, path: Path, wanted: Wanted) -> AxisNames:
         """What axes are called: by the template, and by the checkpoint."""
@@ -258,6 +279,11 @@ class _Asking:
         ]
         if others:
             yield f"no rule is about {array_count(others)}, of which every device has all: {some(others)}"
+
+
+def is_abstract(sharding: Any) -> bool:
+    """Whether a sharding is over a mesh without devices, as that of an array that was only traced."""
+    return isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
 
 
 def _uneven(leaf: Leaf) -> Iterator[str]:

@@ -38,7 +38,7 @@ class Wanted:
     path: Path
     shape: Shape | None
     dtype: DType | None
-    sharding: jax.sharding.Sharding | None = None
+    sharding: Any = None
     key_impl: str | None = None
     number: type | None = None
     axes: AxisNames = ()

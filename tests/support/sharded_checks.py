@@ -295,6 +295,7 @@ def noise(name: str, *shape: int) -> Stored:
 
 @check
 def variables_say_what_their_axes_are_called() -> None:
+    from flax import linen as nn
     from flax import nnx
 
     class Model(nnx.Module):
@@ -307,9 +308,18 @@ def variables_say_what_their_axes_are_called() -> None:
     mesh, kernel = mesh_of("fsdp=4,tensor=2"), noise("float32", 16, 32)
     with jax.set_mesh(mesh):
         model = nnx.eval_shape(lambda: Model(nnx.Rngs(0)))
-    ckpttools.load(Tree({("up", "kernel"): kernel}), like=model, mesh=mesh)
-    assert tuple(model.up.kernel[...].sharding.spec) == ("tensor", "fsdp")
+    tree = Tree({("up", "kernel"): kernel})
+    assert "without devices" in refused(UsageError, tree, like=nnx.state(model))
+    for within, devices in ((jax.set_mesh(mesh), None), (contextlib.nullcontext(), mesh)):
+        with within:
+            loaded = ckpttools.load(tree, like=nnx.state(model), mesh=devices)
+        assert tuple(loaded["up"]["kernel"][...].sharding.spec) == ("tensor", "fsdp")
+    ckpttools.load(tree, like=model, mesh=mesh)
+    assert model.up.kernel[...].sharding.mesh == mesh
     assert bits(model.up.kernel[...]) == bits(kernel.read())
+    box = nn.Partitioned(jax.ShapeDtypeStruct((16, 32), np.float32), names=("fsdp", None))
+    loaded = ckpttools.load(tree, like={"up": {"kernel": box}}, mesh=mesh)
+    assert tuple(loaded["up"]["kernel"].value.sharding.spec) == ("fsdp", None)
 
 
 @check
