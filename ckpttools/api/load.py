@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +15,7 @@ from ckpttools.array.fingerprint import sources
 from ckpttools.array.tree import Tree
 from ckpttools.core.budget import allowing, parse_size
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import ConfigError, FormatError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.maxtext.direction import refuse_hugging_face, refuse_maxtext
@@ -23,6 +24,7 @@ from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.vocabulary import refuse_learned
 from ckpttools.sharding.mesh import parse_mesh
 from ckpttools.sharding.rules import RulesLike, rules_of
 from ckpttools.stores.fetching import fetch
@@ -125,6 +127,7 @@ def load(
     model: Where | None = None,
     rope_layout: Literal["halves", "interleaved"] | None = None,
     tied: Literal["keep", "drop", "materialize"] | None = None,
+    padding_rows: Literal["keep", "drop"] | None = None,
     **loading: Unpack[Loading],
 ) -> PreparedLoad:
     """A checkpoint as a pytree of `jax.Array`s, each byte read once and put where it is wanted.
@@ -151,7 +154,7 @@ def load(
         single_replica: of several processes that need the same one reads it for all.
         scan, scan_axis, pad_vocab: of `to="maxtext"`, as of `ckpttools.hf_to_maxtext`; None as `like` has it.
         family, rope_layout, tied: of a conversion, as of `ckpttools.hf_to_maxtext`.
-        model: of `to="hf"`, directory of the model it came from, or a `config.json`.
+        model, padding_rows: of `to="hf"`, as `like` and `padding_rows` of `ckpttools.maxtext_to_hf`.
         loading: `Loading`.
 
     Returns:
@@ -185,9 +188,10 @@ def load(
             options = ToMaxText(scan=scanned, scan_axis=axis, pad_vocab=rows, model=conversion)
             tree, notes = _as_maxtext(tree, options)
         elif to == "hf":
-            tree, notes = _as_hugging_face(
-                tree, ToHuggingFace(like=model, scan_axis=scan_axis, model=conversion)
+            way_back = ToHuggingFace(
+                like=model, scan_axis=scan_axis, model=conversion, padding_rows=padding_rows
             )
+            tree, notes = _as_hugging_face(tree, way_back, memory)
         elif to is None:
             notes = tree.metadata.notes
         else:
@@ -274,14 +278,36 @@ def _rows(tree: Tree, template: Template | None) -> int | None:
 
 def _as_maxtext(tree: Tree, options: ToMaxText) -> tuple[Tree, Notes]:
     """The parameters of a Hugging Face model as MaxText's Linen trees nest them."""
-    refuse_maxtext(tree)
+    with _worded("maxtext"):
+        refuse_maxtext(tree)
     made = to_maxtext(tree, options)
     kept = {path: leaf for path, leaf in made.state.items() if path[0] == "params"}
     return Tree(kept, made.state.metadata), made.notes
 
 
-def _as_hugging_face(tree: Tree, options: ToHuggingFace) -> tuple[Tree, Notes]:
-    refuse_hugging_face(tree)
-    made = to_huggingface(tree, options, ModelFiles.of(tree, options.like))
+@contextmanager
+def _worded(what: str) -> Iterator[None]:
+    """Within it, what the converting commands would say next is said for loading."""
+    try:
+        yield
+    except FormatError as error:
+        if what == "model":
+            raise
+        raise error.at(hint=f"leave out {option('to', what)}: its arrays have these names already") from error
+    except ConfigError as error:
+        # Those calls name the model `like`.
+        said = (error.hint or "").replace("like=", "model=")
+        raise error.at(hint=said or None) from error
+
+
+def _as_hugging_face(tree: Tree, options: ToHuggingFace, memory: int) -> tuple[Tree, Notes]:
+    """The arrays of a MaxText checkpoint under Hugging Face's names; what would be lost is refused."""
+    with _worded("hf"):
+        refuse_hugging_face(tree)
+    with _worded("model"):
+        files = ModelFiles.of(tree, options.like)
+        made = to_huggingface(tree, options, files)
+    if options.padding_rows is None:
+        refuse_learned(made.surplus, tree.metadata.place, memory=memory, reserved=0)
     config: Mapping[str, Any] | None = None if made.config is None else made.config.config
     return made.tree.with_metadata(config=config), made.notes

@@ -16,7 +16,7 @@ from ckpttools.core.errors import LostValuesWarning, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region, Shape
 from ckpttools.core.text import array_count
-from ckpttools.plan.pieces import PIECE_BYTES
+from ckpttools.plan.pieces import PIECE_BYTES, fitted
 from ckpttools.sharding.cutting import Held, projected
 from ckpttools.sharding.exchange import (
     broadcast,
@@ -151,12 +151,13 @@ def plan_load(wanted: Request, sharing: Sharing, *, memory: int, notes: Notes) -
         notes: what the user should know beside what the request says.
 
     Raises:
-        MemoryBudgetError: an array that must be staged on its way to devices does not fit.
+        MemoryBudgetError: one worker, or an array that must be staged on its way to devices, does not fit.
     """
     room = _room(memory)
     routes = tuple(_route(leaf, sharing, room) for leaf in wanted.leaves if leaf.number is None)
     held = [route.held for route in routes]
-    cost = projected(held, PIECE_BYTES)
+    cost, staged = projected(held, PIECE_BYTES), _staging(routes, room, memory)
+    fitted([(each.array,) for each in held], memory=memory, jobs=1, scratch=0, reserved=staged)
     return LoadPlan(
         arrays=len(wanted.leaves),
         processes=jax.process_count(),
@@ -166,7 +167,7 @@ def plan_load(wanted: Request, sharing: Sharing, *, memory: int, notes: Notes) -
         bytes_in_memory=sum(each.nbytes for each in held),
         bytes_on_devices=sum(route.leaf.target.nbytes for route in routes),
         bytes_exchanged=sum(route.needed.nbytes for route in routes if route.way != "direct"),
-        staging=_staging(routes, room, memory),
+        staging=staged,
         memory=memory,
         notes=notes + wanted.notes,
         array_list=tuple(map(_described, routes)),

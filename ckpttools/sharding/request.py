@@ -203,7 +203,12 @@ class _Asking:
     def _sharding(self, path: Path, wanted: Wanted) -> jax.sharding.Sharding:
         found = self._said(path, wanted) or self._default
         kind = self._where.memory_kind
-        return found if kind is None else found.with_memory_kind(kind)
+        try:
+            return found if kind is None else found.with_memory_kind(kind)
+        except ValueError as error:
+            raise UsageError(
+                "there is no such memory", got=option("memory_kind", kind), wanted=error
+            ) from error
 
     def _said(self, path: Path, wanted: Wanted) -> jax.sharding.Sharding | None:
         where = self._where
@@ -294,7 +299,7 @@ def _uneven(leaf: Leaf) -> Iterator[str]:
             shard_shape(target.shape, spec, MeshShape(dict(target.sharding.mesh.shape)))
         _ = target.part
     except CheckpointError as error:
-        yield f"{leaf.name}: {error.message}: {error.got}"
+        yield f"{leaf.name}: {error.message}: {error.got}; wanted {error.wanted}"
     except ValueError as error:
         yield f"{leaf.name}: {error}"
 

@@ -37,6 +37,7 @@ from ckpttools.core.errors import (
     UsageError,
 )
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.run.memory import current_bytes, peak_bytes
 from ckpttools.stores.local.file import LocalFile
 from ckpttools.testing.strategies import stored
 from support.golden_data import FAMILIES
@@ -161,6 +162,17 @@ def back_to_hugging_face() -> None:
     for path, array in tree.arrays.items():
         if "q_proj" not in path[0]:
             assert bits(loaded[path[0]]) == bits(array.read()), path
+
+
+@check
+def rows_beyond_the_vocabulary_are_not_lost() -> None:
+    state = to_maxtext(ckpttools.open(HF), ToMaxText(pad_vocab=320)).state
+    loaded = ckpttools.load(state, to="hf", model=HF)
+    assert loaded["model.embed_tokens.weight"].shape == (256, 64)
+    embedding = ("params", "params", "token_embedder", "embedding")
+    learned = Tree({**state.leaves, embedding: noise("bfloat16", 320, 64)}, state.metadata)
+    assert "not zero" in refused(CheckpointError, learned, to="hf", model=HF)
+    assert ckpttools.load.plan(learned, to="hf", model=HF, padding_rows="drop")
 
 
 @check
@@ -414,7 +426,11 @@ def what_does_not_fit_is_refused_and_all_of_it_listed() -> None:
     assert "without leaves" in refused(UsageError, tree, like={})
     assert "also give" in refused(UsageError, tree, mesh="fsdp=8")
     refused(UsageError, tree, to="torch")
-    refused(CheckpointError, HF, to="hf")
+    assert "leave out to=" in refused(CheckpointError, HF, to="hf")
+    assert "leave out to=" in refused(CheckpointError, GOLDEN / "llama3.1" / "maxtext_scanned", to="maxtext")
+    assert "model=" in refused(CheckpointError, GOLDEN / "llama3.1" / "maxtext_scanned", to="hf")
+    assert "pinned_host" in refused(UsageError, HF, memory_kind="pined_host")
+    assert "at least" in refused(MemoryBudgetError, HF, memory="10MiB")
 
 
 def refused(kind: type[Exception], source: Any, **how: Any) -> str:
@@ -474,6 +490,24 @@ def the_page_says_how_and_its_examples_work() -> None:
     assert bits(names["model"].up.kernel[...]) == bits(
         ckpttools.open(HF).arrays["model.layers.0.mlp.down_proj.weight",].read().astype(np.float32)
     )
+
+
+@check
+def the_peak_is_the_result_and_the_budget() -> None:
+    """A matrix of which columns are cut: no more than the parts and some buffers."""
+    tree = Tree({("model.a.weight",): stored(np.zeros((4096, 6144), np.uint32), DTYPES["float32"], "wide")})
+    with tempfile.TemporaryDirectory() as directory:
+        ckpttools.save(tree, Path(directory) / "a", "safetensors")
+        prepared = ckpttools.load.plan(Path(directory) / "a", rules={"*": "P(None, 'fsdp')"}, mesh="fsdp=8")
+        told: list[tuple[int, int]] = []
+        prepared = replace(prepared, observe=lambda done, total: told.append((done, total)))
+        Path("/proc/self/clear_refs").write_text("5")
+        before = current_bytes() or 0
+        loaded = prepared.run()
+        above = (peak_bytes() or 0) - before - tree.nbytes
+    assert above < 64 << 20, above
+    assert told[0] == (0, tree.nbytes) and told[-1] == (tree.nbytes, tree.nbytes)
+    del loaded
 
 
 @check
