@@ -55,6 +55,7 @@ def test_columns_are_read_with_their_rows_unless_processes_exchange(job):
     direct, exchange = (sum(found[name]["read"] for found in job) for name in ("direct", "exchange"))
     needed = sum(found["direct"]["needed"] for found in job)
     assert direct > 1.5 * needed
+    assert direct == sum(found["exchange"]["alone"] for found in job)
     assert exchange <= 1.3 * needed
     ways = job[0]["exchange"]["ways"]
     assert {ways[f"{name}/columns"] for name in ("bfloat16", "float32", "float8_e4m3fn", "bool", "nans")} == {

@@ -103,7 +103,8 @@ class LoadPlan:
         arrays: how many.
         processes: that load together.
         bytes_needed: that the devices of this process need, each part once, as they are stored.
-        bytes_read: that will be fetched for them.
+        bytes_read: that will be fetched by this process.
+        bytes_read_alone: that would be, if it read all that its devices need and nothing else.
         reads: in how many reads.
         bytes_in_memory: of what is read.
         bytes_on_devices: of this process, each copy counted.
@@ -119,6 +120,7 @@ class LoadPlan:
     processes: int
     bytes_needed: int
     bytes_read: int
+    bytes_read_alone: int
     reads: int
     bytes_in_memory: int
     bytes_on_devices: int
@@ -157,12 +159,15 @@ def plan_load(wanted: Request, sharing: Sharing, *, memory: int, notes: Notes) -
     routes = tuple(_route(leaf, sharing, room) for leaf in wanted.leaves if leaf.number is None)
     held = [route.held for route in routes]
     cost, staged = projected(held, PIECE_BYTES), _staging(routes, room, memory)
+    shared = any(route.way != "direct" for route in routes)
+    alone = projected([route.needed for route in routes], PIECE_BYTES) if shared else cost
     fitted([(each.array,) for each in held], memory=memory, jobs=1, scratch=0, reserved=staged)
     return LoadPlan(
         arrays=len(wanted.leaves),
         processes=jax.process_count(),
         bytes_needed=sum(route.needed.stored_bytes for route in routes),
         bytes_read=cost.nbytes,
+        bytes_read_alone=alone.nbytes,
         reads=cost.reads,
         bytes_in_memory=sum(each.nbytes for each in held),
         bytes_on_devices=sum(route.leaf.target.nbytes for route in routes),

@@ -64,6 +64,7 @@ def run(directory: Path, processes: int) -> dict[str, Any]:
         found[name] = {
             "read": count[0],
             "planned": plan.bytes_read,
+            "alone": plan.bytes_read_alone,
             "needed": plan.bytes_needed,
             "exchanged": plan.bytes_exchanged,
             "ways": {each.path: each.way for each in plan.array_list},
