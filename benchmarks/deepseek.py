@@ -14,10 +14,16 @@ import json
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 from pairs import against_copy, command, remove, seconds
 
+import ckpttools
+from ckpttools.api.parts import header_of
+from ckpttools.plan.dealing import dealt
+from ckpttools.plan.plan_file import encoded, read_plan
+from ckpttools.stores import parse
 from ckpttools.testing.models import write_model
 
 FULL = {
@@ -64,12 +70,52 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 def plan_of(source: Path, *options: str) -> None:
     """Plans with --dry-run; prints seconds and peak memory."""
-    words: list[str | Path] = ["convert", *options[:1], source, source / "out", *options[1:], "--dry-run"]
+    words: list[str | Path] = [
+        "convert",
+        *options[:1],
+        source,
+        source.with_name("out"),
+        *options[1:],
+        "--dry-run",
+    ]
     # The plan is printed, then refused (4) where the disk has no room for it.
     taken, _ = seconds(lambda: command(*words, accepted=(0, 4)))
     small = [sys.executable, "-c", _PEAK, Path(sys.executable).with_name("ckpt"), *words]
     peak = int(subprocess.run(small, capture_output=True, check=True).stdout) / 2**20
     print(f"  ckpt convert {' '.join(options)} --dry-run: {taken:.1f} s, peak {peak:.2f} GiB", flush=True)
+
+
+# In a process of its own, as a part is.
+_PART = """
+import sys, time
+from ckpttools.plan.dealing import dealt
+from ckpttools.plan.plan_file import read_plan
+from ckpttools.stores import parse
+start = time.perf_counter()
+file = read_plan(parse(sys.argv[1]))
+cuts = dealt(file.groups, 64)
+plan, opened = file.part(cuts[31], cuts[32], 4, str)
+for task in plan.tasks:
+    plan.tree.arrays[task.path].first_byte(task.region)
+print(time.perf_counter() - start)
+"""
+
+
+def dealing(source: Path) -> None:
+    """Writes the plan of a model to a file; prints how long a part reads it, and how even parts are."""
+    prepared = ckpttools.hf_to_maxtext.plan(source, source.with_name("out"))
+    file = source / "plan"
+    file.write_bytes(encoded(prepared.plan, header_of(prepared, ["convert", "hf-to-maxtext"])))
+    words = [sys.executable, "-c", _PART, file]
+    taken = float(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
+    sizes = read_plan(parse(file)).groups
+    print(f"  in a file: {file.stat().st_size / 1e6:.1f} MB, one of 64 parts is read in {taken:.2f} s")
+    for count in (8, 64, 256, 1024):
+        cuts = dealt(sizes, count)
+        largest = max(sum(sizes[first:stop]) for first, stop in pairwise(cuts))
+        print(
+            f"  {count} parts: the largest has {largest * count / sum(sizes):.4f} of their mean", flush=True
+        )
 
 
 def main() -> None:
@@ -84,6 +130,7 @@ def main() -> None:
         print(f"DeepSeek V3, {tensors} tensors", flush=True)
         plan_of(index.parent, "hf-to-maxtext")
         plan_of(index.parent, "hf-to-maxtext", "--no-scan")
+        dealing(index.parent)
         remove(index.parent)
         model = write_model(directory / "small", SMALL)
         print(f"8 layers, 32 experts, {model.stat().st_size / 1e9:.2f} GB", flush=True)

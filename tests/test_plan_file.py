@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.places import GOLDEN, HF
+from support.places import GOLDEN, HF, TRAINED
 
 import ckpttools
 from ckpttools.api.parts import header_of
@@ -67,6 +67,26 @@ def test_functions_of_elements_are_the_same(op):
     made = said_and_made(array)
     assert made.op == op
     np.testing.assert_array_equal(made.read().view(made.dtype.carrier), array.read().view(made.dtype.carrier))
+
+
+@pytest.mark.parametrize("source", [TRAINED, MAXTEXT, HF], ids=lambda place: place.name)
+def test_arrays_of_a_checkpoint_are_the_same(source):
+    for path, array in ckpttools.open(source).arrays.items():
+        made = said_and_made(array)
+        one, other = (each.read().view(array.dtype.carrier) for each in (made, array))
+        np.testing.assert_array_equal(one, other, str(path))
+
+
+def test_compressed_chunks_and_shards_are_the_same(tmp_path):
+    ckpttools.convert(MAXTEXT, tmp_path / "out", format="orbax", compression="zstd")
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(tmp_path / "sharded", mode="w")
+    values = np.arange(64 * 48, dtype=np.float32).reshape(64, 48)
+    made = group.create_array("a", shape=(64, 48), chunks=(8, 16), shards=(32, 48), dtype="float32")
+    made[...] = values
+    for place in (tmp_path / "out", tmp_path / "sharded"):
+        for path, array in ckpttools.open(place).arrays.items():
+            np.testing.assert_array_equal(said_and_made(array).read(), array.read(), str(path))
 
 
 def test_what_lines_do_not_know_is_refused():

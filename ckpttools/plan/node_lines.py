@@ -16,6 +16,7 @@ from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import (
     Chunked,
     Constant,
+    Decoded,
     Elementwise,
     Padded,
     Relayout,
@@ -29,11 +30,14 @@ from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape, grid_indices, grid_shape
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
+from ckpttools.stores.base import File
 
-# Rooms whose frozen dataclasses may be named in a line: functions of elements, and codecs.
+# Rooms whose frozen dataclasses may be named in a line: functions of elements, codecs, and encoded chunks.
 _OPS = ("ckpttools.mapping.", "ckpttools.transforms.", "ckpttools.quantized.")
 _CODECS = ("ckpttools.codecs.",)
-_DTYPE = "dtype"
+_ENCODED = ("ckpttools.formats.zarr.inner_chunks:EncodedChunk", *_CODECS)
+# What stands for a value that JSON does not have.
+_DTYPE, _BYTES, _TUPLE, _SOURCE, _LINE = "dtype", "bytes", "tuple", "source", "line"
 
 
 class NotInLinesError(Exception):
@@ -53,7 +57,7 @@ class NodeLines:
     def __init__(self, source: Callable[[ByteSource], int]) -> None:
         self._source = source
         self._numbers: dict[int, int] = {}
-        self._kept: list[LazyArray] = []
+        self._kept: list[object] = []
         self.lines: list[str] = []
 
     def number(self, array: LazyArray) -> int:
@@ -91,11 +95,29 @@ class NodeLines:
                 return ["padded", *kind, self.number(array.source)]
             case Elementwise():
                 return ["elementwise", *kind, self.number(array.source), said_of(array.op, _OPS)]
+            case Decoded(encoded=code):
+                return ["decoded", *kind, self._plain(code)]
             case Chunked(gaps=None):
                 parts = (array.part(index) for index in grid_indices(array.shape, array.chunk))
                 numbers = [self.number(part) for part in parts]
                 return ["chunked", *kind, array.chunk, array.part_scratch, numbers]
         raise NotInLinesError(f"{array!r}")
+
+    def _plain(self, value: object) -> object:
+        """A value of an encoded chunk; objects that many have, such as codecs, have lines of their own."""
+        if isinstance(value, File):
+            return {_SOURCE: self._source(value)}
+        if isinstance(value, tuple):
+            return {_TUPLE: [self._plain(each) for each in value]}
+        if not is_dataclass(value) or isinstance(value, DType):
+            return _plain(value)
+        found = self._numbers.get(id(value))
+        if found is None:
+            said = said_of(value, _ENCODED, self._plain)
+            found = self._numbers[id(value)] = len(self.lines)
+            self._kept.append(value)
+            self.lines.append(_text(said))
+        return {_LINE: found}
 
 
 class Nodes:
@@ -109,6 +131,7 @@ class Nodes:
     def __init__(self, lines: Sequence[bytes], source: Callable[[int], ByteSource]) -> None:
         self._lines, self._source = lines, source
         self._made: dict[int, LazyArray] = {}
+        self._objects: dict[int, object] = {}
 
     def array(self, number: int) -> LazyArray:
         """The array of a line. Raises FormatError where the line says none."""
@@ -147,10 +170,30 @@ class Nodes:
                 return Padded(shape, dtype, self.array(source))
             case "elementwise", [source, op]:
                 return Elementwise(shape, dtype, self.array(source), made_of(op, _OPS))
+            case "decoded", [code]:
+                return Decoded(shape, dtype, self._unplain(code))
             case "chunked", [chunk, part_scratch, numbers]:
                 part = _Grid(self, grid_shape(shape, tuple(chunk)), numbers)
                 return Chunked(shape, dtype, tuple(chunk), part, part_scratch)
         raise ValueError(f"{kind!r:.80}")
+
+    def _unplain(self, value: Any) -> Any:
+        """The inverse of `NodeLines._plain`."""
+        match value:
+            case {"source": number}:
+                return self._source(number)
+            case {"tuple": values}:
+                return tuple(map(self._unplain, values))
+            case {"line": number}:
+                return self._object(number)
+        return _unplain(value)
+
+    def _object(self, number: int) -> object:
+        found = self._objects.get(number)
+        if found is None:
+            made = made_of(json.loads(self._lines[number]), _ENCODED, self._unplain)
+            found = self._objects.setdefault(number, made)
+        return found
 
 
 class _Parts(Sequence[LazyArray]):
@@ -215,43 +258,60 @@ def placement_of(said: Any) -> Placement:
         raise FormatError("a line of a plan says no place", got=error) from error
 
 
-def said_of(value: Any, rooms: tuple[str, ...]) -> list[object]:
-    """A dataclass of one of some rooms by its name and its fields, which are plain.
+def said_of(
+    value: Any, rooms: tuple[str, ...], plain: Callable[[object], object] | None = None
+) -> list[object]:
+    """A dataclass of one of some rooms by its name and its fields.
+
+    Args:
+        value: the object.
+        rooms: what names of classes may begin with.
+        plain: makes a value of a field one that JSON has; None where they are plain.
 
     Raises:
         NotInLinesError: another object.
     """
     kind = type(value)
-    if not (is_dataclass(kind) and kind.__module__.startswith(rooms) and "<" not in kind.__qualname__):
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if not (is_dataclass(kind) and name.startswith(rooms) and "<" not in name):
         raise NotInLinesError(f"{value!r:.80}")
-    said = {each.name: _plain(getattr(value, each.name)) for each in fields(kind) if each.init}
-    return [f"{kind.__module__}:{kind.__qualname__}", said]
+    said = {each.name: (plain or _plain)(getattr(value, each.name)) for each in fields(kind) if each.init}
+    return [name, said]
 
 
-def made_of(said: Any, rooms: tuple[str, ...]) -> Any:
+def made_of(said: Any, rooms: tuple[str, ...], unplain: Callable[[Any], object] | None = None) -> Any:
     """The inverse of `said_of`. Raises ValueError where something else is named."""
     name, values = said
     module, _, kind = str(name).partition(":")
     # Nothing else is imported, and no other class is made, whatever the file says.
-    if not (module.startswith(rooms) and kind.isidentifier()):
+    if not (str(name).startswith(rooms) and kind.isidentifier()):
         raise ValueError(f"{name!r:.80} is none of the things that a plan may name")
     found = getattr(import_module(module), kind)
     if not (isinstance(found, type) and is_dataclass(found) and found.__module__ == module):
         raise ValueError(f"{name!r:.80} is none of the things that a plan may name")
-    return found(**{key: _unplain(value) for key, value in values.items()})
+    return found(**{key: (unplain or _unplain)(value) for key, value in values.items()})
 
 
 def _plain(value: object) -> object:
     match value:
         case DType():
             return {_DTYPE: _dtype(value)}
+        case bytes():
+            return {_BYTES: value.hex()}
         case None | bool() | int() | float() | str():
             return value
     raise NotInLinesError(f"{value!r:.80}")
 
 
 def _unplain(value: Any) -> object:
-    return DTYPES[value[_DTYPE]] if isinstance(value, dict) else value
+    match value:
+        case {"dtype": name}:
+            return DTYPES[name]
+        case {"bytes": text}:
+            return bytes.fromhex(text)
+        case dict() | list():
+            raise ValueError(f"{value!r:.80} is no value")
+    return value
 
 
 def _dtype(dtype: DType) -> str:

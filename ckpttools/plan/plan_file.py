@@ -5,7 +5,7 @@ all before it. Of what a part does not do nothing but its size is looked at: a p
 89,939 arrays is read in a fraction of a second.
 
 An array that lines cannot describe, such as one that a function of the user makes, leaves the plan without
-tasks: whoever does a part then plans it all again, and compares the fingerprint.
+tasks: whoever does a part then plans all of it again, and compares the fingerprint.
 """
 
 from __future__ import annotations
