@@ -187,6 +187,16 @@ def destination(request, tmp_path):
     return f"gs://{bucket}/parts/out"
 
 
+def test_a_plan_is_no_part_of_what_it_makes(tmp_path):
+    for place in ("out/plan", "out", "out.partial/plan"):
+        result = ckpt("plan", "cast", HF, tmp_path / "out", "--dtype", "float16", "-o", tmp_path / place)
+        assert result.exit_code == 2 and "outside of the checkpoint" in result.output, result.output
+    kept = tmp_path / "notes"
+    kept.write_text("mine")
+    result = ckpt("plan", "cast", HF, tmp_path / "out", "--dtype", "float16", "-o", kept)
+    assert result.exit_code == 2 and kept.read_text() == "mine"
+
+
 class TestTogether:
     @pytest.fixture
     def plan(self, destination, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ckpttools.api.beside import check_beside
 from ckpttools.api.prepared import Prepared
 from ckpttools.array.lazy import ByteSource
 from ckpttools.core.budget import BASE_BYTES, does_not_fit
@@ -71,6 +72,7 @@ def write_plan(prepared: Prepared, file: Where, words: Sequence[str]) -> PlanWri
     """
     place = parse(file, is_written=True)
     _check_file(place)
+    check_beside(place, prepared.plan.tree.metadata.place, prepared.destination)
     content = content_of(prepared, words)
     place.put(content)
     made = read_plan(place)

@@ -49,7 +49,7 @@ def reshard(**options: Any) -> None:
     \b
     Example:
       ckpt reshard ~/maxtext/llama ~/maxtext/llama-32 --mesh fsdp=16,tensor=2
-      ckpt inspect chunks ~/maxtext/llama-32 --mesh fsdp=16,tensor=2 --spec "P('fsdp')"
+      ckpt inspect chunks ~/maxtext/llama-32 --mesh fsdp=16,tensor=2 --rules maxtext
     """
     from ckpttools.api.reshard import reshard
 
