@@ -86,9 +86,9 @@ class TestProcesses:
         assert "13 of 13 tasks were done before" in run("run", plan, "--publish")
         assert content(tmp_path / "out") == content(whole)
 
-    def test_in_a_bucket_too(self, gcs, tmp_path, whole):
+    def test_in_a_bucket_too(self, gcs, whole):
         there = f"gs://{gcs.bucket}/many/out"
-        plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, there, *PIECES)
+        plan = planned(f"gs://{gcs.bucket}/plan", "convert", "hf-to-maxtext", SHARDED, there, *PIECES)
         ends = processes(plan, 4, dying=2)
         assert [code for code, _ in ends] == [0, 0, -9, 0], ends
         assert "missing" in refused(plan, "--publish")
@@ -98,6 +98,15 @@ class TestProcesses:
         assert [entry.name for entry in parse(f"gs://{gcs.bucket}/many").entries()] == ["out"]
         found = {name: (parse(there) / name).read_bytes() for name in content(whole)}
         assert found == content(whole)
+
+
+def test_any_cloud_will_do(cloud, tmp_path, whole):
+    there = f"{cloud.scheme}://{cloud.bucket}/some/out"
+    plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, there, *PIECES)
+    for number in (1, 0):
+        run("run", plan, "--part", f"{number}/2", "--publish")
+    assert [entry.name for entry in parse(f"{cloud.scheme}://{cloud.bucket}/some").entries()] == ["out"]
+    assert {name: (parse(there) / name).read_bytes() for name in content(whole)} == content(whole)
 
 
 KINDS = {
@@ -307,6 +316,16 @@ class TestSources:
         run("run", plan, "--publish", *root)
         run("convert", "hf-to-maxtext", moved / "model", moved / "alone")
         assert content(moved / "out") == content(moved / "alone")
+
+    def test_paths_are_those_of_where_the_plan_was_made(self, model, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path / "disk")
+        planned(tmp_path / "plan", "cast", "model", "out", "--dtype", "float16")
+        monkeypatch.chdir("/")
+        for number in range(2):
+            run("run", tmp_path / "plan", "--part", f"{number}/2")
+        run("run", tmp_path / "plan", "--publish")
+        assert list((tmp_path / "disk" / "out").glob("*.safetensors"))
+        assert Path.cwd() == Path("/")
 
     def test_another_model_of_the_same_size_is_not_taken_for_it(self, plan, model, tmp_path):
         moved = tmp_path / "elsewhere"

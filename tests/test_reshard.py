@@ -73,6 +73,21 @@ class TestReshard:
         mesh = (("fsdp", 4), ("tensor", 2))
         assert stored == Sharding("NamedSharding", mesh, (("fsdp",), (), ("tensor",)))
 
+    def test_what_devices_read_is_what_they_need(self, resharded):
+        before, after = (
+            ckpttools.chunks(place, mesh=MESH, rules="maxtext").loading for place in (MAXTEXT, resharded)
+        )
+        assert before.over_read > 3 and after.over_read < 1.05
+
+    def test_many_processes_share_the_work(self, resharded, tmp_path):
+        words = ("reshard", MAXTEXT, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
+        assert ckpt("plan", *words, "-o", tmp_path / "plan").exit_code == 0
+        for number in range(2):
+            run("run", tmp_path / "plan", "--part", f"{number}/2", "--publish")
+        for name in ("d/data", "d/index", "_sharding", "_METADATA"):
+            one, other = (place / "0" / "items" / name for place in (resharded, tmp_path / "out"))
+            assert one.read_bytes() == other.read_bytes(), name
+
     def test_orbax_restores_it_on_that_mesh_and_on_another(self, resharded, tmp_path):
         ((plain, aimed),) = answers("resharded_script", [str(resharded / "0" / "items")], tmp_path)
         wanted = digests(resharded)

@@ -93,8 +93,13 @@ def _taking() -> Iterator[list[Prepared]]:
 def replanned(header: Header, relocation: Relocation) -> Prepared:
     """The plan of a file, made again: see `ckpttools.api.parts.Replan`."""
     words = [relocation.word(word) for word in header.command]
-    directory = relocation.there(header.directory)
     # The number of workers decides how large tasks are, and must not be that of this machine.
-    words += ["--jobs", str(header.jobs)]
+    return prepared_by([*words, "--jobs", str(header.jobs)])
+
+
+@contextmanager
+def where_planned(header: Header, relocation: Relocation) -> Iterator[None]:
+    """In the directory in which a command was given that is planned again, where that is here."""
+    directory = relocation.there(header.directory)
     with chdir(directory if os.path.isdir(directory) else "."):  # noqa: PTH112
-        return prepared_by(words)
+        yield

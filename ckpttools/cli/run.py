@@ -11,7 +11,7 @@ import click
 
 from ckpttools.cli.options import ANY_PATH, SIZE, json_option
 from ckpttools.cli.output import print_json, say, show
-from ckpttools.cli.planning import replanned
+from ckpttools.cli.planning import replanned, where_planned
 from ckpttools.cli.progress import progress_option
 from ckpttools.core.errors import UsageError
 from ckpttools.stores.place import Place
@@ -117,7 +117,8 @@ def _do_part(
     from ckpttools.plan.engines import part_here
 
     which = parse_part(part) if part is not None else part_here(parts)
-    with listening(progress) as observe:
+    command = shlex.join(["ckpt", "run", str(plan.absolute()), "--part", "0/1"])
+    with listening(progress) as observe, where_planned(file.header, relocation):
         receipt = run_part(
             file,
             which,
@@ -125,7 +126,7 @@ def _do_part(
             relocation=relocation,
             memory=memory,
             jobs=jobs,
-            command=shlex.join(["ckpt", "run", str(plan.absolute()), "--part", "0/1"]),
+            command=command,
             observe=observe,
         )
     if as_json:
@@ -153,7 +154,7 @@ def _publish(file: PlanFile, relocation: Relocation, *, wait: bool, progress: bo
 
     if wait:
         _wait(file, relocation, progress)
-    with listening(progress) as observe:
+    with listening(progress) as observe, where_planned(file.header, relocation):
         receipt = publish_plan(file, replan=replanned, relocation=relocation, observe=observe)
     if as_json:
         print_json(receipt)
