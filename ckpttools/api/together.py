@@ -32,6 +32,7 @@ _LATE_SECONDS = 300.0
 _MOST_AT_ONCE = 2 << 20
 # Of processes that are not there any more the others need not take leave for long.
 _LEAVE_SECONDS = 10
+_GRACE_SECONDS = 2.0
 # Topics of what each process says of itself.
 _HERE, _DONE, _FAILED = "here", "done", "failed"
 
@@ -123,6 +124,23 @@ def left_job() -> None:
     shutdown()
 
 
+def abandoned_job(job: Job) -> None:
+    """Ends without taking leave: of a job that has failed nobody waits for the others, who may be gone."""
+    import ctypes
+
+    from jax._src import distributed
+
+    if job.part.number == 0:
+        # With this process its service ends, and the others by a signal, who are about to say what happened.
+        time.sleep(_GRACE_SECONDS)
+    state = distributed.global_state
+    for each in (state.client, state.service):
+        if each is not None:
+            # What is destroyed takes leave, too, and ends the process by a signal if nobody answers.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+    state.client = state.service = None
+
+
 def convert_together(
     job: Job,
     plan: Callable[[], Prepared],
@@ -165,7 +183,7 @@ def convert_together(
 def _other(job: Job, replan: Replan, observe: Observer, done: Callable[[PartReceipt], None]) -> None:
     said = job.asked("plan")
     if not said:
-        raise OtherProcessError(_outcome(job))
+        raise OtherProcessError(job.asked("end").decode())
     file = decoded(zlib.decompress(said), "what process 0 has planned")
     job.note(_HERE, this_process())
     done(run_part(file, job.part, replan=replan, observe=observe))
@@ -173,10 +191,6 @@ def _other(job: Job, replan: Replan, observe: Observer, done: Callable[[PartRece
     outcome = job.asked("end")
     if outcome:
         raise OtherProcessError(outcome.decode())
-
-
-def _outcome(job: Job) -> str:
-    return job.asked("end").decode()
 
 
 def _first(

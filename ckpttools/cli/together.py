@@ -28,23 +28,27 @@ def carry_out_together(
         plan: decides the conversion.
         coordinator, process, progress, as_json: as `ckpttools.cli.options.output_options` says.
     """
-    from ckpttools.api.together import convert_together, joined_job, left_job
+    from ckpttools.api.together import abandoned_job, convert_together, joined_job, left_job
     from ckpttools.cli.parts_text import part_line, waiting_line
     from ckpttools.cli.plan_text import closing_line
     from ckpttools.cli.progress import listening
     from ckpttools.plan.dealing import parse_part
 
     job = joined_job(coordinator, None if process is None else parse_part(process))
-    with listening(progress and job.part.number == 0) as observe:
-        receipt = convert_together(
-            job,
-            plan,
-            shlex.split(command_line())[1:],
-            replan=replanned,
-            observe=observe,
-            done=lambda made: say(part_line(made)),
-            waiting=lambda found: say(waiting_line(found)),
-        )
+    try:
+        with listening(progress and job.part.number == 0) as observe:
+            receipt = convert_together(
+                job,
+                plan,
+                shlex.split(command_line())[1:],
+                replan=replanned,
+                observe=observe,
+                done=lambda made: say(part_line(made)),
+                waiting=lambda found: say(waiting_line(found)),
+            )
+    except BaseException:
+        abandoned_job(job)
+        raise
     if receipt is not None:
         if as_json:
             print_json(receipt)
