@@ -31,6 +31,7 @@ CHECKPOINTS = {
     "to-safetensors": "convert to-safetensors SRC OUT",
     "to-zarr3": "convert to-zarr3 SRC OUT",
     "remap": "remap SRC OUT --map RULES",
+    "reshard": "reshard SRC OUT --mesh fsdp=1",
     "select": "select SRC OUT --keep params",
     "stack": "stack SRC OUT",
     "unstack": "unstack SRC OUT",
@@ -57,8 +58,9 @@ FILES = {
 ALL = CHECKPOINTS | FILES
 # What SRC is where nothing is wrong with it.
 GOOD = {"hf-to-maxtext": "HF", "stack": "UNSCANNED", "strip-optimizer": "RUN"}
-# Commands that open nothing, one that makes what it opens, and one that says what MaxText would not open.
-OTHERS = {"demo", "families show", "formats", "resolve"}
+# Commands that open nothing, one that makes what it opens, one that says what MaxText would not open, and two
+# that have others' work done.
+OTHERS = {"demo", "families show", "formats", "resolve", "plan", "run"}
 
 
 class Place:
