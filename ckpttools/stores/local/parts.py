@@ -10,7 +10,6 @@ import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +95,14 @@ def members(directory: Path, plan: str) -> list[Member]:
 
 def remove_parts(directory: Path) -> None:
     """Removes all files of shares, durably; nobody does one. Raises OSError."""
-    names = _names(directory)
+    try:
+        names = names_in(directory / PARTS)
+    except FileNotFoundError:
+        return
     for name in names:
         (directory / PARTS / name).unlink(missing_ok=True)
-    with suppress(FileNotFoundError):
-        (directory / PARTS).rmdir()
-        sync_directory(directory)
+    (directory / PARTS).rmdir()
+    sync_directory(directory)
 
 
 def _names(directory: Path) -> list[str]:
