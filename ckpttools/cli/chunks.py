@@ -48,7 +48,7 @@ def chunks(
     \b
     Example:
       ckpt inspect chunks ~/maxtext/llama3.1-8b --mesh fsdp=8 --spec "P('fsdp')"
-      ckpt inspect chunks ~/maxtext/llama3.1-8b --mesh fsdp=16,tensor=2 --rules maxtext --processes 8
+      ckpt inspect chunks ~/llama --mesh fsdp=8 --rules maxtext --processes 2
     """
     from ckpttools.api.chunks_report import chunks as look
 

@@ -28,7 +28,7 @@ def plan(words: tuple[str, ...], output: Place, as_json: bool) -> None:
 
     \b
     Example:
-      ckpt plan convert hf-to-maxtext ~/models/Llama-3.1-405B /shared/llama -o llama.plan
+      ckpt plan convert hf-to-maxtext ~/Llama-3.1-405B /shared/llama -o llama.plan
     """
     from ckpttools.api.parts import write_plan
 

@@ -48,8 +48,8 @@ def reshard(**options: Any) -> None:
 
     \b
     Example:
-      ckpt reshard ~/maxtext/llama ~/maxtext/llama-32 --mesh fsdp=16,tensor=2
-      ckpt inspect chunks ~/maxtext/llama-32 --mesh fsdp=16,tensor=2 --rules maxtext
+      ckpt reshard ~/llama ~/llama-32 --mesh fsdp=16,tensor=2
+      ckpt inspect chunks ~/llama-32 --mesh fsdp=16,tensor=2 --rules maxtext
     """
     from ckpttools.api.reshard import reshard
 
