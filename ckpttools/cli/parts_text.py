@@ -77,7 +77,7 @@ def waiting_line(found: PlanStanding) -> str:
         last = working[-1]
         left = f", {duration(last.seconds_left)} left" if last.seconds_left is not None else ""
         text += (
-            f"; waiting for {plural(len(working), 'part')}, the last is {last.part} ({last.process}{left})"
+            f"; waiting for {plural(len(working), 'part')}, longest for {last.part} ({last.process}{left})"
         )
     nobody = sum(stop - first for first, stop in found.missing)
     if nobody or not working:

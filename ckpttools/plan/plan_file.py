@@ -359,7 +359,9 @@ def decoded(data: bytes, place: object) -> PlanFile:
     *lines, checksum, rest = data.split(b"\n") if data.count(b"\n") > 1 else (b"", b"", b"")
     whole = len(data) - len(checksum) - 1
     if not lines[0].startswith(f'["{_KIND}"'.encode()):
-        raise FormatError("not a plan that `ckpt plan` wrote", place=place, got=f"{lines[0][:40]!r}")
+        raise FormatError(
+            "not a plan that `ckpt plan` wrote", place=place, got=repr(lines[0][:40].decode(errors="replace"))
+        )
     if rest or hashlib.sha256(data[:whole]).hexdigest().encode() != checksum:
         raise FormatError(
             "the plan is damaged, or not all there",

@@ -1,0 +1,78 @@
+"""What is said of parts: a line for each process, a summary, and who is waited for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpttools.api.standing import PartStanding, PlanStanding, _stragglers
+from ckpttools.cli.parts_text import part_line, status_lines, waiting_line
+from ckpttools.run.parts import PartReceipt
+from ckpttools.stores import parse
+
+GB = 10**9
+PART = PartStanding("0/3", "process 7 on a", "at work", 100, 50, 20 * GB, 10 * GB, 1e9, 10.0, 1.0)
+SLOW = replace(
+    PART, part="1/3", process="process 7 on b", bytes_done=2 * GB, bytes_per_second=2e8, seconds_left=90.0
+)
+GONE = replace(
+    PART, part="2/3", process="process 7 on c", state="gone", seconds_left=None, seen=130.0, tasks_done=4
+)
+ALL = PlanStanding(
+    parse("/data/out"),
+    "0123",
+    "at work",
+    "",
+    300,
+    104,
+    60 * GB,
+    14 * GB,
+    1.2e9,
+    90.0,
+    tuple(_stragglers([PART, SLOW, GONE])),
+    ((204, 300),),
+)
+
+
+def test_each_process_has_a_line_and_stragglers_are_named():
+    assert list(status_lines(ALL)) == [
+        "/data/out: at work",
+        "all      104 of 300 tasks, 23 % of 60.0 GB, 1.20 GB/s, 0:01:30 left",
+        "0/3      at work, 50 of 100 tasks, 50 %, 1.00 GB/s, 0:00:10 left, process 7 on a",
+        "1/3      at work, 50 of 100 tasks, 10 %, 200 MB/s, 0:01:30 left, process 7 on b",
+        "2/3      gone, 4 of 100 tasks, 50 %, 1.00 GB/s, process 7 on c, last seen 0:02:10 ago",
+        "nobody   is at work on tasks 204 to 299",
+    ]
+
+
+def test_who_has_far_more_left_than_most_is_a_straggler():
+    parts = _stragglers([PART, replace(PART, part="2/3"), SLOW])
+    assert [each.is_straggler for each in parts] == [False, False, True]
+    assert next(line for line in status_lines(replace(ALL, parts=tuple(parts))) if "wait" in line).startswith(
+        "1/3"
+    )
+
+
+def test_who_is_waited_for_is_said_in_a_line():
+    assert waiting_line(ALL) == (
+        "196 of 300 tasks missing; waiting for 2 parts, longest for 1/3 (process 7 on b, 0:01:30 left); "
+        "nobody is at work on 96 tasks"
+    )
+    assert waiting_line(replace(ALL, parts=(), missing=((0, 300),), tasks_done=0)) == (
+        "300 of 300 tasks missing; nobody is at work on 300 tasks"
+    )
+
+
+def test_what_has_its_place_taken_has_no_numbers():
+    lines = list(status_lines(replace(ALL, state="taken", other="the conversion of x, plan 12")))
+    assert lines == [
+        "/data/out: nothing of this plan is in the making",
+        "there is the conversion of x, plan 12",
+    ]
+
+
+def test_a_part_says_what_it_did():
+    receipt = PartReceipt("3/8", parse("/data/out"), 120, 20, 7 * GB, GB, 31.25)
+    assert part_line(receipt) == (
+        "part 3/8 of /data/out: 120 tasks, 7.00 GB in 31.25 s (192 MB/s), 20 of them done before"
+    )
+    assert "nothing to do" in part_line(PartReceipt("7/8", parse("/data/out")))
