@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckpttools.array.tree import Path
 
@@ -22,35 +23,64 @@ class Match:
         found: name of the caller -> path of the checkpoint.
         missing: names of the caller that the checkpoint has not.
         unread: paths of the checkpoint, from the same place in it, that the caller does not name.
-        below: keys of the checkpoint below which its names are the caller's.
+        others: for each other choice of paths that is as good, the one of the first name; the first choice's
+            comes first. Empty where there is one choice.
     """
 
     found: Mapping[Path, Path]
     missing: tuple[Path, ...]
     unread: tuple[Path, ...]
-    below: Path = ()
+    others: tuple[Path, ...] = ()
 
 
-def match(wanted: Sequence[Path], known: Iterable[Path]) -> Match:
+def match(
+    wanted: Sequence[Path], known: Iterable[Path], is_parameter: Callable[[Path], bool] = lambda path: True
+) -> Match:
     """Finds each wanted name in a checkpoint: as it is, or all of them below one key, or without one.
 
     Numbers are the same as text or as places in lists; a last key `value`, as NNX has one, counts for
     nothing.
+
+    Args:
+        wanted: names of the caller.
+        known: paths of the checkpoint.
+        is_parameter: whether one of them is a parameter: of several places where the names are as well found
+            it is that of the parameters which is meant, not that of their moments.
     """
     paths = {_name(path): path for path in known}
     names = [(path, _name(path)) for path in wanted]
-    below, above = _best([name for _, name in names], paths)
-    found = {path: below + name[above:] for path, name in names}
-    reached = {name for name in found.values() if name in paths}
+    choices = _best([name for _, name in names], paths)
+    if len(choices) > 1:
+        choices = [each for each in choices if all(map(is_parameter, _found(each, paths)))] or choices
+    best = choices[0]
+    found = dict(zip(wanted, best.names, strict=True))
+    below, reached = best.below, set(best.names)
     unread = tuple(
         path for name, path in paths.items() if name[: len(below)] == below and name not in reached
     )
+    firsts = [path for each in choices for path in _found(each, paths)[:1]]
     return Match(
         {path: paths[name] for path, name in found.items() if name in paths},
         tuple(path for path, name in found.items() if name not in paths),
         unread,
-        below,
+        tuple(firsts) if len(firsts) > 1 else (),
     )
+
+
+class _Choice(NamedTuple):
+    """A place where names may be.
+
+    Attributes:
+        below: keys that the checkpoint has before them.
+        names: all of them there.
+    """
+
+    below: Name
+    names: tuple[Name, ...]
+
+
+def _found(choice: _Choice, paths: Mapping[Name, Path]) -> list[Path]:
+    return [paths[name] for name in choice.names if name in paths]
 
 
 def _name(path: Path) -> Name:
@@ -58,23 +88,27 @@ def _name(path: Path) -> Name:
     return name[:-1] if len(name) > 1 and name[-1] == _VALUE else name
 
 
-def _best(names: Sequence[Name], paths: Mapping[Name, Path]) -> tuple[Name, int]:
-    """Keys that the checkpoint has before the names, and how many keys the names have before its."""
+def _best(names: Sequence[Name], paths: Mapping[Name, Path]) -> list[_Choice]:
+    """Where most of the names are found; best first of those that are as good."""
+    as_they_are = _Choice((), tuple(names))
     if all(name in paths for name in names):
-        return (), 0
+        return [as_they_are]
     shared = _shared(names)
     by_last: dict[str, list[Name]] = {}
     for known in paths:
         by_last.setdefault(known[-1] if known else "", []).append(known)
-    choices: dict[tuple[Name, int], None] = {((), 0): None}
+    places: dict[tuple[Name, int], None] = {((), 0): None}
     for name in names[:: max(1, len(names) // _SAMPLES)]:
-        choices.update(dict.fromkeys(_choices(name, shared, by_last.get(name[-1] if name else "", []))))
-
-    def score(choice: tuple[Name, int]) -> tuple[int, int, int]:
-        below, above = choice
-        return sum(below + name[above:] in paths for name in names), -above, -len(below)
-
-    return max(choices, key=score)
+        places.update(dict.fromkeys(_choices(name, shared, by_last.get(name[-1] if name else "", []))))
+    # The same names may be reached with other keys in common.
+    choices: dict[tuple[Name, ...], _Choice] = {}
+    for below, above in sorted(places, key=lambda place: (place[1], len(place[0]))):
+        made = tuple(below + name[above:] for name in names)
+        choices.setdefault(made, _Choice(below, made))
+    counts = {made: sum(name in paths for name in made) for made in choices}
+    most = max(counts.values())
+    best = [choice for made, choice in choices.items() if counts[made] == most]
+    return [as_they_are] if as_they_are in best else best
 
 
 def _choices(name: Name, shared: int, alike: Iterable[Name]) -> Iterator[tuple[Name, int]]:

@@ -18,6 +18,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, some, type_text
 from ckpttools.core.wording import option
 from ckpttools.maxtext.axis_names import AxisNames, axis_names
+from ckpttools.maxtext.view import view_of
 from ckpttools.sharding.matching import match
 from ckpttools.sharding.mesh import MeshShape
 from ckpttools.sharding.placing import Target
@@ -134,13 +135,23 @@ def _pairs(tree: Tree, template: Template | None) -> tuple[list[tuple[Path, Want
     """Paths and what is wanted of each; names that are not there; remarks."""
     if template is None:
         return [(path, Wanted(path, None, None)) for path in tree.arrays], [], []
-    found = match([each.path for each in template.leaves], tree.arrays)
+    known = view_of(tree).roles
+    found = match(
+        [each.path for each in template.leaves], tree.arrays, lambda path: known.of(path) == "parameter"
+    )
     pairs = [(found.found[each.path], each) for each in template.leaves if each.path in found.found]
     remarks = []
     if found.unread:
         names = some(map(spelled, found.unread))
         remarks.append(f"{array_count(found.unread)} of the checkpoint are not asked for: {names}")
-    return pairs, list(_missing(found.missing, tree)), remarks
+    problems = list(_missing(found.missing, tree))
+    if found.others:
+        places = " and ".join(map(spelled, found.others))
+        name = spelled(template.leaves[0].path)
+        problems.append(
+            f"{name}: there are {places}; give {option('like')} their keys, too, or {option('keep')}"
+        )
+    return pairs, problems, remarks
 
 
 def _missing(paths: Sequence[Path], tree: Tree) -> Iterator[str]:
