@@ -32,6 +32,7 @@ class PartStanding:
         bytes_per_second: read and written by this process; 0.0 where nothing is known yet.
         seconds_left: until the part is done at this rate; None where that is not known, or it is done.
         seen: seconds since its last sign of life.
+        began: when it began, in seconds since 1970 by its own clock.
         is_straggler: whether the others will have to wait for it.
     """
 
@@ -45,6 +46,7 @@ class PartStanding:
     bytes_per_second: float
     seconds_left: float | None
     seen: float
+    began: float
     is_straggler: bool = False
 
 
@@ -150,6 +152,7 @@ def _part_standing(file: PlanFile, member: Member, done: set[int]) -> PartStandi
         rate,
         left,
         max(0.0, now - member.seen),
+        member.began,
     )
 
 

@@ -185,7 +185,7 @@ def _other(job: Job, replan: Replan, observe: Observer, done: Callable[[PartRece
     if not said:
         raise OtherProcessError(job.asked("end").decode())
     file = decoded(zlib.decompress(said), "what process 0 has planned")
-    job.note(_HERE, this_process())
+    job.note(_HERE, f"{time.time()} {this_process()}")
     done(run_part(file, job.part, replan=replan, observe=observe))
     job.note(_DONE, "yes")
     outcome = job.asked("end")
@@ -244,8 +244,7 @@ def _wait(job: Job, file: PlanFile, waiting: Callable[[PlanStanding], None]) -> 
         found = plan_standing(file)
         for each in found.parts:
             number = int(each.part.partition("/")[0])
-            # Not one of an earlier job, which may have had as many processes.
-            is_ours = each.part == f"{number}/{count}" and here.get(number) == each.process
+            is_ours = each.part == f"{number}/{count}" and _is_one(each, here.get(number, ""))
             if is_ours and number not in done and each.state != "at work":
                 raise _gone(each, number, count)
         if len(here) < count - 1 and time.monotonic() - started > _LATE_SECONDS:
@@ -255,6 +254,12 @@ def _wait(job: Job, file: PlanFile, waiting: Callable[[PlanStanding], None]) -> 
             said = time.monotonic()
             waiting(found)
         time.sleep(_LOOK_SECONDS)
+
+
+def _is_one(each: PartStanding, here: str) -> bool:
+    """Whether this is the process that has said it is here, and not one of an earlier job with its name."""
+    began, _, process = here.partition(" ")
+    return bool(here) and each.process == process and each.began >= float(began)
 
 
 def _gone(each: PartStanding, number: int, count: int) -> OtherProcessError:
