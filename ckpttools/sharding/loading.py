@@ -27,6 +27,7 @@ from ckpttools.sharding.exchange import (
     own_shards,
     stretch_target,
 )
+from ckpttools.sharding.interleaved import Joint, joints
 from ckpttools.sharding.placing import Batches, Target
 from ckpttools.sharding.request import Leaf, Request
 from ckpttools.sharding.routes import Way, way_of
@@ -157,7 +158,7 @@ def plan_load(wanted: Request, sharing: Sharing, *, memory: int, notes: Notes) -
     """
     room = _room(memory)
     routes = tuple(_route(leaf, sharing, room) for leaf in wanted.leaves if leaf.number is None)
-    held = [route.held for route in routes]
+    held = [each.held for each in _joints(routes)]
     cost, staged = projected(held, PIECE_BYTES), _staging(routes, room, memory)
     shared = any(route.way != "direct" for route in routes)
     alone = projected([route.needed for route in routes], PIECE_BYTES) if shared else cost
@@ -306,7 +307,7 @@ def _wait_for(arrays: list[jax.Array]) -> None:
 def _read(routes: Sequence[Route], reading: Reading) -> Iterator[tuple[Route, jax.Array]]:
     """Arrays as they are read; what needs all processes in the order of the routes."""
     batches = Batches()
-    for number, parts in in_order(read_parts([route.held for route in routes], reading)):
+    for number, parts in _parts(routes, reading):
         route = routes[number]
         if route.way == "direct":
             yield from (
@@ -315,6 +316,22 @@ def _read(routes: Sequence[Route], reading: Reading) -> Iterator[tuple[Route, ja
         else:
             yield route, _together(route, parts)
     yield from ((routes[done], array) for done, array in batches.rest())
+
+
+def _joints(routes: Sequence[Route]) -> list[Joint]:
+    """What is read together. What processes exchange stays in its order, each by itself."""
+    own = [number for number, route in enumerate(routes) if route.way == "direct"]
+    made = joints([routes[number].held for number in own])
+    direct = [Joint(each.held, tuple(own[member] for member in each.members)) for each in made]
+    others = [Joint(route.held, (number,)) for number, route in enumerate(routes) if route.way != "direct"]
+    return [*direct, *others]
+
+
+def _parts(routes: Sequence[Route], reading: Reading) -> Iterator[tuple[int, Parts]]:
+    """The parts of each route, by its number."""
+    made = _joints(routes)
+    for number, parts in in_order(read_parts([each.held for each in made], reading)):
+        yield from made[number].split(parts)
 
 
 def _together(route: Route, parts: Parts) -> jax.Array:
