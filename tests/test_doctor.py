@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt
+from support.object_stores import files_in
 from support.orbax_items import (
     EXPECTED,
     LITTLE,
@@ -30,6 +31,7 @@ from support.orbax_items import (
 )
 from support.places import GOLDEN, HF, ORBAX
 
+import ckpttools
 from ckpttools.array.tree import spelled
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.doctor import checks as checks_room
@@ -377,6 +379,38 @@ class TestSteps:
             path for path in content(run) if path.parts[0] != "2.unfinished"
         }
         assert ocp.CheckpointManager(run).latest_step() == 1
+
+    @pytest.mark.parametrize("has_file", [True, False])
+    def test_an_unfinished_step_in_a_bucket(self, gcs, tmp_path, has_file):
+        """Nothing is renamed there: a file less, and Orbax skips it. `ckpt resolve` says the same."""
+        run = copy(ORBAX / "maxtext_run", tmp_path) / "checkpoints"
+        shutil.copytree(run / "4", run / "10")
+        metadata = run / "10" / "_CHECKPOINT_METADATA"
+        metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"commit_timestamp_nsecs": None}))
+        if not has_file:
+            (run / "10" / "commit_success.txt").unlink()
+        place = gcs.filled({f"x/checkpoints/{name}": each for name, each in files_in(run).items()})
+        step = place / "x" / "checkpoints" / "10"
+        (found,) = [each for each in examine(place).findings if each.check == "unfinished"]
+        resolved = ckpttools.resolve(base_output_directory=str(place), run_name="x")
+        assert resolved.step == (10 if has_file else 4)
+        assert found.fix is None and found.place == str(step)
+        removed = step / "commit_success.txt" if has_file else step
+        assert found.command == f"gcloud storage rm -r {shlex.quote(str(removed))}"
+        if has_file:
+            assert found.level == "error" and resolved.outcome == "fails"
+            assert found.command in resolved.problems[0].do and "step 4" in resolved.problems[0].do
+        else:
+            assert told(place, "error") == set() and resolved.loads
+            assert "10 is passed over: no commit_success.txt, commit timestamp null" in repr(resolved.tried)
+            assert told(step, "error") == {"unfinished"}
+
+    def test_steps_are_told_in_the_order_of_their_numbers(self, tmp_path):
+        run = copy(ORBAX / "maxtext_run", tmp_path) / "checkpoints"
+        for name in ("10", "9"):
+            shutil.copytree(run / "4", run / name)
+            (run / name / "commit_success.txt").unlink()
+        assert [Path(each.place).name for each in examine(run).findings] == ["9", "10"]
 
     def test_what_was_set_aside_is_still_told(self, tmp_path):
         run = copy(ORBAX / "unfinished_commit_file", tmp_path)

@@ -9,6 +9,7 @@ from functools import cache
 from importlib import import_module
 
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.core.text import natural_key
 from ckpttools.core.wording import option
 from ckpttools.doctor import checks as checks_room
 from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, told
@@ -110,9 +111,13 @@ def examine(where: Where, read: ReadOptions | None = None) -> Diagnosis:
             hint="`ckpt formats` lists what can be read",
         )
     found = dict.fromkeys(finding for check in checks() for finding in _looked(check, inventory))
-    ordered = sorted(_told_once(found), key=lambda each: (LEVELS.index(each.level), each.place, each.check))
+    ordered = sorted(_told_once(found), key=_rank)
     healthy = all(each.level != ERROR for each in ordered)
     return Diagnosis(str(path), healthy, tuple(_counted(inventory)), tuple(ordered))
+
+
+def _rank(finding: Finding) -> tuple[int, bytes, str]:
+    return LEVELS.index(finding.level), natural_key(finding.place), finding.check
 
 
 def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:

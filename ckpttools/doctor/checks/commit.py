@@ -9,7 +9,14 @@ from ckpttools.doctor.inventory import Directory, Inventory
 from ckpttools.doctor.new_files import write_new
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE
-from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata
+from ckpttools.formats.orbax.steps import (
+    IN_PROGRESS,
+    OrbaxRun,
+    Step,
+    StepMetadata,
+    commits_by_file,
+    is_committed,
+)
 from ckpttools.stores.place import Place
 
 # Orbax v1 marks its saves with it.
@@ -41,8 +48,20 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 def _unmarked(inventory: Inventory, place: Place) -> Finding:
     command = mending(inventory, "commit-marker")
+    later = _goes_on_with(place)
+    why = f"{_WHY}; a run goes on with step {later.name} instead" if later else _WHY
     do = f"{command} writes it; Orbax before 0.12.3 did not on local disks"
-    return Finding(WARNING, str(place), f"no {COMMIT_FILE}", _WHY, do, "commit-marker", command=command)
+    return Finding(WARNING, str(place), f"no {COMMIT_FILE}", why, do, "commit-marker", command=command)
+
+
+def _goes_on_with(step: Place) -> Place | None:
+    """On gs://, the latest step that Orbax lists instead of one that is later."""
+    number = Step(step).number
+    if number is None or not commits_by_file(step):
+        return None
+    found = OrbaxRun(step.parent).steps
+    listed = [number for number, each in found.items() if is_committed(each.path)]
+    return found[max(listed)].path if listed and max(listed) < number else None
 
 
 def _is_v1(step: Directory, said: StepMetadata) -> bool:

@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterator
 
 from ckpttools.core.errors import FormatError
-from ckpttools.doctor.base import ERROR, Check, Finding, Fix, mending
+from ckpttools.core.text import in_natural_order
+from ckpttools.doctor.base import ERROR, WARNING, Check, Finding, Fix
 from ckpttools.doctor.inventory import SET_ASIDE, Directory, Inventory, ListedItem
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
-from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE
+from ckpttools.formats.orbax.skipping import is_passed_over, remedy
+from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata, commits_by_file
 from ckpttools.stores.place import Place
 
 # A running save touches its files more often than that.
@@ -29,19 +31,33 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 def _unfinished(step: Directory, inventory: Inventory) -> Finding:
     what = "an unfinished save: its commit timestamp is null"
-    others = [
-        each.path.name for each in inventory.steps if each.path.parent == step.path.parent and each != step
-    ]
-    earlier = f"open another step ({', '.join(sorted(others))})" if others else "open another step"
-    why = (
-        "on a local disk Orbax recognises finished steps by name, so it takes this for one and fails to "
-        "load it"
-    )
+    others = _others(step.path, inventory)
+    earlier = f"open another step ({', '.join(others)})" if others else "open another step"
     if IN_PROGRESS in step.path.name:
         return Finding(ERROR, str(step.path), what, "it has no complete arrays", earlier)
-    command = mending(inventory, "set-aside")
-    do = f"{earlier}; or rename it, so that Orbax skips it: {command}"
-    return Finding(ERROR, str(step.path), what, why, do, "set-aside", command=command)
+    if is_passed_over(step.path):
+        # Of a run it is the rest of a save; to who asks about nothing else it is all there is.
+        level = WARNING if others else ERROR
+        why = (
+            "no loader takes it, but it takes up space, and a save under the same name may fail because of it"
+        )
+        command = step.path.store.removal(step.path.key)
+        do = f"when nothing writes to it: {command}"
+        return Finding(level, str(step.path), what, why, do, command=command)
+    way = remedy(step.path, inventory.path, is_uncommitted=True)
+    told_by = COMMIT_FILE if commits_by_file(step.path) else "their names"
+    why = f"Orbax recognises finished steps by {told_by}, so it takes this for one and fails to load it"
+    do = f"{earlier}; or {way.words}: {way.command}"
+    return Finding(ERROR, str(step.path), what, why, do, way.fix, command=way.command)
+
+
+def _others(step: Place, inventory: Inventory) -> list[str]:
+    """Names of the other steps of the run that were committed."""
+    beside = [each.path for each in inventory.steps if each.path.parent == step.parent and each.path != step]
+    names = [each.name for each in beside if IN_PROGRESS not in each.name]
+    return in_natural_order(
+        name for name in names if not StepMetadata.at(step.with_name(name)).is_uncommitted
+    )
 
 
 def _incomplete(step: Directory, items: list[ListedItem], said: StepMetadata) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from ckpttools.core.errors import (
     UsageError,
     listing,
 )
+from ckpttools.core.text import natural_key
 from ckpttools.formats.base import OtherSteps
 from ckpttools.formats.orbax.hosts import hosts_at, not_together
 from ckpttools.formats.orbax.index import processes_of
@@ -100,7 +101,8 @@ def not_whole_beside(tree: Tree) -> OtherSteps:
     step = step_of(parse(tree.metadata.place))
     if tree.metadata.format != "orbax" or step.number is None:
         return OtherSteps({}, {})
-    for each in map(Step, directories(step.path.parent)):
+    beside = sorted(directories(step.path.parent), key=lambda place: natural_key(place.name))
+    for each in map(Step, beside):
         if _may_be_later(each, step) and not each.others and each.why_unfinished:
             (damaged if each.is_damaged else unfinished)[each.path.name] = each.why_unfinished
     return OtherSteps(unfinished, damaged)

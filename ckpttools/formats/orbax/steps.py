@@ -29,6 +29,13 @@ def commits_by_file(place: Place) -> bool:
     return place.store.scheme == "gs"
 
 
+def is_committed(directory: Place) -> bool:
+    """Whether Orbax takes a directory for finished: by a file or by its name, whatever its metadata say."""
+    if commits_by_file(directory):
+        return (directory / COMMIT_FILE).is_file()
+    return IN_PROGRESS not in directory.name
+
+
 @dataclass(frozen=True)
 class StepMetadata:
     """What the `_CHECKPOINT_METADATA` of a step says; nothing where there is none, as in old versions.
@@ -223,7 +230,8 @@ class OrbaxRun:
         for step in sorted(map(Step, directories(self.path)), key=lambda step: not step.is_in_progress):
             if step.number is not None and step.is_one:
                 named.setdefault(step.prefix, {})[step.number] = step
-        return named.get("") or max(named.values(), key=len, default={})
+        chosen = named.get("") or max(named.values(), key=len, default={})
+        return dict(sorted(chosen.items()))
 
 
 def described(path: Place) -> OrbaxItem | Step | OrbaxRun:

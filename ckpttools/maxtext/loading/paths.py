@@ -7,9 +7,17 @@ from shlex import quote
 
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE
-from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, described, has_metadata, is_item
+from ckpttools.formats.orbax.steps import (
+    OrbaxItem,
+    OrbaxRun,
+    Step,
+    described,
+    has_metadata,
+    is_committed,
+    is_item,
+)
 from ckpttools.maxtext.loading.report import Problem
-from ckpttools.maxtext.loading.runs import ITEM, is_committed, seen_in
+from ckpttools.maxtext.loading.runs import ITEM, seen_in
 from ckpttools.maxtext.loading.versions import Version
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
@@ -29,12 +37,14 @@ class Led:
         key: what the parameters are under in it.
         problems: why it fails.
         shown: what is read, where that is nothing that can be looked at.
+        instead: the next step where the item cannot be opened; None for what the reason says.
     """
 
     item: Place | None
     key: str = "params"
     problems: tuple[Problem, ...] = ()
     shown: str | None = None
+    instead: str | None = None
 
     @property
     def path(self) -> str | None:

@@ -133,7 +133,8 @@ def _opened(found: _Found, settings: Settings, version: Version, blank: Resoluti
         except StorageError:
             raise
         except CheckpointError as error:
-            problems.append(reason_of(error))
+            reason = reason_of(error)
+            problems.append(replace(reason, do=found.led.instead or reason.do))
         else:
             problems += looked.problems
             notes += looked.notes

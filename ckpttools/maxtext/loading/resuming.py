@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpttools.core.text import plural
+from ckpttools.formats.orbax.skipping import remedy
 from ckpttools.formats.orbax.steps import Step, directories, is_item
 from ckpttools.maxtext.loading.paths import Led, other_store, rewritten, unread
 from ckpttools.maxtext.loading.report import Problem, Tried
@@ -116,8 +117,21 @@ def _chosen(seen: Sequence[Seen], settings: Settings) -> OwnRun:
         problems.append(problem)
     names = EMERGENCY_ITEMS if _is_local(settings) else (ITEM,)
     item = next((step / name for name in names if is_item(step / name)), None)
-    led = Led(item, problems=() if item is not None else (_no_item(step, names),))
+    led = Led(
+        item,
+        problems=() if item is not None else (_no_item(step, names),),
+        instead=_without(step, sorted(best.steps)[:-1]),
+    )
     return OwnRun(tried, led, tuple(problems))
+
+
+def _without(latest: Place, earlier: Sequence[int]) -> str:
+    """How a run goes on without its latest step, which cannot be opened."""
+    is_uncommitted = Step(latest).said.is_uncommitted
+    way = remedy(latest, latest.parent, is_uncommitted=is_uncommitted)
+    then = f"MaxText goes on with step {earlier[-1]}" if earlier else "MaxText starts from step 0"
+    command = f": `{way.command}`" if way.command else ""
+    return f"{'' if is_uncommitted else 'fetch it again, or '}{way.words}{command}; then {then}"
 
 
 def _no_item(step: Place, names: Sequence[str]) -> Problem:

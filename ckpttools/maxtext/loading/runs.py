@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ckpttools.core.text import plural
+from ckpttools.core.text import natural_key, plural
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
-from ckpttools.formats.orbax.steps import IN_PROGRESS, Step, commits_by_file, directories
+from ckpttools.formats.orbax.steps import IN_PROGRESS, Step, directories, is_committed
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 
@@ -47,13 +47,6 @@ class Seen:
         return "; ".join([listed, *skipped])
 
 
-def is_committed(directory: Place) -> bool:
-    """Whether Orbax takes a directory for finished."""
-    if commits_by_file(directory):
-        return (directory / COMMIT_FILE).is_file()
-    return IN_PROGRESS not in directory.name
-
-
 def seen_in(directory: Place) -> Seen:
     """What Orbax's manager lists in a directory.
 
@@ -62,7 +55,7 @@ def seen_in(directory: Place) -> Seen:
     """
     steps: dict[int, Place] = {}
     passed: dict[str, str] = {}
-    found = directories(directory)
+    found = sorted(directories(directory), key=lambda place: natural_key(place.name))
     for place, reason in zip(found, at_once(directory.store, _why_not, found), strict=True):
         if reason is None:
             steps[int(place.name)] = place
@@ -77,4 +70,6 @@ def _why_not(place: Place) -> str | None:
         return "an unfinished save"
     if not _STEP.fullmatch(place.name):
         return "a name that Orbax does not take for a step"
-    return None if is_committed(place) else f"no {COMMIT_FILE}"
+    if is_committed(place):
+        return None
+    return ", ".join(filter(None, (f"no {COMMIT_FILE}", Step(place).why_unfinished)))
