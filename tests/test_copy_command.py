@@ -20,7 +20,7 @@ import huggingface_hub.constants
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.command_line import ckpt, run
+from support.command_line import ckpt, ended, run, succeed
 from support.gcs_server import Fault
 from support.object_stores import files_in
 from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
@@ -727,3 +727,38 @@ def test_the_plan_of_a_call_writes_nothing(tmp_path):
     assert prepared.run().bytes == prepared.report.bytes
     with pytest.raises(TypeError, match="did you mean 'steps'"):
         ckpttools.copy(HF, tmp_path / "other", step=8)
+
+
+class TestToldOfInterrupted:
+    """Whoever looks at the destination of a copy that was interrupted is told of it, and how it goes on."""
+
+    @pytest.fixture(params=["local", "gs"])
+    def left(self, request, gcs, tmp_path):
+        """Where a copy of a run was interrupted, in its first step; the command; the run."""
+        run = gcs.filled(files_in(MAXTEXT_RUN / "checkpoints"))
+        where = parse(f"gs://{gcs.bucket}/left" if request.param == "gs" else str(tmp_path / "left"))
+        gcs.server.faults = [Fault("GET .*/0/items/commit_success", count=99, status=400, body="<E/>")]
+        assert ckpt("copy", run, where, "--no-progress").exit_code == 5
+        gcs.server.faults = []
+        return where, f"ckpt copy '{run}' {where} --no-progress", run
+
+    def test_it_is_told(self, left, tmp_path):
+        where, command, _ = left
+        for words in (
+            ("inspect", "tree", where),
+            ("hash", where),
+            ("copy", where, tmp_path / "elsewhere"),
+            ("copy", HF, where),
+            ("convert", "hf-to-maxtext", HF, where),
+            ("convert", "hf-to-maxtext", HF, where, "--overwrite"),
+            ("doctor", where),
+        ):
+            result = ckpt(*words)
+            said = " ".join(result.output.split())
+            assert result.exit_code in ((0,) if words[0] == "doctor" else (2, 3)), said
+            assert "interrupted" in said and f"`{command}` again" in said, said
+
+    def test_the_same_command_goes_on(self, left):
+        where, _, run = left
+        assert "4: copied" in ended("copy", run, where).output
+        assert "no errors" in succeed("doctor", where).output or "healthy" in succeed("doctor", where).output

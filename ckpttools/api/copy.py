@@ -313,6 +313,7 @@ def _found(prepared: PreparedCopy) -> Mapping[str, Comparison]:
         if comparison is not None and comparison.difference is None:
             found[part.name] = comparison
         elif comparison is not None and comparison.difference is not None and not prepared.overwrite:
+            _refuse_begun(prepared._place(part))
             raise _other_content(prepared._place(part), comparison.difference)
     return found
 
@@ -335,11 +336,26 @@ def _check_run(prepared: PreparedCopy) -> None:
         if entry.name not in small and not any(entry.name.startswith(name) for name in names)
     ]
     if others and not OrbaxRun(place).steps:
+        _refuse_begun(place)
         raise DestinationExistsError(
             f"{place} exists, and is not a run",
             got=f"{others[0]} in it, and no steps",
             wanted="a run, to which steps can be added, or a new name",
             hint="choose another destination, such as a directory in it",
+        )
+
+
+def _refuse_begun(place: Place) -> None:
+    """Raises DestinationExistsError where another copy to a place was interrupted."""
+    from ckpttools.formats.interrupted import begun_in, next_step
+
+    left = begun_at(place) or begun_in(place)
+    if left is not None:
+        raise DestinationExistsError(
+            f"another {left.kind} to {place} was interrupted",
+            got=left.command or None,
+            wanted="that one brought to its end, or a new name",
+            hint=next_step(left),
         )
 
 

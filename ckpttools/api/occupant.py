@@ -17,7 +17,9 @@ from ckpttools.core.errors import (
     StorageError,
     listing,
 )
+from ckpttools.core.text import in_natural_order
 from ckpttools.formats.base import Writer
+from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.registry import open_tree, strangers_in
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
@@ -86,17 +88,19 @@ def _opened(destination: Place) -> Tree:
     except StorageError:
         raise
     except CheckpointError as error:
-        names = [entry.name for entry in destination.entries()]
+        names = in_natural_order(entry.name for entry in destination.entries())
+        left = begun_in(destination)
         raise _refused(
             destination,
             "is not a readable checkpoint" + listing(names, _SHOWN),
             "a whole checkpoint of the kind that is written",
+            f"{next_step(left)}; or choose another destination" if left else None,
         ) from error
 
 
-def _refused(destination: Place, got: str, wanted: str) -> DestinationExistsError:
+def _refused(destination: Place, got: str, wanted: str, hint: str | None = None) -> DestinationExistsError:
     return DestinationExistsError(
         f"{destination} is not replaced: it {got}",
         wanted=wanted,
-        hint="choose another destination, or move away what is there",
+        hint=hint or "choose another destination, or move away what is there",
     )

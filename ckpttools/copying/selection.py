@@ -12,7 +12,7 @@ from ckpttools.copying.part import Part, commits_of
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.text import ranges
 from ckpttools.core.wording import option
-from ckpttools.formats.interrupted import absent, refuse_interrupted
+from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_interrupted
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, described
 from ckpttools.formats.registry import open_tree
@@ -131,8 +131,12 @@ class _Run:
         if latest is not None:
             wanted = wanted[-latest:]
         if not wanted:
+            left = begun_in(self.run.path)
             raise FormatError(
-                "no step is finished", place=self.run.path, got=f"step {ranges(reasons)}, none of them whole"
+                "no step is finished",
+                place=self.run.path,
+                got=f"step {ranges(reasons)}, none of them whole",
+                hint=next_step(left) if left else f"`ckpt doctor {quote(str(self.run.path))}` says more",
             )
         chosen = [_part_of(self.run.steps[number], self._name(number)) for number in wanted]
         beside = list(self._beside())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import Unfinished, begun_at, unfinished_at
+from ckpttools.stores.publishing import SUFFIX, Unfinished, begun_at, unfinished_at
+from ckpttools.stores.registry import parse
 
 
 def absent(place: Place) -> CheckpointError:
@@ -29,8 +30,17 @@ def refuse_interrupted(place: Place) -> None:
     """Raises FormatError if `place` is a directory in which a conversion grows, whatever lies in it."""
     left = unfinished_at(place)
     if left is not None:
-        what = "what is being written" if left.writer else "an interrupted conversion"
+        what = "what is being written" if left.writer else f"an interrupted {left.kind}"
         raise FormatError(f"{what} is not a checkpoint yet", place=place, hint=next_step(left))
+
+
+def begun_in(directory: Place) -> Unfinished | None:
+    """What an interrupted copy of a run has left among its steps, in a directory or one level below."""
+    for above in (directory, directory / "checkpoints"):
+        for each in above.directories() if above.is_dir() else ():
+            if each.name.endswith(SUFFIX) and (left := unfinished_at(each)) is not None:
+                return left
+    return None
 
 
 def next_step(left: Unfinished) -> str:
@@ -39,5 +49,12 @@ def next_step(left: Unfinished) -> str:
         return f"{left.replaced} holds what it was before it was to be replaced: move it back"
     if left.writer:
         return f"{left.place} is the work of {left.writer}: wait until it is done"
-    again = f"run `{left.command}`" if left.command else "run its command"
-    return f"{left.place} is an interrupted conversion: {again} again, and it goes on"
+    return f"{left.place} is an interrupted {left.kind}: {going_on(left)}, and it goes on"
+
+
+def going_on(left: Unfinished) -> str:
+    """How an interrupted conversion is gone on with."""
+    if not left.command:
+        return "run its command again"
+    is_here = left.directory in ("", str(parse(".").absolute()))
+    return f"run `{left.command}` again{'' if is_here else f' in {left.directory}'}"

@@ -33,7 +33,7 @@ from ckpttools.formats.base import (
     Writer,
 )
 from ckpttools.formats.foreign import foreign_error
-from ckpttools.formats.interrupted import absent, refuse_interrupted
+from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_interrupted
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
@@ -83,6 +83,8 @@ def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:
             reasons[name] = f"{name}: {reason}"
     if path.is_dir() and not any(path.iterdir()):
         raise FormatError(f"{path} is an empty directory", hint="name one with a checkpoint in it")
+    if left := begun_in(path):
+        raise FormatError(f"{path} is not a checkpoint yet", hint=next_step(left))
     raise foreign_error(path) or FormatError(
         f"{path} is not a checkpoint of a known format{listing(list(reasons.values()))}", hint=_instead(path)
     )

@@ -263,12 +263,19 @@ class Unfinished:
         replaced: what had the destination's name and has to get it back; None if nothing has.
         command: the command line that began it, where that is known.
         writer: the process that is at work on it, in words; "" if none is, as far as is known.
+        directory: where the command was given; "" where that is not known.
     """
 
     place: Place
     replaced: Place | None = None
     command: str = ""
     writer: str = ""
+    directory: str = ""
+
+    @property
+    def kind(self) -> str:
+        """What it was: a copy or a conversion."""
+        return "copy" if self.command.startswith("ckpt copy ") else "conversion"
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from ckpttools.core.text import age
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, on_disk
 from ckpttools.doctor.inventory import SET_ASIDE, Inventory
 from ckpttools.doctor.probing import is_directory
-from ckpttools.formats.interrupted import next_step
+from ckpttools.formats.interrupted import going_on, next_step
 from ckpttools.formats.orbax.steps import IN_PROGRESS
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import CONTENT, SUFFIX, begun_at, unfinished_at
@@ -39,7 +39,8 @@ def _kind(place: Place) -> str:
         return "an unfinished save of Orbax"
     if place.name.endswith(SET_ASIDE):
         return "an unfinished save that was set aside"
-    return "an interrupted conversion"
+    left = unfinished_at(place)
+    return f"an interrupted {left.kind if left else 'conversion'}"
 
 
 def _why(place: Place) -> str:
@@ -62,8 +63,7 @@ def _left(place: Place, what: str) -> Finding:
     elif _is_orphaned(place):
         do = f"look at it; when nothing writes to it: {remove}"
     elif left:
-        again = f"run `{left.command}` again" if left.command else "run the same command again"
-        do = f"{again} to resume; or, to discard it, {remove}"
+        do = f"{going_on(left)} to resume; or, to discard it, {remove}"
     else:
         do = f"when nothing writes to it: {remove}"
     return Finding(WARNING, str(place), what, _why(place), do, command=remove)

@@ -22,6 +22,7 @@ from ckpttools.core.errors import (
 )
 from ckpttools.core.text import natural_key
 from ckpttools.formats.base import OtherSteps
+from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.orbax.hosts import hosts_at, not_together
 from ckpttools.formats.orbax.index import processes_of
 from ckpttools.formats.orbax.metadata import COMMIT_FILE, TREE_FILE
@@ -179,10 +180,11 @@ def _in_run(run: OrbaxRun, step: int | None) -> OrbaxItem:
         reasons[number] = each.why_unfinished
     lines = [f"step {number}: {reason}" for number, reason in sorted(reasons.items())]
     damaged = any(each.is_damaged for each in run.steps.values())
+    left = begun_in(run.path)
     raise FormatError(
         f"no step is {'whole' if damaged else 'a finished save'}" + listing(lines),
         place=run.path,
-        hint=f"`ckpt doctor {quote(str(run.path))}` says more",
+        hint=next_step(left) if left else f"`ckpt doctor {quote(str(run.path))}` says more",
     )
 
 

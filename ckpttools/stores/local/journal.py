@@ -29,6 +29,8 @@ from ckpttools.stores.publishing import LockedError, Purpose, Record
 # A line takes 60 bytes, and some more for each chunk that is encoded.
 _LARGEST = 1 << 30
 _LINES_AT_ONCE = 1024
+# The first line, with a command as long as a system takes.
+_LONGEST_PLAN = 4 << 20
 _PLAN, _TASK, _INVENTORY, _FILE, _PUBLISHING = "plan", "task", "inventory", "file", "publishing"
 _BEGINNING = re.compile(rb'[0-9a-f]{8} \["plan",\["')
 _LEAST_BEGINNING = b'00000000 ["plan",["'
@@ -219,6 +221,16 @@ def lines(data: bytes) -> Iterator[tuple[str, object]]:
             except (ValueError, TypeError, RecursionError):
                 continue
             yield kind, content
+
+
+def purpose_at(directory: Path) -> Purpose | None:
+    """Whose work a directory holds, as its journal says, locked or not; None where that cannot be read."""
+    try:
+        with (directory / JOURNAL).open("rb") as file:
+            line = file.readline(_LONGEST_PLAN)
+    except OSError:
+        return None
+    return next((_purpose(content) for kind, content in _lines(line) if kind == _PLAN), None)
 
 
 def _may_be_torn(data: bytes) -> bool:

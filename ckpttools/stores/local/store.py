@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, LinkTrials, Status, Store
 from ckpttools.stores.local.file import LocalFile, read_whole, storage_error
-from ckpttools.stores.publishing import Unfinished
+from ckpttools.stores.publishing import Purpose, Unfinished
 
 if TYPE_CHECKING:
     from ckpttools.stores.local.staging import LocalStaging
@@ -139,6 +139,7 @@ class LocalStore(Store):
         return LocalStaging(Path(key), overwrite, check_replaced)
 
     def unfinished(self, key: str) -> Unfinished | None:
+        from ckpttools.stores.local.journal import purpose_at
         from ckpttools.stores.local.partial import JOURNAL, REPLACED, SUFFIX
 
         journal = self.stat(_below(key, JOURNAL)) if key.endswith(SUFFIX) else None
@@ -147,7 +148,13 @@ class LocalStore(Store):
         replaced = _below(key, REPLACED)
         found = self.stat(replaced)
         is_there = found is not None and found.kind is FileKind.DIRECTORY
-        return Unfinished(_place(key), _place(replaced) if is_there else None)
+        begun = purpose_at(Path(key)) or Purpose("")
+        return Unfinished(
+            _place(key),
+            _place(replaced) if is_there else None,
+            begun.command,
+            directory=begun.directory,
+        )
 
     def begun_at(self, key: str) -> Unfinished | None:
         from ckpttools.stores.local.partial import SUFFIX

@@ -41,7 +41,7 @@ from ckpttools.stores.objects.parts import at_work
 from ckpttools.stores.objects.writing import PART_BYTES, PARTS_UNDER_WAY, Upload, copy, replace
 from ckpttools.stores.pace import USUAL, asked_for
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, Unfinished
+from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, Purpose, Unfinished
 from ckpttools.stores.reads import Reads
 from ckpttools.stores.shares import PARTS
 
@@ -159,9 +159,9 @@ class ObjectStore(Store):
 
     def _unfinished(self, partial: str, journal: Journal) -> Unfinished:
         bucket, rest = self._at(partial)
-        command = journal.purpose.command if journal.purpose else ""
+        begun = journal.purpose or Purpose("")
         writer = writer_of(bucket, f"{rest}/{LOCK}") or next(at_work(bucket, rest), "")
-        return Unfinished(Place(self, partial), None, command, writer)
+        return Unfinished(Place(self, partial), None, begun.command, writer, begun.directory)
 
     def _left_at(self, key: str) -> Unfinished | None:
         """What is left of a conversion without its journal: nothing but a lock, or what has no owner."""
