@@ -183,6 +183,7 @@ class TestConvert:
             "bytes_dead": 0,
             "counts": {},
             "traffic": {},
+            "published": None,
         }
 
     @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])

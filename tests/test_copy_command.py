@@ -762,3 +762,11 @@ class TestToldOfInterrupted:
         where, _, run = left
         assert "4: copied" in ended("copy", run, where).output
         assert "no errors" in succeed("doctor", where).output or "healthy" in succeed("doctor", where).output
+
+
+def test_no_option_is_offered_that_would_be_refused_as_well(tmp_path):
+    """A run is never replaced by a step: `--overwrite` is not named where it does not help."""
+    run("copy", MAXTEXT_RUN / "checkpoints", tmp_path / "run")
+    for options in ((), ("--overwrite",)):
+        told = run("copy", TRAINED / "1", tmp_path / "run", *options, code=2)
+        assert "is not replaced: it is a run with 2 steps" in told and "with --overwrite" not in told

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
-from support.command_line import ckpt, ended, run
+from support.command_line import ckpt, ended, run, succeed
 from support.hf_models import write_llama
 from support.object_stores import files_in
 from support.places import GOLDEN
 from support.stores_on_loopback import ask_only, forget
-from support.web_server import Fault, status, web_server
+from support.web_server import COMMIT, Fault, status, web_server
 
 import ckpttools
 from ckpttools.core.errors import CheckpointError, NoSpaceError, SourceChangedError, StorageError
@@ -217,6 +219,51 @@ class TestCommands:
         assert "base_model: org/llama" in card and "# new" in card and "org/llama@c0ffee" in card
         run("convert", "to-safetensors", HF, "hf://me/other", "--model-card")
         assert str(HF) not in server.files["hub/me/other/README.md"].decode()
+
+    def test_a_card_names_the_model_that_like_names(self, server, tmp_path):
+        where = run("convert", "maxtext-to-hf", ITEM, NEW, "--like", "hf://org/llama", "--model-card")
+        card = server.files["hub/me/new/README.md"].decode()
+        assert "base_model: org/llama\n" in card and "Converted by ckpttools.\n" in card
+        commit = server.hub.head("me/new")
+        assert f"http://{server.address}/me/new: private, commit {commit}" in where
+
+    @pytest.mark.parametrize("command", [("copy", HF), ("convert", "to-safetensors", HF)])
+    def test_it_is_said_where_it_is(self, server, command):
+        told = ended(*command, NEW, "--public", "--json").stdout
+        page = {"url": f"http://{server.address}/me/new", "is_private": False}
+        assert json.loads(told)["published"] == {**page, "commit": server.hub.head("me/new")}
+        assert "public, commit" in run(*command, "hf://me/other", "--public")
+
+    @pytest.mark.parametrize("to", ["hf-to-maxtext", "to-safetensors", "to-orbax", "to-zarr3"])
+    def test_what_is_made_of_a_model_says_of_which_commit(self, server, tmp_path, to):
+        """The same bytes wherever and whenever, and the same arrays as of a model on a disk."""
+        for name in ("first", "second"):
+            run("convert", to, "hf://org/llama", tmp_path / name)
+        first, second = (
+            {path: re.sub(rb'_nsecs": [0-9]+', b"", each) for path, each in files_in(tmp_path / name).items()}
+            for name in ("first", "second")
+        )
+        assert first == second
+        said = succeed("inspect", "tree", tmp_path / "first").output
+        assert re.search(f"made of +hf://org/llama@{COMMIT}\n", said)
+        run("convert", to, HF, tmp_path / "local")
+        assert run("hash", tmp_path / "local").split()[0] == run("hash", tmp_path / "first").split()[0]
+        assert "made of" not in succeed("inspect", "tree", tmp_path / "local").output
+
+    def test_what_is_changed_later_keeps_it(self, server, tmp_path):
+        run("convert", "hf-to-maxtext", "hf://org/llama", tmp_path / "made")
+        run("unstack", tmp_path / "made", tmp_path / "changed")
+        assert f"hf://org/llama@{COMMIT}" in succeed("inspect", "tree", tmp_path / "changed").output
+
+    def test_names_of_models_are_taken_from_python(self, server, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert ckpttools.hf_to_maxtext("org/llama", "made").source == f"hf://org/llama@{COMMIT}"
+        assert ckpttools.maxtext_to_hf(ITEM, "back", like="org/llama").arrays
+        assert ckpttools.convert("org/llama", "any", format="zarr3").source == f"hf://org/llama@{COMMIT}"
+        said = run("convert", "maxtext-to-hf", ITEM, "again", "--like", "org/llama")
+        assert "org/llama is no directory here: it is taken for hf://org/llama" in said
+        with pytest.raises(StorageError, match="org/llama is not there"):
+            ckpttools.convert(Path("org/llama"), "no", format="zarr3")
 
     def test_what_is_there_is_replaced_only_if_that_is_said(self, server, tmp_path):
         run("convert", "to-safetensors", HF, NEW, "--max-shard-size", "100kB")

@@ -21,6 +21,7 @@ import ckpttools
 from ckpttools.core.errors import FormatError, SourceChangedError, StorageError
 from ckpttools.stores import FileKind, parse, reads
 from ckpttools.stores.objects import az, blocks, client, gs, known, machine, s3
+from ckpttools.stores.pace import Pace, asked_for
 from ckpttools.testing.stores import StoreTests
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
@@ -569,3 +570,27 @@ def test_the_login_of_an_endpoint_is_not_shown():
     ):
         parse("s3://bucket/x").stat()
     assert "word" not in str(caught.value) and "127.0.0.1:9" in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [("inspect", "tree"), ("doctor",), ("resolve",)])
+def test_whoever_reads_says_how_many_requests_are_under_way(gcs, monkeypatch, words):
+    place = gcs.filled({f"x/checkpoints/{name}": each for name, each in files_in(TRAINED).items()})
+    path = place / "x" / "checkpoints"
+    said = [f"base_output_directory={place}", "run_name=x"] if words == ("resolve",) else [path]
+    seen = set()
+    monkeypatch.setattr(Pace, "limit", property(lambda pace: seen.add(asked_for()) or asked_for() or 16))
+    assert ckpt(*words, *said, "--requests", 3).exit_code == 0
+    assert seen <= {3} and asked_for() is None
+
+
+def test_an_emulator_is_no_matter_of_logging_in(gcs):
+    place = gcs.filled({"x.bin": b"1234"})
+    gcs.server.faults.append(Fault("list-type", count=99, status=403, body="<Error/>"))
+    with pytest.raises(StorageError) as caught:
+        place.entries()
+    assert caught.value.hint.startswith(f"requests to {gcs.server.url} go without credentials; to ask Google")
+    assert "unset STORAGE_EMULATOR_HOST" in caught.value.hint
+    gcs.server.faults.clear()
+    with pytest.raises(StorageError, match="there is no bucket") as caught:
+        parse("gs://nobody-has-it/x").entries()
+    assert "gcloud" not in caught.value.hint and "STORAGE_EMULATOR_HOST" in caught.value.hint

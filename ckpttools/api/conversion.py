@@ -55,6 +55,9 @@ class Resources:
             reserved = costs.memory + (hashing_bytes(tree) if self.manifest else 0)
             streams = self.destination.store.streams if self.destination else None
             jobs = self.jobs or max(self.workers, costs.requests or 0, streams.files if streams else 0)
+            if self.requests and streams and not self.jobs:
+                # A worker writes one file at a time.
+                jobs = max(self.requests, costs.requests or 0)
             plan = build(
                 tree, writer, memory=self.memory, jobs=jobs, notes=notes, reserved=reserved, streams=streams
             )

@@ -20,7 +20,7 @@ from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import Puts, Traffic
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import begun_at, staging_of
+from ckpttools.stores.publishing import Published, begun_at, staging_of
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.sharing import Sharing, is_of_repository, shared
 from ckpttools.stores.traffic import counted
@@ -74,6 +74,7 @@ class CopyReport:
         peak_bytes: resident memory at its highest, or None where the system does not tell.
         traffic: requests to stores behind a network, and the bytes that came, by address; of the copying, not
             of looking for what to copy.
+        published: what it has become in a repository of the hub; None elsewhere, or if nothing was copied.
     """
 
     source: str
@@ -86,6 +87,7 @@ class CopyReport:
     seconds: float = 0.0
     peak_bytes: int | None = None
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    published: Published | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ class PreparedCopy:
         started, tally = time.monotonic(), _Tally(sum(part.nbytes for part in self.todo), observe)
         self._copy_small()
         done: list[CopiedPart] = []
+        published: Published | None = None
         for part in self._parts:
             there = self._there(part)
             if there is not None:
@@ -167,10 +170,11 @@ class PreparedCopy:
                 command=self.command,
                 observe=tally,
             )
+            published = made.published
             done.append(
                 self._copied(part, "copied", made.bytes_resumed, made.bytes_by_store, made.bytes_verified)
             )
-        return self._report(tuple(done), time.monotonic() - started)
+        return replace(self._report(tuple(done), time.monotonic() - started), published=published)
 
     def check(self) -> None:
         """Raises what would stop `run` before it writes anything."""
@@ -314,6 +318,8 @@ def _found(prepared: PreparedCopy) -> Mapping[str, Comparison]:
             found[part.name] = comparison
         elif comparison is not None and comparison.difference is not None and not prepared.overwrite:
             _refuse_begun(prepared._place(part))
+            # What no option replaces is refused for that reason: nobody is sent from one refusal to the next.
+            _check_replaced(part, prepared._place(part))
             raise _other_content(prepared._place(part), comparison.difference)
     return found
 

@@ -8,10 +8,15 @@ from ckpttools.api.sources import Source, place_of, read_options
 from ckpttools.core.errors import UsageError
 from ckpttools.doctor.examine import Diagnosis, examine, mend
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
+from ckpttools.stores.pace import requesting
 
 
 def doctor(
-    source: Source, *, fix: str | Sequence[str] = (), max_index_bytes: int | str = MAX_INDEX_BYTES
+    source: Source,
+    *,
+    fix: str | Sequence[str] = (),
+    max_index_bytes: int | str = MAX_INDEX_BYTES,
+    requests: int | None = None,
 ) -> Diagnosis:
     """Examines everything at or below a path, whole or damaged; reads indexes and metadata, no arrays.
 
@@ -19,6 +24,7 @@ def doctor(
         source: a run, a step, an item, a file or directory; of a tree, where it was opened.
         fix: the name of a fix, or several: each repairs what it can, and deletes or overwrites nothing.
         max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
+        requests: requests under way at once to stores behind a network; None for as many as suit them.
 
     Raises:
         UsageError: a tree has no place.
@@ -30,4 +36,5 @@ def doctor(
     place, read = place_of(source), read_options({"max_index_bytes": max_index_bytes})
     if place is None:
         raise UsageError("a tree that was made has no files", wanted="a path, or a tree that was opened")
-    return mend(place, *names, read=read) if names else examine(place, read)
+    with requesting(requests):
+        return mend(place, *names, read=read) if names else examine(place, read)

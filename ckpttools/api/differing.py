@@ -26,7 +26,8 @@ from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.wording import option
 from ckpttools.digest.pairing import Pairing, Remark
 from ckpttools.maxtext.model import ModelOptions
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.models import model_at
+from ckpttools.stores.registry import Where
 
 _SHOWN = 8
 
@@ -124,7 +125,7 @@ def diff(
         CheckpointError: one of them cannot be read, the memory is too small, or no array matches.
     """
     options = AlignOptions(
-        ModelOptions(family, rope_layout), None if like is None else parse(like), padding_rows
+        ModelOptions(family, rope_layout), None if like is None else model_at(like), padding_rows
     )
     with scanning(common) as scan:
         trees = opened(a, scan.read), opened(b, scan.read)

@@ -11,6 +11,7 @@ from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
+from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import Beside, Companions
 from ckpttools.maxtext.direction import refuse_maxtext
@@ -117,5 +118,5 @@ def plan_to_maxtext(
         place = writer.companions_at(made.state, is_model=False)
     written_down = {RECORD: record(made.spelling, options.model.rope_layout)}
     beside = Beside(writer, Companions(companions_of(tree).files, made.carried), place, written_down)
-    state = beside.with_companions(made.state)
+    state = beside.with_companions(with_origin(made.state, tree))
     return resources.plan(state, beside, made.notes)

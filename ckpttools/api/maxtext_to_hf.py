@@ -11,6 +11,7 @@ from ckpttools.api.sources import Source, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.formats.base import Writer
+from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import Beside, Companions
 from ckpttools.maxtext.direction import refuse_hugging_face
@@ -121,7 +122,7 @@ def plan_to_huggingface(
     unwanted = _OF_TOWERS if options.spelling == TEXT else ()
     copied = {name: file for name, file in files.companions.items() if name not in (*made, *unwanted)}
     beside = Beside(writer or writer_for(Tree({}), "safetensors"), Companions(copied), made=made)
-    conversion = resources.plan(model.tree, beside, model.notes)
+    conversion = resources.plan(with_origin(model.tree, tree), beside, model.notes)
     # The only place where a plan reads data: what is cut off is lost, and no header tells whether that is
     # padding. Only once the plan is made, which refuses what does not fit into the memory.
     if options.padding_rows is None:

@@ -114,6 +114,10 @@ def _check(output: Place, source: Place | None, overwrite: bool) -> None:
             f"{output} is a part of the checkpoint", wanted="a name outside of it, or one in .html"
         )
     check_beside(output, source or "")
+    if output.exists() and not _is_page(output.resolve()):
+        raise DestinationExistsError(
+            f"{output} is not a page, and nothing else is replaced by one", wanted="another name"
+        )
     # A link that leads nowhere is something, too.
     if output.lexists() and not overwrite:
         raise DestinationExistsError(
@@ -121,10 +125,6 @@ def _check(output: Place, source: Place | None, overwrite: bool) -> None:
             wanted="a new name",
             hint=f"choose another with {option('output')}, or allow its replacement with "
             f"{option('overwrite', True)}",
-        )
-    if output.exists() and not _is_page(output.resolve()):
-        raise DestinationExistsError(
-            f"{output} is not a page, and nothing else is replaced by one", wanted="another name"
         )
     if not output.absolute().parent.is_dir():
         hint = f"make it, or choose another {option('output')}"

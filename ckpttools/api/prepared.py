@@ -26,6 +26,7 @@ from ckpttools.core.wording import option
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Fetching, Observer, Receipt
 from ckpttools.stores.fetching import check_fetched, fetch
+from ckpttools.stores.models import model_at
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
@@ -173,7 +174,8 @@ def prepare(
     if written is not None:
         check_beside(written, read or "", place)
         digests.check_manifest_name(written, overwrite=overwrite)
-    place = shared(place, Sharing(public, model_card))
+    base = str(parse(like)) if like is not None and model_card else ""
+    place = shared(place, Sharing(public, model_card, base))
     resources = Resources(parse_size(memory), jobs, written is not None, place, requests)
     with allowing(resources.memory), requesting(requests):
         conversion = plan(resources)
@@ -238,7 +240,7 @@ def command(
         def planned(*args: P.args, **options: P.kwargs) -> Made:
             if unknown := options.keys() - known:
                 _check_names(plan.__name__, unknown, [*known, *(each.name for each in more())])
-            return plan(*args, **options)
+            return _of_models(plan)(*args, **options)
 
         @wraps(plan)
         def run(*args: P.args, **options: P.kwargs) -> Any:
@@ -249,6 +251,22 @@ def command(
         return cast(Command[P, Made], run)
 
     return make
+
+
+def _of_models(call: Callable[P, Made]) -> Callable[P, Made]:
+    """A call that takes what it reads by the names that models have on the hub, too."""
+
+    def called(*args: Any, **options: Any) -> Any:
+        for name in ("source", "like"):
+            if name in options:
+                options[name] = _model(options[name])
+        return cast(Any, call)(*map(_model, args[:1]), *args[1:], **options)
+
+    return cast("Callable[P, Made]", called)
+
+
+def _model(where: object) -> object:
+    return model_at(where) if isinstance(where, str) else where
 
 
 def _check_names(call: str, options: Iterable[str], known: list[str]) -> None:

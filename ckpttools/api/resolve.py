@@ -12,12 +12,15 @@ from ckpttools.maxtext.loading.configuration import settings_of
 from ckpttools.maxtext.loading.report import Resolution
 from ckpttools.maxtext.loading.resolving import resolution
 from ckpttools.maxtext.loading.versions import NEWEST, version_called
+from ckpttools.stores.pace import requesting
 from ckpttools.stores.registry import Where
 
 _TRAINERS = ("pre_train.train", "train.py")
 
 
-def resolve(*command: Where, maxtext: str = NEWEST, **settings: Any) -> Resolution:
+def resolve(
+    *command: Where, maxtext: str = NEWEST, requests: int | None = None, **settings: Any
+) -> Resolution:
     """Which checkpoint a run of MaxText would load, by which rule, and what it would not find.
 
         ckpttools.resolve(base_output_directory="gs://bucket/out", run_name="llama")
@@ -30,6 +33,7 @@ def resolve(*command: Where, maxtext: str = NEWEST, **settings: Any) -> Resoluti
         command: as it is given to MaxText's trainer: a configuration file, then settings `NAME=VALUE`; Python
             and the trainer's name may stand before them.
         maxtext: version whose rules are followed: "0.2.5" or "e591f30".
+        requests: requests under way at once to stores behind a network; None for as many as suit them.
         settings: of MaxText, beside those of the command; those of a group as a mapping, `lora={…}`.
 
     Raises:
@@ -41,7 +45,8 @@ def resolve(*command: Where, maxtext: str = NEWEST, **settings: Any) -> Resoluti
     version = version_called(maxtext)
     read = parsed(list(map(str, command)))
     said = _with(read, settings)
-    made = resolution(settings_of(said, os.environ), version, os.environ)
+    with requesting(requests):
+        made = resolution(settings_of(said, os.environ), version, os.environ)
     return _told_of_program(made, read.program)
 
 

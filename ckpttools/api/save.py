@@ -21,6 +21,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
 from ckpttools.formats.json_file import read_json
+from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.formats.sidecar import CARRIED, Beside, Companions
 from ckpttools.maxtext.model import CONFIG
@@ -42,6 +43,7 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
     """Plans writing `tree` with `writer`; errors as `plan_any`, but for those of reading."""
     resources, notes = resources or Resources(), tree.metadata.notes
     companions = companions_of(tree)
+    tree = with_origin(tree, tree)
     if not companions:
         return resources.plan(tree, writer, notes)
     if not isinstance(writer, HoldsCompanions):

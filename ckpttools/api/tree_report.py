@@ -14,6 +14,7 @@ from ckpttools.inspect.comparison import arranged
 from ckpttools.inspect.folding import sort_arrays
 from ckpttools.inspect.tree import TreeReport, inspect_tree
 from ckpttools.maxtext.model_files import companion_names
+from ckpttools.stores.pace import requesting
 from ckpttools.stores.registry import Where
 from ckpttools.stores.traffic import counted
 
@@ -25,6 +26,7 @@ def inspect(
     sort: str | None = None,
     sharding: bool = False,
     against: Where | Tree | None = None,
+    requests: int | None = None,
     **reading: Unpack[Opening],
 ) -> TreeReport:
     """Names, shapes, dtypes and bytes of all arrays, and what kind of checkpoint it is; reads none of them.
@@ -36,13 +38,14 @@ def inspect(
         sharding: also how arrays were laid out on devices when they were saved.
         against: what to compare with: the name of a family or a file with one, a `config.json`, or another
             checkpoint. `report.comparison` lists what is missing, unexpected, or of another shape.
+        requests: requests under way at once to stores behind a network; None for as many as suit them.
         reading: how a path is opened, see `ckpttools.api.sources.Opening`.
 
     Raises:
         CheckpointError: nothing is there, or it cannot be read.
         UsageError: there are arrays, and none matches the pattern.
     """
-    with counted() as traffic:
+    with requesting(requests), counted() as traffic:
         read = read_options(reading)
         tree = opened(source, read)
         shardings = stored_shardings(tree) if sharding else {}

@@ -119,7 +119,9 @@ def _more(part: CopiedPart) -> str:
 
 
 def _closing(report: CopyReport) -> str:
-    """What a copy did, in one line."""
+    """What a copy did, in one line, and where others find it."""
+    from ckpttools.cli.plan_text import published_text
+
     resumed = sum(part.bytes_resumed for part in report.parts)
     rate = (report.bytes - resumed) / max(report.seconds, 1e-9)
     speed = f" ({disk(rate)}/s)" if rate else ""
@@ -129,4 +131,4 @@ def _closing(report: CopyReport) -> str:
         parts.append(f"{there} of {len(report.parts)} were there already")
     if report.peak_bytes is not None:
         parts.append(f"peak memory {memory(report.peak_bytes)}")
-    return f"{report.destination}: {', '.join(parts)}"
+    return f"{report.destination}: {', '.join(parts)}{published_text(report.published)}"

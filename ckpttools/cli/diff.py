@@ -12,6 +12,7 @@ import click
 from ckpttools.cli.models import family_option, rope_layout_option
 from ckpttools.cli.options import (
     ANY_PATH,
+    MODEL,
     filter_option,
     json_option,
     max_header_option,
@@ -68,7 +69,7 @@ _comparing_options = together(
 _alignment_options = together(
     click.option(
         "--like",
-        type=ANY_PATH,
+        type=MODEL,
         metavar="HF_DIR|CONFIG",
         help="A model's directory or config.json, if there is none beside the arrays.",
     ),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, json_option, max_index_option
+from ckpttools.cli.options import ANY_PATH, json_option, max_index_option, requests_option
 from ckpttools.cli.output import labelled, print_json, prose_width, show
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.place import Place
@@ -33,6 +33,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 )
 @click.option("--list", "as_list", is_flag=True, help="List the checks and the fixes.")
 @max_index_option
+@requests_option
 @click.pass_context
 def doctor(
     ctx: click.Context,
@@ -41,6 +42,7 @@ def doctor(
     fix: tuple[str, ...],
     as_list: bool,
     max_index_bytes: int,
+    requests: int | None,
 ) -> None:
     """Say what is wrong with a checkpoint and what to do.
 
@@ -63,7 +65,7 @@ def doctor(
         return
     if path is None:
         raise click.UsageError("Missing argument 'PATH'.", ctx)
-    diagnosis = look(path, fix=fix, max_index_bytes=max_index_bytes)
+    diagnosis = look(path, fix=fix, max_index_bytes=max_index_bytes, requests=requests)
     if as_json:
         print_json(diagnosis)
     else:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, SOME_TEXT, filter_option, json_option, read_options, together
+from ckpttools.cli.options import (
+    ANY_PATH,
+    SOME_TEXT,
+    filter_option,
+    json_option,
+    read_options,
+    requests_option,
+    together,
+)
 from ckpttools.cli.output import fields_of, print_json
 from ckpttools.stores.place import Place
 
@@ -56,6 +64,7 @@ _view_options = together(
 @_view_options
 @json_option
 @read_options
+@requests_option
 def tree(path: Place, depth: int | None, flat: bool, as_json: bool, **options: Any) -> None:
     """Show the arrays of a checkpoint (names, shapes, dtypes, bytes) and what kind it is.
 

@@ -8,7 +8,7 @@ import click
 
 from ckpttools.cli.declared import declared
 from ckpttools.cli.options import (
-    ANY_PATH,
+    MODEL,
     SOME_TEXT,
     max_header_option,
     max_index_option,
@@ -110,7 +110,7 @@ def hf_to_maxtext(**options: Any) -> None:
 _back_options = together(
     click.option(
         "--like",
-        type=ANY_PATH,
+        type=MODEL,
         metavar="HF_DIR|CONFIG",
         help="Directory of the model it came from, or a config.json; by default what hf-to-maxtext carried "
         "along.",

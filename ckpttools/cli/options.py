@@ -11,9 +11,9 @@ import click
 from ckpttools.cli.output import say
 from ckpttools.core.budget import allowing, parse_size, size_text
 from ckpttools.core.errors import MemoryBudgetError, UnknownNameError, UsageError
+from ckpttools.stores.models import model_at
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
-from ckpttools.stores.web.hub_name import is_model_name
 
 if TYPE_CHECKING:
     from ckpttools.core.dtypes import DType
@@ -79,12 +79,10 @@ class ModelLocation(Location):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
         place = super().convert(value, param, ctx)
-        if not isinstance(value, str) or not is_model_name(value):
-            return place
-        if place.exists() or place.parent.exists():
-            return place
-        say(f"{value} is no directory here: it is taken for hf://{value}")
-        return super().convert(f"hf://{value}", param, ctx)
+        found = model_at(value)
+        if found.store is not place.store:
+            say(f"{value} is no directory here: it is taken for {found}")
+        return found
 
 
 DTYPE = DTypeName()
@@ -139,6 +137,15 @@ read_options = together(step_option, max_header_option, max_index_option)
 """Adds how a path is opened."""
 
 
+requests_option = click.option(
+    "--requests",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Requests under way at once to buckets, the hub and web servers; by default 4 to 32 reads, as many "
+    "as are found to bring more.",
+)
+
+
 # Below it the libraries that numpy loads end the process without an error that could be caught: with OpenBLAS
 # in one thread and no work to do 150,000 KiB were enough.
 _LEAST_ADDRESSES = 256 << 20
@@ -183,13 +190,7 @@ _limits = together(
         help="Parallel workers; by default one per core, two per core where something is written, at most "
         "16.",
     ),
-    click.option(
-        "--requests",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Reads under way at once in buckets, on the hub and on web servers; by default 4 to 32, as many "
-        "as are found to bring more.",
-    ),
+    requests_option,
 )
 limit_options = together(_limits, _within_memory)
 """Adds what any call may take; the command runs within this memory."""

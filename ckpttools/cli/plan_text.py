@@ -10,6 +10,7 @@ from ckpttools.cli.units import count, disk, exact, memory
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import plural
 from ckpttools.run.events import Receipt
+from ckpttools.stores.publishing import Published
 from ckpttools.stores.registry import parse
 
 _FIRST_NAMES = 5
@@ -86,7 +87,15 @@ def closing_line(receipt: Receipt) -> str:
     parts += _lost(receipt.counts)
     if receipt.source and parse(receipt.source).store.scheme != "file":
         parts.append(f"from {receipt.source}")
-    return f"{receipt.destination}: {', '.join(parts)}"
+    return f"{receipt.destination}: {', '.join(parts)}{published_text(receipt.published)}"
+
+
+def published_text(published: Published | None) -> str:
+    """A line of its own: where others find what was written, who reads it, and by which commit."""
+    if published is None:
+        return ""
+    readers = "private" if published.is_private else "public"
+    return f"\n{published.url}: {readers}, commit {published.commit}"
 
 
 def _lost(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.options import json_option
+from ckpttools.cli.options import json_option, requests_option
 from ckpttools.cli.output import labelled, print_json, show, width
 from ckpttools.core.text import printable
 from ckpttools.maxtext.loading.versions import NEWEST, VERSIONS
@@ -21,7 +21,11 @@ _COLUMN = 11
 _COLOURS = {"loads": "green", "fails": "red", "scratch": "yellow", "unknown": "yellow"}
 
 
-@click.command(short_help="What a run of MaxText would load, and what it would miss.")
+@click.command(
+    short_help="What a run of MaxText would load, and what it would miss.",
+    # Of a whole command those of Python, such as -m, are none of ours.
+    context_settings={"ignore_unknown_options": True},
+)
 @click.argument("words", metavar="[--] [CONFIG.yml] [NAME=VALUE]...", nargs=-1)
 @click.option(
     "--maxtext",
@@ -30,8 +34,9 @@ _COLOURS = {"loads": "green", "fails": "red", "scratch": "yellow", "unknown": "y
     show_default=True,
     help="Version of MaxText whose rules are followed: a release, or a commit of its main.",
 )
+@requests_option
 @json_option
-def resolve(words: tuple[str, ...], maxtext: str, as_json: bool) -> None:
+def resolve(words: tuple[str, ...], maxtext: str, requests: int | None, as_json: bool) -> None:
     """Tell which checkpoint a run of MaxText would load, by which rule, and what it would not find.
 
     Write what you would write after `python3 -m maxtext.trainers.pre_train.train`, or all of it: a
@@ -52,7 +57,7 @@ def resolve(words: tuple[str, ...], maxtext: str, as_json: bool) -> None:
 
     if not words:
         raise click.UsageError("No run is described: name a configuration or settings, as in the example.")
-    found = find(*words, maxtext=maxtext)
+    found = find(*words, maxtext=maxtext, requests=requests)
     if as_json:
         print_json(found)
     else:

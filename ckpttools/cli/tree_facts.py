@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import click
 
 from ckpttools.cli.output import labelled
 from ckpttools.cli.units import count, disk
 from ckpttools.core.text import plural, printable
+from ckpttools.formats.origin import SOURCE
 from ckpttools.inspect.quantization import Quantization
 from ckpttools.inspect.tree import Total, TreeReport
 from ckpttools.maxtext.layers import LayerGroup
@@ -52,8 +54,10 @@ def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
         yield "mesh", mesh
     if report.companions:
         yield "with", ", ".join(map(printable, report.companions))
-    if report.custom_metadata:
-        yield "metadata", _metadata(report)
+    if source := report.custom_metadata.get(SOURCE):
+        yield "made of", printable(str(source))
+    if custom := {key: value for key, value in report.custom_metadata.items() if key != SOURCE}:
+        yield "metadata", _metadata(custom)
     for warning in report.warnings:
         yield "warning", warning.text
 
@@ -125,6 +129,6 @@ def _meshes(report: TreeReport) -> str:
     return ", and ".join(named)
 
 
-def _metadata(report: TreeReport) -> str:
-    text = printable(json.dumps(report.custom_metadata, default=str, ensure_ascii=False))
+def _metadata(custom: Mapping[str, Any]) -> str:
+    text = printable(json.dumps(custom, default=str, ensure_ascii=False))
     return text if len(text) <= _LONGEST_METADATA else f"{text[:_LONGEST_METADATA]}… (all of it: --json)"

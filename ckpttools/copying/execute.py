@@ -15,7 +15,7 @@ from ckpttools.formats.orbax.metadata import COMMIT_TEXT
 from ckpttools.run.apart import check_unread
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import Purpose, Staging, Work, staging_of
+from ckpttools.stores.publishing import Purpose, Staging, TellsPublished, Work, staging_of
 from ckpttools.stores.registry import parse
 
 
@@ -96,6 +96,8 @@ def copy_part(
             work.publish()
         # What a store has listed before is not what is there now: `work` tells it so when it ends.
         work.conclude()
+        if isinstance(work, TellsPublished):
+            done = replace(done, published=work.published)
     check_sizes(part, _sizes(place), place)
     if not verify:
         return done

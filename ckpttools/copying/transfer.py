@@ -16,7 +16,7 @@ from ckpttools.copying.room import Room
 from ckpttools.core.errors import StorageError
 from ckpttools.run.threads import start_some
 from ckpttools.stores.base import File, Links, LinkTrials, Store
-from ckpttools.stores.publishing import DataFiles, Record, Sink, Work
+from ckpttools.stores.publishing import DataFiles, Published, Record, Sink, Work
 
 # As of conversions: the most work that a kill can lose.
 _SYNC_SECONDS = 0.5
@@ -34,11 +34,13 @@ class Transferred:
         bytes_resumed: what an earlier run had copied.
         bytes_by_store: what the store copied itself.
         bytes_verified: what was read again where it was written, and is the same.
+        published: what it has become in a repository; None elsewhere.
     """
 
     bytes_resumed: int = 0
     bytes_by_store: int = 0
     bytes_verified: int = 0
+    published: Published | None = None
 
 
 def transfer(

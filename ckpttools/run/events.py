@@ -11,6 +11,7 @@ from ckpttools.core.region import Region
 from ckpttools.plan.plan import Plan
 from ckpttools.stores.base import Traffic
 from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import Published
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,6 +75,7 @@ class Receipt:
         counts: for each array of which values could not be kept, how many, by what became of them (see
             `ckpttools.transforms.conversion`); of all tasks, those of an earlier run as well.
         traffic: what stores were asked over a network, planning left out, by address: "gs://".
+        published: what the checkpoint has become in a repository of the hub; None elsewhere.
     """
 
     destination: Place
@@ -91,6 +93,7 @@ class Receipt:
     source: str = ""
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    published: Published | None = None
 
     def __repr__(self) -> str:
         parts = [f"{self.arrays:,} array{'s' * (self.arrays != 1)}"]

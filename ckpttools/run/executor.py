@@ -31,7 +31,7 @@ from ckpttools.run.memory import peak_bytes
 from ckpttools.run.threads import start_some
 from ckpttools.stores.at_once import is_ending
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import Purpose, Record, Sink, Staging, Work, staging_of
+from ckpttools.stores.publishing import Purpose, Record, Sink, Staging, TellsPublished, Work, staging_of
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.traffic import counted
 from ckpttools.stores.unchanged import check_unchanged
@@ -90,6 +90,7 @@ def execute(
             work.publish()
         conclude()
         work.conclude()
+        published = work.published if isinstance(work, TellsPublished) else None
     receipt = Receipt(
         destination=place,
         arrays=len(plan.tree.arrays),
@@ -106,6 +107,7 @@ def execute(
         source=purpose.source,
         counts=done.counts,
         traffic=traffic(),
+        published=published,
     )
     observe(receipt)
     return receipt

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ckpttools.stores.base import Store
+from ckpttools.stores.pace import asked_for
 
-WRITES_AT_ONCE = 16
-"""Small objects that are written, copied or deleted at a time."""
+_WRITES_AT_ONCE = 16
 
 
 def is_ending() -> bool:
@@ -24,6 +24,11 @@ def is_ending() -> bool:
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
+
+
+def writes_at_once() -> int:
+    """How many small objects are written, copied or deleted at a time."""
+    return asked_for() or _WRITES_AT_ONCE
 
 
 def at_once(store: Store, function: Callable[[_Item], _Answer], items: Iterable[_Item]) -> list[_Answer]:

@@ -425,6 +425,14 @@ class Renames(Protocol):
 
 
 @runtime_checkable
+class Pins(Protocol):
+    """A store in which what is at a key has a name that never means something else."""
+
+    def pinned(self, key: str) -> str | None:
+        """That name, with the scheme; None where it is not known."""
+
+
+@runtime_checkable
 class Links(Protocol):
     """A store in which a file gets a second key without its bytes being moved by this process."""
 

@@ -219,6 +219,30 @@ class Work(Protocol):
         """Removes all traces of the work; errors as `data_files`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a checkpoint has become in a repository.
+
+    Attributes:
+        url: its page.
+        is_private: whether only its owners read it.
+        commit: the one that has the checkpoint.
+    """
+
+    url: str
+    is_private: bool
+    commit: str
+
+
+@runtime_checkable
+class TellsPublished(Protocol):
+    """Work whose result others find at an address."""
+
+    @property
+    def published(self) -> Published | None:
+        """What it has become, once `publish` was called."""
+
+
 class Staging(Protocol):
     """A destination, before anything is written to it."""
 

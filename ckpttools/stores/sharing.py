@@ -18,10 +18,12 @@ class Sharing:
     Attributes:
         public: whether it is for everybody to read.
         model_card: whether it gets a page.
+        base: the model that it came from, for that page; "" where only the source tells.
     """
 
     public: bool = False
     model_card: bool = False
+    base: str = ""
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from typing import Any
 
 import yaml
@@ -15,6 +16,9 @@ from ckpttools.stores.place import Place
 _SETTING = re.compile(r"[A-Za-z_][\w.]*=")
 _SUFFIX = ".yml"
 _PROGRAM = re.compile(r"python[\d.]*|.*\.py|(maxtext|MaxText)(\.\w+)+")
+# Variables of a shell, and options of Python: -m, -u, -O, -X dev as one word.
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
+_OF_PYTHON = re.compile(r"-[a-zA-Z]+")
 # As deep as any configuration is.
 _DEEPEST = 50
 
@@ -56,14 +60,31 @@ def parsed(words: Sequence[str]) -> Command:
 
 
 def _without_program(words: list[str]) -> tuple[str | None, list[str]]:
+    """The program that a command runs, and the words after it; variables may be set before it."""
+    before = dropwhile(lambda word: word == "env" or _VARIABLE.match(word), words)
+    words = rest if (rest := list(before)) and _is_program(rest[0]) else words
     program = None
-    while words and (_PROGRAM.fullmatch(words[0].rpartition("/")[2]) or words[0] in ("-m", "-u")):
+    while words and (_is_program(words[0]) or (program is None and _OF_PYTHON.fullmatch(words[0]))):
         word = words.pop(0)
-        program = program if word.startswith("-") or word.rpartition("/")[2].startswith("python") else word
+        program = program if _is_python(word) or word.startswith("-") else word
     return program, words
 
 
+def _is_program(word: str) -> bool:
+    return bool(_PROGRAM.fullmatch(word.rpartition("/")[2]))
+
+
+def _is_python(word: str) -> bool:
+    return word.rpartition("/")[2].startswith("python")
+
+
 def _no_setting(word: str) -> UsageError:
+    if word.startswith("-"):
+        return UsageError(
+            f"{word} is no option of ckpt resolve, and not a setting of MaxText",
+            wanted="options of ckpt resolve first, then the command of the run as it is, after --",
+            hint="ckpt resolve -- python3 -m maxtext.trainers.pre_train.train base.yml NAME=VALUE",
+        )
     if word.endswith((".yaml", ".json", ".toml")):
         return UsageError(
             f"{word} is not a MaxText configuration",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.objects.client import Access
-from ckpttools.stores.objects.errors import Words
+from ckpttools.stores.objects.errors import Words, elsewhere
 from ckpttools.stores.objects.machine import metadata_headers
 from ckpttools.stores.objects.store import ObjectStore
 
@@ -60,7 +60,7 @@ class AzureStore(ObjectStore):
         if account:
             config["account_name"] = account
         endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS)), "http://" if is_emulated else "")
-        return Access("AzureStore", config, identity, endpoint)
+        return Access("AzureStore", config, identity, endpoint, elsewhere(self.words, endpoint))
 
 
 def _credentials() -> tuple[dict[str, Any], str]:

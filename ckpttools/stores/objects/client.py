@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 from importlib.util import find_spec
@@ -66,12 +67,14 @@ class Access(NamedTuple):
         config: what it is made with.
         identity: as whom, for messages.
         endpoint: URL, where it is not the cloud's own.
+        log_in: what to do about who asks, where that is not what the cloud's own tools want; "" where it is.
     """
 
     kind: str
     config: Mapping[str, Any]
     identity: str
     endpoint: str = ""
+    log_in: str = ""
 
 
 class Bucket:
@@ -229,7 +232,8 @@ class Bucket:
                 raise ObjectChangedError from error
             place = self.spelled(key)
             access = self._access
-            asked = Asked(doing, place, self._name, access.identity, self._endpoint, self._words)
+            words = replace(self._words, log_in=access.log_in) if access.log_in else self._words
+            asked = Asked(doing, place, self._name, access.identity, self._endpoint, words)
             raise explained(error, asked) from error
         self._has_answered = True
         return answer

@@ -63,6 +63,13 @@ class Asked:
     words: Words
 
 
+def elsewhere(words: Words, endpoint: str) -> str:
+    """What to do about who asks where another server than the cloud's own is asked; "" where none is."""
+    if not endpoint:
+        return ""
+    return f"{words.log_in}, as that server knows you; unset {words.endpoint} to ask {words.cloud} itself"
+
+
 def is_no_object(error: Exception) -> bool:
     """Whether the bucket is there and the object is not; so is what can be no key."""
     if isinstance(error, ValueError):
@@ -103,7 +110,7 @@ def explained(error: Exception, asked: Asked) -> StorageError:
         hint = "set AWS_REGION to the region that the bucket is in"
         return _error(asked, _answer(text), "a request to the bucket's own region", hint)
     if code == 429 or code >= 500:
-        hint = f"{asked.words.cloud} is overloaded or down: run the command again later"
+        hint = f"{asked.endpoint or asked.words.cloud} is overloaded or down: run the command again later"
         return _error(asked, f"{_answer(text)}{_tries(text)}", "an answer", hint)
     if not code and _UNREACHED.search(text):
         return _no_connection(asked, text)
@@ -126,7 +133,9 @@ def _no_bucket(asked: Asked) -> StorageError:
         place=asked.place,
         got=f"the answer of {asked.endpoint or words.cloud}",
         wanted=f"a {words.bucket} that exists",
-        hint=f"check the spelling; `{words.list_buckets}` lists yours",
+        hint=f"check the spelling, and {words.endpoint}, which names that server"
+        if asked.endpoint
+        else f"check the spelling; `{words.list_buckets}` lists yours",
     )
 
 
@@ -139,7 +148,7 @@ def _not_allowed(asked: Asked, answer: str) -> StorageError:
         f"{asked.doing} {asked.place}: not allowed",
         got=f"{answer}; asked as {asked.identity}",
         wanted=f"the permission {permission} on the {words.bucket}",
-        hint=words.log_in,
+        hint=asked.words.log_in,
     )
 
 

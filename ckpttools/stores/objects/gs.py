@@ -45,7 +45,7 @@ class GoogleStore(ObjectStore):
         list_buckets="gcloud storage ls",
         remove="gcloud storage rm -r gs://{bucket}/{key}",
         log_in=f"gcloud auth application-default login; or set {_FILE} to the key file of a service account",
-        endpoint="STORAGE_EMULATOR_HOST",
+        endpoint="STORAGE_EMULATOR_HOST or TENSORSTORE_GCS_HTTP_URL",
     )
 
     def access(self, bucket: str) -> Access:
@@ -80,7 +80,11 @@ def _emulated(address: str, variable: str) -> Access:
     # Without a signature obstore would ask for tokens all the same.
     nobody = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
     key = json.dumps({"gcs_base_url": url, "disable_oauth": True, **nobody})
-    return Access("GCSStore", {"service_account_key": key}, f"nobody ({variable} is set)", url)
+    log_in = (
+        f"requests to {url} go without credentials; to ask Google Cloud Storage itself unset {variable}, "
+        f"then {GoogleStore.words.log_in}"
+    )
+    return Access("GCSStore", {"service_account_key": key}, f"nobody ({variable} is set)", url, log_in)
 
 
 def _credentials() -> tuple[dict[str, Any], str]:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from dataclasses import replace as dataclass_replace
 from typing import Any, TypeAlias
 
-from ckpttools.stores.at_once import WRITES_AT_ONCE, in_threads
+from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.objects.client import Bucket
 from ckpttools.stores.objects.writing import delete, put, read
 from ckpttools.stores.publishing import Purpose, Record
@@ -77,7 +77,7 @@ class Journal:
         """
         listed = [name for name, _ in bucket.objects_below(key) or ()]
         names = [name for name in listed if with_records or not name.startswith(_DONE)]
-        contents = in_threads(WRITES_AT_ONCE, lambda name: read(bucket, f"{key}/{name}"), names)
+        contents = in_threads(writes_at_once(), lambda name: read(bucket, f"{key}/{name}"), names)
         found = {
             name: _parsed(each[0]) for name, each in zip(names, contents, strict=True) if each is not None
         }
@@ -147,7 +147,7 @@ class Journal:
             check()
             delete(self.bucket, [f"{self.key}/{name}"])
 
-        in_threads(WRITES_AT_ONCE, remove, rest)
+        in_threads(writes_at_once(), remove, rest)
         for name in (PLAN, PUBLISHING):
             if name in names:
                 remove(name)

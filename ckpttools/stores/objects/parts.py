@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttools.stores.at_once import WRITES_AT_ONCE, in_threads
+from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.objects.client import Bucket
 from ckpttools.stores.objects.lock import Lock, is_live, process_of
 from ckpttools.stores.objects.writing import TakenError, put, read
@@ -90,7 +90,7 @@ def members(
         StorageError: the store reports an error.
     """
     found = list(bucket.objects_below(f"{partial}/{PARTS}") or ())
-    contents = in_threads(WRITES_AT_ONCE, lambda each: read(bucket, f"{partial}/{PARTS}/{each[0]}"), found)
+    contents = in_threads(writes_at_once(), lambda each: read(bucket, f"{partial}/{PARTS}/{each[0]}"), found)
     listed: list[Member] = []
     for (token, status), content in zip(found, contents, strict=True):
         said = _parsed(content[0]) if content else {}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import FormatError
-from ckpttools.stores.at_once import WRITES_AT_ONCE, in_threads
+from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.base import DirEntry, File, FileKind, Links, LinkTrials, Status, Store
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class PendingFiles(Store):
             put: writes one.
         """
         names = list(self._files)
-        in_threads(WRITES_AT_ONCE, lambda key: put(key, self._files[key]), names[:-_LAST])
+        in_threads(writes_at_once(), lambda key: put(key, self._files[key]), names[:-_LAST])
         for key in names[-_LAST:]:
             put(key, self._files[key])
 

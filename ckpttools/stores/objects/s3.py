@@ -12,7 +12,7 @@ from ckpttools.core.errors import StorageError
 from ckpttools.stores.base import PendingUpload
 from ckpttools.stores.objects import s3_uploads
 from ckpttools.stores.objects.client import Access
-from ckpttools.stores.objects.errors import Words
+from ckpttools.stores.objects.errors import Words, elsewhere
 from ckpttools.stores.objects.store import ObjectStore
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -44,7 +44,7 @@ class AmazonStore(ObjectStore):
         region = next(filter(None, map(os.environ.get, _REGIONS)), None)
         if region:
             config["region"] = region
-        return Access("S3Store", config, identity, endpoint)
+        return Access("S3Store", config, identity, endpoint, elsewhere(self.words, endpoint))
 
     def uploads(self, key: str) -> Sequence[PendingUpload]:
         """See `KeepsUploads`."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
 from ckpttools.core.wording import option
-from ckpttools.stores.at_once import WRITES_AT_ONCE, in_threads
+from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.base import FileKind, KeepsUploads
 from ckpttools.stores.objects.client import Bucket, Object, is_usable
 from ckpttools.stores.objects.data_files import ObjectDataFiles
@@ -322,7 +322,7 @@ class ObjectStaging:
             lock.check()
             delete(self.bucket, [f"{self.partial}/{name}"])
 
-        in_threads(WRITES_AT_ONCE, delete_one, names)
+        in_threads(writes_at_once(), delete_one, names)
         journal.remove(lock.check)
 
     def content(self, journal: Journal) -> str:
@@ -357,7 +357,7 @@ class ObjectStaging:
                 lock.check()
                 delete(self.bucket, [key])
 
-        in_threads(WRITES_AT_ONCE, delete_ours, [name for name, _ in self.objects(content)])
+        in_threads(writes_at_once(), delete_ours, [name for name, _ in self.objects(content)])
 
 
 @dataclass
@@ -467,13 +467,13 @@ class ObjectWork:
             )
         found = sorted(self.staging.objects(self.staging.rest), key=_small_first)
         changed = [name for name, status in found if old.get(name) != [status.size, status.version]]
-        in_threads(WRITES_AT_ONCE, partial(self._check_copied, new), changed)
+        in_threads(writes_at_once(), partial(self._check_copied, new), changed)
         for name, _ in found:
             # Asked each time: what would be deleted by who has slept may be another's by now.
             self.lock.check()
             delete(self._bucket, [f"{self.staging.rest}/{name}"])
         self.lock.renew()
-        in_threads(WRITES_AT_ONCE, self._move, sorted(new.keys() - set(last)))
+        in_threads(writes_at_once(), self._move, sorted(new.keys() - set(last)))
         for name in last:
             self._move(name)
 

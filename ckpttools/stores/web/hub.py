@@ -216,6 +216,13 @@ class HubStore(WebStore):
             return key
         return f"{at}/{name.path}" if name.path else at
 
+    def pinned(self, key: str) -> str | None:
+        """See `Pins`."""
+        found = self.absolute(key)
+        return (
+            None if found == key and not COMMIT.fullmatch(HubName.of(key).revision) else self.spelled(found)
+        )
+
     # -- requests for files
 
     def url(self, key: str) -> str:

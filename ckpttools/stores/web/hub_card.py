@@ -7,19 +7,25 @@ from collections.abc import Container
 CARD = "README.md"
 
 
-def model_card(repo: str, source: str, files: Container[str]) -> bytes:
+def model_card(repo: str, source: str, files: Container[str], base: str = "") -> bytes:
     """What the page says.
 
     Args:
         repo: org/name.
         source: what was converted; told only if it is a model of the hub.
         files: names of files beside the weights.
+        base: the model that the user says it came from; told only if it is one of the hub.
     """
-    base = source.removeprefix("hf://").partition("@")[0] if source.startswith("hf://") else ""
+    named = next((each for each in (base, source) if each.startswith("hf://")), "")
+    model = "/".join(named.removeprefix("hf://").partition("@")[0].split("/")[:2])
     facts = [
         *(["library_name: transformers"] if "config.json" in files else []),
-        *([f"base_model: {'/'.join(base.split('/')[:2])}"] if base else []),
+        *([f"base_model: {model}"] if model else []),
     ]
     head = "\n".join(["---", *facts, "---", ""]) if facts else ""
-    made = f"Converted by ckpttools from `{source}`." if base else "Converted by ckpttools."
+    made = (
+        f"Converted by ckpttools from `{source}`."
+        if source.startswith("hf://")
+        else "Converted by ckpttools."
+    )
     return f"{head}\n# {repo.partition('/')[2]}\n\n{made}\n".lstrip("\n").encode()

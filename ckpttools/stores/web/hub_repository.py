@@ -255,13 +255,19 @@ class Repository:
         small: Mapping[str, bytes],
         large: Mapping[str, Blob],
         deleted: Collection[str],
-    ) -> None:
+    ) -> str:
         """Makes one commit of everything, if the revision is still what it was.
 
         Args:
             parent: what it was.
             title, text: of the commit; the text has something in it that no other has.
             small, large, deleted: files by path.
+
+        Returns:
+            The name of the commit; "" where the hub did not say it.
+
+        Returns:
+            Its name; "" where the hub did not say it.
 
         Raises:
             ConflictError: it is not.
@@ -287,12 +293,13 @@ class Repository:
         body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         url = f"{self._api}/commit/{self._revision}"
         try:
-            self._said("POST", url, body, {"Content-Type": "application/x-ndjson"}, doing="commit to")
+            said = self._said("POST", url, body, {"Content-Type": "application/x-ndjson"}, doing="commit to")
         except StorageError:
             # An answer may be lost on its way, and the commit be made all the same, then or a little later.
-            if self._was_committed(text):
-                return
-            raise
+            if not self._was_committed(text):
+                raise
+            said = {}
+        return str(said.get("commitOid") or "")
 
     def _was_committed(self, text: str) -> bool:
         """Whether the last commit has this text, as far as the hub can be asked."""

@@ -21,7 +21,7 @@ from ckpttools.core.errors import DestinationExistsError, StorageError, UsageErr
 from ckpttools.core.wording import option
 from ckpttools.stores.objects.pending import PendingFiles
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import Purpose, Record
+from ckpttools.stores.publishing import Published, Purpose, Record
 from ckpttools.stores.sharing import Sharing
 from ckpttools.stores.web.hub_card import CARD, model_card
 from ckpttools.stores.web.hub_data_files import HubDataFiles
@@ -212,11 +212,12 @@ class HubWork:
             for key, content in contents.items()
         }
         if staging.sharing.model_card:
-            made[CARD] = Blob.of(model_card(staging.name.repo, self.purpose.source, made))
+            base = staging.sharing.base
+            made[CARD] = Blob.of(model_card(staging.name.repo, self.purpose.source, made, base))
         files.take(made)
         written = {*files.small, *files.large}
         old = staging.files(self.head) if staging.overwrite else []
-        staging.repository.commit(
+        commit = staging.repository.commit(
             self.head.commit,
             f"Add a checkpoint of {len(written)} files",
             f"Made by ckpttools{_of(self.purpose.source)}\n\n{staging.mark(self.purpose.plan)}",
@@ -224,6 +225,14 @@ class HubWork:
             large=files.large,
             deleted=set(old) - written,
         )
+        self.head = self.head._replace(commit=commit) if commit else staging.repository.head() or self.head
+
+    @property
+    def published(self) -> Published:
+        """See `TellsPublished`: the head is what was there until it is what was made."""
+        repository = self.staging.repository
+        branch = "" if repository.revision == "main" else f"/tree/{repository.revision}"
+        return Published(f"{repository.page}{branch}", self.head.is_private, self.head.commit)
 
     def conclude(self) -> None:
         """Nothing but the commit tells of the work."""

@@ -1,0 +1,29 @@
+"""What a checkpoint says of where it came from: a model of the hub and its commit, in its own metadata.
+
+Only what stands for the bytes that were read is written down, and is the same on whichever machine: a commit
+does, a path in a bucket or on a disk does not, as something else may lie there tomorrow, and equal
+conversions must give equal bytes. Receipts name any source.
+"""
+
+from __future__ import annotations
+
+from ckpttools.array.tree import Tree
+from ckpttools.stores.base import Pins
+from ckpttools.stores.registry import parse
+
+SOURCE = "ckpttools_source"
+"""Key in the metadata: `hf://org/name@commit`, with the path in the repository where there is one."""
+
+
+def with_origin(made: Tree, read: Tree) -> Tree:
+    """A tree that says what it was made of.
+
+    Args:
+        made: what is written.
+        read: the checkpoint as it was opened; of one that has no pinned name nothing is said.
+    """
+    place = parse(read.metadata.place) if read.metadata.place else None
+    if place is None or not isinstance(place.store, Pins):
+        return made
+    pinned = place.store.pinned(place.key)
+    return made.with_metadata(custom={**made.metadata.custom, SOURCE: pinned}) if pinned else made
