@@ -19,8 +19,8 @@ from support.safetensors_files import packed
 
 import ckpttools
 from ckpttools.core.errors import FormatError, SourceChangedError, StorageError
-from ckpttools.stores import FileKind, parse, reads
-from ckpttools.stores.objects import az, blocks, client, gs, known, machine, s3
+from ckpttools.stores import FileKind, blocks, parse, reads
+from ckpttools.stores.objects import az, client, gs, known, machine, s3
 from ckpttools.stores.pace import Pace, asked_for
 from ckpttools.testing.stores import StoreTests
 

@@ -22,8 +22,8 @@ import ckpttools
 from ckpttools.core.errors import StorageError
 from ckpttools.core.region import Region
 from ckpttools.plan.reading import Prices, prices
-from ckpttools.stores import pace, parse, reads
-from ckpttools.stores.objects import blocks, gs
+from ckpttools.stores import blocks, pace, parse, reads
+from ckpttools.stores.objects import gs
 from ckpttools.stores.pace import Pace, requesting
 from ckpttools.stores.reads import Reads
 from ckpttools.stores.web import attempts as attempting

@@ -133,9 +133,8 @@ _OTHERS = ("_METADATA", "commit_success.txt")
 def is_alike(found: Place, wanted: Place, case: Case) -> None:
     """The same files where nothing is shared and files are cut alike; the same arrays, and nothing wrong."""
     there, here = contents(found), contents(wanted)
-    if case.words not in SHARING and (
-        found.store is wanted.store or not any("ocdbt" in name for name in here)
-    ):
+    is_cut_alike = found.store is wanted.store or not any("ocdbt" in name for name in here)
+    if case.words not in SHARING and is_cut_alike:
         assert there == here
     assert ckpttools.hash(found).digest == ckpttools.hash(wanted).digest
     assert ckpttools.doctor(found).healthy

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import FormatError, StorageError
+from ckpttools.stores import blocks
 from ckpttools.stores.base import (
     Costs,
     DirEntry,
@@ -22,7 +23,6 @@ from ckpttools.stores.base import (
     Traffic,
 )
 from ckpttools.stores.meter import Meter
-from ckpttools.stores.objects import blocks
 from ckpttools.stores.objects.client import (
     Access,
     Bucket,

@@ -1,0 +1,97 @@
+"""Blocks of objects that were read: headers, indexes and short runs of an array share their requests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ckpttools.stores.kept import Kept, is_document
+
+SIZE = 256 << 10
+"""Bytes of a block. The header of a shard with 1,500 tensors fits into one."""
+MOST_BYTES = 32 << 20
+"""Bytes of all blocks that are kept."""
+
+# Blocks before one that are looked for, to tell whether an object is read from end to end: half as many come
+# with it, at most 2 MiB, which is what a request costs.
+_AHEAD = 14
+_Name: TypeAlias = tuple[str, str, int]
+Fetch: TypeAlias = Callable[[int, memoryview], None]
+"""Fills a buffer with an object's bytes from one on."""
+
+
+class Blocks:
+    """The blocks that were used last; for many threads at once, of which one asks for a block."""
+
+    def __init__(self) -> None:
+        self._kept: Kept[_Name] = Kept(MOST_BYTES)
+        self._changed = threading.Condition()
+        self._under_way: set[_Name] = set()
+
+    def takes(self, key: str, size: int, length: int) -> bool:
+        """Whether a read of so many bytes of an object goes by blocks."""
+        return length < SIZE or is_document(key, size)
+
+    def read_into(self, name: tuple[str, str], size: int, start: int, out: memoryview, fetch: Fetch) -> None:
+        """Fills `out` with the bytes of an object from `start` on; errors as `fetch`.
+
+        Args:
+            name: key and version of the object.
+            size: its length in bytes.
+            start: first byte wanted.
+            out: not long, unless all of the object is worth keeping.
+            fetch: reads what is not here.
+        """
+        stop = start + len(out)
+        numbers = range(start // SIZE, (stop - 1) // SIZE + 1)
+        blocks, missing = self._found(name, size, numbers)
+        if missing:
+            try:
+                blocks |= self._fetched(name, size, missing, fetch)
+            finally:
+                with self._changed:
+                    self._under_way -= {(*name, number) for number in missing}
+                    self._changed.notify_all()
+        for number in numbers:
+            begin, end = max(start, number * SIZE), min(stop, (number + 1) * SIZE)
+            out[begin - start : end - start] = blocks[number][begin - number * SIZE : end - number * SIZE]
+
+    def _found(self, name: tuple[str, str], size: int, numbers: range) -> tuple[dict[int, bytes], range]:
+        """The blocks that are here, and those that the caller has to ask for, which nobody else does then."""
+        with self._changed:
+            while True:
+                blocks = {number: self._kept.get((*name, number)) for number in numbers}
+                missing = [number for number, block in blocks.items() if not block]
+                if not missing:
+                    return blocks, range(0)
+                if all((*name, number) not in self._under_way for number in missing):
+                    wanted = self._wanted(name, size, missing)
+                    self._under_way |= {(*name, number) for number in wanted}
+                    return blocks, wanted
+                # What another thread is reading; if that fails it is asked for here.
+                self._changed.wait()
+
+    def _wanted(self, name: tuple[str, str], size: int, missing: list[int]) -> range:
+        """What to ask for where some blocks are missing; more where those before were read one by one."""
+        last = (size - 1) // SIZE
+        if is_document(name[0], size):
+            return range(last + 1)
+        begin, end = missing[0], missing[-1] + 1
+        before = next((n for n in range(_AHEAD) if not self._is_known(name, begin - 1 - n)), _AHEAD)
+        # What is there, or comes, would come a second time.
+        stops = (n for n in range(end, end + before // 2) if n > last or self._is_known(name, n))
+        return range(begin, next(stops, end + before // 2))
+
+    def _is_known(self, name: tuple[str, str], number: int) -> bool:
+        return (*name, number) in self._under_way or bool(self._kept.get((*name, number)))
+
+    def _fetched(self, name: tuple[str, str], size: int, numbers: range, fetch: Fetch) -> dict[int, bytes]:
+        begin = numbers[0] * SIZE
+        fetched = bytearray(min(size, (numbers[-1] + 1) * SIZE) - begin)
+        fetch(begin, memoryview(fetched))
+        starts = ((number, number * SIZE - begin) for number in numbers)
+        blocks = {number: bytes(memoryview(fetched)[at : at + SIZE]) for number, at in starts}
+        for number, block in blocks.items():
+            self._kept.put((*name, number), block)
+        return blocks
