@@ -378,6 +378,13 @@ class TestErrors:
     def test_a_size_that_is_none(self, llama: Path, tmp_path: Path, size: str):
         assert "'--memory'" in self.converts(2, llama, tmp_path / "new", "--memory", size)
 
+    def test_nothing_to_resume_of_what_is_complete(self, llama: Path, converted: Path):
+        text = self.converts(2, llama, converted, "--resume")
+        assert text.startswith(
+            f"Error: there is nothing to resume: {converted} is there, and nothing is left"
+        )
+        assert f"ckpt doctor {converted}" in text and ".partial" not in text
+
     def test_nothing_to_resume(self, llama: Path, tmp_path: Path):
         text = self.converts(2, llama, tmp_path / "new", "--resume")
         assert text == (

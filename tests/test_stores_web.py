@@ -11,7 +11,9 @@ from itertools import count
 from pathlib import Path
 
 import huggingface_hub.constants
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from support.command_line import ckpt, ended, run, succeed
 from support.hf_models import write_llama
 from support.places import DOCS, GOLDEN
@@ -20,7 +22,7 @@ from support.web_server import COMMIT, LISTINGS, cut, stall, stating, status, we
 
 import ckpttools
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError, UsageError
-from ckpttools.stores import Place, parse
+from ckpttools.stores import Place, blocks, parse
 from ckpttools.stores.web import attempts as attempting
 from ckpttools.stores.web import http as plain
 from ckpttools.stores.web import hub_cache
@@ -49,6 +51,12 @@ def fresh(server, monkeypatch, tmp_path):
     yield
     forget(server, files)
     server.listing = LISTINGS["by_python"]
+
+
+@pytest.fixture
+def no_blocks(monkeypatch):
+    """Each read of a small file is a request."""
+    monkeypatch.setattr(blocks, "SIZE", 1)
 
 
 @pytest.fixture
@@ -130,7 +138,10 @@ class TestCommands:
     def test_a_model_becomes_what_it_becomes_from_a_local_directory(self, server, tmp_path, where):
         run("convert", "hf-to-maxtext", SHARDED, tmp_path / "local")
         run("convert", "hf-to-maxtext", source(where, server), tmp_path / "far")
-        assert contents(tmp_path / "far") == contents(tmp_path / "local")
+        # That a model of the hub is named with its commit is all that differs.
+        named = b', "ckpttools_source": "hf://org/llama@%s"' % COMMIT.encode()
+        far = contents(tmp_path / "far").items()
+        assert {name: each.replace(named, b"") for name, each in far} == contents(tmp_path / "local")
         assert len(server.asked("GET .*model.safetensors.index.json")) == 1
         assert len(server.asked("GET .*/config.json")) == 1
         # By ranges from where they lie: a header, then what the tasks read.
@@ -197,6 +208,20 @@ def run_plainly(*words):
 
 class TestRequests:
     @BOTH
+    def test_small_arrays_share_requests(self, server, tmp_path, where):
+        """Many threads want the same blocks; each comes once, and more at a time from end to end."""
+        (model := tmp_path / "model").mkdir()
+        values = np.arange(2048, dtype="float32")
+        save_file({f"layers.{n}.w": values + n for n in range(700)}, model / "model.safetensors")
+        (model / "config.json").write_text("{}")
+        server.add("llama" if where == "http" else "hub/org/llama", model)
+        server.delay = 0.01
+        run("convert", "to-zarr3", source(where, server), tmp_path / "far", "--jobs", "16")
+        nbytes = (model / "model.safetensors").stat().st_size
+        assert len(server.asked("GET")) < 40 and server.nbytes < 1.2 * nbytes
+        assert run("hash", tmp_path / "far").split()[0] == run("hash", model).split()[0]
+
+    @BOTH
     def test_a_shard_takes_a_request_and_a_redirect_and_all_else_one(self, server, tmp_path, where):
         write_llama(tmp_path / "model", shards=12)
         server.add("llama" if where == "http" else "hub/org/llama", tmp_path / "model")
@@ -238,6 +263,7 @@ def begun_again():
     plain.STORE._directories.clear()
 
 
+@pytest.mark.usefixtures("no_blocks")
 class TestFaults:
     @BOTH
     @pytest.mark.parametrize(
@@ -562,6 +588,7 @@ class TestRepositories:
             assert str(place.resolve()) == f"hf://org/llama@{COMMIT}/config.json"
         assert len(server.asked("/revision/")) == 2
 
+    @pytest.mark.usefixtures("no_blocks")
     def test_a_signed_address_is_kept_and_renewed_when_it_has_expired(self, server):
         file = placed("data.safetensors", "hf", server).open()
         for start in (1, 2, 3):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import signature
+from shlex import quote
 from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, cast
 
 from ckpttools.api.arguments import Size
@@ -186,6 +187,12 @@ def _require_partial(destination: Place) -> None:
     from ckpttools.stores.publishing import staging_of
 
     _, directory = staging_of(parse(destination)).taken
+    if not directory.exists() and destination.exists():
+        raise UsageError(
+            f"there is nothing to resume: {destination} is there, and nothing is left of a conversion to it",
+            hint=f"look at it with `ckpt doctor {quote(str(destination))}`; to write it anew, say "
+            f"{option('overwrite', True)} and leave {option('resume')} out",
+        )
     if not directory.exists():
         raise UsageError(
             "there is nothing to resume",

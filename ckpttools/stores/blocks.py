@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ckpttools.stores.kept import Kept, is_document
 
@@ -22,10 +22,14 @@ Fetch: TypeAlias = Callable[[int, memoryview], None]
 
 
 class Blocks:
-    """The blocks that were used last; for many threads at once, of which one asks for a block."""
+    """The blocks that were used last; for many threads at once, of which one asks for a block.
 
-    def __init__(self) -> None:
-        self._kept: Kept[_Name] = Kept(MOST_BYTES)
+    Args:
+        kept: where they are kept, maybe with others; None for a place of their own.
+    """
+
+    def __init__(self, kept: Kept[Any] | None = None) -> None:
+        self._kept: Kept[_Name] = kept or Kept(MOST_BYTES)
         self._changed = threading.Condition()
         self._under_way: set[_Name] = set()
 

@@ -12,6 +12,7 @@ from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
 from ckpttools.stores.base import FAR, Costs, File, Store, Traffic
+from ckpttools.stores.blocks import Blocks
 from ckpttools.stores.contents import WrongLengthError
 from ckpttools.stores.kept import Kept, is_document
 from ckpttools.stores.pace import MOST, USUAL, asked_for
@@ -94,6 +95,7 @@ class WebStore(Store):
     Attributes:
         client: makes its requests.
         kept: the beginnings of files and small files that were read last, by key and version.
+        blocks: what short reads beyond the beginnings got, kept with these.
         is_named_by_content: whether an address always leads to the same bytes, whatever ETag a mirror gives
             them.
     """
@@ -103,6 +105,7 @@ class WebStore(Store):
     def __init__(self) -> None:
         self.client = Client()
         self.kept: Kept[tuple[str, str]] = Kept(_KEPT)
+        self.blocks = Blocks(self.kept)
 
     @property
     def costs(self) -> Costs:
@@ -184,6 +187,8 @@ class WebFile(File):
         head = self._head(offset, stop)
         if stop <= len(head):
             target[:] = memoryview(head)[offset:stop]
+        elif self.has_version and self.store.blocks.takes(self.key, self.size, len(target)):
+            self.store.blocks.read_into((self.key, self.version), self.size, offset, target, self._fill)
         else:
             self._fill(offset, target)
 
