@@ -230,7 +230,7 @@ def purpose_at(directory: Path) -> Purpose | None:
             line = file.readline(_LONGEST_PLAN)
     except OSError:
         return None
-    return next((_purpose(content) for kind, content in _lines(line) if kind == _PLAN), None)
+    return next((_purpose(content) for kind, content in lines(line) if kind == _PLAN), None)
 
 
 def _may_be_torn(data: bytes) -> bool:
