@@ -37,6 +37,7 @@ MAY = {
     },
     "sharding": {
         "array",
+        "roles",
         "mapping",
         "families",
         "stores",

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.trees import lazy
 
+import ckpttools
 from ckpttools.array.tree import Tree
+from ckpttools.core.errors import CoverageError, MappingError
 from ckpttools.roles.of_tree import roles
 from ckpttools.sharding.matching import match
 
@@ -53,3 +55,44 @@ def test_parameters_are_meant_not_their_moments(paths):
     known = roles(tree)
     found = match([("w",)], tree.arrays, lambda path: known.of(path) == "parameter")
     assert found.found["w",][0] == "params" and not found.others
+
+
+@pytest.mark.parametrize("key", ["ema_params", "mu"])
+def test_a_name_below_another_key_is_another_array(key):
+    assert match([(key, "w")], [("params", "w")]).missing == ((key, "w"),)
+    assert match([("params", "w")], [(key, "w")]).missing == (("params", "w"),)
+
+
+def test_wrappers_may_be_missing():
+    assert match([("params", "params", "w")], [("params", "w")]).found["params", "params", "w"] == (
+        "params",
+        "w",
+    )
+    assert match([("params", "w")], [("w",)]).found["params", "w"] == ("w",)
+
+
+class TestWhatIsStoredOtherwise:
+    def loaded(self, tmp_path, state, like):
+        jax = pytest.importorskip("jax")
+        ckpttools.save(state, tmp_path / "item", level="item")
+        return ckpttools.load(tmp_path / "item", like=like(jax))
+
+    @pytest.mark.parametrize(
+        ("stored", "wanted"), [(np.float32(1.7), 0), (np.int32(7), True), (np.float32("nan"), 0)]
+    )
+    def test_numbers_are_not_rounded(self, tmp_path, stored, wanted):
+        with pytest.raises(CoverageError, match="wanted a"):
+            self.loaded(tmp_path, {"a": stored}, lambda jax: {"a": wanted})
+
+    def test_keys_are_of_the_same_generator(self, tmp_path):
+        import jax
+
+        with pytest.raises(CoverageError, match="key of rbg, wanted one of unsafe_rbg"):
+            state = {"k": jax.random.key(3, impl="rbg")}
+            self.loaded(tmp_path, state, lambda jax: {"k": jax.random.key(0, impl="unsafe_rbg")})
+
+    def test_casts_are_done_by_the_caller_where_they_lose(self, tmp_path):
+        ckpttools.save({"a": np.ones(3, np.float32)}, tmp_path / "item", level="item")
+        with pytest.raises(MappingError) as error:
+            ckpttools.load(tmp_path / "item", dtype="int8")
+        assert "force" not in str(error.value)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckpttools.array.tree import Path
+from ckpttools.roles.names import is_wrapper
 
 Name = tuple[str, ...]
 _VALUE = "value"
@@ -23,6 +24,7 @@ class Match:
         found: name of the caller -> path of the checkpoint.
         missing: names of the caller that the checkpoint has not.
         unread: paths of the checkpoint, from the same place in it, that the caller does not name.
+        below: keys of the checkpoint below which the names are.
         others: for each other choice of paths that is as good, the one of the first name; the first choice's
             comes first. Empty where there is one choice.
     """
@@ -30,6 +32,7 @@ class Match:
     found: Mapping[Path, Path]
     missing: tuple[Path, ...]
     unread: tuple[Path, ...]
+    below: Path = ()
     others: tuple[Path, ...] = ()
 
 
@@ -63,6 +66,7 @@ def match(
         {path: paths[name] for path, name in found.items() if name in paths},
         tuple(path for path, name in found.items() if name not in paths),
         unread,
+        below,
         tuple(firsts) if len(firsts) > 1 else (),
     )
 
@@ -111,11 +115,17 @@ def _best(names: Sequence[Name], paths: Mapping[Name, Path]) -> list[_Choice]:
     return [as_they_are] if as_they_are in best else best
 
 
-def _choices(name: Name, shared: int, alike: Iterable[Name]) -> Iterator[tuple[Name, int]]:
-    """Where a name could be found, in the names that end alike."""
-    for above in range(shared + 1):
-        own = name[above:]
-        yield from ((known[: len(known) - len(own)], above) for known in alike if known[-len(own) :] == own)
+def _choices(name: Name, shared: int, alike: Sequence[Name]) -> Iterator[tuple[Name, int]]:
+    """Where a name could be found, in the names that end alike: below keys, or without wrappers of its own.
+
+    Not both: `params/w` is no other name of `ema/w`.
+    """
+    yield from ((known[: len(known) - len(name)], 0) for known in alike if known[-len(name) :] == name)
+    for above in range(1, shared + 1):
+        if is_wrapper(name[above - 1]) and name[above:] in alike:
+            yield (), above
+        elif not is_wrapper(name[above - 1]):
+            return
 
 
 def _shared(names: Sequence[Name]) -> int:

@@ -13,12 +13,20 @@ import numpy as np
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import CheckpointError, CoverageError, UsageError, listing, near_names
+from ckpttools.core.errors import (
+    CheckpointError,
+    CoverageError,
+    MappingError,
+    UsageError,
+    listing,
+    near_names,
+)
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, some, type_text
 from ckpttools.core.wording import option
 from ckpttools.maxtext.axis_names import AxisNames, axis_names
 from ckpttools.maxtext.view import view_of
+from ckpttools.roles.names import is_wrapper
 from ckpttools.sharding.matching import match
 from ckpttools.sharding.mesh import MeshShape
 from ckpttools.sharding.placing import Target
@@ -56,6 +64,15 @@ class Leaf:
     def name(self) -> str:
         """As the caller has it."""
         return self.wanted.name
+
+
+# What numbers of Python are made of without loss.
+_KINDS: Mapping[type, tuple[str, ...]] = {
+    bool: ("bool",),
+    int: ("int", "uint"),
+    float: ("float", "int", "uint"),
+    complex: ("complex", "float", "int", "uint"),
+}
 
 
 @dataclass(frozen=True)
@@ -112,7 +129,10 @@ def request(
     pairs, problems, remarks = _pairs(tree, template)
     notes = Notes()
     if dtype is not None:
-        changed = _cast(tree, pairs, dtype)
+        try:
+            changed = _cast(tree, pairs, dtype)
+        except MappingError as error:
+            raise error.at(hint="load these arrays as they are, and cast them there") from error
         tree, notes = changed.tree, changed.notes
     asking = _Asking(tree, where)
     leaves: list[Leaf] = []
@@ -141,6 +161,8 @@ def _pairs(tree: Tree, template: Template | None) -> tuple[list[tuple[Path, Want
     )
     pairs = [(found.found[each.path], each) for each in template.leaves if each.path in found.found]
     remarks = []
+    if found.found and not all(map(is_wrapper, found.below)):
+        remarks.append(f"what is asked for is found below {spelled(found.below)} of the checkpoint")
     if found.unread:
         names = some(map(spelled, found.unread))
         remarks.append(f"{array_count(found.unread)} of the checkpoint are not asked for: {names}")
@@ -271,8 +293,13 @@ class _Asking:
             return
         if wanted.dtype is not None and wanted.dtype != array.dtype:
             yield f"{name}: is {array.dtype}, wanted {wanted.dtype}"
+        stored = self._tree.metadata.key_impls.get(leaf.path)
+        if stored and wanted.key_impl and stored != wanted.key_impl:
+            yield f"{name}: is a key of {stored}, wanted one of {wanted.key_impl}"
         if leaf.number is not None:
-            if array.size != 1:
+            if array.size == 1 and array.dtype.kind not in _KINDS[leaf.number]:
+                yield f"{name}: is {array.dtype}, wanted a {leaf.number.__name__}"
+            elif array.size != 1:
                 yield f"{name}: is {type_text(array.dtype, array.shape)}, wanted a number"
             return
         if array.dtype.number_bytes == 8 and not config.jax_enable_x64:
