@@ -15,13 +15,20 @@ import pytest
 
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
+from ckpttools.core.errors import (
+    DestinationExistsError,
+    NoSpaceError,
+    SourceChangedError,
+    StorageError,
+    UsageError,
+)
 from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.plan import plan as planning
 from ckpttools.run import executor
 from ckpttools.run.events import Publishing, Receipt, Started, TaskDone
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.partial import JOURNAL
+from ckpttools.stores.local.staging import LocalStaging
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 SIZES = LlamaSizes(layers=3, hidden=128, mlp=384, heads=4, kv_heads=2, head_dim=32, vocab=1000)
@@ -195,6 +202,33 @@ def test_a_source_that_changed_is_another_conversion(tmp_path, small_tasks):
     os.utime(path, ns=(0, 0))
     with pytest.raises(UsageError, match="another conversion"):
         plan_to_maxtext(tmp_path / "hf").run(tmp_path / "out")
+
+
+def test_what_was_read_of_another_state_does_not_count(tmp_path, small_tasks, monkeypatch):
+    """A source that is another for a while, in which the process is killed, and what it was afterwards."""
+    monkeypatch.setattr(executor, "_SYNC_SECONDS", 0.001)
+    file = write_llama(tmp_path / "hf", SIZES)
+    truth, at = file.read_bytes(), file.stat()
+    plan_to_maxtext(tmp_path / "hf").run(tmp_path / "whole")
+    seen = []
+
+    def change(event):
+        if isinstance(event, TaskDone):
+            seen.append(event)
+            if len(seen) == 20:
+                with file.open("r+b") as opened:
+                    opened.seek(len(truth) // 2)
+                    opened.write(bytes(len(truth) // 2))
+
+    # As if it were killed: nothing is tidied up.
+    monkeypatch.setattr(LocalStaging, "discard", lambda staging, journal: None)
+    with pytest.raises(SourceChangedError):
+        plan_to_maxtext(tmp_path / "hf", resources=Resources(jobs=1)).run(tmp_path / "out", observe=change)
+    assert len(seen) < 100, "it stops at once"
+    file.write_bytes(truth)
+    os.utime(file, ns=(at.st_atime_ns, at.st_mtime_ns))
+    plan_to_maxtext(tmp_path / "hf", resources=Resources(jobs=1)).run(tmp_path / "out")
+    assert data_digest(tmp_path / "out") == data_digest(tmp_path / "whole")
 
 
 def test_two_processes_do_not_write_the_same_checkpoint(model, tmp_path, small_tasks):
