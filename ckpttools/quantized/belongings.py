@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 from ckpttools.quantized.scales import OBJECT, owner_words, scales_word, split_name, words_of
 
@@ -31,6 +32,20 @@ class _Weight:
     words: frozenset[str]
 
 
+class _Facts(NamedTuple):
+    """Of a module.
+
+    Attributes:
+        has_all: whether all belongs to its weights that is in it or below it.
+        words: what the keys of its weights are made of.
+        biased: what the names of biases in it may have before `bias`.
+    """
+
+    has_all: bool
+    words: frozenset[str]
+    biased: Collection[frozenset[str]]
+
+
 @dataclass(frozen=True)
 class _Modules:
     """The modules that hold quantised weights.
@@ -39,25 +54,32 @@ class _Modules:
         weights: those of each module.
         below: module -> the weights of each module right below it, by that one's key.
         objects: module -> the weights that are parts of its `weight`, an object of several arrays.
-        has_all: module -> whether all belongs to its weights that is in it or below it; to others only what
-            speaks of quantisation or has their name.
-        words: module -> what the keys of its weights are made of.
-        biased: what the names of biases in each module may have before `bias`.
+        whole: the weights to which all belongs that lies below their modules; to others only what speaks of
+            quantisation or has their name.
     """
 
     weights: Mapping[str, list[_Weight]]
     below: Mapping[str, Mapping[str, list[_Weight]]]
     objects: Mapping[str, Sequence[_Weight]]
-    has_all: Mapping[str, bool]
-    words: Mapping[str, frozenset[str]]
-    biased: Mapping[str, Collection[frozenset[str]]]
+    whole: Collection[str]
     known: dict[tuple[str, frozenset[str], str, bool, bool], Sequence[_Weight]] = field(default_factory=dict)
+
+    facts: dict[str, _Facts] = field(default_factory=dict)
+
+    def about(self, module: str) -> _Facts:
+        """What is known of a module, worked out when it is first asked for: of most it never is."""
+        if module not in self.facts:
+            theirs = self.weights.get(module, ())
+            has_all = all(each.name in self.whole for each in theirs)
+            words = frozenset(chain(*(each.words for each in theirs)))
+            self.facts[module] = _Facts(has_all, words, {*_stems(theirs)})
+        return self.facts[module]
 
     def is_bias(self, name: str) -> bool:
         """Whether an array is added to the result of a module."""
         module, key, _ = split_name(name)
         *words, last = words_of(key) or ("",)
-        return key == _BIAS or (last == _BIAS and frozenset(words) in self.biased.get(module, ()))
+        return key == _BIAS or (last == _BIAS and frozenset(words) in self.about(module).biased)
 
     def owners(self, name: str) -> Iterable[_Weight]:
         """The weights that another array belongs to."""
@@ -72,7 +94,11 @@ class _Modules:
             module, _, key = module.rpartition(".")
             if module and module in self.weights:
                 speaks = _QUANTISER in key or self._shares_all(module, frozenset(words_of(key)))
-                return self._owners(module, key, "", is_alone=True) if speaks or self.has_all[module] else ()
+                return (
+                    self._owners(module, key, "", is_alone=True)
+                    if speaks or self.about(module).has_all
+                    else ()
+                )
         return ()
 
     def _shares_all(self, module: str, words: frozenset[str]) -> bool:
@@ -81,17 +107,17 @@ class _Modules:
 
     def _owners(self, module: str, key: str, index: str, *, is_alone: bool) -> Iterable[_Weight]:
         """As `_owners`, worked out once for keys that have the same words in common with the weights."""
-        words = frozenset(words_of(key)) & self.words[module]
+        words = frozenset(words_of(key)) & self.about(module).words
         like = module, words, index, is_alone, scales_word(key)
         if like not in self.known:
-            has_all = self.has_all[module] or like[-1]
+            has_all = self.about(module).has_all or like[-1]
             self.known[like] = _owners(self.weights[module], words, index, is_alone=is_alone, has_all=has_all)
         return self.known[like]
 
     def _within(self, name: str) -> Sequence[_Weight]:
         """`X.weight.meta.table` is of the object that has `X.weight.data.qdata`."""
         found = self.objects.get(name.replace("/", ".").partition(OBJECT)[0], ())
-        return found if all(self.has_all[split_name(each.name)[0]] for each in found) else ()
+        return found if all(self.about(split_name(each.name)[0]).has_all for each in found) else ()
 
     def _beneath(self, module: str, key: str) -> Iterator[_Weight]:
         """`self_attn.k_scale` is of the weight of `self_attn.k_proj`."""
@@ -114,13 +140,16 @@ def belongings(
     Returns:
         Name of a weight -> names in the order of `arrays`. One array may belong to several weights.
     """
-    modules, scales = _modules(weights, whole), {scale for each in weights.values() for scale in each}
+    scales = {scale for each in weights.values() for scale in each}
+    # What scales one of several weights of a module does not belong to the others.
+    others = [(at, name) for at, name in enumerate(arrays) if name not in weights and name not in scales]
+    if not others:
+        return {}
+    modules = _modules(weights, whole)
     # Thousands of arrays may belong to all of hundreds of weights: what has the same owners is kept once.
     owned: defaultdict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
-    for at, name in enumerate(arrays):
-        # What scales one of several weights of a module does not belong to the others.
-        is_known = name in weights or name in scales
-        if not (is_known or modules.is_bias(name)):
+    for at, name in others:
+        if not modules.is_bias(name):
             owned[tuple(owner.name for owner in modules.owners(name))][name] = at
     found: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)
     for owners, names in owned.items():
@@ -143,15 +172,12 @@ def _modules(weights: Iterable[str], whole: Collection[str]) -> _Modules:
     for module, theirs in modules.items():
         above, _, key = module.rpartition(".")
         below[above][key] = theirs
-    biased = {module: {*_stems(theirs)} for module, theirs in modules.items()}
     objects: defaultdict[str, list[_Weight]] = defaultdict(list)
     for each in chain(*modules.values()):
         above, nested, _ = each.name.replace("/", ".").partition(OBJECT)
         if nested:
             objects[above].append(each)
-    has_all = {module: all(each.name in whole for each in theirs) for module, theirs in modules.items()}
-    words = {module: frozenset(chain(*(each.words for each in theirs))) for module, theirs in modules.items()}
-    return _Modules(modules, below, objects, has_all, words, biased)
+    return _Modules(modules, below, objects, whole)
 
 
 def _stems(weights: Iterable[_Weight]) -> Iterator[frozenset[str]]:

@@ -284,16 +284,15 @@ def _may_scale(scale: _ModuleArray, weight: _ModuleArray) -> bool:
 
 def _below(arrays: Mapping[str, Described]) -> Iterator[tuple[str, str]]:
     """What has the name of a narrow array and more keys says how that is to be read: `X.weight.absmax`."""
+    narrow = {name for name, array in arrays.items() if len(array.shape) > 1 and is_narrow(array.dtype)}
     # Narrow arrays from a module upwards: tens of thousands of names have the same few modules above them.
     known: dict[str, tuple[str, ...]] = {"": ()}
-    for name in arrays:
+    for name in arrays if narrow else ():
         above, new = bare_name(name).rpartition(".")[0], []
         while above not in known:
             new.append(above)
             above = above.rpartition(".")[0]
         for module in reversed(new):
-            array = arrays.get(module)
-            is_one = array is not None and len(array.shape) > 1 and is_narrow(array.dtype)
-            known[module] = (module, *known[above]) if is_one else known[above]
+            known[module] = (module, *known[above]) if module in narrow else known[above]
             above = module
         yield from ((owner, name) for owner in known[above])
