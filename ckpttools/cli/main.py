@@ -32,11 +32,9 @@ _COMMANDS = {
     "formats": in_module("listings", "formats", "List the formats that can be read and written."),
     "hash": in_module("hash", "hash_command", "Digests that no format or layout changes."),
     "inspect": in_module("inspect", "inspect", "Look into a checkpoint without loading it."),
-    "plan": in_module(
-        "plan", "plan", "Write a conversion down, for many processes to carry out, each a part."
-    ),
+    "plan": in_module("plan", "plan", "A conversion in a file, for many processes to carry out."),
     "remap": in_module("remap", "remap", "Arrays under other names, by rules or by a function."),
-    "reshard": in_module("reshard", "reshard", "The same arrays in chunks that suit a mesh."),
+    "reshard": in_module("reshard", "reshard", "Chunks that suit a mesh."),
     "resolve": in_module("resolve", "resolve", "What a run of MaxText would load, and what it would miss."),
     "run": in_module("run", "run", "A part of a plan, how far it has come, or its last steps."),
     "select": in_module("select", "select", "Some arrays of a checkpoint."),

@@ -13,7 +13,11 @@ from ckpttools.stores.place import Place
 
 
 @click.command(
-    "plan", context_settings={"ignore_unknown_options": True}, options_metavar="-o PLAN", no_args_is_help=True
+    "plan",
+    short_help="A conversion in a file, for many processes to carry out.",
+    context_settings={"ignore_unknown_options": True},
+    options_metavar="-o PLAN",
+    no_args_is_help=True,
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]...")
 @click.option("-o", "--output", type=ANY_PATH, metavar="PLAN", required=True, help="File that gets the plan.")

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 5.0
 
 
-@click.command("run", no_args_is_help=True)
+@click.command(
+    "run", short_help="A part of a plan, how far it has come, or its last steps.", no_args_is_help=True
+)
 @click.argument("plan", type=ANY_PATH, metavar="PLAN")
 @click.option(
     "--part",
