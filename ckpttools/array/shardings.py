@@ -16,6 +16,7 @@ class Sharding:
         mesh: name and length of each axis of the device mesh; empty where there was none.
         spec: for each axis of the array the mesh axes that it is cut along; later axes are whole.
         device: the one device of a `SingleDeviceSharding`.
+        devices: numbers of the devices of the mesh, in C order; None for those there are, in JAX's order.
         write_shape: shape of the pieces in which it was written, where that was noted.
     """
 
@@ -23,4 +24,5 @@ class Sharding:
     mesh: tuple[tuple[str, int], ...] = ()
     spec: tuple[tuple[str, ...], ...] = ()
     device: str | None = None
+    devices: tuple[int, ...] | None = None
     write_shape: Shape | None = None

@@ -60,4 +60,6 @@ def _kept(sharding: jax.sharding.Sharding) -> Sharding | None:
             return None
         spec.append(names)
     mesh = tuple((str(name), int(length)) for name, length in sharding.mesh.shape.items())
-    return Sharding("NamedSharding", mesh, tuple(spec))
+    ids = tuple(int(device.id) for device in sharding.mesh.devices.flat)
+    usual = tuple(int(device.id) for device in jax.devices())
+    return Sharding("NamedSharding", mesh, tuple(spec), devices=None if ids == usual else ids)

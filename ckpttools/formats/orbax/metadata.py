@@ -151,14 +151,24 @@ def sharding_document(
 
 
 def _named_sharding(sharding: Sharding) -> dict[str, Any]:
-    """Without devices: a loader takes those that it has, in the order of `jax.devices()`."""
+    """Where no devices are said a loader takes those that it has, in the order of `jax.devices()`."""
+    devices = {} if sharding.devices is None else {"device_mesh": {"mesh": _nested_ids(sharding)}}
     return {
         "sharding_type": "NamedSharding",
         "shape": [length for _, length in sharding.mesh],
         "axis_names": [name for name, _ in sharding.mesh],
         "axis_types": ["AxisType.Auto"] * len(sharding.mesh),
         "partition_spec": [_entry_of_spec(names) for names in sharding.spec],
+        **devices,
     }
+
+
+def _nested_ids(sharding: Sharding) -> Any:
+    """The devices of a mesh as Orbax nests them: a list for each axis."""
+    found: list[Any] = [{"id": each} for each in sharding.devices or ()]
+    for _, length in reversed(sharding.mesh[1:]):
+        found = [found[at : at + length] for at in range(0, len(found), length)]
+    return found
 
 
 def _entry_of_spec(names: tuple[str, ...]) -> object:
