@@ -597,6 +597,33 @@ def the_rules_of_maxtext_are_resolved_as_flax_does() -> None:
             assert tuple(map(entry, flax)) == ours, (spelled(path), flax, ours)
 
 
+@check
+def arrays_of_one_kind_are_exchanged_by_one_program() -> None:
+    from jax.monitoring import register_event_duration_secs_listener
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from ckpttools.sharding.exchange import broadcast, exchanged, own_shards
+    from ckpttools.sharding.placing import Target
+
+    compiled: list[str] = []
+    register_event_duration_secs_listener(
+        lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
+    )
+    mesh = mesh_of("data=2,fsdp=4")
+    rows, columns = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("fsdp", None), (None, "fsdp")))
+    value = values((16, 8), DTYPES["bfloat16"], 3)
+    read, target = (Target(value.shape, DTYPES["bfloat16"], each) for each in (rows, columns))
+    carriers = value.view(np.uint16)
+    read_parts = {cell: carriers[4 * cell[0] : 4 * cell[0] + 4] for cell in read.shards.held}
+    own_parts = {cell: carriers[:, 2 * cell[1] : 2 * cell[1] + 2] for cell in own_shards(target).held}
+    counts = []
+    for _ in range(3):
+        made = (exchanged(read_parts, read, target), broadcast(own_parts, target))
+        counts.append(len(compiled))
+        assert all(np.array_equal(np.asarray(each).view(np.uint16), carriers) for each in made)
+    assert 0 < counts[0] == counts[1] == counts[2], counts
+
+
 def code_blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
