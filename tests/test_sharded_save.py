@@ -32,6 +32,8 @@ CASES = (
     "what_failed_goes_on_with_the_same_arrays",
     "memory",
     "in_the_background",
+    "a_tree_of_the_user",
+    "what_is_given_back_is_not_read",
     "errors_come_out_of_wait",
     "one_save_to_a_place",
     "the_budget_of_the_host",

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from support.object_stores import google
-from support.places import TESTS
+from support.places import GOLDEN, TESTS
 from support.shared_save import values
 
 import ckpttools
@@ -78,7 +78,14 @@ def test_compressed_chunks_are_of_one_process_each(saved):
     assert ckpttools.doctor(saved / "compressed").healthy
 
 
+def test_what_one_process_has_is_converted(saved, tmp_path):
+    ckpttools.hf_to_maxtext(GOLDEN / "llama3.1" / "hf", tmp_path / "one")
+    assert content(saved / "converted" / "0" / "items" / "d") == content(
+        tmp_path / "one" / "0" / "items" / "d"
+    )
+
+
 def test_nothing_is_left(saved, bucket):
-    names = {"saved", "background", "compressed", "again", "0", "1"}
+    names = {"converted", "saved", "background", "compressed", "again", "0", "1"}
     assert {path.name for path in saved.iterdir()} == names
     assert {entry.name for entry in parse(bucket).entries()} == {"raw", "compressed", "zarr"}

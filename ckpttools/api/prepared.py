@@ -227,8 +227,15 @@ class Command(Protocol[P, Made_co]):
         """What the same call would do."""
 
 
+def _carried_out(plan: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return plan(*args, **options).run()
+
+
 def command(
-    *groups: type, more: Callable[[], Iterable[Named]] = tuple, returns: str = "Receipt"
+    *groups: type,
+    more: Callable[[], Iterable[Named]] = tuple,
+    returns: str = "Receipt",
+    carry_out: Callable[..., Any] = _carried_out,
 ) -> Callable[[Callable[P, Made]], Command[P, Made]]:
     """Makes a call that writes from one that plans.
 
@@ -236,6 +243,7 @@ def command(
         groups: the `TypedDict`s of keyword arguments that the function hands on.
         more: further options that it hands on; called only if a name is none of the others.
         returns: name of what the call returns.
+        carry_out: called with the function and its arguments, plans and does it.
     """
 
     def make(plan: Callable[P, Made]) -> Command[P, Made]:
@@ -251,7 +259,7 @@ def command(
 
         @wraps(plan)
         def run(*args: P.args, **options: P.kwargs) -> Any:
-            return cast(Runs[Any], planned(*args, **options)).run()
+            return carry_out(planned, *args, **options)
 
         called = cast(Any, run)
         called.plan, called.__signature__ = planned, own.replace(return_annotation=returns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from inspect import Parameter, signature
 from typing import Any, Literal
@@ -33,9 +33,10 @@ from ckpttools.run.events import Observer, Receipt
 from ckpttools.sharding.save_background import Saving, start
 from ckpttools.sharding.save_grid import keeping_shardings
 from ckpttools.sharding.save_layout import OwnedWriter
-from ckpttools.sharding.save_leaves import holders, tree_of
+from ckpttools.sharding.save_leaves import has_parts_elsewhere, holders, is_shared, tree_of, with_own_holders
 from ckpttools.sharding.save_processes import Processes
-from ckpttools.sharding.save_together import Together, is_shared
+from ckpttools.sharding.save_shards import ALONE
+from ckpttools.sharding.save_together import Together, refuse_made
 from ckpttools.stores.registry import Where, parse
 
 
@@ -121,7 +122,21 @@ def plan_save(
     return plan_tree(tree, writer, resources)
 
 
-@command(Writing, more=lambda: [*writer_options(), *_model_options()])
+def _saved(plan: Callable[..., PreparedSave], tree: Tree | Any, *args: Any, **options: Any) -> Receipt:
+    """Plans and writes, in agreement with the other processes that have parts of the arrays."""
+    processes = _processes_of(tree)
+    if processes is None:
+        return plan(tree, *args, **options).run()
+
+    def checked() -> PreparedSave:
+        prepared = plan(tree, *args, **options)
+        prepared.check_for(processes)
+        return prepared
+
+    return processes.done("planned", checked).together(processes).run()
+
+
+@command(Writing, more=lambda: [*writer_options(), *_model_options()], carry_out=_saved)
 def save(
     tree: Tree | Any,
     destination: Where,
@@ -213,17 +228,31 @@ def save_async(
         MemoryBudgetError: the copies would take more than `host_memory`.
         CheckpointError: what can be refused before anything is written; as `save`.
     """
-    prepared = save.plan(tree, destination, format, **options)
-    prepared.check()
-    allowed = None if host_memory is None else parse_size(host_memory)
-    together = prepared.together()
-    run = together.run if together else prepared.run
+    processes = _processes_of(tree)
+
+    def plan() -> tuple[PreparedSave, int | None]:
+        prepared = save.plan(tree, destination, format, **options)
+        prepared.check_for(processes)
+        return prepared, None if host_memory is None else parse_size(host_memory)
+
+    prepared, allowed = plan() if processes is None else processes.done("planned", plan)
+    together = None if processes is None else prepared.together(processes)
+    run = prepared.run if together is None else together.run
     try:
         return start(prepared.destination, holders(prepared.plan.tree), run, allowed)
     except BaseException as error:
-        if together:
+        if together is not None:
             together.give_up(error)
         raise
+
+
+def _processes_of(tree: Tree | Any) -> Processes | None:
+    """Those that save parts of a tree, which have begun to save it; None where this one has everything.
+
+    They begin before anything can go wrong in one of them: what is said of one save must not be taken for
+    what is said of the next.
+    """
+    return Processes.of_job() if is_shared(tree) else None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -240,31 +269,36 @@ class PreparedSave(Prepared):
         self._check_held()
         Prepared.check(self)
 
-    def run(self, observe: Observer | None = None) -> Receipt:
-        """Executes it; errors as `Conversion.run`.
-
-        Raises:
-            UsageError: an array has no elements.
-            SourceChangedError: JAX has deleted one.
-        """
-        together = self.together(observe)
-        return together.run() if together else Prepared.run(self, observe)
-
-    def together(self, observe: Observer | None = None) -> Together | None:
-        """The same with the other processes that have parts of the arrays; None where none has.
+    def check_for(self, processes: Processes | None) -> None:
+        """The same in the process that makes the destination, in others what is to be saved there.
 
         Raises:
             UsageError: an array has no elements, or these processes cannot save together.
             SourceChangedError: JAX has deleted an array.
         """
-        self._check_held()
-        if not is_shared(self.plan.tree):
-            return None
-        if self.manifest is not None:
-            raise UsageError(
-                f"{option('manifest')} is written by one process, and none sees all arrays",
-                hint="make it of what is saved: ckpttools.hash(destination, manifest=…)",
-            )
+        if processes is None:
+            self.check()
+            return
+        self._check_together()
+        if processes.number == 0:
+            Prepared.check(self)
+
+    def run(self, observe: Observer | None = None) -> Receipt:
+        """Executes it; errors as `Conversion.run`.
+
+        Raises:
+            UsageError: an array has no elements, or these processes cannot save together.
+            SourceChangedError: JAX has deleted one.
+        """
+        processes = _processes_of(self.plan.tree)
+        if processes is None:
+            self._check_held()
+            return Prepared.run(self, observe)
+        processes.done("planned", self._check_together)
+        return self.together(processes, observe).run()
+
+    def together(self, processes: Processes, observe: Observer | None = None) -> Together:
+        """The same with the other processes that have parts of the arrays, when all have planned it."""
         return Together(
             self.plan,
             self.conversion.writer,
@@ -273,8 +307,17 @@ class PreparedSave(Prepared):
             observe or self.observe,
             lambda: Prepared.check(self),
             self._publish,
-            Processes.of_job(),
+            processes,
         )
+
+    def _check_together(self) -> None:
+        self._check_held()
+        refuse_made(self.plan.tree)
+        if self.manifest is not None:
+            raise UsageError(
+                f"{option('manifest')} is written by one process, and none sees all arrays",
+                hint="make it of what is saved: ckpttools.hash(destination, manifest=…)",
+            )
 
     def _publish(self, plan: Plan, planned: str) -> Receipt:
         """The last steps, when all processes have done their tasks."""
@@ -291,13 +334,13 @@ class PreparedSave(Prepared):
 def _as_tree(tree: Any, custom: Mapping[str, Any] | None) -> Tree:
     """A tree as it is, a pytree as one that holds its arrays."""
     if not isinstance(tree, Tree):
-        return tree_of(tree, custom)
+        return with_own_holders(tree_of(tree, custom))
     if custom is not None:
         raise UsageError(
             f"{option('custom')} is about arrays in memory",
             hint="a tree has its own: tree.with_metadata(custom=…)",
         )
-    return tree
+    return with_own_holders(tree)
 
 
 def _format(tree: Any, format: str | None) -> str | None:
@@ -321,6 +364,12 @@ def _converted(
             f"{option('to', to)} is written as {wanted[to]}",
             got=f"format {format}",
             hint=f"leave out {option('format')}, or save without {option('to')}",
+        )
+    if has_parts_elsewhere(tree):
+        raise UsageError(
+            f"what is converted with {option('to', to)} is written by one process, and several have parts of "
+            "the arrays",
+            hint=ALONE,
         )
     if to == "hf":
         return maxtext_to_hf.plan(tree, destination, like=model, **options)

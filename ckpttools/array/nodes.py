@@ -6,10 +6,10 @@ size (`ckpttools.array.slabs`), so no node ever needs memory in proportion to it
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ckpttools.array import slabs
 from ckpttools.array.held import Held as Held
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ckpttools.array.scratch import Scratch
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -227,6 +229,25 @@ def inner(array: LazyArray) -> tuple[LazyArray, ...]:
     if isinstance(array, Derived):
         return (array.source,)
     return array.parts if isinstance(array, Stack) else ()
+
+
+def renewed(arrays: Mapping[Key, LazyArray], renew: Callable[[LazyArray], LazyArray]) -> dict[Key, LazyArray]:
+    """These arrays made of others: `renew` is asked once for each that is made of none."""
+    made: dict[int, LazyArray] = {}
+
+    def of(array: LazyArray) -> LazyArray:
+        if id(array) not in made:
+            made[id(array)] = again(array)
+        return made[id(array)]
+
+    def again(array: LazyArray) -> LazyArray:
+        if isinstance(array, Derived):
+            return replace(array, source=of(array.source))
+        if isinstance(array, Stack):
+            return replace(array, parts=tuple(map(of, array.parts)))
+        return renew(array)
+
+    return {key: of(array) for key, array in arrays.items()}
 
 
 def distinct(arrays: Iterable[LazyArray]) -> Iterator[LazyArray]:

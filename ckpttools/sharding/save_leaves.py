@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Held, distinct
+from ckpttools.array.nodes import Held, distinct, renewed
 from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, spelled
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import UnknownNameError, UsageError
@@ -58,6 +58,40 @@ def holders(tree: Tree) -> Iterator[Shards | Abstract]:
             seen.add(id(array.holder))
             assert isinstance(array.holder, Shards | Abstract)
             yield array.holder
+
+
+def with_own_holders(tree: Tree) -> Tree:
+    """The same tree with other holders of the same elements: those of the user stay as they are."""
+    if not any(holders(tree)):
+        return tree
+    made: dict[int, Held] = {}
+
+    def renew(array: LazyArray) -> LazyArray:
+        if not isinstance(array, Held) or not isinstance(array.holder, Shards):
+            return array
+        return made.setdefault(id(array.holder), replace(array, holder=array.holder.again()))
+
+    return replace(tree, leaves={**tree.leaves, **renewed(tree.arrays, renew)})
+
+
+def has_parts_elsewhere(tree: Tree) -> bool:
+    """Whether other processes have what process 0 has not."""
+    return any(isinstance(each, Shards) and each.has_parts_elsewhere for each in holders(tree))
+
+
+def is_shared(tree: Tree | Any) -> bool:
+    """Whether other processes have parts of the arrays of a tree, or of a pytree."""
+    if isinstance(tree, Tree):
+        return any(isinstance(each, Shards) and each.owners for each in holders(tree))
+    jax: Any = sys.modules.get("jax")
+    if jax is None:
+        return False
+    leaves = [leaf for _, leaf in _leaves(tree)]
+    arrays = (leaf for leaf in leaves if isinstance(leaf, jax.Array))
+    lazy: dict[Path, Leaf] = {
+        (number,): leaf for number, leaf in enumerate(leaves) if isinstance(leaf, LazyArray)
+    }
+    return not all(array.is_fully_addressable for array in arrays) or is_shared(Tree(lazy))
 
 
 @dataclass

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 # What comes from a device at once. It is there three times for a moment: on the device, in what the runtime
 # brings, and where it is copied to.
 PIECE_BYTES = 16 << 20
+ALONE = (
+    "save the arrays as they are, as orbax; then one process converts what is there, with ckpttools.convert, "
+    "maxtext_to_hf or hf_to_maxtext"
+)
+"""What to do where arrays that several processes have are to become others."""
 
 
 @dataclass(slots=True)
@@ -102,11 +107,17 @@ class Shards:
         """
         self._name, self._dtype, self._shards = name, dtype, tuple(shards)
         self.version, self.owners, self.sharding = version, tuple(owners), sharding
+        self._is_let_go = False
 
     @property
     def regions(self) -> tuple[Region, ...]:
         """The boxes that are held."""
         return tuple(shard.region for shard in self._shards)
+
+    @property
+    def has_parts_elsewhere(self) -> bool:
+        """Whether there are elements that process 0 has not."""
+        return any(process for process, _ in self.owners)
 
     @property
     def nbytes(self) -> int:
@@ -123,21 +134,46 @@ class Shards:
         return sum(1 for shard in self._shards if region.intersect(shard.region) is not None)
 
     def check(self) -> None:
-        """As `refuse_deleted`."""
+        """Raises SourceChangedError if the elements are not there any more: as `refuse_deleted`."""
         import numpy as np
 
+        if self._is_let_go:
+            raise SourceChangedError(
+                "the copy of the array was given back when its save had ended",
+                place=self._name,
+                hint="save the array again, with ckpttools.save or ckpttools.save_async",
+            )
         for shard in self._shards:
             if not isinstance(shard.data, np.ndarray):
                 refuse_deleted(self._name, shard.data)
 
     def read_into(self, region: Region, out: np.ndarray) -> None:
+        """Writes the elements of a region into `out`, as carriers.
+
+        Raises:
+            SourceChangedError: as `check`.
+            UsageError: other processes have some of the elements.
+        """
         self.check()
+        count = 0
         for shard in self._shards:
             part = region.intersect(shard.region)
             if part is not None:
                 shard.read_into(
                     part.relative_to(shard.region), subview(out, part.relative_to(region)), self._dtype
                 )
+                count += part.size
+        if count != region.size:
+            raise UsageError(
+                "other processes have elements of the array that are to be read here",
+                place=self._name,
+                got=f"{count:,} of the {region.size:,} elements of {region}",
+                hint=ALONE,
+            )
+
+    def again(self) -> Shards:
+        """Another holder of the same elements, which can be copied and let go without this one."""
+        return Shards(self._name, self._dtype, self._shards, self.version, self.owners, self.sharding)
 
     def copy_to_host(self) -> None:
         """Copies what is held to memory of this process, and lets go of what had it."""
@@ -146,7 +182,7 @@ class Shards:
 
     def let_go(self) -> None:
         """Gives up what is held: it cannot be read any more."""
-        self._shards = ()
+        self._shards, self._is_let_go = (), True
 
 
 def refuse_deleted(name: str, array: jax.Array) -> None:

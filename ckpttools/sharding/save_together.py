@@ -14,7 +14,8 @@ from itertools import accumulate, chain
 from typing import TypeVar
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path, Tree
+from ckpttools.array.nodes import Held
+from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, grid_cell, split_to
 from ckpttools.formats.base import Writer
@@ -25,9 +26,9 @@ from ckpttools.run.events import Observer, Receipt
 from ckpttools.run.executor import fingerprint
 from ckpttools.run.parts import PartReceipt, execute_part
 from ckpttools.sharding.save_layout import owned_chunks, owners_of
-from ckpttools.sharding.save_leaves import holders
+from ckpttools.sharding.save_leaves import has_parts_elsewhere, holders
 from ckpttools.sharding.save_processes import Processes
-from ckpttools.sharding.save_shards import Shards
+from ckpttools.sharding.save_shards import ALONE, Shards
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Purpose, staging_of
 from ckpttools.stores.shares import Share
@@ -35,9 +36,19 @@ from ckpttools.stores.shares import Share
 T = TypeVar("T")
 
 
-def is_shared(tree: Tree) -> bool:
-    """Whether other processes have parts of the arrays."""
-    return any(isinstance(each, Shards) and each.owners for each in holders(tree))
+def refuse_made(tree: Tree) -> None:
+    """Raises UsageError where an array is made of arrays of which other processes have parts.
+
+    Its tasks are cut wherever it is read best: no process has all that one of them takes.
+    """
+    for path, array in tree.arrays.items():
+        if not isinstance(array, Held) and has_parts_elsewhere(Tree({path: array})):
+            raise UsageError(
+                "an array is made of others, of which several processes have parts",
+                place=spelled(path),
+                wanted="arrays as they are, or as one process has them",
+                hint=ALONE,
+            )
 
 
 @dataclass(frozen=True, slots=True)

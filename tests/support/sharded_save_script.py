@@ -28,6 +28,7 @@ from flax import linen, nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpttools
+from ckpttools.core.dtypes import DTYPES as DTYPES_OF
 from ckpttools.core.errors import (
     CheckpointError,
     ConfigError,
@@ -38,8 +39,10 @@ from ckpttools.core.errors import (
     UnknownNameError,
     UsageError,
 )
+from ckpttools.core.region import Region
 from ckpttools.sharding import save_shards
 from ckpttools.stores.publishing import LockedError
+from ckpttools.transforms.cast import cast as cast_to
 from support.places import GOLDEN, ROOT
 
 MESHES = {
@@ -519,6 +522,40 @@ def in_the_background(work: Path) -> None:
     receipt = saving.wait()
     assert saving.done and receipt.arrays == 3 and "done" in repr(saving)
     same(ocp.StandardCheckpointer().restore(work / "out" / "0" / "items"), wanted)
+
+
+def a_tree_of_the_user(work: Path) -> None:
+    """What is copied and given back is never what the user holds, whether it is saved or not."""
+    held = ckpttools.save.plan(TREE, work / "out").plan.tree
+    wanted = {path: bits(array.read()) for path, array in held.arrays.items()}
+    ckpttools.save_async(held, work / "one", "orbax").wait()
+    refused(MemoryBudgetError, "host_memory")(
+        lambda: ckpttools.save_async(held, work / "no", "orbax", host_memory="1KiB")
+    )
+    lazy = {"one": next(iter(held.arrays.values()))}
+    ckpttools.save_async(lazy, work / "lazy").wait()
+    ckpttools.save_async(held, work / "two", "orbax").wait()
+    assert {path: bits(array.read()) for path, array in held.arrays.items()} == wanted
+    assert content(work / "one") == content(work / "two")
+    grid = held.glob("grid/*").arrays.items()
+    cast = ckpttools.Tree({path: cast_to(array, DTYPES_OF["float64"]) for path, array in grid})
+    ckpttools.save_async(cast, work / "cast", "orbax").wait()
+    ckpttools.save(cast, work / "cast-now", "orbax")
+    assert content(work / "cast") == content(work / "cast-now")
+
+
+def what_is_given_back_is_not_read(work: Path) -> None:
+    """And what is not held is never taken for zeros."""
+    array = ckpttools.save.plan({"w": TREE["grid"]["8 1"]}, work / "out").plan.tree["w"]
+    rest = array.holder.again()
+    rest._shards = rest._shards[1:]
+    out = np.empty(array.shape, array.dtype.carrier)
+    refused(UsageError, "other processes have elements", "w")(
+        lambda: rest.read_into(Region.whole(array.shape), out)
+    )
+    array.holder.let_go()
+    refused(SourceChangedError, "given back", "w")(array.holder.check)
+    refused(SourceChangedError, "given back", "w")(array.read)
 
 
 def errors_come_out_of_wait(work: Path) -> None:

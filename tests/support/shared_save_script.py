@@ -22,7 +22,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpttools
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, OtherProcessError
+from ckpttools.transforms.cast import cast
+from support.places import GOLDEN
 from support.shared_save import SPECS, values
 
 PORT, NUMBER, COUNT, DIRECTORY = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
@@ -60,6 +63,9 @@ def main() -> None:
     ckpttools.save(tree, f"{BUCKET}/raw", memory="256MiB")
     ckpttools.save(tree, f"{BUCKET}/compressed", compression="zstd")
     ckpttools.save(tree, f"{BUCKET}/zarr", "zarr3")
+    one_cannot_plan(tree)
+    one_has_deleted(mesh, tree)
+    converted(mesh)
     one_fails(tree)
     one_has_no_memory(tree)
     others(tree)
@@ -81,6 +87,51 @@ def one_fails(tree: Any) -> None:
     assert not (DIRECTORY / "again").exists()
     resumed = ckpttools.save(tree, DIRECTORY / "again").tasks_resumed
     assert resumed > 0 or NUMBER == 1, resumed
+
+
+def one_cannot_plan(tree: Any) -> None:
+    """All hear of it, and what they say of the next save is not taken for what they said of this one."""
+    for save in (ckpttools.save, ckpttools.save_async):
+        words = "does not fit" if NUMBER == 1 else "process 1: MemoryBudgetError"
+        refused(
+            words, lambda save=save: save(tree, DIRECTORY / "no", memory="1KiB" if NUMBER == 1 else "1GiB")
+        )
+    assert not (DIRECTORY / "no").exists()
+
+
+def one_has_deleted(mesh: Mesh, tree: Any) -> None:
+    rows = values()["rows"]
+    gone = jax.make_array_from_callback(rows.shape, NamedSharding(mesh, PartitionSpec("x")), rows.__getitem__)
+    if NUMBER == 1:
+        gone.delete()
+    for save in (ckpttools.save, ckpttools.save_async):
+        words = "was deleted" if NUMBER == 1 else "process 1: SourceChangedError"
+        refused(words, lambda save=save: save({**tree, "gone": gone}, DIRECTORY / "no"))
+    assert not (DIRECTORY / "no").exists()
+
+
+def converted(mesh: Mesh) -> None:
+    """What is made of arrays is written by one process, which has all of them."""
+    model = GOLDEN / "llama3.1" / "hf"
+    arrays = {path: array.read() for path, array in ckpttools.open(model).arrays.items()}
+
+    def put(array: np.ndarray, *spec: str) -> jax.Array:
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+
+    cut = {path[0]: put(array, "x") for path, array in arrays.items()}
+    for save in (ckpttools.save, ckpttools.save_async):
+        refused(
+            "is written by one process",
+            lambda save=save: save(cut, DIRECTORY / "no", to="maxtext", model=model),
+        )
+    held = ckpttools.save.plan(cut, DIRECTORY / "no").plan.tree
+    wide = {path: cast(array, DTYPES["float64"]) for path, array in held.arrays.items()}
+    refused("is made of others", lambda: ckpttools.save(ckpttools.Tree(wide), DIRECTORY / "no", "orbax"))
+    refused("other processes have elements", lambda: next(iter(held.arrays.values())).read())
+    assert not (DIRECTORY / "no").exists()
+    whole = {path[0]: put(array) for path, array in arrays.items()}
+    ckpttools.save(whole, DIRECTORY / "converted", to="maxtext", model=model)
 
 
 def one_has_no_memory(tree: Any) -> None:
