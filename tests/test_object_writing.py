@@ -8,11 +8,13 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
@@ -273,6 +275,24 @@ class TestTwoWriters:
                     first.publish()
                 second.lock.renew()
             assert not parse(target).exists()
+
+    def test_where_no_thread_begins_it_is_kept_by_whoever_asks(self, cloud, monkeypatch):
+        """As in a process that is ending, with Python 3.12 and later."""
+        began = threading.Thread.start
+
+        def start(thread):
+            if threading.current_thread().name.startswith("saving"):
+                raise RuntimeError("can't create new thread at interpreter shutdown")
+            began(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+        monkeypatch.setattr(locking, "RENEWED_SECONDS", 0)
+        arrays = {f"w{number}": np.full((64, 64), number, np.float32) for number in range(8)}
+        there = f"{cloud.scheme}://{cloud.bucket}/ending"
+        ckpttools.save_async(arrays, there, "zarr3", compression="zstd").wait(60)
+        monkeypatch.undo()
+        assert all(np.array_equal(ckpttools.open(there)[name].read(), arrays[name]) for name in arrays)
+        assert not parse(f"{there}.partial").exists()
 
     def test_a_process_of_this_machine_that_is_gone_has_not(self, gcs, target):
         staging = parse(target).store.staging(parse(target).key, False, lambda: None)

@@ -69,9 +69,11 @@ def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_a_checkpoint(
     assert ckpttools.open(tmp_path / "killed").arrays.keys() == {("w",)}
 
 
-def test_a_process_ends_when_its_saves_have(tmp_path):
-    ended = interrupted("left", tmp_path)
+@pytest.mark.parametrize("how", ["left", "logged"])
+def test_a_process_ends_when_its_saves_have(tmp_path, how):
+    ended = interrupted(how, tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert len(ckpttools.open(tmp_path / "whole").arrays) == 8
-    assert "taken was not saved: " in ended.stderr
+    assert ended.stderr.count("taken was not saved: ") == 1
+    assert how == "left" or "taken was not saved: " in (tmp_path / "log").read_text()
     assert (tmp_path / "taken").read_text() == "somebody else's"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path, PurePosixPath
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from ckpttools.core.errors import StorageError, UsageError
 from ckpttools.stores import FileKind, parse
+from ckpttools.stores.at_once import in_threads
 from ckpttools.stores.publishing import staging_of
 from ckpttools.testing.stores import StoreTests
 
@@ -125,6 +127,23 @@ def test_links_to_nothing_and_in_circles_are_nothing(tmp_path):
     }
     assert not (place / "dangling").exists() and not (place / "circle").is_file()
     assert (place / "link").resolve() == (place / "real").resolve()
+
+
+def test_small_questions_are_answered_in_as_many_threads_as_there_are(monkeypatch):
+    began, allowed, tried = threading.Thread.start, 0, 0
+
+    def start(thread):
+        nonlocal tried
+        tried += 1
+        if tried > allowed:
+            raise RuntimeError("can't start new thread")
+        began(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for allowed, most in ((0, 1), (2, 2)):  # noqa: B007
+        tried = 0
+        assert in_threads(2, lambda item: item + 1, range(9)) == list(range(1, 10))
+        assert 1 <= tried <= most
 
 
 def test_what_may_not_be_looked_at_is_an_error(tmp_path, monkeypatch):

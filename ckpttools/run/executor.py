@@ -17,7 +17,7 @@ import numpy as np
 from ckpttools.array.fingerprint import Identify, identity
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, spelled
-from ckpttools.core.errors import SourceChangedError, UsageError
+from ckpttools.core.errors import MemoryBudgetError, SourceChangedError, UsageError
 from ckpttools.core.region import Region, Shape
 from ckpttools.formats.base import Extents, Writer
 from ckpttools.formats.placement import Range
@@ -280,11 +280,13 @@ class Execution:
         workers: list[threading.Thread] = []
         syncer: list[threading.Thread] = []
         try:
-            if is_ending():
-                self._work_here(todo)
-            else:
+            try:
                 start_some(lambda: self._thread(self._syncer), 1, syncer)
                 start_some(lambda: self._start(todo), self._plan.jobs, workers)
+            except MemoryBudgetError:
+                if not is_ending():
+                    raise
+                self._work_here(todo)
             for worker in workers:
                 worker.join()
         finally:

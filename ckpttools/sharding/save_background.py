@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -118,9 +120,19 @@ class _Background:
                 if not saving._is_told:
                     saving.wait()
             except CheckpointError as error:
-                logging.getLogger("ckpttools").error("%s was not saved: %s", saving.destination, error)
-            except BaseException:
-                logging.getLogger("ckpttools").exception("%s was not saved", saving.destination)
+                _tell(f"{saving.destination} was not saved: {error}")
+            except BaseException as error:
+                told = "".join(traceback.format_exception(error))
+                _tell(f"{saving.destination} was not saved: {type(error).__name__}: {error}\n{told}")
+
+
+def _tell(text: str) -> None:
+    """Logs what went wrong, and prints it to stderr as well where Python's logging would not."""
+    log = logging.getLogger("ckpttools")
+    log.error("%s", text)
+    if log.hasHandlers():
+        # They may write anywhere, or nowhere; and there is nobody left to be told otherwise.
+        sys.stderr.write(f"ckpttools: {text}\n")
 
 
 _BACKGROUND = _Background()

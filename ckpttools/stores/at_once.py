@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from ckpttools.stores.base import Store
@@ -14,7 +15,10 @@ _WRITES_AT_ONCE = 16
 
 
 def is_ending() -> bool:
-    """Whether no thread can begin any more, as the interpreter ends and waits for those that are at work."""
+    """Whether no thread can begin any more, as the interpreter ends and waits for those that are at work.
+
+    To be asked where one did not begin: finding out starts one.
+    """
     try:
         threading.Thread(target=int).start()
     except RuntimeError as error:
@@ -41,9 +45,22 @@ def at_once(store: Store, function: Callable[[_Item], _Answer], items: Iterable[
 
 
 def in_threads(most: int, function: Callable[[_Item], _Answer], items: Collection[_Item]) -> list[_Answer]:
-    """The same in so many threads at most."""
+    """The same in so many threads at most; in this one where the system starts none."""
     threads = min(most, len(items))
-    if threads <= 1 or is_ending():
-        return list(map(function, items))
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(function, items))
+    if threads > 1:
+        with ThreadPoolExecutor(threads) as pool, suppress(_NoThreadError):
+            _start_one(pool)
+            return list(pool.map(function, items))
+    return list(map(function, items))
+
+
+class _NoThreadError(Exception):
+    """A pool has not even one thread."""
+
+
+def _start_one(pool: ThreadPoolExecutor) -> None:
+    """Has a pool start the first of its threads."""
+    try:
+        pool.submit(int)
+    except RuntimeError as error:
+        raise _NoThreadError from error

@@ -2,10 +2,12 @@
 
 interrupted_save_script killed DIRECTORY     is killed when four arrays are written
 interrupted_save_script left DIRECTORY       ends while two saves are under way, of which one fails
+interrupted_save_script logged DIRECTORY     the same, with a log of its own
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -44,6 +46,8 @@ def main() -> None:
 
     if how == "killed":
         ckpttools.save(TREE, directory / "killed", jobs=1, observe=observe)
+    if how == "logged":
+        logging.basicConfig(filename=directory / "log")
     ckpttools.save_async(TREE, directory / "whole", observe=observe, compression="zstd")
     ckpttools.save_async(TREE, directory / "taken")
     (directory / "taken").write_text("somebody else's")

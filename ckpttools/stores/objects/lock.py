@@ -73,12 +73,15 @@ class Lock:
             _HELD.discard(self._owner["owner"])
             raise
         self._renewed = asked
-        self._thread.start()
+        # None begins in a process that is ending, or where the system has no room: then `check` renews.
+        with suppress(RuntimeError):
+            self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stop.set()
-        self._thread.join()
+        if self._is_kept:
+            self._thread.join()
         _HELD.discard(self._owner["owner"])
         # What stays says that this process is gone once it is.
         with suppress(StorageError):
@@ -92,6 +95,10 @@ class Lock:
 
     def check(self) -> None:
         """Raises StorageError where it may be another process's by now."""
+        if not (self._is_kept or self._is_lost) and _now() - self._renewed > RENEWED_SECONDS:
+            # Where that fails its age tells.
+            with suppress(StorageError), self._lock:
+                self._write_again()
         if self._is_lost or _now() - self._renewed > EXPIRED_SECONDS * _BELIEVED:
             seconds = EXPIRED_SECONDS * _BELIEVED
             raise StorageError(
@@ -108,6 +115,11 @@ class Lock:
             if not self._is_lost:
                 self._write_again()
         self.check()
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether a thread renews it."""
+        return self._thread.ident is not None
 
     def _write_again(self) -> None:
         asked = _now()
