@@ -264,6 +264,14 @@ def flax_nnx(work: Path) -> None:
     same(found, state)
     found = ocp.StandardCheckpointer().restore(work / "state" / "0" / "items", {"model": abstract(state)})
     same(found, {"model": state})
+    restored = Model(nnx.Rngs(7))
+    ckpttools.load(work / "module", like=restored)
+    first, second = (
+        list(map(bits, jax.tree.leaves(each["dropout"]))) for each in (nnx.state(restored), state)
+    )
+    assert first != second
+    nnx.update(restored, ckpttools.load(work / "module", like=nnx.state(restored)))
+    same(nnx.state(restored), state)
 
 
 def flax_linen(work: Path) -> None:
