@@ -4,9 +4,10 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from support.object_stores import google
-from support.places import GOLDEN, TESTS
+from support.places import HF, TESTS
 from support.shared_save import values
 
 import ckpttools
@@ -78,14 +79,27 @@ def test_compressed_chunks_are_of_one_process_each(saved):
     assert ckpttools.doctor(saved / "compressed").healthy
 
 
-def test_what_one_process_has_is_converted(saved, tmp_path):
-    ckpttools.hf_to_maxtext(GOLDEN / "llama3.1" / "hf", tmp_path / "one")
-    assert content(saved / "converted" / "0" / "items" / "d") == content(
-        tmp_path / "one" / "0" / "items" / "d"
-    )
+@pytest.mark.parametrize("name", ["replicated", "rows", "columns"])
+def test_each_process_converts_what_it_has(saved, tmp_path, name):
+    ckpttools.hf_to_maxtext(HF, tmp_path / "one")
+    arrays = [place / "0" / "items" / "d" for place in (saved / f"{name}-maxtext", tmp_path / "one")]
+    assert content(arrays[0]) == content(arrays[1])
+
+
+@pytest.mark.parametrize("name", ["rows", "columns"])
+def test_and_back(saved, tmp_path, name):
+    ckpttools.maxtext_to_hf(saved / "rows-maxtext", tmp_path / "one", like=HF)
+    assert content(saved / f"{name}-hf") == content(tmp_path / "one")
+
+
+def test_what_is_cast_is_cast_by_those_that_have_it(saved):
+    found = ckpttools.open(saved / "cast")
+    for path, array in ckpttools.open(HF).arrays.items():
+        assert np.array_equal(found[path].read(), array.read().astype(np.float64))
 
 
 def test_nothing_is_left(saved, bucket):
-    names = {"converted", "saved", "background", "compressed", "again", "0", "1"}
+    made = {f"{name}-maxtext" for name in ("replicated", "rows", "columns")}
+    names = {*made, "rows-hf", "columns-hf", "cast", "saved", "background", "compressed", "again", "0", "1"}
     assert {path.name for path in saved.iterdir()} == names
     assert {entry.name for entry in parse(bucket).entries()} == {"raw", "compressed", "zarr"}

@@ -33,10 +33,9 @@ from ckpttools.run.events import Observer, Receipt
 from ckpttools.sharding.save_background import Saving, start
 from ckpttools.sharding.save_grid import keeping_shardings
 from ckpttools.sharding.save_layout import OwnedWriter
-from ckpttools.sharding.save_leaves import has_parts_elsewhere, holders, is_shared, tree_of, with_own_holders
+from ckpttools.sharding.save_leaves import holders, is_shared, tree_of, with_own_holders
 from ckpttools.sharding.save_processes import Processes
-from ckpttools.sharding.save_shards import ALONE
-from ckpttools.sharding.save_together import Together, refuse_made
+from ckpttools.sharding.save_together import Together, check_dealt
 from ckpttools.stores.registry import Where, parse
 
 
@@ -312,7 +311,7 @@ class PreparedSave(Prepared):
 
     def _check_together(self) -> None:
         self._check_held()
-        refuse_made(self.plan.tree)
+        check_dealt(self.plan)
         if self.manifest is not None:
             raise UsageError(
                 f"{option('manifest')} is written by one process, and none sees all arrays",
@@ -364,12 +363,6 @@ def _converted(
             f"{option('to', to)} is written as {wanted[to]}",
             got=f"format {format}",
             hint=f"leave out {option('format')}, or save without {option('to')}",
-        )
-    if has_parts_elsewhere(tree):
-        raise UsageError(
-            f"what is converted with {option('to', to)} is written by one process, and several have parts of "
-            "the arrays",
-            hint=ALONE,
         )
     if to == "hf":
         return maxtext_to_hf.plan(tree, destination, like=model, **options)

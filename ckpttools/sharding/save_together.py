@@ -19,6 +19,7 @@ from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, grid_cell, split_to
 from ckpttools.formats.base import Writer
+from ckpttools.formats.placement import Placement
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.streamed import in_order
 from ckpttools.plan.task import Task
@@ -27,6 +28,7 @@ from ckpttools.run.executor import fingerprint
 from ckpttools.run.parts import PartReceipt, execute_part
 from ckpttools.sharding.save_layout import owned_chunks, owners_of
 from ckpttools.sharding.save_leaves import has_parts_elsewhere, holders
+from ckpttools.sharding.save_makers import made_by
 from ckpttools.sharding.save_processes import Processes
 from ckpttools.sharding.save_shards import ALONE, Shards
 from ckpttools.stores.place import Place
@@ -36,19 +38,32 @@ from ckpttools.stores.shares import Share
 T = TypeVar("T")
 
 
-def refuse_made(tree: Tree) -> None:
-    """Raises UsageError where an array is made of arrays of which other processes have parts.
-
-    Its tasks are cut wherever it is read best: no process has all that one of them takes.
-    """
-    for path, array in tree.arrays.items():
-        if not isinstance(array, Held) and has_parts_elsewhere(Tree({path: array})):
+def check_dealt(plan: Plan) -> None:
+    """Raises UsageError where a chunk has to be made by one process, and none has all that it takes."""
+    whole = _whole(plan)
+    for path, array in plan.tree.arrays.items():
+        if path in whole and _is_elsewhere(array) and not _is_cut_within(array, plan.layout.placements[path]):
             raise UsageError(
-                "an array is made of others, of which several processes have parts",
+                "an array that several processes have is written in chunks of which no process has all",
                 place=spelled(path),
-                wanted="arrays as they are, or as one process has them",
+                wanted="what is converted to be in a directory, and not compressed",
                 hint=ALONE,
             )
+
+
+def _is_elsewhere(array: LazyArray) -> bool:
+    return has_parts_elsewhere(Tree({(): array}))
+
+
+def _is_cut_within(array: LazyArray, placement: Placement) -> bool:
+    """Whether no chunk has parts of two shards."""
+    if not isinstance(array, Held):
+        return False
+    boxes = {box.shape for box in owners_of(array)}
+    if array.shape in boxes or not array.size:
+        return True
+    cuts = (zip(box, placement.chunk, strict=True) for box in boxes)
+    return len(boxes) == 1 and all(length % chunk == 0 for cut in cuts for length, chunk in cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,17 +203,28 @@ def _dealt(plan: Plan, count: int) -> _Dealt:
 
 def _owned_tasks(plan: Plan) -> Iterator[tuple[int, Task]]:
     """The tasks that make all arrays, each with the process that has what it takes."""
-    whole = {path for path, each in plan.layout.placements.items() if plan.streams or each.codec}
+    whole = _whole(plan)
     for task in plan.tasks:
         if task.path not in whole:
             array = plan.tree.arrays[task.path]
-            for box, owner in owners_of(array).items():
-                region = task.region.intersect(box)
-                if region is not None:
-                    yield owner, _task(task.path, array, region)
+            pieces = _owned_boxes if isinstance(array, Held) else made_by
+            for owner, region in pieces(task.path, array, task.region):
+                yield owner, _task(task.path, array, region)
     for path in plan.tree.arrays:
         if path in whole:
             yield from _chunk_tasks(plan, path)
+
+
+def _owned_boxes(path: Path, array: LazyArray, region: Region) -> Iterator[tuple[int, Region]]:
+    for box, owner in owners_of(array).items():
+        part = region.intersect(box)
+        if part is not None:
+            yield owner, part
+
+
+def _whole(plan: Plan) -> set[Path]:
+    """The arrays of which each chunk is written by one process, from its first byte to its last."""
+    return {path for path, each in plan.layout.placements.items() if plan.streams or each.codec}
 
 
 def _chunk_tasks(plan: Plan, path: Path) -> Iterator[tuple[int, Task]]:

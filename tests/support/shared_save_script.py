@@ -25,7 +25,7 @@ import ckpttools
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, OtherProcessError
 from ckpttools.transforms.cast import cast
-from support.places import GOLDEN
+from support.places import HF
 from support.shared_save import SPECS, values
 
 PORT, NUMBER, COUNT, DIRECTORY = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
@@ -111,27 +111,45 @@ def one_has_deleted(mesh: Mesh, tree: Any) -> None:
 
 
 def converted(mesh: Mesh) -> None:
-    """What is made of arrays is written by one process, which has all of them."""
-    model = GOLDEN / "llama3.1" / "hf"
-    arrays = {path: array.read() for path, array in ckpttools.open(model).arrays.items()}
+    """Each process lays out anew what it has; chunks of which none has everything are refused."""
+    weights = ckpttools.open(HF).nested()
+    rows = cut(weights, mesh, 0)
+    trees = {"replicated": cut(weights, mesh, None), "rows": rows, "columns": cut(weights, mesh, -1)}
+    for name, tree in trees.items():
+        ckpttools.save(tree, DIRECTORY / f"{name}-maxtext", to="maxtext", model=HF)
+    stacked = ckpttools.open(DIRECTORY / "rows-maxtext").nested()
+    embedded = cut(stacked, mesh, 0)
+    ckpttools.save_async(embedded, DIRECTORY / "rows-hf", to="hf", model=HF).wait()
+    ckpttools.save(cut(stacked, mesh, -1), DIRECTORY / "columns-hf", to="hf", model=HF)
+    held = ckpttools.save.plan(rows, DIRECTORY / "no").plan.tree
+    refused("other processes have elements", lambda: next(iter(held.arrays.values())).read())
+    wide = ckpttools.Tree({path: cast(array, DTYPES["float64"]) for path, array in held.arrays.items()})
+    ckpttools.save(wide, DIRECTORY / "cast", "orbax")
+    no, bucket = DIRECTORY / "no", f"{BUCKET}/no"
+    for save in (ckpttools.save, ckpttools.save_async):
+        none_has_all(save, wide, no, "orbax", compression="zstd")
+        none_has_all(save, rows, no, to="maxtext", model=HF, compression="zstd")
+        none_has_all(save, rows, bucket, to="maxtext", model=HF)
+        none_has_all(save, embedded, bucket, to="hf", model=HF)
+    assert not no.exists()
 
-    def put(array: np.ndarray, *spec: str) -> jax.Array:
+
+def none_has_all(save: Callable[..., object], *args: Any, **options: Any) -> None:
+    refused("no process has all", lambda: save(*args, **options))
+
+
+def cut(tree: Any, mesh: Mesh, axis: int | None) -> Any:
+    """The arrays of a tree over both processes along an axis, or another one that can be cut so."""
+
+    def put(lazy: Any) -> jax.Array:
+        array = lazy.read()
+        axes = [] if axis is None else [axis % max(1, array.ndim), *range(array.ndim)]
+        chosen = next((each for each in axes if array.ndim and array.shape[each] % 4 == 0), None)
+        spec = ["x" if each == chosen else None for each in range(array.ndim)]
         sharding = NamedSharding(mesh, PartitionSpec(*spec))
         return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
-    cut = {path[0]: put(array, "x") for path, array in arrays.items()}
-    for save in (ckpttools.save, ckpttools.save_async):
-        refused(
-            "is written by one process",
-            lambda save=save: save(cut, DIRECTORY / "no", to="maxtext", model=model),
-        )
-    held = ckpttools.save.plan(cut, DIRECTORY / "no").plan.tree
-    wide = {path: cast(array, DTYPES["float64"]) for path, array in held.arrays.items()}
-    refused("is made of others", lambda: ckpttools.save(ckpttools.Tree(wide), DIRECTORY / "no", "orbax"))
-    refused("other processes have elements", lambda: next(iter(held.arrays.values())).read())
-    assert not (DIRECTORY / "no").exists()
-    whole = {path[0]: put(array) for path, array in arrays.items()}
-    ckpttools.save(whole, DIRECTORY / "converted", to="maxtext", model=model)
+    return jax.tree.map(put, tree)
 
 
 def one_has_no_memory(tree: Any) -> None:
