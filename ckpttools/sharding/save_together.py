@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import TypeVar
@@ -28,7 +28,7 @@ from ckpttools.run.executor import fingerprint
 from ckpttools.run.parts import PartReceipt, execute_part
 from ckpttools.sharding.save_layout import owned_chunks, owners_of
 from ckpttools.sharding.save_leaves import has_parts_elsewhere, holders
-from ckpttools.sharding.save_makers import made_by
+from ckpttools.sharding.save_makers import Makers
 from ckpttools.sharding.save_processes import Processes
 from ckpttools.sharding.save_shards import ALONE, Shards
 from ckpttools.stores.place import Place
@@ -203,11 +203,11 @@ def _dealt(plan: Plan, count: int) -> _Dealt:
 
 def _owned_tasks(plan: Plan) -> Iterator[tuple[int, Task]]:
     """The tasks that make all arrays, each with the process that has what it takes."""
-    whole = _whole(plan)
+    whole, makers = _whole(plan), Makers()
     for task in plan.tasks:
         if task.path not in whole:
             array = plan.tree.arrays[task.path]
-            pieces = _owned_boxes if isinstance(array, Held) else made_by
+            pieces = _owned_boxes if isinstance(array, Held) else makers.pieces
             for owner, region in pieces(task.path, array, task.region):
                 yield owner, _task(task.path, array, region)
     for path in plan.tree.arrays:
@@ -215,7 +215,7 @@ def _owned_tasks(plan: Plan) -> Iterator[tuple[int, Task]]:
             yield from _chunk_tasks(plan, path)
 
 
-def _owned_boxes(path: Path, array: LazyArray, region: Region) -> Iterator[tuple[int, Region]]:
+def _owned_boxes(path: Path, array: LazyArray, region: Region) -> Iterable[tuple[int, Region]]:
     for box, owner in owners_of(array).items():
         part = region.intersect(box)
         if part is not None:
