@@ -121,14 +121,14 @@ def plan_save(
     return plan_tree(tree, writer, resources)
 
 
-def _saved(plan: Callable[..., PreparedSave], tree: Tree | Any, *args: Any, **options: Any) -> Receipt:
+def _saved(plan: Callable[..., PreparedSave], *args: Any, **options: Any) -> Receipt:
     """Plans and writes, in agreement with the other processes that have parts of the arrays."""
-    processes = _processes_of(tree)
+    processes = _processes_of(args[0] if args else options.get("tree"))
     if processes is None:
-        return plan(tree, *args, **options).run()
+        return plan(*args, **options).run()
 
     def checked() -> PreparedSave:
-        prepared = plan(tree, *args, **options)
+        prepared = plan(*args, **options)
         prepared.check_for(processes)
         return prepared
 
