@@ -28,8 +28,7 @@ from ckpttools.run.events import Observer, Publishing, Receipt, Started, TaskDon
 from ckpttools.run.linking import link_files
 from ckpttools.run.making import make
 from ckpttools.run.memory import peak_bytes
-from ckpttools.run.threads import start_some
-from ckpttools.stores.at_once import is_ending
+from ckpttools.run.threads import is_ending, start_some
 from ckpttools.stores.base import File
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Purpose, Record, Sink, Staging, TellsPublished, Work, staging_of
@@ -283,8 +282,8 @@ class Execution:
             try:
                 start_some(lambda: self._thread(self._syncer), 1, syncer)
                 start_some(lambda: self._start(todo), self._plan.jobs, workers)
-            except MemoryBudgetError:
-                if not is_ending():
+            except MemoryBudgetError as error:
+                if not is_ending(error):
                     raise
                 self._work_here(todo)
             for worker in workers:

@@ -47,6 +47,12 @@ def start_some(make: Callable[[], threading.Thread], most: int, started: list[th
             return
 
 
+def is_ending(error: MemoryBudgetError) -> bool:
+    """Whether no thread began as the interpreter is ending, and waits for those that are at work."""
+    # Of Python 3.12 and later: "can't create new thread at interpreter shutdown".
+    return isinstance(error.__cause__, RuntimeError) and "shutdown" in str(error.__cause__)
+
+
 def _require_room() -> None:
     """Raises OSError where a thread would find no memory: one that does not get to its first line is waited
     for without end (CPython's `Thread.start`)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,19 +11,6 @@ from ckpttools.stores.base import Store
 from ckpttools.stores.pace import asked_for
 
 _WRITES_AT_ONCE = 16
-
-
-def is_ending() -> bool:
-    """Whether no thread can begin any more, as the interpreter ends and waits for those that are at work.
-
-    To be asked where one did not begin: finding out starts one.
-    """
-    try:
-        threading.Thread(target=int).start()
-    except RuntimeError as error:
-        return "shutdown" in str(error)
-    return False
-
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
