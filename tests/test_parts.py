@@ -8,7 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 
 import pytest
 from support.command_line import ckpt, run
@@ -16,7 +19,7 @@ from support.object_stores import files_in
 from support.places import GOLDEN, HF, TESTS, TRAINED
 
 from ckpttools.stores import parse
-from ckpttools.stores.publishing import Purpose, staging_of
+from ckpttools.stores.publishing import LockedError, Purpose, staging_of
 from ckpttools.stores.shares import Share
 
 MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
@@ -71,7 +74,7 @@ class TestProcesses:
         assert not (tmp_path / "out").exists()
         run("run", plan, "--publish")
         assert content(tmp_path / "out") == content(whole)
-        assert sorted(each.name for each in tmp_path.iterdir()) == ["out", "plan"]
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["out", "plan", "plan.published"]
 
     def test_three_go_on_where_one_of_four_was_killed(self, tmp_path, whole):
         plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, tmp_path / "out", *PIECES)
@@ -258,6 +261,7 @@ class TestTogether:
         assert "nothing of this plan" in refused(plan, "--publish")
         run("run", taking, "--publish")
         assert "exists" in refused(plan, "--part", "1/2")
+        run("run", taking, "--part", "1/2")
 
     def test_the_last_one_publishes(self, plan, destination):
         output = run("run", plan, "--part", "0/2", "--publish")
@@ -275,6 +279,161 @@ class TestTogether:
         run("run", plan, "--part", "0/2")
         run("run", plan, "--publish")
         assert run("hash", destination).split()[0] == run("hash", whole).split()[0]
+
+
+class TestBeginning:
+    """Parts that begin at the same moment: one prepares the destination, the others wait for it."""
+
+    def begun(self, destination, overwrite=False, plan="b"):
+        return staging_of(parse(destination), overwrite).joined(Purpose(plan), 0, Share("1/2", 1, 2))
+
+    def test_a_part_waits_as_long_as_another_prepares(self, destination, monkeypatch):
+        """A large partial directory of another conversion takes its time to be deleted."""
+        from ckpttools.stores.local import staging as local
+        from ckpttools.stores.objects import staging as objects
+
+        monkeypatch.setattr(local, "_PREPARED_SECONDS", 0.1)
+        monkeypatch.setattr(objects, "_PREPARED_SECONDS", 0.1)
+        with staging_of(parse(destination)).opened(Purpose("a")) as work:
+            work.enter([[0]])
+        slow, is_slow = threading.Event(), threading.Event()
+        made = local.LocalStaging if "://" not in destination else objects.ObjectStaging
+        name = "_remove" if made is local.LocalStaging else "_give_up"
+        removed = getattr(made, name)
+
+        def removing(*given):
+            is_slow.set()
+            assert slow.wait(20)
+            return removed(*given)
+
+        monkeypatch.setattr(made, name, removing)
+        first = staging_of(parse(destination), True).joined(Purpose("b"), 0, Share("0/2", 0, 1))
+        with ThreadPoolExecutor(2) as pool:
+            preparing = pool.submit(ended, first)
+            assert is_slow.wait(20)
+            waiting = pool.submit(ended, self.begun(destination, overwrite=True))
+            sleep(1.0)
+            assert not waiting.done()
+            slow.set()
+            assert (preparing.result(30), waiting.result(30)) == ("", "")
+
+    def test_the_journal_is_there_before_the_lock_is_given_back(self, gcs, monkeypatch):
+        from ckpttools.stores.objects.journal import Journal
+
+        destination = f"gs://{gcs.bucket}/moment/out"
+        seen, go_on = threading.Event(), threading.Event()
+        begin = Journal.begin
+
+        def slowly(*given):
+            made = begin(*given)
+            seen.set()
+            assert go_on.wait(20)
+            return made
+
+        monkeypatch.setattr(Journal, "begin", slowly)
+        first = staging_of(parse(destination)).joined(Purpose("b"), 0, Share("0/2", 0, 1))
+        with ThreadPoolExecutor(2) as pool:
+            preparing = pool.submit(ended, first)
+            assert seen.wait(20)
+            waiting = pool.submit(ended, self.begun(destination))
+            sleep(0.5)
+            assert not waiting.done()
+            go_on.set()
+            assert (preparing.result(30), waiting.result(30)) == ("", "")
+
+    def test_a_share_that_was_taken_for_gone_does_not_revive(self, gcs, monkeypatch):
+        from ckpttools.core.errors import StorageError
+        from ckpttools.stores.objects import lock
+
+        destination = f"gs://{gcs.bucket}/stalled/out"
+        now = lock._now
+        with pytest.raises(StorageError, match="no longer belongs"), self.begun(destination) as work:
+            monkeypatch.setattr(lock, "_now", lambda: now() + lock.EXPIRED_SECONDS + 1)
+            with pytest.raises(StorageError, match="no longer belongs"):
+                work.claim.lock.renew()
+            monkeypatch.setattr(lock, "_now", now)
+            work.enter([[1]])
+
+
+def ended(joined):
+    """How doing nothing of a share ended."""
+    try:
+        with joined:
+            return ""
+    except LockedError as error:
+        return str(error)
+
+
+class TestAfterPublishing:
+    """What a scheduler starts again after all was done."""
+
+    @pytest.fixture(params=[(), ("--overwrite",)], ids=["new", "overwrite"])
+    def plan(self, request, destination, tmp_path):
+        words = ("convert", "hf-to-maxtext", SHARDED, destination, *PIECES, *request.param)
+        return planned(tmp_path / "plan", *words)
+
+    def test_parts_and_publishing_have_nothing_to_do(self, plan, destination):
+        run("run", plan, "--part", "0/1", "--publish")
+        before = files_of(parse(destination))
+        for words in (("--part", "0/2"), ("--part", "1/2", "--publish"), ("--parts", "1", "--part", "0/1")):
+            assert "nothing to do" in run("run", plan, *words)
+        assert "nothing is left to do" in run("run", plan, "--publish")
+        assert "nothing is left to do" in run("run", plan, "--publish", "--wait")
+        assert "nothing is left to do" in run("run", plan, "--status")
+        assert json.loads(ckpt("run", plan, "--status", "--json").stdout)["state"] == "complete"
+        assert json.loads(ckpt("run", plan, "--part", "0/2", "--json").stdout)["is_published"]
+        assert not parse(f"{destination}.partial").exists()
+        assert files_of(parse(destination)) == before
+
+    def test_a_part_that_waited_while_another_published_begins_nothing(self, plan, destination):
+        from ckpttools.api import parts
+        from ckpttools.cli.planning import replanned
+        from ckpttools.plan.dealing import Part
+        from ckpttools.plan.plan_file import read_plan
+
+        run("run", plan, "--part", "0/1")
+        file = read_plan(parse(plan))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parts, "execute_part", published_first(plan, parts.execute_part))
+            receipt = parts.run_part(file, Part(0, 2), replan=replanned)
+        assert receipt.is_published
+        assert not parse(f"{destination}.partial").exists()
+
+    def test_of_two_that_publish_at_once_both_end_well(self, plan, destination):
+        run("run", plan, "--part", "0/1")
+        words = [sys.executable, "-m", "ckpttools", "run", str(plan), "--publish", "--no-progress"]
+        both = [subprocess.Popen(words, cwd=TESTS, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        said = [each.communicate(timeout=100)[1] for each in both]
+        assert [each.returncode for each in both] == [0, 0], said
+        assert parse(destination).exists() and not parse(f"{destination}.partial").exists()
+
+    def test_what_is_not_there_any_more_or_another_is_not_taken_for_it(self, tmp_path):
+        out = tmp_path / "out"
+        plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, out, *PIECES)
+        run("run", plan, "--part", "0/1", "--publish")
+        shutil.rmtree(out)
+        assert "not begun" in run("run", plan, "--status")
+        assert "13 tasks" in run("run", plan, "--part", "0/1")
+        run("run", plan, "--publish")
+        shutil.rmtree(out)
+        run("convert", "hf-to-maxtext", SHARDED, out)
+        assert "exists" in refused(plan, "--part", "0/1")
+        again = planned(plan, "convert", "hf-to-maxtext", SHARDED, out, *PIECES, "--overwrite")
+        assert "13 tasks" in run("run", again, "--part", "0/1", "--publish")
+
+
+def files_of(place):
+    return {name: (found.size, found.version) for name, found in place.walk()}
+
+
+def published_first(plan, execute):
+    """`execute`, before which another process publishes the plan."""
+
+    def executed(*given, **named):
+        run("run", plan, "--publish")
+        return execute(*given, **named)
+
+    return executed
 
 
 class TestSources:

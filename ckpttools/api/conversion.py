@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -101,11 +102,15 @@ class Conversion:
         manifest: Where | None = None,
         command: str = "",
         planned: str = "",
+        check_replaced: Callable[[], None] = lambda: None,
+        conclude: Callable[[], None] = lambda: None,
     ) -> Receipt:
         """Executes the plan.
 
         Args:
             destination, overwrite, observe, command, planned: see `ckpttools.run.executor.execute`.
+            check_replaced: raises, before all else, where something is there that may not be replaced.
+            conclude: called when the checkpoint has its name; not where there is a manifest.
             manifest: file that gets the digests of all arrays; replaced only if `overwrite`. They are
                 computed while data is in memory; arrays that do not pass through it are read once more.
 
@@ -116,20 +121,24 @@ class Conversion:
         """
         from ckpttools.run.executor import execute
 
+        def refuse(place: Place) -> None:
+            check_replaced()
+            self._check_replaced(place)
+
         run = partial(
             execute,
             self.plan,
             self.writer,
             parse(destination, is_written=True),
             overwrite=overwrite,
-            check_replaced=self._check_replaced,
+            check_replaced=refuse,
             observe=observe,
             command=command,
             planned=planned,
         )
         with requesting(self.requests):
             if manifest is None:
-                return run()
+                return run(conclude=conclude)
             from ckpttools.api.beside import check_beside
             from ckpttools.digest.watching import run_hashing
 

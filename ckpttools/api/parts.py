@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ckpttools.api.beside import check_beside
 from ckpttools.api.prepared import Prepared
+from ckpttools.api.published import Published, check_unpublished, note_published, published_at
 from ckpttools.array.lazy import ByteSource
 from ckpttools.core.budget import BASE_BYTES, does_not_fit
-from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.errors import CheckpointError, DestinationExistsError, FormatError, UsageError
 from ckpttools.core.version import __version__
 from ckpttools.core.wording import option
 from ckpttools.plan.dealing import Part, dealt
@@ -25,13 +29,15 @@ from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import LockedError, Purpose, staging_of
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.relocation import AS_PLANNED, Relocation
-from ckpttools.stores.shares import Share, Standing, named, shared_staging
+from ckpttools.stores.shares import PublishedError, Share, Standing, named, shared_staging
 
 Replan = Callable[[Header, Relocation], Prepared]
 """Makes the plan again of the command line that a header has, with places as they are here."""
 
 # A line of a plan, and what is made of those that a part needs.
 _BYTES_PER_FILE_BYTE = 4
+# Of whoever waits for another process that publishes.
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,7 @@ def header_of(prepared: Prepared, words: Sequence[str]) -> Header:
         bytes_out=plan.bytes_out,
         buffer_bytes=plan.buffer_bytes,
         scratch_bytes=plan.scratch_bytes,
+        made=time.time(),
     )
 
 
@@ -156,6 +163,24 @@ def part_share(file: PlanFile, part: Part) -> Share:
     return Share(str(part), ends[part.number], ends[part.number + 1])
 
 
+def destination_of(header: Header, relocation: Relocation = AS_PLANNED) -> Place:
+    """Where the checkpoint of a plan is here.
+
+    Raises:
+        UsageError: in another kind of store, for which another plan would have been made.
+    """
+    planned, here = parse(header.destination, is_written=True), relocation.there(header.destination)
+    destination = parse(here, is_written=True)
+    if destination.store.scheme != planned.store.scheme:
+        raise UsageError(
+            f"the plan was made for {planned.store.scheme}://, where files are written in another way",
+            place=destination,
+            wanted=f"a destination as {planned} is",
+            hint=f"leave {option('root')} for it out, or make the plan for this destination",
+        )
+    return destination
+
+
 def run_part(
     file: PlanFile,
     part: Part,
@@ -179,6 +204,9 @@ def run_part(
         command: the command line, for whoever finds the work unfinished.
         observe: called with every event.
 
+    Returns:
+        What was done; or that all was published before, and there was nothing to do.
+
     Raises:
         LockedError: a single run is at work on the destination, or another process on some of these tasks.
         SourceChangedError: a source is not what it was when the plan was made.
@@ -186,18 +214,22 @@ def run_part(
     """
     header, share = file.header, part_share(file, part)
     _check_version(header)
-    destination = parse(relocation.there(header.destination), is_written=True)
+    destination = destination_of(header, relocation)
+    if published_at(file, destination) is not None:
+        return PartReceipt(str(part), destination, is_published=True)
     if share.first == share.stop:
         return PartReceipt(str(part), destination)
     tasks = file.tasks_of(share.first, share.stop)
-    with requesting(header.requests):
+    with requesting(header.requests), ExitStack() as closing:
         if header.has_tasks:
             workers = _workers(file, memory or header.memory, jobs, relocation)
             plan, opened = file.part(share.first, share.stop, workers, relocation.there)
+            closing.callback(opened.close)
         else:
             whole = _replanned(file, relocation, replan).plan
             plan, opened = replace(whole, tasks=whole.tasks[tasks.start : tasks.stop]), None
-        return execute_part(
+        execute = partial(
+            execute_part,
             plan,
             tasks.start,
             share,
@@ -206,8 +238,27 @@ def run_part(
             nbytes=header.nbytes,
             overwrite=header.overwrite,
             sources=lambda: plan.sources if opened is None else opened.files,
+            check_replaced=partial(check_unpublished, file, destination),
             observe=observe,
         )
+        while True:
+            try:
+                return execute()
+            except PublishedError:
+                return PartReceipt(str(part), destination, is_published=True)
+            except LockedError:
+                if not _is_all_done(file, destination):
+                    raise
+                # Somebody publishes it.
+                time.sleep(_LOOK_SECONDS)
+
+
+def _is_all_done(file: PlanFile, destination: Place) -> bool:
+    """Whether no task is left, so that whoever has the destination is about to publish it, or has."""
+    if published_at(file, destination) is not None:
+        return True
+    standing, count = standing_of(file.header, destination), file.header.tasks
+    return standing.is_published or len(numbers_of(standing.all_records, count)) == count
 
 
 def _check_version(header: Header) -> None:
@@ -227,7 +278,7 @@ def _workers(file: PlanFile, memory: int, jobs: int | None, relocation: Relocati
     costs = {
         parse(relocation.there(each.path)).store.costs for each in file.sources if "://" in each.path
     } or {Costs()}
-    streams = parse(header.destination).store.streams
+    streams = destination_of(header, relocation).store.streams
     requests = max(each.requests or 0 for each in costs)
     wanted = jobs or max(min(16, 2 * cores()), requests, streams.files if streams else 0)
     base = BASE_BYTES + _BYTES_PER_FILE_BYTE * file.nbytes + sum(each.memory for each in costs)
@@ -272,11 +323,18 @@ def publish_plan(
     replan: Replan,
     relocation: Relocation = AS_PLANNED,
     observe: Observer = lambda event: None,
-) -> Receipt:
+    warn: Callable[[str], None] = lambda text: None,
+) -> Receipt | Published:
     """Writes index and metadata of what the parts have made, and gives it its name.
+
+    Whoever comes while another process does that waits for it.
 
     Args:
         file, replan, relocation, observe: as of `run_part`.
+        warn: called with what the user should know.
+
+    Returns:
+        What was done; or since when nothing is left to do.
 
     Raises:
         UnfinishedError: tasks are missing.
@@ -286,14 +344,47 @@ def publish_plan(
     """
     header = file.header
     _check_version(header)
-    destination = parse(relocation.there(header.destination), is_written=True)
-    standing = standing_of(header, destination)
-    if not standing.is_published:
-        _check_done(file, standing, destination)
-    prepared = _replanned(file, relocation, replan)
-    return prepared.conversion.run(
-        destination, overwrite=header.overwrite, observe=observe, planned=header.plan
-    )
+    destination = destination_of(header, relocation)
+    prepared, was_done = None, False
+    while True:
+        standing = standing_of(header, destination)
+        if not standing.is_begun:
+            found = published_at(file, destination)
+            if found is None and was_done and not standing.other and destination.exists():
+                # Nothing could be noted beside the plan.
+                found = Published(destination, header.plan, time.time())
+            if found is not None:
+                return found
+        if not standing.is_published:
+            _check_done(file, standing, destination)
+        was_done = True
+        prepared = prepared or _replanned(file, relocation, replan)
+        try:
+            return prepared.conversion.run(
+                destination,
+                overwrite=header.overwrite,
+                observe=observe,
+                planned=header.plan,
+                check_replaced=partial(check_unpublished, file, destination),
+                conclude=partial(_conclude, file, destination, warn),
+            )
+        except LockedError:
+            # Whoever has it publishes this plan, or what has happened is said when it is looked at again.
+            time.sleep(_LOOK_SECONDS)
+        except DestinationExistsError:
+            if standing_of(header, destination).is_begun:
+                raise
+            # Another process was quicker.
+
+
+def _conclude(file: PlanFile, destination: Place, warn: Callable[[str], None]) -> None:
+    try:
+        note_published(file, destination)
+    except CheckpointError as error:
+        why = error.message
+        warn(
+            f"note     a part that is run again will be refused: nothing can be noted beside the plan: {why}"
+        )
 
 
 def standing_of(header: Header, destination: Place) -> Standing:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from ckpttools.api.parts import standing_of
+from ckpttools.api.parts import destination_of, standing_of
+from ckpttools.api.published import Published, published_at
 from ckpttools.plan.plan_file import PlanFile
 from ckpttools.run.entries import stretches
 from ckpttools.run.parts import numbers_of
 from ckpttools.stores.place import Place
-from ckpttools.stores.registry import parse
 from ckpttools.stores.relocation import AS_PLANNED, Relocation
 from ckpttools.stores.shares import Member, Share, Standing
 
@@ -33,6 +33,7 @@ class PartStanding:
         seconds_left: until the part is done at this rate; None where that is not known, or it is done.
         seen: seconds since its last sign of life.
         began: when it began, in seconds since 1970 by its own clock.
+        token: what tells it from all others.
         is_straggler: whether the others will have to wait for it.
     """
 
@@ -48,6 +49,7 @@ class PartStanding:
     seen: float
     began: float
     is_straggler: bool = False
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class PlanStanding:
         destination: of the conversion.
         plan: fingerprint.
         state: "not begun", "at work", "stopped" (tasks are missing, and nobody is at work), "done" (it can be
-            published), "published" (but for what is left beside it), "taken" (something else is there).
+            published), "published" (but for what is left beside it), "complete" (published, and nothing is left
+            to do), "taken" (something else is there).
         other: what else is there, in words.
         tasks, nbytes: of all; bytes that are read and written. `tasks_done`, `bytes_done` of them are done.
         bytes_per_second: of all that are at work.
@@ -88,8 +91,10 @@ def plan_standing(file: PlanFile, *, relocation: Relocation = AS_PLANNED) -> Pla
         StorageError: the destination cannot be looked at.
     """
     header = file.header
-    destination = parse(relocation.there(header.destination), is_written=True)
+    destination = destination_of(header, relocation)
     standing = standing_of(header, destination)
+    if not standing.is_begun and (found := published_at(file, destination)) is not None:
+        return _complete(file, found)
     done = numbers_of(standing.all_records, header.tasks)
     left = {*range(header.tasks)} - done
     parts = _stragglers([_part_standing(file, each, done) for each in _latest(standing.members)])
@@ -111,6 +116,13 @@ def plan_standing(file: PlanFile, *, relocation: Relocation = AS_PLANNED) -> Pla
         seconds_left=max(lasting, default=None),
         parts=tuple(parts),
         missing=tuple(stretches(sorted(left))) if standing.is_begun else (),
+    )
+
+
+def _complete(file: PlanFile, found: Published) -> PlanStanding:
+    tasks, nbytes = file.header.tasks, sum(file.groups)
+    return PlanStanding(
+        found.destination, found.plan, found.state, "", tasks, tasks, nbytes, nbytes, 0.0, None, (), ()
     )
 
 
@@ -153,6 +165,7 @@ def _part_standing(file: PlanFile, member: Member, done: set[int]) -> PartStandi
         left,
         max(0.0, now - member.seen),
         member.began,
+        token=member.token,
     )
 
 

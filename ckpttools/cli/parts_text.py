@@ -15,6 +15,7 @@ _STATES = {
     "stopped": "stopped: nobody is at work, and tasks are missing",
     "done": "all parts are done; next: ckpt run PLAN --publish",
     "published": "published; ckpt run PLAN --publish removes what is left beside it",
+    "complete": "published; nothing is left to do",
     "taken": "nothing of this plan is in the making",
 }
 _MOST_STRETCHES = 10
@@ -22,6 +23,8 @@ _MOST_STRETCHES = 10
 
 def part_line(receipt: PartReceipt) -> str:
     """What a process did of a plan, in one line."""
+    if receipt.is_published:
+        return f"part {receipt.part}: nothing to do, {receipt.destination} is complete and has its name"
     if not receipt.tasks:
         return f"part {receipt.part}: nothing to do, there are fewer tasks than parts"
     new = receipt.bytes_out - receipt.bytes_resumed

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ckpttools.stores.relocation import Relocation
 
 _LOOK_SECONDS = 5.0
+_WAITED_FOR = ("done", "published", "complete", "taken")
 
 
 @click.command(
@@ -97,8 +98,10 @@ def run(
         return
     if does_part:
         _do_part(plan, file, relocation, part, parts, memory, jobs, progress, as_json)
+    if publish and wait:
+        _wait(file, relocation, progress)
     if publish and (not does_part or wait or _is_last(file, relocation)):
-        _publish(file, relocation, wait=wait, progress=progress, as_json=as_json)
+        _publish(file, relocation, beside=does_part and not wait, progress=progress, as_json=as_json)
 
 
 def _do_part(
@@ -143,23 +146,32 @@ def _is_last(file: PlanFile, relocation: Relocation) -> bool:
     from ckpttools.cli.parts_text import waiting_line
 
     found = plan_standing(file, relocation=relocation)
-    if found.state in ("done", "published"):
+    if found.state in ("done", "published", "complete"):
         return True
     say(f"not published: {waiting_line(found)}")
     return False
 
 
-def _publish(file: PlanFile, relocation: Relocation, *, wait: bool, progress: bool, as_json: bool) -> None:
+def _publish(file: PlanFile, relocation: Relocation, *, beside: bool, progress: bool, as_json: bool) -> None:
+    """Publishes; `beside` others that may do so, too: then whoever is at work does it later."""
     from ckpttools.api.parts import publish_plan
+    from ckpttools.api.published import Published
     from ckpttools.cli.plan_text import closing_line
     from ckpttools.cli.progress import listening
+    from ckpttools.stores.publishing import LockedError
 
-    if wait:
-        _wait(file, relocation, progress)
-    with listening(progress) as observe, where_planned(file.header, relocation):
-        receipt = publish_plan(file, replan=replanned, relocation=relocation, observe=observe)
+    try:
+        with listening(progress) as observe, where_planned(file.header, relocation):
+            receipt = publish_plan(file, replan=replanned, relocation=relocation, observe=observe, warn=say)
+    except LockedError as error:
+        if not beside:
+            raise
+        say(f"not published: {error.message}: {error.got}")
+        return
     if as_json:
         print_json(receipt)
+    elif isinstance(receipt, Published):
+        show([f"{receipt.destination}: published before; nothing is left to do"])
     else:
         show([closing_line(receipt)])
 
@@ -169,7 +181,7 @@ def _wait(file: PlanFile, relocation: Relocation, progress: bool) -> None:
     from ckpttools.cli.parts_text import waiting_line
 
     said = ""
-    while (found := plan_standing(file, relocation=relocation)).state not in ("done", "published", "taken"):
+    while (found := plan_standing(file, relocation=relocation)).state not in _WAITED_FOR:
         line = waiting_line(found)
         if progress and line != said:
             say(line)

@@ -64,6 +64,7 @@ class Header:
         arrays, tasks, bytes_in, bytes_out: of all of it.
         buffer_bytes, scratch_bytes: that each worker has.
         has_tasks: whether the tasks are in the file.
+        made: when, in seconds since 1970: a plan that is made again is another one.
     """
 
     version: str
@@ -84,6 +85,7 @@ class Header:
     buffer_bytes: int
     scratch_bytes: int
     has_tasks: bool = True
+    made: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +145,16 @@ class PlanFile:
         sources: the files that are read.
         groups: bytes of each group of tasks, read and written.
         nbytes: of the file.
+        checksum: of the file: no other plan has the same.
+        place: of the file; None where it was not read from one.
     """
 
     header: Header
     sources: tuple[PlannedSource, ...]
     groups: tuple[int, ...]
     nbytes: int
+    checksum: str
+    place: Place | None
     _counts: tuple[int, ...] | None
     _files: Mapping[str, int]
     _heads: Mapping[str, bytes]
@@ -213,7 +219,7 @@ class PlanFile:
         )
         layout = Layout(placements, self._files, heads=self._heads)
         header = self.header
-        streams = parse(header.destination).store.streams
+        streams = parse(there(header.destination)).store.streams
         return (
             Plan(
                 Tree(arrays), layout, tasks, jobs, header.memory, header.buffer_bytes, header.scratch_bytes,
@@ -241,12 +247,20 @@ class Opened:
             made = source.opened(self._there) if content is None else Bytes(source.path, content)
             # Another thread may have been quicker.
             found = self._files.setdefault(number, made)
+            if found is not made and isinstance(made, File):
+                made.close()
         return found
 
     @property
     def files(self) -> list[File]:
         """Those that were."""
         return list(self._files.values())
+
+    def close(self) -> None:
+        """Closes them."""
+        for each in self._files.values():
+            if isinstance(each, File):
+                each.close()
 
 
 def encoded(plan: Plan, header: Header) -> bytes:
@@ -355,7 +369,7 @@ def read_plan(place: Place) -> PlanFile:
 
 
 def decoded(data: bytes, place: object) -> PlanFile:
-    """What the content of a file says; errors as `read_plan`."""
+    """What the content of a file says; `place` is where it was, or words for that; errors as `read_plan`."""
     *lines, checksum, rest = data.split(b"\n") if data.count(b"\n") > 1 else (b"", b"", b"")
     whole = len(data) - len(checksum) - 1
     if not lines[0].startswith(f'["{_KIND}"'.encode()):
@@ -376,6 +390,8 @@ def decoded(data: bytes, place: object) -> PlanFile:
         tuple(PlannedSource(*each) for each in sources),
         tuple(groups),
         len(data),
+        checksum.decode(),
+        place if isinstance(place, Place) else None,
         None if counts is None else tuple(counts),
         files,
         {name: base64.b64decode(head) for name, head in heads.items()},

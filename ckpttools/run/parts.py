@@ -33,6 +33,7 @@ class PartReceipt:
         seconds: wall time, reading the plan left out.
         peak_bytes: resident memory at its highest, or None where the system does not tell.
         traffic: what stores were asked over a network, by address.
+        is_published: whether all was done and published before; then nothing was looked at.
     """
 
     part: str
@@ -44,6 +45,7 @@ class PartReceipt:
     seconds: float = 0.0
     peak_bytes: int | None = None
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    is_published: bool = False
 
 
 def execute_part(
@@ -56,6 +58,7 @@ def execute_part(
     nbytes: int,
     overwrite: bool,
     sources: Callable[[], Iterable[object]],
+    check_replaced: Callable[[], None] = lambda: None,
     observe: Observer = lambda event: None,
 ) -> PartReceipt:
     """Does the tasks of a part that nobody has done yet.
@@ -69,15 +72,17 @@ def execute_part(
         nbytes: bytes that all parts will write.
         overwrite: whether what is at the destination may be replaced when all is published.
         sources: the files that were read.
+        check_replaced: as of `ckpttools.stores.publishing.staging_of`.
         observe: called with every event, from several threads but never at once.
 
     Raises:
         LockedError: a single run is at work there, or another process on some of these tasks.
+        PublishedError: the checkpoint has its name.
         SourceChangedError: a file is not what it was when the plan was made.
         CheckpointError: of any kind; what was done stays, and the same part goes on from there.
     """
     started = time.monotonic()
-    staging = staging_of(destination, overwrite)
+    staging = staging_of(destination, overwrite, check_replaced)
     staging.check(purpose.plan, nbytes)
     with counted() as traffic, shared_staging(staging, destination).joined(purpose, nbytes, share) as work:
         shifted = _Shifted(work, first, len(plan.tasks))

@@ -20,14 +20,18 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import DataFiles, LockedError, Purpose, Record
+
+Prepared = TypeVar("Prepared")
+_LOOK_SECONDS = 0.25
 
 DONE = "done"
 """`Member.outcome` of a process that has done all its tasks."""
@@ -173,13 +177,46 @@ def check_free(share: Share, members: Iterable[Member], place: object) -> None:
             )
 
 
-def published(destination: object) -> DestinationExistsError:
+class PublishedError(DestinationExistsError):
+    """All parts are done, and the checkpoint has its name, or is being given it."""
+
+
+def published(destination: object) -> PublishedError:
     """The error of who comes too late."""
-    return DestinationExistsError(
+    return PublishedError(
         f"{destination} is complete: all parts are done, and it has its name",
         wanted="nothing more to do",
         hint="run `ckpt run PLAN --publish` to have what is left beside it removed",
     )
+
+
+def prepared(
+    attempt: Callable[[], Prepared | None], is_preparing: Callable[[], bool], patience: float
+) -> Prepared:
+    """A destination that is prepared for the parts of a plan by whoever comes first; the others wait.
+
+    Args:
+        attempt: takes it where it is prepared, or prepares it and returns None.
+        is_preparing: whether who has it alone is known to prepare it, for however long that takes.
+        patience: seconds to wait for whoever else has it: it may be about to let go.
+
+    Raises:
+        LockedError: somebody else has it.
+        CheckpointError: as `attempt`.
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            found = attempt()
+        except LockedError:
+            if is_preparing():
+                until = time.monotonic() + patience
+            elif time.monotonic() > until:
+                raise
+            time.sleep(_LOOK_SECONDS)
+        else:
+            if found is not None:
+                return found
 
 
 def named(members: Iterable[Member]) -> str:

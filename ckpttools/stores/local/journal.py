@@ -32,6 +32,7 @@ _LINES_AT_ONCE = 1024
 # The first line, with a command as long as a system takes.
 _LONGEST_PLAN = 4 << 20
 _PLAN, _TASK, _INVENTORY, _FILE, _PUBLISHING = "plan", "task", "inventory", "file", "publishing"
+_PREPARING = "preparing"
 _BEGINNING = re.compile(rb'[0-9a-f]{8} \["plan",\["')
 _LEAST_BEGINNING = b'00000000 ["plan",["'
 _TEXT = re.compile(rb"[ -~]*\n?")
@@ -48,6 +49,7 @@ class Journal:
         records: of the tasks that are finished, as they were entered.
         publishing: whether all is written, and the checkpoint may have got its name.
         inventory: of the checkpoint then, as it was found here; None if there was none, or not all of it.
+        preparing: the plan for which all this is being removed, as long as the journal is locked; or "".
     """
 
     def __init__(self, directory: Path, access: Access = "alone") -> None:
@@ -76,6 +78,7 @@ class Journal:
             self.records: list[Record] = []
             self.publishing = False
             self.inventory: list[str] | None = None
+            self.preparing = ""
             self._load()
         except BaseException:
             self.close()
@@ -134,6 +137,8 @@ class Journal:
             elif kind == _PUBLISHING:
                 self.publishing = True
                 self.inventory = files if content == len(files) else None
+            elif kind == _PREPARING:
+                self.preparing = str(content)
             elif kind == _FILE and isinstance(content, str):
                 files.append(content)
             elif kind == _TASK and isinstance(content, list):
@@ -158,6 +163,12 @@ class Journal:
             raise write_error(self._path, error) from error
         self.purpose, self.records, self.publishing, self.inventory = purpose, [], False, None
         self._append([(_PLAN, astuple(purpose))])
+        self.preparing = ""
+
+    def note_preparing(self, plan: str) -> None:
+        """Notes that all this is removed to make room for a plan, or "" that it is not; errors as `begin`."""
+        self._append([(_PREPARING, plan)])
+        self.preparing = plan
 
     def note_publishing(self, inventory: Iterable[str]) -> None:
         """Notes that the checkpoint is about to get its name, and what its files are; errors as `begin`."""

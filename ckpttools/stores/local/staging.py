@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -47,11 +46,11 @@ from ckpttools.stores.local.parts import PartJournal, members, remove_parts
 from ckpttools.stores.local.store import STORE
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PLAN_MARK, LockedError, Purpose, Record, check_name
-from ckpttools.stores.shares import DONE, Share, Standing, check_free, named, published
+from ckpttools.stores.shares import DONE, Share, Standing, check_free, named, prepared, published
 
 _LONGEST_MARK = 1 << 10
 _ATTEMPTS = 100
-# Making files of their full size can take its time where the file system has to write all of it.
+# Who has prepared the directory makes its names durable before others come in.
 _PREPARED_SECONDS = 10.0
 
 
@@ -220,21 +219,22 @@ class LocalStaging:
 
     def _joined(self, purpose: Purpose, nbytes: int) -> Journal:
         """The journal of this plan, locked together with others; prepared by whoever comes first."""
-        until = time.monotonic() + _PREPARED_SECONDS
-        while True:
-            try:
-                journal = self._shared(purpose.plan)
-                if journal is not None:
-                    return journal
+
+        def attempt() -> Journal | None:
+            journal = self._shared(purpose.plan)
+            if journal is None:
                 with self.opened(purpose, nbytes) as work:
                     if work.is_complete:
                         raise published(self.destination)
-                    continue
-            except LockedError:
-                # Another part may be preparing it.
-                if time.monotonic() > until:
-                    raise
-                time.sleep(_PREPARED_SECONDS / 100)
+            return journal
+
+        return prepared(attempt, lambda: self._is_preparing(purpose.plan), _PREPARED_SECONDS)
+
+    def _is_preparing(self, plan: str) -> bool:
+        """Whether the process that has this alone makes it the place of a plan."""
+        with _errors_of(self.directory):
+            found = self._looked_at()
+            return found is not None and found.preparing == plan
 
     def _shared(self, plan: str) -> Journal | None:
         """The journal, where all is prepared for the parts of a plan; None where it is not."""
@@ -417,6 +417,9 @@ class LocalStaging:
         plan = purpose.plan
         with _errors_of(self.directory):
             if journal.plan != plan or _mark(self.content) != plan:
+                if journal.purpose is not None:
+                    # What is there may be large, and others wait for this plan.
+                    journal.note_preparing(plan)
                 # First: no record may outlive what it tells of.
                 remove_parts(self.directory)
                 self._remove(self.content)
@@ -424,6 +427,8 @@ class LocalStaging:
                 self.content.mkdir()
                 write_synced(self.content / PLAN_MARK, plan.encode())
                 sync_directory(self.content)
+            elif journal.preparing:
+                journal.note_preparing("")
             self._sync_names()
 
     def discard(self, journal: Journal) -> None:

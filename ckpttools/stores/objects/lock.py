@@ -45,6 +45,9 @@ class Lock:
         said: what else the object says.
     """
 
+    lapses = False
+    """Whether others do without it once it has expired, and do not take it over: then it is lost."""
+
     def __init__(
         self, bucket: Bucket, key: str, place: str, said: Mapping[str, object] | None = None
     ) -> None:
@@ -122,7 +125,17 @@ class Lock:
         return self._thread.ident is not None
 
     def _write_again(self) -> None:
+        before = self._renewed
+        self._written()
+        # Also where the answer, and so perhaps what was asked, was late.
+        if self.lapses and _now() - before > EXPIRED_SECONDS:
+            self._is_lost = True
+
+    def _written(self) -> None:
         asked = _now()
+        if self.lapses and asked - self._renewed > EXPIRED_SECONDS:
+            self._is_lost = True
+            return
         try:
             self._version = put(self._bucket, self._key, self._content(), instead_of=self._version)
         except TakenError:
@@ -208,6 +221,12 @@ def writer_of(bucket: Bucket, key: str, now: float | None = None) -> str:
     now = time.time() if now is None else now
     owner, age = _parsed(found[0]), now - (status.modified or 0) / 1e9
     return "" if _is_gone(owner) or age > EXPIRED_SECONDS else _named(owner, age)
+
+
+def said_by(bucket: Bucket, key: str) -> Mapping[str, str]:
+    """What a lock says, whoever has it; nothing where nobody has. Raises StorageError as `writer_of`."""
+    found = read(bucket, key)
+    return _parsed(found[0]) if found else {}
 
 
 def _named(owner: dict[str, str], age: float) -> str:

@@ -66,6 +66,7 @@ class _Kept(Lock):
     """A lock that says how it ended."""
 
     outcome = ""
+    lapses = True
 
     def release(self) -> None:
         found = read(self._bucket, self._key)
@@ -114,8 +115,10 @@ def at_work(bucket: Bucket, partial: str, now: float | None = None) -> Iterator[
         bucket, partial, now: as of `members`.
     """
     now = time.time() if now is None else now
-    for token, status in bucket.objects_below(f"{partial}/{PARTS}") or ():
-        content = read(bucket, f"{partial}/{PARTS}/{token}")
+    found = list(bucket.objects_below(f"{partial}/{PARTS}") or ())
+    # As long as they are read nobody else comes in: a job may have had a thousand.
+    contents = in_threads(WRITES_AT_ONCE, lambda each: read(bucket, f"{partial}/{PARTS}/{each[0]}"), found)
+    for (_, status), content in zip(found, contents, strict=True):
         said = _parsed(content[0]) if content else {}
         share = share_of(said.get("share"))
         if share and "ended" not in said and is_live(said, now - (status.modified or 0) / 1e9):

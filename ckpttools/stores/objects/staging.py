@@ -16,7 +16,7 @@ from ckpttools.stores.base import FileKind, KeepsUploads
 from ckpttools.stores.objects.client import Bucket, Object, is_usable
 from ckpttools.stores.objects.data_files import ObjectDataFiles
 from ckpttools.stores.objects.journal import Entries, Inventory, Journal
-from ckpttools.stores.objects.lock import EXPIRED_SECONDS, PROBE, Lock, writer_of
+from ckpttools.stores.objects.lock import EXPIRED_SECONDS, PROBE, Lock, said_by, writer_of
 from ckpttools.stores.objects.parts import Claim, at_work, claimed, members
 from ckpttools.stores.objects.pending import PendingFiles
 from ckpttools.stores.objects.writing import copy, delete, mark, put_again, taken
@@ -31,15 +31,17 @@ from ckpttools.stores.publishing import (
     Record,
     check_name,
 )
-from ckpttools.stores.shares import PARTS, Member, Share, Standing, check_free, published
+from ckpttools.stores.shares import PARTS, Member, Share, Standing, check_free, prepared, published
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
 
 # What says that a checkpoint is there is small, and goes before what is large.
 _SMALL = 1 << 20
-# Preparing takes a few requests.
+# Who has prepared this gives it back after a few requests.
 _PREPARED_SECONDS = 30.0
+# What the lock of a part says that prepares a destination: for which plan.
+_PREPARING = "preparing"
 _LOOK_SECONDS = 2.0
 
 
@@ -119,7 +121,14 @@ class ObjectStaging:
 
     @contextmanager
     def opened(self, purpose: Purpose, nbytes: int = 0) -> Iterator[ObjectWork]:
-        with Lock(self.bucket, f"{self.partial}/{LOCK}", self.place) as lock:
+        with self._opened(purpose) as work:
+            yield work
+
+    @contextmanager
+    def _opened(self, purpose: Purpose, preparing: str = "") -> Iterator[ObjectWork]:
+        """As `opened`; `preparing` is the plan for whose parts it is done, if it is."""
+        said = {_PREPARING: preparing} if preparing else None
+        with Lock(self.bucket, f"{self.partial}/{LOCK}", self.place, said) as lock:
             try:
                 self._refuse_beside_parts()
                 found = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
@@ -163,21 +172,21 @@ class ObjectStaging:
 
     def _prepare(self, purpose: Purpose, nbytes: int) -> None:
         """Makes this a place for the parts of a plan, if no other part has done that."""
-        until = time.monotonic() + _PREPARED_SECONDS
-        while True:
+
+        def attempt() -> Journal | None:
             journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
             if journal.purpose is not None and journal.purpose.plan == purpose.plan:
                 if journal.published is not None or journal.is_replacing:
                     raise published(self.place)
-                return
-            try:
-                with self.opened(purpose, nbytes):
-                    continue
-            except LockedError:
-                # Another part may be at it.
-                if time.monotonic() > until:
-                    raise
-                time.sleep(_PREPARED_SECONDS / 50)
+                return journal
+            with self._opened(purpose, purpose.plan):
+                return None
+
+        prepared(attempt, lambda: self._is_preparing(purpose.plan), _PREPARED_SECONDS)
+
+    def _is_preparing(self, plan: str) -> bool:
+        """Whether the process that has this alone makes it the place of a plan."""
+        return said_by(self.bucket, f"{self.partial}/{LOCK}").get(_PREPARING) == plan
 
     def _joined(self, plan: str, share: Share, claim: Claim) -> Journal:
         """The journal, looked at after it was said that this process is at work.
@@ -185,10 +194,10 @@ class ObjectStaging:
         Raises:
             LockedError: somebody else is.
         """
-        now = self._now(f"{PARTS}/{claim.token}")
-        owner = writer_of(self.bucket, f"{self.partial}/{LOCK}", now)
-        if owner:
-            raise LockedError("another process is writing this checkpoint", place=self.place, got=owner)
+        ahead = self._now(f"{PARTS}/{claim.token}") - time.time()
+        # Who has prepared this gives it back a moment after its journal is there.
+        prepared(partial(self._refuse_owner, ahead), lambda: self._is_preparing(plan), 0.0)
+        now = time.time() + ahead
         journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
         if journal.purpose is None or journal.purpose.plan != plan or journal.published is not None:
             raise LockedError(
@@ -197,6 +206,13 @@ class ObjectStaging:
         others = (each for each in self._members(journal, now) if each.token != claim.token)
         check_free(share, others, self.place)
         return journal
+
+    def _refuse_owner(self, ahead: float) -> bool:
+        """True, or raises LockedError where a process has this alone; `ahead` is the clock of the bucket."""
+        owner = writer_of(self.bucket, f"{self.partial}/{LOCK}", time.time() + ahead)
+        if owner:
+            raise LockedError("another process is writing this checkpoint", place=self.place, got=owner)
+        return True
 
     def _wait_for_the_lost(self, plan: str, share: Share) -> None:
         """Waits for processes that may be gone, until they are known to be, or give a sign of life."""

@@ -1,0 +1,128 @@
+"""That a plan was carried out to its end: a small file beside it, by which whoever comes late knows.
+
+PLAN.published   whose plan, where, and what says there that the checkpoint is complete
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeAlias
+
+from ckpttools.core.errors import CheckpointError
+from ckpttools.plan.plan_file import PlanFile
+from ckpttools.stores.base import FileKind
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import PLAN_MARK
+from ckpttools.stores.shares import PublishedError
+
+SUFFIX = ".published"
+# Files that are looked at: those nearest to the top, which are small and written last, and some of the rest.
+_MOST_FILES = 16
+_Marks: TypeAlias = Mapping[str, Sequence[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A plan whose checkpoint has its name.
+
+    Attributes:
+        destination: where.
+        plan: its fingerprint.
+        published: when, in seconds since 1970.
+        state: "complete".
+    """
+
+    destination: Place
+    plan: str
+    published: float
+    state: str = "complete"
+
+
+def published_at(file: PlanFile, destination: Place) -> Published | None:
+    """What is known of a plan that was published, where that is still at its destination; else None.
+
+    Raises:
+        StorageError: the destination cannot be looked at.
+    """
+    said = _said(file)
+    if said.get("plan") != file.checksum:
+        return None
+    marks, when = said.get("files"), said.get("published")
+    if not isinstance(marks, dict) or not isinstance(when, int | float) or not marks:
+        return None
+    # Another kind of store, which has the same files, knows them by other versions.
+    is_same_kind = said.get("scheme") == destination.store.scheme
+    compared = 2 if is_same_kind else 1
+    found = marks_of(destination, marks)
+    if any(found.get(name, [])[:compared] != mark[:compared] for name, mark in marks.items()):
+        return None
+    return Published(destination, file.header.plan, when)
+
+
+def check_unpublished(file: PlanFile, destination: Place) -> None:
+    """Raises PublishedError if a plan was carried out to its end."""
+    if published_at(file, destination) is not None:
+        raise PublishedError(f"{destination} is complete: all parts are done, and it has its name")
+
+
+def note_published(file: PlanFile, destination: Place) -> None:
+    """Notes beside a plan that its checkpoint has its name.
+
+    Raises:
+        UsageError, StorageError: nothing can be written there.
+    """
+    if file.place is None:
+        return
+    said = {
+        "plan": file.checksum,
+        "destination": str(destination),
+        "scheme": destination.store.scheme,
+        "published": time.time(),
+        "files": marks_of(destination),
+    }
+    _trace(file.place).put(json.dumps(said, indent=1).encode())
+
+
+def marks_of(destination: Place, names: Mapping[str, object] | None = None) -> dict[str, list[object]]:
+    """Size and version of files of a checkpoint, by name: of those named, or of a few near its top."""
+    found: dict[str, list[object]] = {}
+    for name in islice(_near_the_top(destination), _MOST_FILES) if names is None else names:
+        status = (destination / name).status()
+        if status is not None:
+            found[name] = [status.size, status.version]
+    return found
+
+
+def _near_the_top(destination: Place) -> list[str]:
+    level, names = [""], list[str]()
+    while level and len(names) < _MOST_FILES:
+        below: list[str] = []
+        for directory in level[:_MOST_FILES]:
+            for entry in sorted((destination / directory).entries() if directory else destination.entries()):
+                name = f"{directory}/{entry.name}".lstrip("/")
+                if entry.kind is FileKind.DIRECTORY:
+                    below.append(name)
+                elif entry.kind is FileKind.FILE and name != PLAN_MARK:
+                    names.append(name)
+        level = below
+    return names
+
+
+def _trace(plan: Place) -> Place:
+    return plan.with_name(plan.name + SUFFIX)
+
+
+def _said(file: PlanFile) -> Mapping[str, object]:
+    """What is noted beside a plan; nothing where that cannot be read."""
+    if file.place is None:
+        return {}
+    with suppress(CheckpointError, ValueError):
+        found = json.loads(_trace(file.place).read_bytes())
+        if isinstance(found, dict):
+            return found
+    return {}
