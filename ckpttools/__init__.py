@@ -15,8 +15,6 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from ckpttools.core.version import __version__ as __version__
-
 # Not that of typing, whose import takes as long as all else before the command line can be stopped in order.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +62,7 @@ if TYPE_CHECKING:
     from ckpttools.array.tree import Tree as Tree
     from ckpttools.core.errors import CheckpointError as CheckpointError
     from ckpttools.core.region import Region as Region
+    from ckpttools.core.version import __version__ as __version__
     from ckpttools.maxtext.model import ModelOptions as ModelOptions
     from ckpttools.maxtext.scan import ForceUnroll as ForceUnroll
     from ckpttools.maxtext.scan import StackLayers as StackLayers
@@ -110,6 +109,7 @@ _MODULES = {
     "array.tree": "Tree",
     "core.errors": "CheckpointError",
     "core.region": "Region",
+    "core.version": "__version__",
     "maxtext.model": "ModelOptions",
     "maxtext.scan": "ForceUnroll StackLayers UnstackLayers",
     "maxtext.strip": "StripOptimizer",
@@ -122,7 +122,7 @@ _MODULES = {
     "transforms.select": "Select",
 }
 _HOMES = {name: f"ckpttools.{module}" for module, names in _MODULES.items() for name in names.split()}
-__all__ = sorted(_HOMES)
+__all__ = sorted(_HOMES.keys() - {"__version__"})
 
 
 def __getattr__(name: str) -> Any:

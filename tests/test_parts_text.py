@@ -10,7 +10,7 @@ from ckpttools.run.parts import PartReceipt
 from ckpttools.stores import parse
 
 GB = 10**9
-PART = PartStanding("0/3", "process 7 on a", "at work", 100, 50, 20 * GB, 10 * GB, 1e9, 10.0, 1.0, 0.0)
+PART = PartStanding("0/3", "process 7 on a", "at work", 100, 50, 20 * GB, 10 * GB, 1e9, 10.0, 1.0, "a")
 SLOW = replace(
     PART, part="1/3", process="process 7 on b", bytes_done=2 * GB, bytes_per_second=2e8, seconds_left=90.0
 )

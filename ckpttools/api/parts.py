@@ -381,10 +381,8 @@ def _conclude(file: PlanFile, destination: Place, warn: Callable[[str], None]) -
     try:
         note_published(file, destination)
     except CheckpointError as error:
-        why = error.message
-        warn(
-            f"note     a part that is run again will be refused: nothing can be noted beside the plan: {why}"
-        )
+        why = f"nothing can be noted beside the plan: {error.message}"
+        warn(f"note     parts that are run again will be refused, as {why}")
 
 
 def standing_of(header: Header, destination: Place) -> Standing:

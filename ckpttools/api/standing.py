@@ -32,7 +32,6 @@ class PartStanding:
         bytes_per_second: read and written by this process; 0.0 where nothing is known yet.
         seconds_left: until the part is done at this rate; None where that is not known, or it is done.
         seen: seconds since its last sign of life.
-        began: when it began, in seconds since 1970 by its own clock.
         token: what tells it from all others.
         is_straggler: whether the others will have to wait for it.
     """
@@ -47,9 +46,8 @@ class PartStanding:
     bytes_per_second: float
     seconds_left: float | None
     seen: float
-    began: float
+    token: str
     is_straggler: bool = False
-    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class PlanStanding:
         destination: of the conversion.
         plan: fingerprint.
         state: "not begun", "at work", "stopped" (tasks are missing, and nobody is at work), "done" (it can be
-            published), "published" (but for what is left beside it), "complete" (published, and nothing is left
+            published), "published" (but for what is left beside it), "complete" (published, with nothing left
             to do), "taken" (something else is there).
         other: what else is there, in words.
         tasks, nbytes: of all; bytes that are read and written. `tasks_done`, `bytes_done` of them are done.
@@ -164,8 +162,7 @@ def _part_standing(file: PlanFile, member: Member, done: set[int]) -> PartStandi
         rate,
         left,
         max(0.0, now - member.seen),
-        member.began,
-        token=member.token,
+        member.token,
     )
 
 

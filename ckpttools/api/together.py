@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,14 @@ from ckpttools.api.standing import PartStanding, PlanStanding, plan_standing
 from ckpttools.core.errors import OtherProcessError, UsageError
 from ckpttools.plan.dealing import Part
 from ckpttools.plan.plan_file import PlanFile, decoded
-from ckpttools.run.events import Observer, Receipt
+from ckpttools.run.events import Event, Observer, Receipt
 from ckpttools.run.parts import PartReceipt
 from ckpttools.stores.shares import this_process
 
 # A question waits so long, and is asked again: an interruption is noticed meanwhile.
 _PATIENCE_MS = 5_000
 _LOOK_SECONDS = 0.5
+# The destination is asked less and less often what is there: thousands of objects may tell.
 _SAID_SECONDS = 10.0
 # All have met before the first begins.
 _LATE_SECONDS = 300.0
@@ -185,7 +186,7 @@ def _other(job: Job, replan: Replan, observe: Observer, done: Callable[[PartRece
     if not said:
         raise OtherProcessError(job.asked("end").decode())
     file = decoded(zlib.decompress(said), "what process 0 has planned")
-    job.note(_HERE, f"{time.time()} {this_process()}")
+    job.note(_HERE, this_process())
     done(run_part(file, job.part, replan=replan, observe=observe))
     job.note(_DONE, "yes")
     outcome = job.asked("end")
@@ -206,11 +207,13 @@ def _first(
     try:
         prepared = plan()
         content = content_of(prepared, words)
+        file = decoded(content, "the plan")
+        # Nobody of this job begins before it knows the plan.
+        earlier = {each.token for each in plan_standing(file).parts}
         job.tell("plan", zlib.compress(content, 1))
         told = True
-        file = decoded(content, "the plan")
-        done(run_part(file, job.part, replan=replan, observe=observe))
-        _wait(job, file, waiting)
+        done(run_part(file, job.part, replan=replan, observe=_heeding(job, observe)))
+        _wait(job, file, waiting, earlier)
         receipt = prepared.conversion.run(
             prepared.destination,
             overwrite=prepared.overwrite,
@@ -227,45 +230,88 @@ def _first(
     return receipt
 
 
-def _wait(job: Job, file: PlanFile, waiting: Callable[[PlanStanding], None]) -> None:
-    """Waits until all parts are done.
+def _check_failed(job: Job) -> None:
+    """Raises OtherProcessError if a process has given up."""
+    for number, why in job.noted(_FAILED).items():
+        raise OtherProcessError(f"process {number} of {job.part.count} could not do its part", got=why)
+
+
+def _heeding(job: Job, observe: Observer) -> Observer:
+    """`observe`, which ends the work when another process has given up: nothing would come of it."""
+    looked = time.monotonic()
+
+    def heed(event: Event) -> None:
+        nonlocal looked
+        if time.monotonic() - looked > _LOOK_SECONDS:
+            looked = time.monotonic()
+            _check_failed(job)
+        observe(event)
+
+    return heed
+
+
+def _wait(
+    job: Job, file: PlanFile, waiting: Callable[[PlanStanding], None], earlier: Collection[str]
+) -> None:
+    """Waits until all parts are done; `earlier` are processes, by token, of jobs before this one.
 
     Raises:
         OtherProcessError: a process has given up, or is not there any more; says which.
     """
-    started = said = time.monotonic()
+    started = said = looked = time.monotonic()
+    count, pause = job.part.count, _LOOK_SECONDS
     while True:
-        count = job.part.count
-        for number, why in job.noted(_FAILED).items():
-            raise OtherProcessError(f"process {number} of {count} could not do its part", got=why)
-        here, done = job.noted(_HERE), job.noted(_DONE)
-        if len(done) == count - 1:
+        _check_failed(job)
+        if len(job.noted(_DONE)) == count - 1:
             return
-        found = plan_standing(file)
-        for each in found.parts:
-            number = int(each.part.partition("/")[0])
-            is_ours = each.part == f"{number}/{count}" and _is_one(each, here.get(number, ""))
-            if is_ours and number not in done and each.state != "at work":
-                raise _gone(each, number, count)
+        here = job.noted(_HERE)
         if len(here) < count - 1 and time.monotonic() - started > _LATE_SECONDS:
             missing = ", ".join(str(each) for each in range(1, count) if each not in here)
             raise OtherProcessError("processes do not begin with their parts", got=missing)
-        if time.monotonic() - said > _SAID_SECONDS:
-            said = time.monotonic()
-            waiting(found)
+        if time.monotonic() - looked > pause:
+            found = plan_standing(file)
+            if _are_done(job, found.parts, here, earlier):
+                return
+            looked, pause = time.monotonic(), min(2 * pause, _SAID_SECONDS)
+            if looked - said > _SAID_SECONDS:
+                said = looked
+                waiting(found)
         time.sleep(_LOOK_SECONDS)
 
 
-def _is_one(each: PartStanding, here: str) -> bool:
-    """Whether this is the process that has said it is here, and not one of an earlier job with its name."""
-    began, _, process = here.partition(" ")
-    return bool(here) and each.process == process and each.began >= float(began)
+def _are_done(
+    job: Job, parts: Iterable[PartStanding], here: Mapping[int, str], earlier: Collection[str]
+) -> bool:
+    """Whether all other processes have done their parts, as they say or as the destination shows.
+
+    Args:
+        job, earlier: as of `_wait`.
+        parts: what the destination shows, looked at before the processes are asked.
+        here: the processes that have begun, in words.
+
+    Raises:
+        OtherProcessError: one is not there any more.
+    """
+    count, done = job.part.count, {*job.noted(_DONE)}
+    for each in parts:
+        number = int(each.part.partition("/")[0])
+        # Not one of an earlier job: in containers a process has the same number and host again.
+        is_ours = each.part == f"{number}/{count}" and here.get(number) == each.process
+        if not is_ours or each.token in earlier or number in done or each.state == "at work":
+            continue
+        if each.state != "done":
+            # It may have said why a moment ago.
+            _check_failed(job)
+            raise _gone(each, number, count)
+        done.add(number)
+    return len(done - {0}) == count - 1
 
 
 def _gone(each: PartStanding, number: int, count: int) -> OtherProcessError:
     done = f"with {each.tasks_done} of {each.tasks} tasks done"
+    ended = "" if each.state == "gone" else f", ended by: {each.state}"
     return OtherProcessError(
         f"process {number} of {count} is gone",
-        got=f"{each.process}, last seen {each.seen:.0f} s ago, {done}",
+        got=f"{each.process}, last seen {each.seen:.0f} s ago, {done}{ended}",
         hint="run the same command again: what is done is not done again",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -45,7 +46,8 @@ class Relocation:
     def back(self, text: str) -> str:
         """A text that names places as it would name them there."""
         for old, new in self.roots:
-            text = text.replace(new, old)
+            # Whole names alone: /data is no beginning of /database, and nothing of /my/data.
+            text = re.sub(rf"(?<![\w./:-]){re.escape(new)}(?![\w.-])", lambda _, old=old: old, text)
         return text
 
 

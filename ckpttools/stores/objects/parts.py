@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.stores.at_once import in_threads, writes_at_once
+from ckpttools.stores.base import Status
 from ckpttools.stores.objects.client import Bucket
 from ckpttools.stores.objects.lock import Lock, is_live, process_of
 from ckpttools.stores.objects.writing import TakenError, put, read
@@ -90,11 +91,8 @@ def members(
     Raises:
         StorageError: the store reports an error.
     """
-    found = list(bucket.objects_below(f"{partial}/{PARTS}") or ())
-    contents = in_threads(writes_at_once(), lambda each: read(bucket, f"{partial}/{PARTS}/{each[0]}"), found)
     listed: list[Member] = []
-    for (token, status), content in zip(found, contents, strict=True):
-        said = _parsed(content[0]) if content else {}
+    for token, status, said in _read_all(bucket, partial):
         share, seen = share_of(said.get("share")), (status.modified or 0) / 1e9
         if share is None or said.get("plan") != plan:
             continue
@@ -115,14 +113,18 @@ def at_work(bucket: Bucket, partial: str, now: float | None = None) -> Iterator[
         bucket, partial, now: as of `members`.
     """
     now = time.time() if now is None else now
-    found = list(bucket.objects_below(f"{partial}/{PARTS}") or ())
-    # As long as they are read nobody else comes in: a job may have had a thousand.
-    contents = in_threads(WRITES_AT_ONCE, lambda each: read(bucket, f"{partial}/{PARTS}/{each[0]}"), found)
-    for (_, status), content in zip(found, contents, strict=True):
-        said = _parsed(content[0]) if content else {}
+    for _, status, said in _read_all(bucket, partial):
         share = share_of(said.get("share"))
         if share and "ended" not in said and is_live(said, now - (status.modified or 0) / 1e9):
             yield f"part {share.name}: {process_of(said)}"
+
+
+def _read_all(bucket: Bucket, partial: str) -> Iterator[tuple[str, Status, dict[str, Any]]]:
+    """Name, status and content of the object of each process: a job may have had a thousand."""
+    found = list(bucket.objects_below(f"{partial}/{PARTS}") or ())
+    contents = in_threads(writes_at_once(), lambda each: read(bucket, f"{partial}/{PARTS}/{each[0]}"), found)
+    for (token, status), content in zip(found, contents, strict=True):
+        yield token, status, _parsed(content[0]) if content else {}
 
 
 def _parsed(content: bytes) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""What process 0 of a job makes of what the others say, and of what the destination shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ckpttools.api.standing import PartStanding
+from ckpttools.api.together import Job, _are_done, _heeding
+from ckpttools.core.errors import OtherProcessError
+from ckpttools.plan.dealing import Part
+from ckpttools.run.events import Publishing
+
+ONE = PartStanding("1/3", "process 1 on pod-1", "done", 7, 7, 70, 70, 1.0, None, 3.0, "a")
+TWO = replace(ONE, part="2/3", process="process 1 on pod-2", token="b")
+HERE = {1: ONE.process, 2: TWO.process}
+
+
+class Notes:
+    """A coordination service of one process."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, str] = {}
+
+    def key_value_dir_get(self, topic):
+        return [(key, value) for key, value in self.said.items() if key.startswith(topic)]
+
+    def key_value_set(self, key, value):
+        self.said[key] = value
+
+
+@pytest.fixture
+def job():
+    return Job(Part(0, 3), Notes())
+
+
+def other(job, number):
+    return Job(Part(number, 3), job.client)
+
+
+def test_a_process_that_has_done_all_is_not_gone_before_it_says_so(job):
+    assert not _are_done(job, [ONE], HERE, ())
+    assert _are_done(job, [ONE, TWO], HERE, ())
+    other(job, 2).note("done", "yes")
+    assert _are_done(job, [ONE, replace(TWO, state="gone")], HERE, ())
+    assert not _are_done(job, [replace(ONE, state="at work")], HERE, ())
+
+
+def test_what_has_ended_one_is_said(job):
+    with pytest.raises(OtherProcessError, match="process 1 of 3 is gone") as failed:
+        _are_done(job, [replace(ONE, state="the disk is full", tasks_done=3)], HERE, ())
+    assert "with 3 of 7 tasks done, ended by: the disk is full" in str(failed.value.got)
+
+
+def test_one_of_an_earlier_job_with_the_same_name_is_not_taken_for_it(job):
+    """An Indexed Job starts pods again with the same host names, in which it is process 1 again."""
+    gone = replace(ONE, state="gone")
+    with pytest.raises(OtherProcessError):
+        _are_done(job, [gone], HERE, ())
+    assert not _are_done(job, [gone], HERE, {gone.token})
+    assert not _are_done(job, [replace(gone, part="1/4")], HERE, ())
+
+
+def test_process_0_gives_up_its_own_part_when_another_has(job, monkeypatch):
+    from ckpttools.api import together
+
+    monkeypatch.setattr(together, "_LOOK_SECONDS", 0.0)
+    seen: list[object] = []
+    observe = _heeding(job, seen.append)
+    observe(Publishing())
+    other(job, 2).note("failed", "the disk is full")
+    with pytest.raises(OtherProcessError, match="process 2 of 3 could not do its part"):
+        observe(Publishing())
+    assert len(seen) == 1
