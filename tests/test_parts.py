@@ -486,6 +486,29 @@ class TestSources:
         assert list((tmp_path / "disk" / "out").glob("*.safetensors"))
         assert Path.cwd() == Path("/")
 
+    def test_the_directory_in_which_a_plan_was_made_need_not_be_there(self, model, tmp_path, monkeypatch):
+        (tmp_path / "work").mkdir()
+        monkeypatch.chdir(tmp_path / "work")
+        words = (
+            "convert",
+            "maxtext-to-hf",
+            os.path.relpath(MAXTEXT),
+            "../out",
+            f"--like={os.path.relpath(HF)}",
+        )
+        planned(tmp_path / "plan", *words)
+        monkeypatch.chdir("/")
+        (tmp_path / "work").rmdir()
+        run("run", tmp_path / "plan", "--part", "0/1")
+        run("run", tmp_path / "plan", "--publish")
+        assert list((tmp_path / "out").glob("*.safetensors"))
+        assert not (tmp_path / "work").exists()
+
+    def test_another_kind_of_store_takes_another_plan(self, plan, gcs, tmp_path):
+        root = ("--root", f"{tmp_path / 'disk' / 'out'}=gs://{gcs.bucket}/out")
+        for words in (("--part", "0/1"), ("--publish",), ("--status",)):
+            assert "the plan was made for file://" in refused(plan, *words, *root)
+
     def test_another_model_of_the_same_size_is_not_taken_for_it(self, plan, model, tmp_path):
         moved = tmp_path / "elsewhere"
         shutil.move(model.parent, moved)

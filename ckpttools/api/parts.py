@@ -11,6 +11,7 @@ from functools import partial
 from ckpttools.api.beside import check_beside
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.published import Published, check_unpublished, note_published, published_at
+from ckpttools.array.fingerprint import identity
 from ckpttools.array.lazy import ByteSource
 from ckpttools.core.budget import BASE_BYTES, does_not_fit
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, FormatError, UsageError
@@ -24,6 +25,7 @@ from ckpttools.run.events import Observer, Receipt
 from ckpttools.run.executor import fingerprint, source_of
 from ckpttools.run.parts import PartReceipt, execute_part, numbers_of
 from ckpttools.stores.base import Costs
+from ckpttools.stores.memory import Bytes
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import LockedError, Purpose, staging_of
@@ -302,9 +304,8 @@ def _replanned(file: PlanFile, relocation: Relocation, replan: Replan) -> Prepar
     prepared = replan(file.header, relocation)
 
     def identify(source: ByteSource) -> tuple[str, str]:
-        place = parse(source.path)
-        known = there.get(str(place.absolute()))
-        return (known.real, known.version) if known else (str(place.resolve()), source.version)
+        known = None if isinstance(source, Bytes) else there.get(str(parse(source.path).absolute()))
+        return (known.real, known.version) if known else identity(source)
 
     conversion = prepared.conversion
     if fingerprint(conversion.plan, conversion.writer, identify, relocation.back) != file.header.plan:

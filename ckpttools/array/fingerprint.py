@@ -10,6 +10,7 @@ from typing import TypeAlias
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked, Constant, Decoded, Held, Stored, distinct, inner
 from ckpttools.core.region import grid_indices
+from ckpttools.stores.memory import Bytes
 from ckpttools.stores.registry import parse
 
 # Fields of nodes that are made of others; the rest of their fields say how.
@@ -38,7 +39,8 @@ Identify: TypeAlias = Callable[[ByteSource], tuple[str, str]]
 
 def identity(source: ByteSource) -> tuple[str, str]:
     """A file's own name, however the path to it is written, and its version."""
-    return _file(source.path), source.version
+    # What an index holds is called after its array, wherever the process is.
+    return source.path if isinstance(source, Bytes) else _file(source.path), source.version
 
 
 class Describer:

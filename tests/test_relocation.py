@@ -1,0 +1,27 @@
+"""Places as another machine has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpttools.stores.relocation import Relocation
+
+HERE = Relocation.parse(["/data=/mnt/x"])
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("Writer(path='/mnt/x/a/b')", "Writer(path='/data/a/b')"),
+        ("Writer(path='/mnt/x')", "Writer(path='/data')"),
+        ("/mnt/x.old /mnt/x-2 /mnt/xy", "/mnt/x.old /mnt/x-2 /mnt/xy"),
+        ("/home/mnt/x/a gs://b/mnt/x", "/home/mnt/x/a gs://b/mnt/x"),
+    ],
+)
+def test_whole_beginnings_of_paths_go_back(said, meant):
+    assert HERE.back(said) == meant
+
+
+def test_paths_go_there_and_back():
+    assert HERE.there("/data/a") == "/mnt/x/a" and HERE.there("/database") == "/database"
+    assert HERE.word("--like=/data/a") == "--like=/mnt/x/a"
