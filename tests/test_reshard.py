@@ -102,6 +102,17 @@ class TestReshard:
         run("reshard", TRAINED, tmp_path / "out", "--mesh", "fsdp=2", "--compression", "zstd")
         assert digests(tmp_path / "out") == digests(TRAINED)
 
+    def test_rules_that_are_about_nothing_are_refused_or_said(self, tmp_path):
+        rules = tmp_path / "rules.toml"
+        rules.write_text('[arrays]\n"*/wo/kernel" = "P(\'tensor\')"\n"*/no/such" = "P(\'fsdp\')"\n')
+        words = ("reshard", MAXTEXT, tmp_path / "out", "--mesh", MESH, "--rules", rules)
+        refused = ckpt(*words)
+        assert refused.exit_code == 2 and "no array has a name" in refused.output, refused.output
+        assert "*/no/such" in refused.output and not (tmp_path / "out").exists()
+        rules.write_text('axes = [["mlp", "tensor"]]\n')
+        output = run(*words)
+        assert "no rule is about" in output and "logical axes without a rule: " in output, output
+
     def test_rules_of_a_file(self, tmp_path):
         rules = tmp_path / "rules.toml"
         rules.write_text("[arrays]\n\"*/wo/kernel\" = \"P('tensor', None, 'fsdp')\"\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,9 @@ from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.budget import parse_size
 from ckpttools.core.errors import ShapeError, UsageError
+from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
+from ckpttools.core.text import array_count, some
 from ckpttools.core.wording import option
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import writer_for, writer_options
@@ -57,7 +59,8 @@ def reshard(
         common: `ckpttools.api.convert.Changing`.
 
     Raises:
-        UsageError: no mesh or no rules, an axis that the mesh lacks, or chunks that are given as well.
+        UsageError: no mesh or no rules, an axis that the mesh lacks, a pattern that no array matches, or
+            chunks that are given as well.
         ShapeError: an axis that cannot be divided evenly over the mesh; lists the first.
         CheckpointError: as `ckpttools.convert`.
     """
@@ -76,7 +79,8 @@ def reshard(
             raise TypeError(f"{writer!r} does not write Orbax")
         grid = mesh_grid(tree, devices, made, most)
         found = replace(writer, chunks=GivenChunks(exact=grid.chunks), shardings=grid.shardings)
-        return plan_tree(tree, found, resources)
+        notes = tree.metadata.notes + Notes(remarks=tuple(_remarks(tree, made)))
+        return plan_tree(replace(tree, metadata=replace(tree.metadata, notes=notes)), found, resources)
 
     return prepare(plan, source, destination, **writing)
 
@@ -91,6 +95,25 @@ def _check(said: Mapping[str, object]) -> None:
                 f"{option(name)} and a mesh both say how arrays are stored",
                 hint=f"leave {option(name)} out: the chunks are those of the mesh",
             )
+
+
+def _remarks(tree: Tree, rules: Rules) -> Iterator[str]:
+    """What the user should know of rules that are about few arrays."""
+    names = axis_names(tree)
+    others = [
+        path
+        for path, array in tree.arrays.items()
+        if len(array.shape) > 1 and not rules.applies(path, names.get(path, ()))
+    ]
+    if not others:
+        return
+    known = {logical for logical, _ in rules.axes}
+    axes = {
+        "/".join(each) for path in others for each in names.get(path, ()) if each and known.isdisjoint(each)
+    }
+    said = f"; logical axes without a rule: {', '.join(sorted(axes))}" if axes else ""
+    listed = some([spelled(path) for path in others])
+    yield f"no rule is about {array_count(others)}, of which every device has all: {listed}{said}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +139,11 @@ def mesh_grid(tree: Tree, mesh: MeshShape, rules: Rules, most: int | None = None
         most: bytes of a chunk at most; None for 64 MiB.
 
     Raises:
-        UsageError: a rule names an axis that the mesh lacks.
+        UsageError: a rule names an axis that the mesh lacks, or a pattern that no array matches.
         ShapeError: an axis of an array cannot be divided evenly.
     """
     rules.check(mesh)
+    rules.check_patterns(tree.arrays)
     names = axis_names(tree)
     chunks: dict[Path, Shape] = {}
     shardings: dict[Path, Sharding] = {}

@@ -51,6 +51,18 @@ class Rules:
             needed = tuple(name for name in axes if name not in self.absent)
             require_axes((needed,), mesh, f"{self.name}: {logical}")
 
+    def check_patterns(self, paths: Iterable[Path]) -> None:
+        """Raises UsageError if a pattern names no array."""
+        known = list(paths)
+        for pattern, _ in self.arrays:
+            if not any(first_match(path, (pattern,)) for path in known):
+                raise UsageError(
+                    "no array has a name that this pattern of rules matches",
+                    place=self.name,
+                    got=pattern,
+                    hint="ckpt inspect tree lists the names",
+                )
+
     def spec(self, path: Path, axes: AxisNames, mesh: MeshShape) -> Spec:
         """The partition spec of an array.
 
