@@ -64,6 +64,7 @@ STEP = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
         ({**SLURM, "SLURM_ARRAY_TASK_STEP": "2"}, None, Part(3, 4)),
         (SLURM, 64, Part(7, 64)),  # one of an array of 64 that is done again
         ({**STEP, "SLURM_STEP_NUM_TASKS": "8"}, None, Part(3, 8)),
+        ({**SLURM, **STEP, "SLURM_STEP_NUM_TASKS": "1"}, 8, Part(7, 8)),
     ],
 )
 def test_the_engine_says_which_part(environment, count, part):
@@ -77,6 +78,7 @@ def test_the_engine_says_which_part(environment, count, part):
         ({"JOB_COMPLETION_INDEX": "3"}, None, "nothing how many there are"),
         ({"JOB_COMPLETION_INDEX": "8"}, 8, "there is no part 8 of 8"),
         ({"JOB_COMPLETION_INDEX": "x"}, 8, "is no number"),
+        ({**SLURM, **STEP, "SLURM_STEP_NUM_TASKS": "8"}, None, "both number this process"),
         (STEP, None, "nothing says which part"),  # a batch script, not a step of srun
     ],
 )

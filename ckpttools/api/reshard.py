@@ -108,9 +108,8 @@ def _remarks(tree: Tree, rules: Rules) -> Iterator[str]:
     if not others:
         return
     known = {logical for logical, _ in rules.axes}
-    axes = {
-        "/".join(each) for path in others for each in names.get(path, ()) if each and known.isdisjoint(each)
-    }
+    of_others = (each for path in others for each in names.get(path, ()))
+    axes = {"/".join(each) for each in of_others if each and known.isdisjoint(each)}
     said = f"; logical axes without a rule: {', '.join(sorted(axes))}" if axes else ""
     listed = some([spelled(path) for path in others])
     yield f"no rule is about {array_count(others)}, of which every device has all: {listed}{said}"

@@ -47,8 +47,9 @@ def part_here(count: int | None = None, environment: Mapping[str, str] = os.envi
         environment: its variables.
 
     Raises:
-        UsageError: nothing says which part, or how many there are.
+        UsageError: nothing says which part, or how many there are; or two say different things.
     """
+    _check_one_of(environment)
     for engine in ENGINES:
         if engine.number in environment and (
             count is not None or engine.count in environment or not engine.count
@@ -60,6 +61,18 @@ def part_here(count: int | None = None, environment: Mapping[str, str] = os.envi
         wanted=f"{option('part', 'I/N')}, or one of these variables",
         hint="`--part 0/1` does all that is left",
     )
+
+
+def _check_one_of(environment: Mapping[str, str]) -> None:
+    """Raises UsageError for several processes of a task of a job array, which all have its number."""
+    steps = environment.get("SLURM_STEP_NUM_TASKS", "1")
+    if "SLURM_ARRAY_TASK_ID" in environment and steps != "1":
+        raise UsageError(
+            "a job array and a step of srun both number this process",
+            got=f"SLURM_ARRAY_TASK_ID={environment['SLURM_ARRAY_TASK_ID']} and {steps} tasks of srun",
+            wanted="one process in each task of the array",
+            hint=f"start it without srun, or say which part it does: {option('part', 'I/N')}",
+        )
 
 
 def _part(engine: Engine, count: int | None, environment: Mapping[str, str]) -> Part:

@@ -47,7 +47,8 @@ class Relocation:
         """A text that names places as it would name them there."""
         for old, new in self.roots:
             # Whole names alone: /data is no beginning of /database, and nothing of /my/data.
-            text = re.sub(rf"(?<![\w./:-]){re.escape(new)}(?![\w.-])", lambda _, old=old: old, text)
+            begins = re.compile(rf"(?<![\w./:-]){re.escape(new)}(?![\w.-])")
+            text = old.join(begins.split(text))
         return text
 
 
