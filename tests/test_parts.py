@@ -407,6 +407,14 @@ class TestAfterPublishing:
         assert [each.returncode for each in both] == [0, 0], said
         assert parse(destination).exists() and not parse(f"{destination}.partial").exists()
 
+    def test_where_nothing_can_be_noted_beside_the_plan_that_is_said(self, tmp_path):
+        out = tmp_path / "out"
+        plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, out, *PIECES)
+        (tmp_path / "plan.published").mkdir()
+        output = run("run", plan, "--part", "0/1", "--publish")
+        assert "parts run again will be refused" in output and "13 arrays" in output
+        assert "exists" in refused(plan, "--part", "0/1")
+
     def test_what_is_not_there_any_more_or_another_is_not_taken_for_it(self, tmp_path):
         out = tmp_path / "out"
         plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, out, *PIECES)

@@ -382,8 +382,10 @@ def _conclude(file: PlanFile, destination: Place, warn: Callable[[str], None]) -
     try:
         note_published(file, destination)
     except CheckpointError as error:
-        why = f"nothing can be noted beside the plan: {error.message}"
-        warn(f"note     parts that are run again will be refused, as {why}")
+        why = error.got or error.message
+        warn(
+            f"note     parts that are run again will be refused: nothing can be put beside {file.place}: {why}"
+        )
 
 
 def standing_of(header: Header, destination: Place) -> Standing:
