@@ -383,9 +383,7 @@ def _conclude(file: PlanFile, destination: Place, warn: Callable[[str], None]) -
         note_published(file, destination)
     except CheckpointError as error:
         why = error.got or error.message
-        warn(
-            f"note     parts that are run again will be refused: nothing can be put beside {file.place}: {why}"
-        )
+        warn(f"note     parts run again will be refused: nothing can be put beside {file.place}: {why}")
 
 
 def standing_of(header: Header, destination: Place) -> Standing:

@@ -35,6 +35,7 @@ from ckpttools.sharding.save_grid import keeping_shardings
 from ckpttools.sharding.save_layout import OwnedWriter
 from ckpttools.sharding.save_leaves import holders, is_shared, tree_of, with_own_holders
 from ckpttools.sharding.save_processes import Processes
+from ckpttools.sharding.save_shards import Shards
 from ckpttools.sharding.save_together import Together, check_dealt
 from ckpttools.stores.registry import Where, parse
 
@@ -290,6 +291,9 @@ class PreparedSave(Prepared):
             SourceChangedError: JAX has deleted one.
         """
         processes = _processes_of(self.plan.tree)
+        for holder in holders(self.plan.tree):
+            if isinstance(holder, Shards):
+                holder.look_again()
         if processes is None:
             self._check_held()
             return Prepared.run(self, observe)

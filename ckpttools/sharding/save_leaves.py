@@ -235,7 +235,8 @@ def _held(name: str, leaf: Any) -> LazyArray:
         array = np.asarray(leaf)
         dtype = _dtype(name, array.dtype)
         shard = Shard(Region.whole(array.shape), array)
-        return Held(array.shape, dtype, Shards(name, dtype, [shard], version_of_elements(array)))
+        version = version_of_elements(array)
+        return Held(array.shape, dtype, Shards(name, dtype, [shard], version, elements=array))
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not hasattr(leaf, "__array__"):
         return Held(tuple(leaf.shape), _dtype(name, np.dtype(leaf.dtype)), Abstract(name))
     raise UsageError(

@@ -15,7 +15,7 @@ from ckpttools.array.views import subview
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.core.region import Region, Shape, split_to
-from ckpttools.sharding.save_versions import version_of
+from ckpttools.sharding.save_versions import version_of, version_of_elements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +95,7 @@ class Shards:
         version: str,
         owners: Sequence[tuple[int, Region]] = (),
         sharding: jax.sharding.Sharding | None = None,
+        elements: np.ndarray | None = None,
     ) -> None:
         """
         Args:
@@ -104,9 +105,11 @@ class Shards:
             version: see `Holder.version`.
             owners: the processes that save the array, each with a box; none if one process has all of it.
             sharding: of the array, where it is one of JAX.
+            elements: all of them, where they may change and `version` is theirs.
         """
         self._name, self._dtype, self._shards = name, dtype, tuple(shards)
         self.version, self.owners, self.sharding = version, tuple(owners), sharding
+        self._elements = elements
         self._is_let_go = False
 
     @property
@@ -147,6 +150,11 @@ class Shards:
             if not isinstance(shard.data, np.ndarray):
                 refuse_deleted(self._name, shard.data)
 
+    def look_again(self) -> None:
+        """Has `version` tell what the elements are now; numpy's may have changed since it was made."""
+        if self._elements is not None:
+            self.version = version_of_elements(self._elements)
+
     def read_into(self, region: Region, out: np.ndarray) -> None:
         """Writes the elements of a region into `out`, as carriers.
 
@@ -173,12 +181,14 @@ class Shards:
 
     def again(self) -> Shards:
         """Another holder of the same elements, which can be copied and let go without this one."""
-        return Shards(self._name, self._dtype, self._shards, self.version, self.owners, self.sharding)
+        shards, known = self._shards, (self.owners, self.sharding, self._elements)
+        return Shards(self._name, self._dtype, shards, self.version, *known)
 
     def copy_to_host(self) -> None:
         """Copies what is held to memory of this process, and lets go of what had it."""
         self.check()
         self._shards = tuple(Shard(shard.region, shard.copied()) for shard in self._shards)
+        self._elements = None
 
     def let_go(self) -> None:
         """Gives up what is held: it cannot be read any more."""
