@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command_line import ckpt, succeed
 from support.places import GOLDEN, HF, TRAINED
 
 import ckpttools
@@ -133,3 +136,38 @@ def test_the_tasks_of_all_parts_are_those_of_the_plan(tmp_path, count, scan):
         assert {file.path for file in opened.files} <= {str(HF / "model.safetensors")}
     told = [(task.path, task.region, task.bytes_in, task.bytes_out) for task in prepared.plan.tasks]
     assert [(task.path, task.region, task.bytes_in, task.bytes_out) for task in found] == told
+
+
+class TestHostilePlans:
+    """Plans that somebody has changed, with a checksum that is right."""
+
+    @pytest.fixture
+    def lines(self, tmp_path):
+        succeed("plan", "convert", "to-safetensors", HF, tmp_path / "out", "-o", tmp_path / "plan")
+        return (tmp_path / "plan").read_bytes().split(b"\n")[:-2]
+
+    def refused(self, tmp_path, lines):
+        whole = b"\n".join(lines) + b"\n"
+        (tmp_path / "plan").write_bytes(whole + hashlib.sha256(whole).hexdigest().encode() + b"\n")
+        done = ckpt("run", tmp_path / "plan", "--part", "0/1")
+        assert done.exit_code == 3, done.output
+        assert not (tmp_path / "out.partial").exists()
+        return done.output
+
+    @pytest.mark.parametrize("change", ["missing", "unknown", "kind"])
+    def test_a_header_that_is_none(self, tmp_path, lines, change):
+        kind, header, sizes = json.loads(lines[0])
+        if change == "missing":
+            del header["memory"]
+        elif change == "unknown":
+            header["other"] = 1
+        else:
+            header["tasks"] = "x"
+        lines[0] = json.dumps([kind, header, sizes], separators=(",", ":")).encode()
+        assert "does not say what a plan says" in self.refused(tmp_path, lines)
+
+    def test_a_file_outside_of_the_destination(self, tmp_path, lines):
+        changed = [line.replace(b"model.safetensors", b"../../evil.safetensors") for line in lines]
+        assert "outside of the destination" in self.refused(tmp_path, changed)
+        outside = [*lines[:7], *changed[7:]]
+        assert "outside of the destination" in self.refused(tmp_path, outside)

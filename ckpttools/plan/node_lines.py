@@ -30,7 +30,7 @@ from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape, grid_indices, grid_shape
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
-from ckpttools.stores.base import File
+from ckpttools.stores.base import File, is_inside
 
 # Rooms whose frozen dataclasses may be named in a line: functions of elements, codecs, and encoded chunks.
 _OPS = ("ckpttools.mapping.", "ckpttools.transforms.", "ckpttools.quantized.")
@@ -252,9 +252,12 @@ def placement_of(said: Any) -> Placement:
     }
     try:
         shape, itemsize, chunk, (kind, *home), codec = said
+        outside = [each for each in home if isinstance(each, str) and each and not is_inside(f"d/{each}")]
+        if outside or str(home[0]).startswith("/"):
+            raise ValueError(f"a file outside of the destination, {home}")
         made = None if codec is None else made_of(codec, _CODECS)
         return Placement(tuple(shape), itemsize, tuple(chunk), homes[kind](*home), made)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, IndexError) as error:
         raise FormatError("a line of a plan says no place", got=error) from error
 
 

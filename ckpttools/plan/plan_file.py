@@ -14,7 +14,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -34,7 +34,7 @@ from ckpttools.plan.node_lines import (
 )
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
-from ckpttools.stores.base import File
+from ckpttools.stores.base import File, is_inside
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
@@ -383,15 +383,30 @@ def decoded(data: bytes, place: object) -> PlanFile:
             got=f"{len(data)} bytes with another checksum",
             hint="copy it again, or make it again with ckpt plan",
         )
+    try:
+        return _made(lines, len(data), checksum.decode(), place if isinstance(place, Place) else None)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise FormatError(
+            "the plan does not say what a plan says",
+            place=place,
+            got=f"{type(error).__name__}: {error}",
+            hint="make it again with ckpt plan",
+        ) from error
+
+
+def _made(lines: Sequence[bytes], size: int, checksum: str, place: Place | None) -> PlanFile:
     _, header, sizes = json.loads(lines[0])
     sources, inline, groups, counts, files, heads = map(json.loads, lines[1:7])
+    for name in (*files, *heads):
+        if not is_inside(name):
+            raise ValueError(f"a file outside of the destination, {name!r}")
     return PlanFile(
-        Header(**{**header, "command": tuple(header["command"])}),
+        _header(header),
         tuple(PlannedSource(*each) for each in sources),
         tuple(groups),
-        len(data),
-        checksum.decode(),
-        place if isinstance(place, Place) else None,
+        size,
+        checksum,
+        place,
         None if counts is None else tuple(counts),
         files,
         {name: base64.b64decode(head) for name, head in heads.items()},
@@ -399,6 +414,16 @@ def decoded(data: bytes, place: object) -> PlanFile:
         tuple(sizes),
         lines[7:],
     )
+
+
+def _header(said: Mapping[str, Any]) -> Header:
+    """Raises TypeError where words of it are missing, unknown or of another type."""
+    for each in fields(Header):
+        kinds: Any = {"tuple[str, ...]": list, "int | None": (int, type(None)), "float": (int, float)}
+        kind = kinds.get(each.type, {"str": str, "int": int, "bool": bool}.get(str(each.type)))
+        if kind is not None and not isinstance(said[each.name], kind):
+            raise TypeError(f"{each.name} is {said[each.name]!r}")
+    return Header(**{**said, "command": tuple(said["command"])})
 
 
 def _list(line: bytes) -> Any:
