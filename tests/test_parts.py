@@ -236,10 +236,10 @@ class TestTogether:
         run("run", plan, "--publish")
 
     def test_the_same_tasks_are_not_done_twice_at_once(self, plan, destination, monkeypatch):
-        from ckpttools.stores.objects import lock, staging
+        from ckpttools.stores.objects import lock, shared_staging
 
         monkeypatch.setattr(lock, "RENEWED_SECONDS", 0.05)
-        monkeypatch.setattr(staging, "_LOOK_SECONDS", 0.2)
+        monkeypatch.setattr(shared_staging, "_LOOK_SECONDS", 0.2)
         with self.joined(plan, destination, 0, 2):
             assert "another process is at work on tasks of part 0/1" in refused(plan, "--part", "0/1")
         run("run", plan, "--part", "0/1")
@@ -289,8 +289,8 @@ class TestBeginning:
 
     def test_a_part_waits_as_long_as_another_prepares(self, destination, monkeypatch):
         """A large partial directory of another conversion takes its time to be deleted."""
-        from ckpttools.stores.local import staging as local
-        from ckpttools.stores.objects import staging as objects
+        from ckpttools.stores.local import shared_staging as local
+        from ckpttools.stores.objects import shared_staging as objects
 
         monkeypatch.setattr(local, "_PREPARED_SECONDS", 0.1)
         monkeypatch.setattr(objects, "_PREPARED_SECONDS", 0.1)
@@ -411,7 +411,7 @@ class TestAfterPublishing:
         out = tmp_path / "out"
         plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, out, *PIECES)
         (tmp_path / "plan.published").mkdir()
-        output = run("run", plan, "--part", "0/1", "--publish")
+        output = " ".join(run("run", plan, "--part", "0/1", "--publish").split())
         assert "parts run again will be refused" in output and "13 arrays" in output
         assert "exists" in refused(plan, "--part", "0/1")
 

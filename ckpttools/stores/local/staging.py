@@ -42,16 +42,14 @@ from ckpttools.stores.local.inventory import check_inventory, inventory
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.mounts import first_mount
 from ckpttools.stores.local.partial import CONTENT, JOURNAL, REMOVED, REPLACED, SUFFIX, is_staging
-from ckpttools.stores.local.parts import PartJournal, members, remove_parts
+from ckpttools.stores.local.parts import members, remove_parts
 from ckpttools.stores.local.store import STORE
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PLAN_MARK, LockedError, Purpose, Record, check_name
-from ckpttools.stores.shares import DONE, Share, Standing, check_free, named, prepared, published
+from ckpttools.stores.shares import named
 
 _LONGEST_MARK = 1 << 10
 _ATTEMPTS = 100
-# Who has prepared the directory makes its names durable before others come in.
-_PREPARED_SECONDS = 10.0
 
 
 def _nothing_more() -> None:
@@ -112,7 +110,7 @@ class LocalStaging:
 
     def is_published(self, plan: str) -> bool:
         """Whether a run of this plan has published all and was interrupted before it could say so."""
-        return _mark(self.destination) == plan and is_staging(self.directory)
+        return mark_of(self.destination) == plan and is_staging(self.directory)
 
     def is_complete(self, journal: Journal, plan: str) -> bool:
         """The same of what this plan's journal says, too."""
@@ -166,7 +164,7 @@ class LocalStaging:
                 make_directory(self.directory)
             except OSError as error:
                 raise storage_error("cannot create", error.filename or self.directory, error) from error
-            with _errors_of(self.directory):
+            with errors_of(self.directory):
                 self._refuse_foreign()
                 # Another process may just have finished here and removed its directory: once more.
                 with suppress(FileNotFoundError) if attempt < _ATTEMPTS else nullcontext():
@@ -177,7 +175,7 @@ class LocalStaging:
         try:
             return Journal(self.directory)
         except LockedError as error:
-            begun = self._looked_at()
+            begun = self.looked_at()
             at_work = named(members(self.directory, begun.plan)) if begun and begun.plan else ""
             if not at_work:
                 raise
@@ -188,67 +186,7 @@ class LocalStaging:
                 hint="wait until they are done: `ckpt run PLAN --status` tells of them",
             ) from error
 
-    @contextmanager
-    def joined(self, purpose: Purpose, nbytes: int, share: Share) -> Iterator[LocalPartWork]:
-        """Takes a share of the destination; see `SharedStaging`."""
-        journal = self._joined(purpose, nbytes)
-        try:
-            with _errors_of(self.directory):
-                check_free(share, members(self.directory, purpose.plan), self.directory)
-            own = PartJournal(self.directory, purpose.plan, share)
-            try:
-                yield self._part_work(journal, purpose.plan, own, share)
-                own.end(DONE)
-            except BaseException as error:
-                with suppress(OSError, StorageError):
-                    own.end(str(error).partition("\n")[0] or type(error).__name__)
-                raise
-            finally:
-                own.close()
-        finally:
-            journal.close()
-
-    def _part_work(self, journal: Journal, plan: str, own: PartJournal, share: Share) -> LocalPartWork:
-        """Raises LockedError if somebody else has begun on the same tasks at the same moment."""
-        with _errors_of(self.directory):
-            all_members = members(self.directory, plan)
-        others = (each for each in all_members if each.token != own.token)
-        check_free(share, others, self.directory)
-        records = [record for each in all_members for record in each.records]
-        return LocalPartWork(self, own, [*journal.records, *records])
-
-    def _joined(self, purpose: Purpose, nbytes: int) -> Journal:
-        """The journal of this plan, locked together with others; prepared by whoever comes first."""
-
-        def attempt() -> Journal | None:
-            journal = self._shared(purpose.plan)
-            if journal is None:
-                with self.opened(purpose, nbytes) as work:
-                    if work.is_complete:
-                        raise published(self.destination)
-            return journal
-
-        return prepared(attempt, lambda: self._is_preparing(purpose.plan), _PREPARED_SECONDS)
-
-    def _is_preparing(self, plan: str) -> bool:
-        """Whether the process that has this alone makes it the place of a plan."""
-        with _errors_of(self.directory):
-            found = self._looked_at()
-            return found is not None and found.preparing == plan
-
-    def _shared(self, plan: str) -> Journal | None:
-        """The journal, where all is prepared for the parts of a plan; None where it is not."""
-        with _errors_of(self.directory):
-            try:
-                journal = Journal(self.directory, "together")
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            if journal.plan == plan and _mark(self.content) == plan and not self.is_published(plan):
-                return journal
-            journal.close()
-            return None
-
-    def _looked_at(self) -> Journal | None:
+    def looked_at(self) -> Journal | None:
         """The journal as it is now; None if there is none."""
         try:
             found = Journal(self.directory, "looking")
@@ -256,17 +194,6 @@ class LocalStaging:
             return None
         found.close()
         return found
-
-    def standing(self, plan: str) -> Standing:
-        """How far a plan has come; see `SharedStaging`."""
-        with _errors_of(self.directory):
-            found = self._looked_at()
-            if found is None or found.plan is None:
-                return Standing(False)
-            if found.plan != plan:
-                return Standing(False, other=_described(found.purpose) if found.purpose else "")
-            is_published = found.publishing and self.is_published(plan)
-            return Standing(True, is_published, "", found.records, members(self.directory, plan))
 
     def _refuse_foreign(self) -> None:
         """Raises UsageError if the directory holds something, and that is not ours or lies elsewhere."""
@@ -291,7 +218,7 @@ class LocalStaging:
 
     def _recover(self, journal: Journal, purpose: Purpose, nbytes: int) -> None:
         """Brings what an earlier run left into a state that this one can go on from."""
-        with _errors_of(self.destination):
+        with errors_of(self.destination):
             if self.is_published(journal.plan or purpose.plan):
                 # Who gave it the name was stopped before this, or it failed.
                 self._sync_names()
@@ -317,7 +244,7 @@ class LocalStaging:
         place = self._removed
         is_known = journal.publishing or self.is_published(plan)
         is_directory = place.is_dir() and not place.is_symlink()
-        if is_directory and (is_known or _is_free(place) or _mark(place) is not None):
+        if is_directory and (is_known or _is_free(place) or mark_of(place) is not None):
             self._empty_removed()
         elif os.path.lexists(place):
             raise UsageError(
@@ -329,7 +256,7 @@ class LocalStaging:
 
     def _refuse_unmarked(self) -> None:
         """Raises UsageError if something is where the checkpoint grows that is not ours."""
-        is_marked = not self.content.is_symlink() and _mark(self.content) is not None
+        is_marked = not self.content.is_symlink() and mark_of(self.content) is not None
         if not is_marked and not _is_free(self.content):
             raise UsageError(
                 f"{self.content} is not what a conversion left there: it has no {PLAN_MARK}",
@@ -388,7 +315,7 @@ class LocalStaging:
         if not may_be_exchanged or _is_free(self.content):
             return None
         # What grows here is marked from the beginning.
-        return self.content if _mark(self.content) is None else None
+        return self.content if mark_of(self.content) is None else None
 
     def _anothers(self, journal: Journal, purpose: Purpose) -> UsageError:
         begun = journal.purpose
@@ -407,16 +334,16 @@ class LocalStaging:
             go_on = f"to go on with it, {_again(begun)}"
         return UsageError(
             f"{self.directory} holds the beginning of {what}",
-            got=_described(begun),
-            wanted=_described(purpose),
+            got=described(begun),
+            wanted=described(purpose),
             hint=f"{go_on}; to give it up, {discard}",
         )
 
     def _begin(self, journal: Journal, purpose: Purpose) -> None:
         """Makes the directory this plan's, with what was done of it or empty."""
         plan = purpose.plan
-        with _errors_of(self.directory):
-            if journal.plan != plan or _mark(self.content) != plan:
+        with errors_of(self.directory):
+            if journal.plan != plan or mark_of(self.content) != plan:
                 if journal.purpose is not None:
                     # What is there may be large, and others wait for this plan.
                     journal.note_preparing(plan)
@@ -437,7 +364,7 @@ class LocalStaging:
         Raises:
             StorageError: that is not possible.
         """
-        with _errors_of(self.directory):
+        with errors_of(self.directory):
             remove_parts(self.directory)
             self._remove(self.content)
         if journal.purpose is not None:
@@ -450,7 +377,7 @@ class LocalStaging:
             DestinationExistsError: somebody else has taken the name meanwhile.
             StorageError, NoSpaceError: the system reports an error.
         """
-        with _errors_of(self.destination):
+        with errors_of(self.destination):
             sync_tree(self.content)
             self._check_taken()
             journal.note_publishing(inventory(self.content))
@@ -502,7 +429,7 @@ class LocalStaging:
         Raises:
             StorageError: that is not possible.
         """
-        with _errors_of(self.directory):
+        with errors_of(self.directory):
             remove_parts(self.directory)
             _unmark(self.destination)
             journal.remove()
@@ -541,7 +468,7 @@ class LocalWork:
 
     @property
     def records(self) -> Sequence[Record]:
-        with _errors_of(self.staging.directory):
+        with errors_of(self.staging.directory):
             parts = members(self.staging.directory, self.plan)
         return [*self.journal.records, *(record for each in parts for record in each.records)]
 
@@ -561,39 +488,7 @@ class LocalWork:
         self.staging.conclude(self.journal)
 
 
-@dataclass(frozen=True, slots=True)
-class LocalPartWork:
-    """A staging directory in which this process does a share; see `shares.PartWork`.
-
-    Attributes:
-        staging: the directory.
-        own: what this process enters.
-        records: what all had entered when it began.
-    """
-
-    staging: LocalStaging
-    own: PartJournal
-    records: Sequence[Record]
-
-    @property
-    def token(self) -> str:
-        return self.own.token
-
-    @property
-    def content(self) -> Place:
-        return Place(STORE, str(self.staging.content))
-
-    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
-        return LocalDataFiles(self.staging.content, sizes, heads, is_alone=False)
-
-    def enter(self, records: Iterable[Record]) -> None:
-        self.own.enter(records)
-
-    def discard(self) -> None:
-        self.own.discard()
-
-
-def _described(purpose: Purpose) -> str:
+def described(purpose: Purpose) -> str:
     """What a conversion is, in words."""
     of = f"the conversion of {purpose.source}, " if purpose.source else ""
     by = f"by `{purpose.command}` in {purpose.directory}, " if purpose.command else ""
@@ -608,7 +503,7 @@ def _again(purpose: Purpose) -> str:
 
 
 @contextmanager
-def _errors_of(place: Path) -> Iterator[None]:
+def errors_of(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -657,7 +552,7 @@ def _unmark(place: Path) -> None:
         sync_directory(place)
 
 
-def _mark(place: Path) -> str | None:
+def mark_of(place: Path) -> str | None:
     """The plan that a directory is marked with; None if it is not there or not marked.
 
     Raises:

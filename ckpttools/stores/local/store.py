@@ -16,7 +16,7 @@ from ckpttools.stores.local.file import LocalFile, read_whole, storage_error
 from ckpttools.stores.publishing import Purpose, Unfinished
 
 if TYPE_CHECKING:
-    from ckpttools.stores.local.staging import LocalStaging
+    from ckpttools.stores.local.shared_staging import SharedLocalStaging
     from ckpttools.stores.place import Place
 
 # As `pathlib` takes them for names of nothing: links in a circle, too.
@@ -133,10 +133,10 @@ class LocalStore(Store):
         with _writing(key):
             copy_parts(source, Path(key), parts)
 
-    def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> LocalStaging:
-        from ckpttools.stores.local.staging import LocalStaging
+    def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> SharedLocalStaging:
+        from ckpttools.stores.local.shared_staging import SharedLocalStaging
 
-        return LocalStaging(Path(key), overwrite, check_replaced)
+        return SharedLocalStaging(Path(key), overwrite, check_replaced)
 
     def unfinished(self, key: str) -> Unfinished | None:
         from ckpttools.stores.local.journal import purpose_at

@@ -16,8 +16,8 @@ from ckpttools.stores.base import FileKind, KeepsUploads
 from ckpttools.stores.objects.client import Bucket, Object, is_usable
 from ckpttools.stores.objects.data_files import ObjectDataFiles
 from ckpttools.stores.objects.journal import Entries, Inventory, Journal
-from ckpttools.stores.objects.lock import EXPIRED_SECONDS, PROBE, Lock, said_by, writer_of
-from ckpttools.stores.objects.parts import Claim, at_work, claimed, members
+from ckpttools.stores.objects.lock import EXPIRED_SECONDS, PROBE, Lock
+from ckpttools.stores.objects.parts import at_work
 from ckpttools.stores.objects.pending import PendingFiles
 from ckpttools.stores.objects.writing import copy, delete, mark, put_again, taken
 from ckpttools.stores.place import Place
@@ -31,18 +31,16 @@ from ckpttools.stores.publishing import (
     Record,
     check_name,
 )
-from ckpttools.stores.shares import PARTS, Member, Share, Standing, check_free, prepared, published
+from ckpttools.stores.shares import PARTS
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
 
+PREPARING = "preparing"
+"""What the lock of a part says that prepares a destination: for which plan."""
+
 # What says that a checkpoint is there is small, and goes before what is large.
 _SMALL = 1 << 20
-# Who has prepared this gives it back after a few requests.
-_PREPARED_SECONDS = 30.0
-# What the lock of a part says that prepares a destination: for which plan.
-_PREPARING = "preparing"
-_LOOK_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -121,13 +119,13 @@ class ObjectStaging:
 
     @contextmanager
     def opened(self, purpose: Purpose, nbytes: int = 0) -> Iterator[ObjectWork]:
-        with self._opened(purpose) as work:
+        with self.opened_for(purpose) as work:
             yield work
 
     @contextmanager
-    def _opened(self, purpose: Purpose, preparing: str = "") -> Iterator[ObjectWork]:
+    def opened_for(self, purpose: Purpose, preparing: str = "") -> Iterator[ObjectWork]:
         """As `opened`; `preparing` is the plan for whose parts it is done, if it is."""
-        said = {_PREPARING: preparing} if preparing else None
+        said = {PREPARING: preparing} if preparing else None
         with Lock(self.bucket, f"{self.partial}/{LOCK}", self.place, said) as lock:
             try:
                 self._refuse_beside_parts()
@@ -142,7 +140,7 @@ class ObjectStaging:
 
     def _refuse_beside_parts(self) -> None:
         """Raises LockedError if processes do shares; one that begins from now on finds the lock."""
-        found = list(at_work(self.bucket, self.partial, self._now()))
+        found = list(at_work(self.bucket, self.partial, self.now()))
         if found:
             raise LockedError(
                 "other processes are writing this checkpoint, each a part of it",
@@ -152,95 +150,10 @@ class ObjectStaging:
                 f"for {EXPIRED_SECONDS:.0f} s",
             )
 
-    def _now(self, name: str = LOCK) -> float:
+    def now(self, name: str = LOCK) -> float:
         """The time by the clock of the bucket, when an object of this process was written just now."""
         found = self.bucket.head(f"{self.partial}/{name}")
         return time.time() if found is None or found.modified is None else found.modified / 1e9
-
-    @contextmanager
-    def joined(self, purpose: Purpose, nbytes: int, share: Share) -> Iterator[ObjectPartWork]:
-        """Takes a share of the destination; see `SharedStaging`."""
-        self._prepare(purpose, nbytes)
-        self._wait_for_the_lost(purpose.plan, share)
-        with claimed(self.bucket, self.partial, self.place, purpose.plan, share) as claim:
-            journal = self._joined(purpose.plan, share, claim)
-            try:
-                yield ObjectPartWork(self, claim, journal, purpose.plan)
-            finally:
-                for key in (self.key, self.key + SUFFIX):
-                    self.store.forget(key)
-
-    def _prepare(self, purpose: Purpose, nbytes: int) -> None:
-        """Makes this a place for the parts of a plan, if no other part has done that."""
-
-        def attempt() -> Journal | None:
-            journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
-            if journal.purpose is not None and journal.purpose.plan == purpose.plan:
-                if journal.published is not None or journal.is_replacing:
-                    raise published(self.place)
-                return journal
-            with self._opened(purpose, purpose.plan):
-                return None
-
-        prepared(attempt, lambda: self._is_preparing(purpose.plan), _PREPARED_SECONDS)
-
-    def _is_preparing(self, plan: str) -> bool:
-        """Whether the process that has this alone makes it the place of a plan."""
-        return said_by(self.bucket, f"{self.partial}/{LOCK}").get(_PREPARING) == plan
-
-    def _joined(self, plan: str, share: Share, claim: Claim) -> Journal:
-        """The journal, looked at after it was said that this process is at work.
-
-        Raises:
-            LockedError: somebody else is.
-        """
-        ahead = self._now(f"{PARTS}/{claim.token}") - time.time()
-        # Who has prepared this gives it back a moment after its journal is there.
-        prepared(partial(self._refuse_owner, ahead), lambda: self._is_preparing(plan), 0.0)
-        now = time.time() + ahead
-        journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
-        if journal.purpose is None or journal.purpose.plan != plan or journal.published is not None:
-            raise LockedError(
-                "another process has just begun, or finished, to write this checkpoint", place=self.place
-            )
-        others = (each for each in self._members(journal, now) if each.token != claim.token)
-        check_free(share, others, self.place)
-        return journal
-
-    def _refuse_owner(self, ahead: float) -> bool:
-        """True, or raises LockedError where a process has this alone; `ahead` is the clock of the bucket."""
-        owner = writer_of(self.bucket, f"{self.partial}/{LOCK}", time.time() + ahead)
-        if owner:
-            raise LockedError("another process is writing this checkpoint", place=self.place, got=owner)
-        return True
-
-    def _wait_for_the_lost(self, plan: str, share: Share) -> None:
-        """Waits for processes that may be gone, until they are known to be, or give a sign of life."""
-        first: dict[str, float] = {}
-        while True:
-            journal = Journal(self.bucket, "", Purpose(plan))
-            met = [m for m in self._members(journal) if m.is_alive and m.share.meets(share)]
-            if any(first.setdefault(each.token, each.seen) != each.seen for each in met):
-                check_free(share, met, self.place)
-            if not met:
-                return
-            time.sleep(_LOOK_SECONDS)
-
-    def _members(self, journal: Journal, now: float | None = None) -> list[Member]:
-        plan = journal.purpose.plan if journal.purpose else ""
-        return members(self.bucket, self.partial, plan, journal.by_run, now)
-
-    def standing(self, plan: str) -> Standing:
-        """How far a plan has come; see `SharedStaging`."""
-        journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
-        if journal.purpose is None:
-            return Standing(False)
-        if journal.purpose.plan != plan:
-            return Standing(False, other=f"{journal.purpose.source}, plan {journal.purpose.plan[:12]}")
-        found = self._members(journal)
-        known = {each.token for each in found}
-        rest = [record for run, each in journal.by_run.items() if run not in known for record in each]
-        return Standing(True, journal.published is not None, "", rest, found)
 
     def _begun(self, journal: Journal, purpose: Purpose, lock: Lock) -> Journal:
         """The journal of this plan, with what was done of it or empty."""
@@ -509,53 +422,6 @@ class ObjectWork:
         # Whoever takes over here finds that nothing is left to do.
         self.lock.release()
         self.journal.remove_last()
-
-
-@dataclass
-class ObjectPartWork:
-    """A destination in a bucket in which this process does a share; see `ckpttools.stores.shares.PartWork`.
-
-    Attributes:
-        staging: the destination.
-        claim: what says so.
-        journal: as it was when the process began.
-        plan: fingerprint of the plan.
-    """
-
-    staging: ObjectStaging
-    claim: Claim
-    journal: Journal
-    plan: str
-    entries: Entries = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.entries = Entries(self.journal, self.claim.token)
-
-    @property
-    def token(self) -> str:
-        return self.claim.token
-
-    @property
-    def content(self) -> Place:
-        name = self.staging.key.partition("/")[0]
-        return Place(self.staging.store, f"{name}/{self.staging.content(self.journal)}")
-
-    @property
-    def records(self) -> Sequence[Record]:
-        self.staging.store.forget(self.content.key)
-        return self.journal.records
-
-    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> ObjectDataFiles:
-        staging, check = self.staging, self.claim.lock.check
-        staging.check_copied(self.journal, sizes)
-        return ObjectDataFiles(staging.bucket, staging.content(self.journal), sizes, heads, self.plan, check)
-
-    def enter(self, records: Iterable[Record]) -> None:
-        self.claim.lock.check()
-        self.entries.enter(records)
-
-    def discard(self) -> None:
-        self.entries.remove()
 
 
 def _small_first(found: Object) -> tuple[bool, int, int]:

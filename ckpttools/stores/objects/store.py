@@ -46,7 +46,7 @@ from ckpttools.stores.reads import Reads
 from ckpttools.stores.shares import PARTS
 
 if TYPE_CHECKING:
-    from ckpttools.stores.objects.staging import ObjectStaging
+    from ckpttools.stores.objects.shared_staging import SharedObjectStaging
 
 # What can be directly below where a conversion leaves its traces.
 _OURS = (LOCK, JOURNAL, CONTENT)
@@ -139,12 +139,12 @@ class ObjectStore(Store):
         replace(bucket, rest, content)
         self.forget(key)
 
-    def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> ObjectStaging:
+    def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> SharedObjectStaging:
         """See `Publishes`."""
-        from ckpttools.stores.objects.staging import ObjectStaging
+        from ckpttools.stores.objects.shared_staging import SharedObjectStaging
 
         bucket, rest = self._at(key)
-        return ObjectStaging(self, bucket, key, rest, overwrite, check_replaced)
+        return SharedObjectStaging(self, bucket, key, rest, overwrite, check_replaced)
 
     def unfinished(self, key: str) -> Unfinished | None:
         """See `Publishes`."""

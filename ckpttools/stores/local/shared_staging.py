@@ -1,0 +1,128 @@
+"""A directory in which several processes make one checkpoint: see `ckpttools.stores.shares`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from ckpttools.core.errors import StorageError
+from ckpttools.stores.local.data_files import LocalDataFiles
+from ckpttools.stores.local.journal import Journal
+from ckpttools.stores.local.parts import PartJournal, members
+from ckpttools.stores.local.staging import LocalStaging, described, errors_of, mark_of
+from ckpttools.stores.local.store import STORE
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import Purpose, Record
+from ckpttools.stores.shares import DONE, Share, Standing, check_free, prepared, published
+
+# Who has prepared the directory makes its names durable before others come in.
+_PREPARED_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLocalStaging(LocalStaging):
+    """The same for one process, or for several at once."""
+
+    @contextmanager
+    def joined(self, purpose: Purpose, nbytes: int, share: Share) -> Iterator[LocalPartWork]:
+        """Takes a share of the destination; see `SharedStaging`."""
+        journal = self._joined(purpose, nbytes)
+        try:
+            with errors_of(self.directory):
+                check_free(share, members(self.directory, purpose.plan), self.directory)
+            own = PartJournal(self.directory, purpose.plan, share)
+            try:
+                yield self._part_work(journal, purpose.plan, own, share)
+                own.end(DONE)
+            except BaseException as error:
+                with suppress(OSError, StorageError):
+                    own.end(str(error).partition("\n")[0] or type(error).__name__)
+                raise
+            finally:
+                own.close()
+        finally:
+            journal.close()
+
+    def _part_work(self, journal: Journal, plan: str, own: PartJournal, share: Share) -> LocalPartWork:
+        """Raises LockedError if somebody else has begun on the same tasks at the same moment."""
+        with errors_of(self.directory):
+            all_members = members(self.directory, plan)
+        others = (each for each in all_members if each.token != own.token)
+        check_free(share, others, self.directory)
+        records = [record for each in all_members for record in each.records]
+        return LocalPartWork(self, own, [*journal.records, *records])
+
+    def _joined(self, purpose: Purpose, nbytes: int) -> Journal:
+        """The journal of this plan, locked together with others; prepared by whoever comes first."""
+
+        def attempt() -> Journal | None:
+            journal = self._shared(purpose.plan)
+            if journal is None:
+                with self.opened(purpose, nbytes) as work:
+                    if work.is_complete:
+                        raise published(self.destination)
+            return journal
+
+        return prepared(attempt, lambda: self._is_preparing(purpose.plan), _PREPARED_SECONDS)
+
+    def _is_preparing(self, plan: str) -> bool:
+        """Whether the process that has this alone makes it the place of a plan."""
+        with errors_of(self.directory):
+            found = self.looked_at()
+            return found is not None and found.preparing == plan
+
+    def _shared(self, plan: str) -> Journal | None:
+        """The journal, where all is prepared for the parts of a plan; None where it is not."""
+        with errors_of(self.directory):
+            try:
+                journal = Journal(self.directory, "together")
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            if journal.plan == plan and mark_of(self.content) == plan and not self.is_published(plan):
+                return journal
+            journal.close()
+            return None
+
+    def standing(self, plan: str) -> Standing:
+        """How far a plan has come; see `SharedStaging`."""
+        with errors_of(self.directory):
+            found = self.looked_at()
+            if found is None or found.plan is None:
+                return Standing(False)
+            if found.plan != plan:
+                return Standing(False, other=described(found.purpose) if found.purpose else "")
+            is_published = found.publishing and self.is_published(plan)
+            return Standing(True, is_published, "", found.records, members(self.directory, plan))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPartWork:
+    """A staging directory in which this process does a share; see `shares.PartWork`.
+
+    Attributes:
+        staging: the directory.
+        own: what this process enters.
+        records: what all had entered when it began.
+    """
+
+    staging: LocalStaging
+    own: PartJournal
+    records: Sequence[Record]
+
+    @property
+    def token(self) -> str:
+        return self.own.token
+
+    @property
+    def content(self) -> Place:
+        return Place(STORE, str(self.staging.content))
+
+    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
+        return LocalDataFiles(self.staging.content, sizes, heads, is_alone=False)
+
+    def enter(self, records: Iterable[Record]) -> None:
+        self.own.enter(records)
+
+    def discard(self) -> None:
+        self.own.discard()
