@@ -71,3 +71,11 @@ def test_what_all_need_is_read_by_each_or_by_one(job):
     assert total <= once < 1.7 * total
     assert job[0]["broadcast"]["ways"]["float32/columns"] == "broadcast"
     assert job[1]["broadcast"]["read"] < job[0]["broadcast"]["read"]
+
+
+def test_what_goes_wrong_in_one_is_told_in_all(job):
+    for number, found in enumerate(job):
+        failed, differed = found["refused"]
+        assert "the disk is gone" in failed, "nobody waits for who cannot read"
+        assert ("another process could not do its part" in failed) == (number != 1)
+        assert "do not have the same plan of the load" in differed

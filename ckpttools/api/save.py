@@ -30,11 +30,11 @@ from ckpttools.maxtext.model_files import ModelFiles, companions_of, config_byte
 from ckpttools.plan.plan import Plan
 from ckpttools.roles.of_tree import roles
 from ckpttools.run.events import Observer, Receipt
+from ckpttools.sharding.processes import Processes
 from ckpttools.sharding.save_background import Saving, start
 from ckpttools.sharding.save_grid import keeping_shardings
 from ckpttools.sharding.save_layout import OwnedWriter
 from ckpttools.sharding.save_leaves import holders, is_shared, tree_of, with_own_holders
-from ckpttools.sharding.save_processes import Processes
 from ckpttools.sharding.save_shards import Shards
 from ckpttools.sharding.save_together import Together, check_dealt
 from ckpttools.stores.registry import Where, parse

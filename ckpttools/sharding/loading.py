@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ from ckpttools.sharding.exchange import (
 )
 from ckpttools.sharding.interleaved import Joint, joints
 from ckpttools.sharding.placing import Batches, Target
+from ckpttools.sharding.processes import Processes
 from ckpttools.sharding.request import Leaf, Request
 from ckpttools.sharding.routes import Way, way_of
 from ckpttools.sharding.scatter import Parts, Reading, read_parts
@@ -266,6 +268,8 @@ def loaded(wanted: Request, plan: LoadPlan, *, jobs: int | None, observe: Callab
     Raises:
         CheckpointError: an array cannot be read.
     """
+    processes = _agreed(plan)
+    shared = deque(route.leaf.name for route in plan.routes if route.way != "direct")
     values: dict[int, Any] = {}
     lost: dict[str, Counter[str]] = {}
 
@@ -275,7 +279,10 @@ def loaded(wanted: Request, plan: LoadPlan, *, jobs: int | None, observe: Callab
     reading = Reading(plan.memory, jobs, plan.staging, observe, losing)
     on_the_way: list[jax.Array] = []
     for group in _groups(plan.routes, plan.staging // 2):
-        made = list(_read(group, reading))
+        found = _parts(group, reading)
+        if processes is not None:
+            found = _with_all(found, group, shared, processes)
+        made = list(_arrays(group, found))
         # What was staged for the group before this one is free now, or will be before more is staged.
         _wait_for(on_the_way)
         on_the_way = [array for route, array in made if not route.stays]
@@ -286,6 +293,22 @@ def loaded(wanted: Request, plan: LoadPlan, *, jobs: int | None, observe: Callab
             values[id(leaf)] = leaf.number(leaf.array.read().reshape(()).item())
     _tell(lost)
     return wanted.filled([values[id(leaf)] for leaf in wanted.leaves])
+
+
+def _agreed(plan: LoadPlan) -> Processes | None:
+    """All processes, having planned the same; None where none waits for another.
+
+    Raises:
+        OtherProcessError: they have planned different things.
+    """
+    # Arrays on devices of this process alone may be loaded by it alone.
+    spread = [route for route in plan.routes if not route.leaf.target.sharding.is_fully_addressable]
+    if plan.processes == 1 or not spread:
+        return None
+    processes = Processes.of_job("load")
+    said = repr([(route.leaf.name, route.way, route.leaf.target.shape) for route in spread])
+    processes.all_same("plan of the load", hashlib.sha256(said.encode()).hexdigest())
+    return processes if any(route.way != "direct" for route in spread) else None
 
 
 def _tell(lost: Mapping[str, Mapping[str, int]]) -> None:
@@ -304,10 +327,10 @@ def _wait_for(arrays: list[jax.Array]) -> None:
         array.block_until_ready()
 
 
-def _read(routes: Sequence[Route], reading: Reading) -> Iterator[tuple[Route, jax.Array]]:
+def _arrays(routes: Sequence[Route], found: Iterator[tuple[int, Parts]]) -> Iterator[tuple[Route, jax.Array]]:
     """Arrays as they are read; what needs all processes in the order of the routes."""
     batches = Batches()
-    for number, parts in _parts(routes, reading):
+    for number, parts in found:
         route = routes[number]
         if route.way == "direct":
             yield from (
@@ -316,6 +339,31 @@ def _read(routes: Sequence[Route], reading: Reading) -> Iterator[tuple[Route, ja
         else:
             yield route, _together(route, parts)
     yield from ((routes[done], array) for done, array in batches.rest())
+
+
+def _with_all(
+    found: Iterator[tuple[int, Parts]], routes: Sequence[Route], shared: deque[str], processes: Processes
+) -> Iterator[tuple[int, Parts]]:
+    """The same, where all processes have read what they are to exchange next, or all learn which has not.
+
+    Args:
+        found: numbers of routes, with their parts.
+        routes: by number.
+        shared: names of all arrays that they will exchange, in their order; taken from as they come.
+        processes: all of them.
+    """
+    while True:
+        try:
+            number, parts = next(found)
+        except StopIteration:
+            return
+        except BaseException as error:
+            if shared:
+                processes.all_well(f"read {shared.popleft()}", error)
+            raise
+        if routes[number].way != "direct":
+            processes.all_well(f"read {shared.popleft()}", None)
+        yield number, parts
 
 
 def _joints(routes: Sequence[Route]) -> list[Joint]:

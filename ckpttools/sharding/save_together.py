@@ -26,10 +26,10 @@ from ckpttools.plan.task import Task
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.run.executor import fingerprint
 from ckpttools.run.parts import PartReceipt, execute_part
+from ckpttools.sharding.processes import Processes
 from ckpttools.sharding.save_layout import owned_chunks, owners_of
 from ckpttools.sharding.save_leaves import has_parts_elsewhere, holders
 from ckpttools.sharding.save_makers import Makers
-from ckpttools.sharding.save_processes import Processes
 from ckpttools.sharding.save_shards import ALONE, Shards
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Purpose, staging_of

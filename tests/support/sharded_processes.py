@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import numpy as np
 import ckpttools
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.stores.local.file import LocalFile
 from ckpttools.testing.strategies import stored
 from support.places import HF
 from support.sharded_checks import by_path, counted, fitting, mesh_of, nest, same
@@ -69,10 +72,44 @@ def run(directory: Path, processes: int) -> dict[str, Any]:
             "exchanged": plan.bytes_exchanged,
             "ways": {each.path: each.way for each in plan.array_list},
         }
+    found["refused"] = [failing(source, over_columns), differing(source, over_columns)]
     found["total"] = tree.nbytes
     if processes == 2:
         into_maxtext()
     return found
+
+
+def failing(source: Path, rules: dict[str, str]) -> str:
+    """What is said where one process cannot read what all are to exchange; they go on with other loads."""
+    import jax
+
+    prepared = ckpttools.load.plan(source, rules=rules, mesh="tensor=8")
+    reader = LocalFile.read_into
+
+    def broken(file: Any, offset: int, out: Any) -> None:
+        raise StorageError("the disk is gone")
+
+    LocalFile.read_into = broken if jax.process_index() == 1 else reader  # type: ignore[method-assign]
+    try:
+        return said_by(prepared.run)
+    finally:
+        LocalFile.read_into = reader  # type: ignore[method-assign]
+
+
+def differing(source: Path, rules: dict[str, str]) -> str:
+    """What is said where processes have planned different things."""
+    import jax
+
+    most = 1.5 if jax.process_index() else math.inf
+    return said_by(lambda: ckpttools.load(source, rules=rules, mesh="tensor=8", max_over_read=most))
+
+
+def said_by(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except CheckpointError as error:
+        return str(error)
+    return "nothing"
 
 
 def into_maxtext() -> None:

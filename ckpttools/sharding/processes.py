@@ -1,11 +1,13 @@
 """The processes of a JAX job, as they come to agree: by JAX's coordination service, never by its devices.
 
-What a save waits for in a thread of its own must not come between what the job computes on its devices.
+What a save waits for in a thread of its own must not come between what the job computes on its devices; and
+who has failed to read must say so before the others wait for it in a computation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
@@ -16,18 +18,18 @@ from ckpttools.core.errors import OtherProcessError, UsageError
 # heartbeats tell, and end the others.
 _PATIENCE_MS = 10_000
 T = TypeVar("T")
-_numbers = count()
+_numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The processes that save one tree.
+    """The processes that save or load one tree.
 
     Attributes:
         number: of this process.
         count: how many there are.
         client: of the coordination service.
-        name: of the save, the same in all processes: saves are made in the same order everywhere.
+        name: of the call, the same in all processes: calls are made in the same order everywhere.
     """
 
     number: int
@@ -36,8 +38,8 @@ class Processes:
     name: str
 
     @classmethod
-    def of_job(cls) -> Processes:
-        """All processes of the job, for one more save.
+    def of_job(cls, kind: str = "save") -> Processes:
+        """All processes of the job, for one more call of a kind.
 
         Raises:
             UsageError: they have nothing by which they could talk.
@@ -52,7 +54,9 @@ class Processes:
                 got=f"{jax.process_count()} processes without a coordination service",
                 hint="call jax.distributed.initialize() first, in every process",
             )
-        return cls(jax.process_index(), jax.process_count(), client, f"ckpttools/save/{next(_numbers)}")
+        return cls(
+            jax.process_index(), jax.process_count(), client, f"ckpttools/{kind}/{next(_numbers[kind])}"
+        )
 
     def told(self, topic: str, say: Callable[[], str]) -> str:
         """What process 0 says, in all processes; asked of no other."""
@@ -101,7 +105,21 @@ class Processes:
             raise OtherProcessError(
                 "another process could not do its part",
                 got=wrong,
-                hint="what was done stays; see what that process says",
+                hint="see what that process says",
+            )
+
+    def all_same(self, topic: str, said: str) -> None:
+        """Raises OtherProcessError if the processes do not say the same."""
+        every = self.gathered(topic, said)
+        wrong = self.told(
+            f"{topic} compared",
+            lambda: ", ".join(str(number) for number, each in enumerate(every) if each != every[0]),
+        )
+        if wrong:
+            raise OtherProcessError(
+                f"the processes of the job do not have the same {topic}",
+                got=f"another one in process {wrong} than in process 0",
+                hint="make the same call in all of them, with the same memory, of the same checkpoint",
             )
 
     def _put(self, topic: str, text: str) -> None:
@@ -117,7 +135,7 @@ class Processes:
                     raise OtherProcessError(
                         "the processes of the job do not hear each other any more",
                         got=str(error).partition("\n")[0],
-                        hint="nothing has the name of the destination yet; see which process has ended",
+                        hint="see which process has ended, and what it says; what it was to do is not done",
                     ) from error
                 continue
             return value[1:]
