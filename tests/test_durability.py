@@ -16,7 +16,7 @@ import pytest
 from support.stored_trees import ARRAYS, EVERYTHING
 
 from ckpttools.api.conversion import Conversion
-from ckpttools.api.save import plan_tree
+from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.codecs.zstd import Zstd
 from ckpttools.formats.base import Writer

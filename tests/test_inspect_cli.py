@@ -131,6 +131,7 @@ class TestJson:
             "mesh": [["fsdp", 4]],
             "spec": [[], ["fsdp"]],
             "device": None,
+            "devices": None,
             "write_shape": [16, 8],
         }
 

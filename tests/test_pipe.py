@@ -18,7 +18,7 @@ from support.golden_data import golden_checkpoint
 from support.places import DOCS, GOLDEN, HF
 
 import ckpttools
-from ckpttools.api.save import plan_tree
+from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Metadata, Tree, spelled
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
+from support.command_line import ckpt
 
 import ckpttools
-from ckpttools.core.errors import CheckpointError
+from ckpttools.core.errors import CheckpointError, DestinationExistsError
 from ckpttools.run.events import TaskDone
 
 
@@ -53,3 +56,35 @@ def test_what_is_the_same_goes_on(tmp_path, monkeypatch):
     with pytest.raises(StopError):
         prepared.run(stopping(after=6))
     assert prepared.run().tasks_resumed >= 5
+
+
+class TestStepsOfARun:
+    """A run is not replaced by a run of another step, which is meant to be added to it."""
+
+    STATE: ClassVar = {"w": np.ones(3, np.float32)}
+
+    def saved(self, place, **options):
+        return ckpttools.save(self.STATE, place, **options)
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_another_step_is_not_replaced(self, tmp_path, overwrite):
+        self.saved(tmp_path / "run", as_step=1000)
+        with pytest.raises(DestinationExistsError, match="step 1000, which would be lost") as error:
+            self.saved(tmp_path / "run", as_step=2000, overwrite=overwrite)
+        assert 'level="step"' in str(error.value)
+        self.saved(tmp_path / "run" / "2000", level="step")
+        assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["1000", "2000"]
+
+    def test_the_same_step_is(self, tmp_path):
+        self.saved(tmp_path / "run", as_step=7)
+        self.saved(tmp_path / "run", as_step=7, overwrite=True)
+
+    def test_on_the_command_line(self, tmp_path):
+        self.saved(tmp_path / "run", as_step=1)
+        done = ckpt("convert", "to-orbax", tmp_path / "run", tmp_path / "other", "--as-step", 1)
+        assert done.exit_code == 0
+        done = ckpt(
+            "convert", "to-orbax", tmp_path / "run", tmp_path / "other", "--as-step", 2, "--overwrite"
+        )
+        assert done.exit_code == 2 and "--level step" in done.output
+        assert [each.name for each in (tmp_path / "other").iterdir()] == ["1"]

@@ -10,9 +10,11 @@ from support.trees import lazy
 
 import ckpttools
 from ckpttools.array.tree import Tree
-from ckpttools.core.errors import CoverageError, MappingError
+from ckpttools.core.errors import CoverageError, MappingError, UsageError
 from ckpttools.roles.of_tree import roles
 from ckpttools.sharding.matching import match
+from ckpttools.sharding.mesh import parse_mesh
+from ckpttools.sharding.rules import MAXTEXT
 
 NAMES = [("decoder", "mlp", "kernel"), ("decoder", "norm"), ("embedding",)]
 KEYS = st.sampled_from(["params", "state", "model", "0"])
@@ -96,3 +98,16 @@ class TestWhatIsStoredOtherwise:
         with pytest.raises(MappingError) as error:
             ckpttools.load(tmp_path / "item", dtype="int8")
         assert "force" not in str(error.value)
+
+
+@pytest.mark.parametrize("rules", [{"*kernal": "P('fsdp')"}, {"w": "P()", "x": "P()"}])
+def test_patterns_of_rules_that_no_array_has_are_refused(tmp_path, rules):
+    ckpttools.save({"w": np.ones((2, 2), np.float32)}, tmp_path / "item", level="item")
+    with pytest.raises(UsageError, match="no array has a name"):
+        ckpttools.load(tmp_path / "item", rules=rules, mesh="fsdp=1")
+
+
+def test_axes_of_a_mesh_are_those_of_maxtext():
+    with pytest.raises(UsageError, match="fspd=4") as error:
+        MAXTEXT.check(parse_mesh("fspd=4,tensor=2"))
+    assert "did you mean fsdp" in str(error.value)

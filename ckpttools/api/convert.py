@@ -8,8 +8,8 @@ from typing import Any
 from ckpttools.api.arguments import Patterns, Storing, patterns_of
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
-from ckpttools.api.save import plan_tree
 from ckpttools.api.sources import Opening, Source, opened, part_of, read_options
+from ckpttools.api.tree_plan import plan_tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option

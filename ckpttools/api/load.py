@@ -196,6 +196,10 @@ def load(
             notes = tree.metadata.notes
         else:
             raise UsageError(f"unknown {option('to', to)}", wanted='"maxtext", "hf" or None')
+        if where.rules is not None:
+            where.rules.check_patterns(
+                [*tree.arrays, *(leaf.path for leaf in (template.leaves if template else ()))]
+            )
         if keep or drop:
             tree = tree.pipe(Select(patterns_of(keep), patterns_of(drop)))
         chosen = dtype if dtype == "like" else dtype_of(dtype)

@@ -18,12 +18,14 @@ from ckpttools.core.errors import (
     listing,
 )
 from ckpttools.core.text import in_natural_order
-from ckpttools.formats.base import Writer
+from ckpttools.core.wording import option
+from ckpttools.formats.base import Writer, WritesSteps
 from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.registry import open_tree, strangers_in
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PLAN_MARK
+from ckpttools.stores.registry import parse
 from ckpttools.stores.sharing import is_of_repository
 
 _SHOWN = 5
@@ -48,6 +50,7 @@ def check_replaceable(destination: Place, tree: Tree, writer: Writer) -> None:
             f"holds a checkpoint of format {old.metadata.format}",
             f"a checkpoint of format {writer.name}",
         )
+    _check_step(destination, old, writer)
     found = strangers_in(destination, old, writer) - {PLAN_MARK}
     strangers = sorted(name for name in found if not is_of_repository(destination, name))
     if strangers:
@@ -64,6 +67,23 @@ def check_replaceable(destination: Place, tree: Tree, writer: Writer) -> None:
             destination,
             f"holds a training checkpoint{step}, with the state of its optimizer ({optimizer.name})",
             "no optimizer state where what replaces it has none",
+        )
+
+
+def _check_step(destination: Place, old: Tree, writer: Writer) -> None:
+    """Refuses to replace a run by a run of another step, of which the user has said the number."""
+    new = writer.step_said if isinstance(writer, WritesSteps) else None
+    item = parse(old.metadata.place)
+    name = item.parent.name
+    if new is None or item.parent.parent != destination:
+        return
+    if not name.isdecimal() or int(name) != new:
+        beside = destination / str(new)
+        raise _refused(
+            destination,
+            f"is a run with step {name}, which would be lost: what is written is step {new}",
+            f"a run whose only step is {new}",
+            f"to add the step to the run, write it to {beside} with {option('level', 'step')}",
         )
 
 

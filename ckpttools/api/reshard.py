@@ -10,8 +10,8 @@ from ckpttools.api.arguments import Size
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.convert import Changing
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
-from ckpttools.api.save import plan_tree
 from ckpttools.api.sources import Opening, Source, opened, part_of, read_options
+from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, Tree, spelled

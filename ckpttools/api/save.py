@@ -9,26 +9,16 @@ from typing import Any, Literal
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.conversion import Conversion, Resources
-from ckpttools.api.hf_to_maxtext import hf_to_maxtext
-from ckpttools.api.maxtext_to_hf import maxtext_to_hf
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import part_of
-from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, dotted
+from ckpttools.api.tree_plan import plan_tree
+from ckpttools.array.tree import Tree
 from ckpttools.core.budget import parse_size
 from ckpttools.core.errors import UsageError
-from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
-from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
-from ckpttools.formats.json_file import read_json
-from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for, writer_options
-from ckpttools.formats.sidecar import CARRIED, Beside, Companions
-from ckpttools.maxtext.model import CONFIG
-from ckpttools.maxtext.model_config import true_config
-from ckpttools.maxtext.model_files import ModelFiles, companions_of, config_bytes, is_beside
+from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.plan.plan import Plan
-from ckpttools.roles.of_tree import roles
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.sharding.processes import Processes
 from ckpttools.sharding.save_background import Saving, start
@@ -38,67 +28,6 @@ from ckpttools.sharding.save_leaves import holders, is_shared, tree_of, with_own
 from ckpttools.sharding.save_shards import Shards
 from ckpttools.sharding.save_together import Together, check_dealt
 from ckpttools.stores.registry import Where, parse
-
-
-def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) -> Conversion:
-    """Plans writing `tree` with `writer`; errors as `plan_any`, but for those of reading."""
-    resources, notes = resources or Resources(), tree.metadata.notes
-    companions = companions_of(tree)
-    tree = with_origin(tree, tree)
-    if not companions:
-        return resources.plan(tree, writer, notes)
-    if not isinstance(writer, HoldsCompanions):
-        return resources.plan(tree, writer, notes + _left_out(companions, writer.name))
-    is_model = _is_model(tree, companions)
-    made, said = _made(tree, companions, is_model)
-    copied = {name: file for name, file in companions.files.items() if name not in made}
-    place = writer.companions_at(tree, is_model)
-    beside = Beside(writer, Companions(copied, companions.arrays), place, made)
-    return resources.plan(beside.with_companions(tree), beside, notes + said)
-
-
-def _made(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str, bytes], Notes]:
-    """The configuration that is written in place of the present one, and remarks about it."""
-    if CONFIG not in companions.files:
-        return {}, Notes()
-    config = true_config(_config(tree, companions), _weights(tree))
-    remarks = [f"{CONFIG}: {change}" for change in config.changes]
-    if is_model and tree.metadata.notes.dropped:
-        remarks.append(f"{CONFIG} describes the whole model, also what is left out")
-    content = config_bytes(ModelFiles(companions=companions.files), config)
-    return {CONFIG: content}, Notes(remarks=tuple(remarks))
-
-
-def _is_model(tree: Tree, companions: Companions) -> bool:
-    """Whether the arrays have the model's own names, so that its files belong beside them.
-
-    True for a Hugging Face directory and for what was made from one under the same names; what hf-to-maxtext
-    makes is nested, and has a record.
-    """
-    if is_beside(tree):
-        return True
-    has_names = all(len(path) == 1 for path in tree)
-    return has_names and RECORD not in companions.files and not companions.arrays
-
-
-def _left_out(companions: Companions, format: str) -> Notes:
-    """What to say where companions have no place."""
-    names = ", ".join(companions.files)
-    remarks = (f"left out, as {format} has no place for what belongs to a model: {names}",) if names else ()
-    return Notes(
-        dropped=tuple(f"{COMPANIONS}/{CARRIED}/{name}" for name in companions.arrays), remarks=remarks
-    )
-
-
-def _config(tree: Tree, companions: Companions) -> Mapping[str, Any]:
-    """The configuration that goes along."""
-    return tree.metadata.config or read_json(parse(companions.files[CONFIG].path))
-
-
-def _weights(tree: Tree) -> dict[str, LazyArray]:
-    """The arrays that a configuration speaks of, by dotted names."""
-    known = roles(tree)
-    return {dotted(path): each for path, each in tree.arrays.items() if known.of(path) == "parameter"}
 
 
 def plan_save(
@@ -368,6 +297,11 @@ def _converted(
             got=f"format {format}",
             hint=f"leave out {option('format')}, or save without {option('to')}",
         )
+    from ckpttools.api.hf_to_maxtext import hf_to_maxtext
+    from ckpttools.api.maxtext_to_hf import maxtext_to_hf
+
+    if "like" in options:
+        raise UsageError(f"{option('like')} is called {option('model')} here", hint="say model= instead")
     if to == "hf":
         return maxtext_to_hf.plan(tree, destination, like=model, **options)
     if model is not None:
@@ -378,5 +312,8 @@ def _converted(
 
 def _model_options() -> Iterator[Parameter]:
     """What conversions of a model take beside what all calls take."""
+    from ckpttools.api.hf_to_maxtext import hf_to_maxtext
+    from ckpttools.api.maxtext_to_hf import maxtext_to_hf
+
     for call in (maxtext_to_hf, hf_to_maxtext):
         yield from signature(call).parameters.values()

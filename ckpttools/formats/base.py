@@ -272,6 +272,15 @@ class TellsStrangers(Protocol):
         """As `TellsFiles.strangers`."""
 
 
+@runtime_checkable
+class WritesSteps(Protocol):
+    """A writer of runs that may have been told which step of a run it writes."""
+
+    @property
+    def step_said(self) -> int | None:
+        """The number that the user said: one who says it may mean to add the step; None if nothing was."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a writer is made for.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree, spelled
 from ckpttools.core.errors import FormatError
-from ckpttools.formats.base import COMPANIONS, Extents, Layout, Writer
+from ckpttools.formats.base import COMPANIONS, Extents, Layout, Writer, WritesSteps
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.stores.base import File
@@ -95,6 +95,11 @@ class Beside:
     @property
     def name(self) -> str:
         return self.writer.name
+
+    @property
+    def step_said(self) -> int | None:
+        """As `WritesSteps.step_said`."""
+        return self.writer.step_said if isinstance(self.writer, WritesSteps) else None
 
     def with_companions(self, tree: Tree) -> Tree:
         """The tree to plan: what the writer writes, and the arrays that go along.

@@ -18,7 +18,7 @@ from typing import Any
 
 from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Path
-from ckpttools.core.errors import UsageError, did_you_mean
+from ckpttools.core.errors import UsageError, did_you_mean, near_names
 from ckpttools.maxtext.axis_names import AxisNames
 from ckpttools.maxtext.logical_rules import LOGICAL_AXIS_RULES, MESH_AXES
 from ckpttools.sharding.mesh import MeshShape
@@ -50,6 +50,16 @@ class Rules:
         for logical, axes in self.axes:
             needed = tuple(name for name in axes if name not in self.absent)
             require_axes((needed,), mesh, f"{self.name}: {logical}")
+        for axis in mesh.axes:
+            if self.absent and axis not in self.absent:
+                near = near_names(axis, self.absent, 1)
+                raise UsageError(
+                    "the mesh has an axis that these rules know nothing of",
+                    place=self.name,
+                    got=f"{axis}={mesh.axes[axis]}",
+                    wanted=", ".join(sorted(self.absent)),
+                    hint=f"did you mean {near[0]}?" if near else "name the axis as the rules do",
+                )
 
     def check_patterns(self, paths: Iterable[Path]) -> None:
         """Raises UsageError if a pattern names no array."""

@@ -67,7 +67,21 @@ def _parsed(document: Mapping[str, Any]) -> Sharding:
         tuple((str(name), int(length)) for name, length in zip(names, lengths, strict=True)),
         tuple(_axes(entry) for entry in document.get("partition_spec", ())),
         document.get("device_str"),
+        _devices(document.get("device_mesh")),
     )
+
+
+def _devices(mesh: Mapping[str, Any] | None) -> tuple[int, ...] | None:
+    """The numbers of devices in another order than theirs."""
+    entries: list[Any] = [mesh.get("mesh")] if mesh else []
+    ids: list[int] = []
+    while entries:
+        each = entries.pop()
+        if isinstance(each, list):
+            entries += reversed(each)
+        elif isinstance(each, dict):
+            ids.append(int(each["id"]))
+    return tuple(ids) if ids != sorted(ids) else None
 
 
 def _axes(entry: object) -> tuple[str, ...]:

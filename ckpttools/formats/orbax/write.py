@@ -130,6 +130,11 @@ class OrbaxWriter:
         step = tree.metadata.step or 0 if self.step is None else self.step
         return f"{step}/{self.item}/"
 
+    @property
+    def step_said(self) -> int | None:
+        """As `WritesSteps.step_said`; 0 is what conversions of models write."""
+        return self.step or None if self.level == "run" else None
+
     def _home(self, base: str, path: Path) -> ChunkFiles | Appended | None:
         """Where the chunks of an array go that have no fixed place in a data file, else None."""
         if not self.ocdbt:

@@ -1,0 +1,81 @@
+"""Planning to write a tree, with the files of its model beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckpttools.api.conversion import Conversion, Resources
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.notes import Notes
+from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
+from ckpttools.formats.json_file import read_json
+from ckpttools.formats.origin import with_origin
+from ckpttools.formats.sidecar import CARRIED, Beside, Companions
+from ckpttools.maxtext.model import CONFIG
+from ckpttools.maxtext.model_config import true_config
+from ckpttools.maxtext.model_files import ModelFiles, companions_of, config_bytes, is_beside
+from ckpttools.roles.of_tree import roles
+from ckpttools.stores.registry import parse
+
+
+def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) -> Conversion:
+    """Plans writing `tree` with `writer`; errors as `plan_any`, but for those of reading."""
+    resources, notes = resources or Resources(), tree.metadata.notes
+    companions = companions_of(tree)
+    tree = with_origin(tree, tree)
+    if not companions:
+        return resources.plan(tree, writer, notes)
+    if not isinstance(writer, HoldsCompanions):
+        return resources.plan(tree, writer, notes + _left_out(companions, writer.name))
+    is_model = _is_model(tree, companions)
+    made, said = _made(tree, companions, is_model)
+    copied = {name: file for name, file in companions.files.items() if name not in made}
+    place = writer.companions_at(tree, is_model)
+    beside = Beside(writer, Companions(copied, companions.arrays), place, made)
+    return resources.plan(beside.with_companions(tree), beside, notes + said)
+
+
+def _made(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str, bytes], Notes]:
+    """The configuration that is written in place of the present one, and remarks about it."""
+    if CONFIG not in companions.files:
+        return {}, Notes()
+    config = true_config(_config(tree, companions), _weights(tree))
+    remarks = [f"{CONFIG}: {change}" for change in config.changes]
+    if is_model and tree.metadata.notes.dropped:
+        remarks.append(f"{CONFIG} describes the whole model, also what is left out")
+    content = config_bytes(ModelFiles(companions=companions.files), config)
+    return {CONFIG: content}, Notes(remarks=tuple(remarks))
+
+
+def _is_model(tree: Tree, companions: Companions) -> bool:
+    """Whether the arrays have the model's own names, so that its files belong beside them.
+
+    True for a Hugging Face directory and for what was made from one under the same names; what hf-to-maxtext
+    makes is nested, and has a record.
+    """
+    if is_beside(tree):
+        return True
+    has_names = all(len(path) == 1 for path in tree)
+    return has_names and RECORD not in companions.files and not companions.arrays
+
+
+def _left_out(companions: Companions, format: str) -> Notes:
+    """What to say where companions have no place."""
+    names = ", ".join(companions.files)
+    remarks = (f"left out, as {format} has no place for what belongs to a model: {names}",) if names else ()
+    return Notes(
+        dropped=tuple(f"{COMPANIONS}/{CARRIED}/{name}" for name in companions.arrays), remarks=remarks
+    )
+
+
+def _config(tree: Tree, companions: Companions) -> Mapping[str, Any]:
+    """The configuration that goes along."""
+    return tree.metadata.config or read_json(parse(companions.files[CONFIG].path))
+
+
+def _weights(tree: Tree) -> dict[str, LazyArray]:
+    """The arrays that a configuration speaks of, by dotted names."""
+    known = roles(tree)
+    return {dotted(path): each for path, each in tree.arrays.items() if known.of(path) == "parameter"}
