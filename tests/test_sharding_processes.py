@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -20,7 +21,11 @@ def free_port() -> int:
         return listening.getsockname()[1]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+# Four take 14 CPU seconds more.
+MANY = pytest.mark.skipif("CKPTTOOLS_PROCESSES" not in os.environ, reason="CKPTTOOLS_PROCESSES=all")
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=MANY)])
 def job(request, tmp_path_factory):
     """What each process of a job found."""
     directory = tmp_path_factory.mktemp("job")
