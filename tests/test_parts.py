@@ -484,8 +484,6 @@ class TestSources:
         run("convert", "hf-to-maxtext", moved / "model", moved / "alone")
         assert content(moved / "out") == content(moved / "alone")
 
-    # It failed once in the whole suite, beside other tests in the same process, and never alone.
-    @pytest.mark.xfail(strict=False, reason="the cause of one failure in the suite is not known yet")
     def test_paths_are_those_of_where_the_plan_was_made(self, model, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path / "disk")
         planned(tmp_path / "plan", "cast", "model", "out", "--dtype", "float16")

@@ -278,6 +278,17 @@ def test_equal_plans_have_one_fingerprint():
     assert fingerprint(op=Multiply(0.25)) == fingerprint(op=Multiply(0.25))
 
 
+def test_a_relative_name_is_that_of_the_directory_the_process_is_in(tmp_path, monkeypatch):
+    described = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        array = Stored((3, 3), BF16, Refusing("model.safetensors"), 0)
+        described.append(next(iter(Describer().lines(array))))
+    assert described[0] != described[1]
+    assert str(tmp_path / "a") in described[0][1]
+
+
 def test_every_difference_changes_the_fingerprint():
     found = {name: fingerprint(**change) for name, change in CHANGES.items()}
     found["none"] = fingerprint()

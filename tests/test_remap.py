@@ -214,6 +214,20 @@ class TestRefusals:
         with pytest.raises(MappingError, match="different fields"):
             Rule(source, target)
 
+    @pytest.mark.parametrize(
+        ("source", "target"),
+        [("m.{n:gate,up}.w", "m.{n}.w"), ("{n:a,b}.{i}", "{i}.{n}")],
+    )
+    @pytest.mark.parametrize("axes", [None, "embed mlp"])
+    def test_words_do_not_become_numbers_by_mistake(self, source, target, axes):
+        with pytest.raises(MappingError, match="has words in one name") as caught:
+            Rule(source, target, axes)
+        assert "0,1}" in str(caught.value)
+
+    def test_words_become_what_they_are_said_to_become(self):
+        tree = flat("m.gate.w", "m.up.w").pipe(Remap([Rule("m.{n:gate,up}.w", "m.{n:0,1}.w")]))
+        assert [spelled(path) for path in tree.arrays] == ["m.0.w", "m.1.w"]
+
     def test_axes_with_wildcards_and_drops(self):
         with pytest.raises(MappingError, match="do not go together"):
             Rule("{...}", "x/{...}", "a b")

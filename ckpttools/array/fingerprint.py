@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from functools import lru_cache
 from typing import TypeAlias
 
 from ckpttools.array.lazy import ByteSource, LazyArray
@@ -40,7 +39,23 @@ Identify: TypeAlias = Callable[[ByteSource], tuple[str, str]]
 def identity(source: ByteSource) -> tuple[str, str]:
     """A file's own name, however the path to it is written, and its version."""
     # What an index holds is called after its array, wherever the process is.
-    return source.path if isinstance(source, Bytes) else _file(source.path), source.version
+    return source.path if isinstance(source, Bytes) else str(parse(source.path).resolve()), source.version
+
+
+def once(identify: Identify) -> Identify:
+    """The same, asked once for each file: many arrays lie in few files.
+
+    It is for one fingerprint. Later a link may lead elsewhere, or the process be in another directory.
+    """
+    known: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def identified(source: ByteSource) -> tuple[str, str]:
+        key = source.path, source.version
+        if key not in known:
+            known[key] = identify(source)
+        return known[key]
+
+    return identified
 
 
 class Describer:
@@ -51,7 +66,7 @@ class Describer:
     """
 
     def __init__(self, identify: Identify = identity) -> None:
-        self._identify = identify
+        self._identify = once(identify)
         self._numbers: dict[int, int] = {}
 
     def lines(self, array: LazyArray) -> Iterator[object]:
@@ -100,9 +115,3 @@ def _own_fields(array: LazyArray) -> list[object]:
     """What an array makes of those that it is made of."""
     shown = (repr(getattr(array, each.name)) for each in fields(array) if each.name not in _INNER)
     return [type(array).__name__, *shown]
-
-
-@lru_cache(maxsize=4096)
-def _file(path: str) -> str:
-    """A file's own name, however the path to it is written."""
-    return str(parse(path).resolve())

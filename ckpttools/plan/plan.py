@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
 
-from ckpttools.array.fingerprint import Describer, Identify, identity, nodes, sources
+from ckpttools.array.fingerprint import Describer, Identify, identity, nodes, once, sources
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.tree import Path, Tree, spelled
@@ -140,7 +140,7 @@ class Plan:
             identify: the one name of a file, and its version.
         """
         digest = hashlib.sha256()
-        for line in self._described(identify):
+        for line in self._described(once(identify)):
             digest.update(json.dumps(line, separators=(",", ":")).encode())
         return digest.hexdigest()
 

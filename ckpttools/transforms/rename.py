@@ -56,10 +56,26 @@ class Rule:
             raise MappingError("what is dropped needs no axes", place=self)
         if self.axes is None and self.target_axes is not None:
             raise MappingError("the axes of one side are not enough", place=self, wanted="axes")
+        self._check_labels()
         if self.axes is None:
             self._check_fields()
         else:
             _ = self.row
+
+    def _check_labels(self) -> None:
+        """Raises MappingError where words would become the numbers of their places, unsaid."""
+        targets = {slot(each): each for each in self.target_template.fields} if self.target_template else {}
+        for mine in self.template.fields:
+            other = targets.get(slot(mine))
+            if mine.labels and other is not None and not other.labels:
+                numbers = ",".join(map(str, range(len(mine.labels))))
+                raise MappingError(
+                    "a field that has words in one name of a rule would have numbers in the other",
+                    place=self,
+                    got=str(other),
+                    wanted=f"words, as in {mine}",
+                    hint=f"where numbers are meant, say which: {{{mine.axes[0]}:{numbers}}}",
+                )
 
     def _check_fields(self) -> None:
         """Where no axes are named, both names have the same fields."""
