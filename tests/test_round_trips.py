@@ -99,6 +99,16 @@ def cycles(draw, model_type, cycle, **more):
 
 
 @st.composite
+def multimodal(draw, model_type, config, part="text_config"):
+    """The configuration of a text model, in a part of that of the whole model."""
+    inner = draw(config)
+    made = {**inner, "model_type": f"{inner['model_type']}_text"}
+    for name in reversed(part.split(".")):
+        made = {name: made}
+    return {"model_type": model_type, **made}
+
+
+@st.composite
 def gemma2(draw):
     layers = 2 * draw(st.integers(1, 3))
     return {"model_type": "gemma2", **text(draw, layers, embed=SQUARES, head_dim=SQUARES)}
@@ -123,6 +133,7 @@ def olmo3(draw):
     return {**config, "hidden_size": config["num_attention_heads"] * draw(LENGTHS)}
 
 
+MOE = {"moe_intermediate_size": LENGTHS}
 CONFIGS = {
     "llama": llama(),
     "mistral": plain("mistral", SQUARES),
@@ -141,6 +152,13 @@ CONFIGS = {
         linear_num_value_heads=LENGTHS,
         linear_value_head_dim=LENGTHS,
         linear_conv_kernel_dim=LENGTHS,
+    ),
+    "qwen3-vl": multimodal("qwen3_vl", plain("qwen3_vl")),
+    "qwen3-vl-moe": multimodal("qwen3_vl_moe", plain("qwen3_vl_moe", num_local_experts=LENGTHS, **MOE)),
+    "qwen3-omni": multimodal(
+        "qwen3_omni_moe",
+        plain("qwen3_omni_moe", num_experts=LENGTHS, **MOE),
+        "thinker_config.text_config",
     ),
     "gemma2": gemma2(),
     "gemma3": gemma3(),

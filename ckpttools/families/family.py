@@ -95,6 +95,13 @@ def decoder_layers(
     return Layers(right, left, f"decoder.{scanned}", stacked, rows, when, unless)
 
 
+def within(sizes: Mapping[str, Alternatives], *parts: str) -> dict[str, Alternatives]:
+    """Sizes that multimodal models have in a part of their configuration, the first part that is there."""
+    return {
+        axis: tuple(f"{part}.{name}" for part in parts for name in fields) for axis, fields in sizes.items()
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A model family as data.

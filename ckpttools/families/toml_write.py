@@ -115,15 +115,19 @@ def _table(name: str, values: Mapping[str, object], gap: bool = True) -> Iterato
     if values:
         yield from [""] * gap
         yield f"[{name}]"
-        yield from (f"{_key(key)} = {_value(value)}" for key, value in values.items())
+        yield from (_entry(_key(key), value) for key, value in values.items())
 
 
 def _entries(values: Mapping[str, object]) -> Iterator[str]:
     """Keys and values; those that are empty say nothing and are left out."""
     for key, value in values.items():
         if value not in ("", (), False):
-            line = f"{key} = {_value(value)}"
-            yield line if len(line) <= _WIDTH or not isinstance(value, tuple) else _long(key, value)
+            yield _entry(key, value)
+
+
+def _entry(key: str, value: object) -> str:
+    line = f"{key} = {_value(value)}"
+    return line if len(line) <= _WIDTH or not isinstance(value, tuple) else _long(key, value)
 
 
 def _long(key: str, values: Sequence[object]) -> str:

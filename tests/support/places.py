@@ -10,6 +10,8 @@ DOCS = ROOT / "docs"
 FIXTURES = ROOT / "fixtures"
 # Models by family, as published and as MaxText made them.
 GOLDEN = FIXTURES / "golden"
+# The same by a later version of MaxText.
+GOLDEN_0_2_5 = FIXTURES / "golden-0.2.5"
 # Checkpoints as Orbax writes them, whole and damaged.
 ORBAX = FIXTURES / "orbax"
 # Training states.

@@ -1,0 +1,28 @@
+"""Qwen3-VL with experts: Qwen 3 with experts, but the experts of a layer are fused into two arrays."""
+
+from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, HEAD_NORMS, NORMS, TIED
+from ckpttools.families.family import Family, decoder_layers, within
+from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
+from ckpttools.families.qwen3_vl import HUB, VISION
+from ckpttools.mapping.row import rows
+
+# As published: what goes into an expert comes first, unlike in all other fused experts.
+EXPERTS = rows("""
+    below moe_block <-> mlp
+    gate.kernel: embed expert     <-> gate.weight:          expert embed
+    wi_{part}:   expert embed mlp <-> experts.gate_up_proj: expert embed (part mlp)
+    wo:          expert mlp embed <-> experts.down_proj:    expert mlp embed
+""")
+
+FAMILY = Family(
+    name="qwen3-vl-moe",
+    model_types=("qwen3_vl_moe",),
+    models=("Qwen3-VL-30B-A3B", "Qwen3-VL-235B-A22B"),
+    rows=EMBEDDINGS,
+    layers=(decoder_layers("layer", "layers", ("layer",), (*NORMS, *ATTENTION, *HEAD_NORMS, *EXPERTS)),),
+    sizes=within(QWEN3_MOE.sizes, "text_config"),
+    constants={"part": 2},
+    flags={"tied": TIED},
+    left_out=VISION,
+    spellings=(HUB,),
+)

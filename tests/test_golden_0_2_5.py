@@ -1,0 +1,72 @@
+"""What the converter of MaxText 0.2.5 wrote, leaf by leaf, bit by bit, and the way back."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+from support.golden_data import SCAN_NAMES, Leaves, all_described, arrays_by_tensorstore, leaves_by_package
+from support.places import GOLDEN_0_2_5
+
+from ckpttools.api.conversion import Resources
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.to_hf import ToHuggingFace
+from ckpttools.maxtext.to_maxtext import ToMaxText
+
+# What MaxText converted of each model; the rest it refuses.
+CASES = [
+    *(("qwen3-vl", scan) for scan in (True, False)),
+    ("qwen3-vl-moe", False),
+    *(("qwen3-omni", scan) for scan in (True, False)),
+]
+EVERY_CASE = pytest.mark.parametrize(
+    ("model", "scan"), CASES, ids=[f"{model}-{SCAN_NAMES[scan]}" for model, scan in CASES]
+)
+# Their towers are of no interest here.
+TOWERS = ("params/params/vision_encoder/", "params/params/audio_encoder/")
+
+
+def hugging_face(model: str) -> Path:
+    return GOLDEN_0_2_5 / model / "hf"
+
+
+def golden(model: str, scan: bool) -> Leaves:
+    leaves = json.loads((GOLDEN_0_2_5 / model / f"leaves_{SCAN_NAMES[scan]}.json").read_bytes())
+    return {path: leaf for path, leaf in leaves.items() if not path.startswith(TOWERS)}
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """The run directory that a model becomes, with what MaxText has no place for beside it."""
+
+    @cache
+    def run(model: str, scan: bool) -> Path:
+        place = tmp_path_factory.mktemp(model) / "out"
+        plan_to_maxtext(hugging_face(model), ToMaxText(scan=scan, carry=True), Resources(jobs=2)).run(place)
+        return place
+
+    return run
+
+
+@EVERY_CASE
+def test_every_leaf(converted, model, scan):
+    item = converted(model, scan) / "0" / "items"
+    leaves = {
+        path: leaf for path, leaf in leaves_by_package(open_tree(item)).items() if not path.startswith(TOWERS)
+    }
+    assert leaves == golden(model, scan)
+    arrays = {path: leaf for path, leaf in golden(model, scan).items() if isinstance(leaf, dict)}
+    read = {path: array for path, array in arrays_by_tensorstore(item).items() if not path.startswith(TOWERS)}
+    assert all_described(read) == arrays
+
+
+@EVERY_CASE
+def test_every_tensor_comes_back(converted, tmp_path, model, scan):
+    plan_to_huggingface(converted(model, scan), ToHuggingFace(), Resources(jobs=2)).run(tmp_path / "hf")
+    made = load_file(tmp_path / "hf" / "model.safetensors")
+    assert all_described(made) == all_described(load_file(hugging_face(model) / "model.safetensors"))
